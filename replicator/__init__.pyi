@@ -23,18 +23,21 @@ from .backends.tf_multi_worker import (
 from .backends.tpu import TpuReplicator as TpuReplicator
 from .checkpoint.manager import CheckpointManager as CheckpointManager
 from .checkpoint.manager import RestoredCheckpoint as RestoredCheckpoint
+from .collectives.kinds.all_gather import all_gather as all_gather
+from .collectives.kinds.all_to_all import all_to_all as all_to_all
+from .collectives.kinds.broadcast import broadcast as broadcast
+from .collectives.kinds.permute import permute as permute
+from .collectives.kinds.reduce_scatter import reduce_scatter as reduce_scatter
 from .collectives.layers import (
     CrossReplicaBatchNormalization as CrossReplicaBatchNormalization,
 )
 from .collectives.mapping import map_gather as map_gather
 from .collectives.mapping import map_reduce as map_reduce
-from .collectives.primitives import all_gather as all_gather
-from .collectives.primitives import all_max as all_max
-from .collectives.primitives import all_mean as all_mean
-from .collectives.primitives import all_min as all_min
-from .collectives.primitives import all_reduce as all_reduce
-from .collectives.primitives import all_sum as all_sum
-from .collectives.primitives import broadcast as broadcast
+from .collectives.reductions import all_max as all_max
+from .collectives.reductions import all_mean as all_mean
+from .collectives.reductions import all_min as all_min
+from .collectives.reductions import all_reduce as all_reduce
+from .collectives.reductions import all_sum as all_sum
 from .collectives.sharded_embedding import ShardedEmbedding as ShardedEmbedding
 from .collectives.uneven import mean_over_examples as mean_over_examples
 from .collectives.uneven import split_global_batches as split_global_batches

@@ -46,15 +46,24 @@ def call_with_gradient(
     return results
 
 
-def vectorize_markers(convert: Callable[[str, tf.Tensor], tf.Tensor]) -> None:
+def vectorize_markers(
+    convert: Callable[[str, Callable[[str], tf.Tensor]], tf.Tensor | None],
+) -> None:
     """Tells vectorized loops what becomes of a marker (test_vectorized).
 
     Args:
-      convert: Takes the name of a marker and its inputs in all iterations, stacked;
-        returns its results, stacked.
+      convert: Takes the name of a marker, and a function that gives the output of a
+        node of the body in all iterations, stacked; returns the results of all
+        iterations, stacked, or None where the marker only passes its input on.
     """
 
     @pfor.RegisterPFor("PlaceholderWithDefault")
     def convert_marker(pfor_input: Any) -> Any:
-        stacked = pfor_input.stacked_input(0)
-        return pfor.wrap(convert(pfor_input.op.name, stacked), True)
+        def stacked(node: str) -> tf.Tensor:
+            (tensor,) = pfor_input.op.graph.get_operation_by_name(node).outputs
+            return pfor_input.pfor.convert(tensor)
+
+        result = convert(pfor_input.op.name, stacked)
+        if result is None:
+            result = pfor_input.stacked_input(0)
+        return pfor.wrap(result, True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf.dispatch import Dispatch
+from replicator.collectives.linking import TENSORS
 from replicator.contract import base, programs
 from replicator.errors import DeviceError
 from replicator.inputs.iterator import InputIterator, all_read
@@ -19,6 +20,8 @@ from replicator.step.per_replica import per_replica_nest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
+
+    from replicator.collectives.kind import Kind
 
 
 class SingleReplicaContext(context.ReplicaContext):
@@ -36,25 +39,15 @@ class SingleReplicaContext(context.ReplicaContext):
         """Zero."""
         return tf.constant(0, tf.int32)
 
-    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
-        """Returns the tensors: the reduction over one replica is the identity."""
-        del op
-        return list(tensors)
-
-    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Adds the replica dimension of size one."""
-        return [tf.expand_dims(tensor, 0) for tensor in tensors]
-
-    def all_concat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the rows of the only replica."""
-        return list(tensors)
-
-    def broadcast(
-        self, tensors: Sequence[tf.Tensor], source_replica_id: int
+    def communicate(
+        self,
+        kind: Kind,
+        tensors: Sequence[tf.Tensor],
+        needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
-        """Returns the tensors of the only replica."""
-        del source_replica_id
-        return list(tensors)
+        """Does what one replica does: the identity, or what has its result."""
+        del needed_if
+        return [kind.of_own(TENSORS, tensor, 0, 1) for tensor in tensors]
 
     def logical_device(self, index: int) -> Any:
         """The device of this index; there is one replica."""

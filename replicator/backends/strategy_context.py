@@ -10,11 +10,15 @@ import tensorflow as tf
 from replicator._tf import gradients as _tf_gradients
 from replicator.collectives import vectorized
 from replicator.collectives.buckets import positions_by_dtype
+from replicator.collectives.linking import TENSORS
+from replicator.collectives.sums import Sums
 from replicator.errors import CollectiveControlFlowError
 from replicator.step import context, logical
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from replicator.collectives.kind import Kind
 
 _TF_REDUCE = {"sum": tf.distribute.ReduceOp.SUM, "mean": tf.distribute.ReduceOp.MEAN}
 
@@ -27,7 +31,13 @@ def _fence(tensor: tf.Tensor) -> tf.Tensor:
 
 
 class StrategyReplicaContext(context.ReplicaContext):
-    """Collectives by the replica context of ``tf.distribute``."""
+    """Collectives by the replica context of ``tf.distribute``.
+
+    Attributes:
+      has_static_shapes: Whether every shape has to be known when a step is traced.
+    """
+
+    has_static_shapes = False
 
     def __init__(self, num_replicas: int) -> None:
         self.num_replicas = self.num_replicas_in_sync = num_replicas
@@ -39,15 +49,23 @@ class StrategyReplicaContext(context.ReplicaContext):
         replica = tf.distribute.get_replica_context()
         return tf.convert_to_tensor(replica.replica_id_in_sync_group, dtype=tf.int32)
 
-    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
-        """Reduces by the strategy; minimum and maximum through a gather."""
-        if self.num_replicas == 1:
-            return list(tensors)  # a stock strategy of one replica cannot reduce
-        tensors = [_fence(tensor) for tensor in tensors]
-        if op in _TF_REDUCE:
-            return self._reduce_by_type(tensors, _TF_REDUCE[op])
-        reduce = tf.reduce_min if op == "min" else tf.reduce_max
-        return [reduce(t, axis=0) for t in self.all_gather(tensors)]
+    def communicate(
+        self,
+        kind: Kind,
+        tensors: Sequence[tf.Tensor],
+        needed_if: tf.Tensor | None = None,
+    ) -> list[tf.Tensor]:
+        """Makes the collective of the strategy's sums."""
+        del needed_if
+        if self.num_replicas == 1:  # a stock strategy of one replica cannot reduce
+            return [kind.of_own(TENSORS, tensor, 0, 1) for tensor in tensors]
+        sums = Sums(
+            num_replicas=self.num_replicas,
+            replica_id=self.replica_id,
+            reduce=lambda values, op: self._reduce_by_type(values, _TF_REDUCE[op]),
+            has_static_shapes=self.has_static_shapes,
+        )
+        return kind.by_sums(sums, [_fence(tensor) for tensor in tensors])
 
     def _reduce_by_type(
         self, tensors: Sequence[tf.Tensor], op: tf.distribute.ReduceOp
@@ -77,43 +95,6 @@ class StrategyReplicaContext(context.ReplicaContext):
         reduced = replica.all_reduce(op, sent)
         return [tf.cast(value, dtype) for value in reduced]
 
-    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums zeros with the own slice in its place.
-
-        The stock gather fails on virtual CPU devices (it needs more devices than
-        the strategy has), and a reduction is what every strategy can do.
-        """
-        mine = tf.equal(tf.range(self.num_replicas), self.replica_id)
-        wide = []
-        for tensor in tensors:
-            mask = tf.reshape(mine, [self.num_replicas] + [1] * len(tensor.shape))
-            value = tf.expand_dims(tensor, 0)
-            wide.append(tf.where(mask, value, tf.zeros_like(value)))
-        return self.all_reduce(wide, "sum")
-
-    def all_concat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums zeros with the own rows in their place, as ``all_gather`` does."""
-        if self.num_replicas == 1:
-            return list(tensors)
-        num_rows = tf.shape(tensors[0])[0]
-        (counts,) = self.all_gather([num_rows])
-        before = tf.reduce_sum(counts[: self.replica_id])
-        # One row more than there are: TensorFlow crashes on an empty reduction.
-        after = tf.reduce_sum(counts) - before - num_rows + 1
-        placed = [
-            tf.pad(tensor, [[before, after], *([[0, 0]] * (len(tensor.shape) - 1))])
-            for tensor in tensors
-        ]
-        return [rows[:-1] for rows in self.all_reduce(placed, "sum")]
-
-    def broadcast(
-        self, tensors: Sequence[tf.Tensor], source_replica_id: int
-    ) -> list[tf.Tensor]:
-        """Sums zeros with the source's value: ``tf.distribute`` has no broadcast."""
-        is_source = tf.equal(self.replica_id, source_replica_id)
-        masked = [tf.where(is_source, t, tf.zeros_like(t)) for t in tensors]
-        return self.all_reduce(masked, "sum")
-
     def collective_of(self, marker: str) -> Any:
         """Rejects collectives in vectorized loops: stock ones cannot be rewritten."""
         if _FENCE in marker:
@@ -135,23 +116,13 @@ class StrategyReplicaContext(context.ReplicaContext):
 class LocalReplicaContext(StrategyReplicaContext):
     """The context of a measuring control: as if all replicas held the own values."""
 
-    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
-        """Returns R times the tensors for a sum, otherwise the tensors."""
-        if op != "sum":
-            return list(tensors)
-        return [tensor * tf.cast(self.num_replicas, tensor.dtype) for tensor in tensors]
-
-    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns R copies of each tensor."""
-        return [tf.stack([tensor] * self.num_replicas) for tensor in tensors]
-
-    def all_concat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the rows of each tensor R times."""
-        return [tf.concat([tensor] * self.num_replicas, axis=0) for tensor in tensors]
-
-    def broadcast(
-        self, tensors: Sequence[tf.Tensor], source_replica_id: int
+    def communicate(
+        self,
+        kind: Kind,
+        tensors: Sequence[tf.Tensor],
+        needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
-        """Returns the tensors."""
-        del source_replica_id
-        return list(tensors)
+        """Returns what a replica has where all hold its values."""
+        del needed_if
+        count, replica_id = self.num_replicas, self.replica_id
+        return [kind.of_own(TENSORS, t, replica_id, count) for t in tensors]

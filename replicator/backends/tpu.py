@@ -38,6 +38,7 @@ class TpuReplicaContext(StrategyReplicaContext):
     """
 
     wire_integer = tf.int32
+    has_static_shapes = True
 
     def _reduce_one_type(
         self, tensors: Sequence[tf.Tensor], op: tf.distribute.ReduceOp
@@ -57,23 +58,6 @@ class TpuReplicaContext(StrategyReplicaContext):
         if dtype.size <= tf.int32.size:
             return reduce(tensors)
         return sum_in_parts(tensors, reduce)
-
-    def all_concat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Joins what ``all_gather`` stacks: XLA knows one number of rows for all.
-
-        Raises:
-          StaticShapeError: It does not.
-        """
-        if tensors[0].shape[0] is None:
-            raise StaticShapeError(
-                "the number of rows of a sparse gradient is not known when the step is "
-                "traced, but TPU steps are compiled with static shapes; batch with "
-                "drop_remainder=True, pad ids to a fixed length, or use "
-                "tf.convert_to_tensor on the gradient"
-            )
-        return [
-            tf.reshape(rows, [-1, *rows.shape[2:]]) for rows in self.all_gather(tensors)
-        ]
 
     def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
         """Places ops on a core of this replica."""

@@ -1,6 +1,6 @@
-"""Collectives over flat lists of tensors, with gradients of every order.
+"""Communicate: collectives over flat lists of tensors, with gradients of every order.
 
-The gradient of a collective uses the collectives below, never the raw ones of a
+The gradient of a collective uses ``communicate``, never the raw collectives of a
 context, so it can be differentiated again: second derivatives, gradient penalties,
 forward mode and Jacobians communicate wherever the first gradient does. All gradients
 are linear in the incoming gradient, which forward mode relies on: TensorFlow transposes
@@ -20,127 +20,39 @@ from replicator._tf import gradients as _tf_gradients
 from replicator.collectives import reducible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from replicator.collectives.kind import Kind
     from replicator.step.context import ReplicaContext
 
-    FlatFn = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
-    # (inputs, outputs, gradients of outputs) -> gradients of inputs
-    Backward = Callable[
-        [Sequence[tf.Tensor], Sequence[tf.Tensor], Sequence[tf.Tensor]],
-        Sequence[tf.Tensor],
-    ]
 
-
-def all_reduce(
-    context: ReplicaContext,
-    tensors: Sequence[tf.Tensor],
-    op: str,
-    wire_dtype: tf.DType | None = None,
+def communicate(
+    context: ReplicaContext, kind: Kind, tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Reduces each tensor over replicas; gradients are sent in full precision.
+    """Carries out a collective so that its gradient is that of its kind.
 
-    The gradient of a sum or mean is the sum or mean of the gradients. That of a minimum
-    or maximum is their sum, split equally over the replicas with the extreme value.
-    """
+    Args:
+      context: Of the replica.
+      kind: What to do.
+      tensors: The operands.
 
-    def backward(
-        xs: Sequence[tf.Tensor], ys: Sequence[tf.Tensor], dys: Sequence[tf.Tensor]
-    ) -> Sequence[tf.Tensor]:
-        if op in ("sum", "mean"):
-            return all_reduce(context, dys, op)
-        holds = [tf.cast(tf.equal(x, y), y.dtype) for x, y in zip(xs, ys, strict=True)]
-        counts = all_reduce(context, holds, "sum")
-        totals = all_reduce(context, dys, "sum")
-        return [h * t / c for h, t, c in zip(holds, totals, counts, strict=True)]
-
-    def forward(xs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        if wire_dtype is None:
-            return context.all_reduce(xs, op)
-        return context.compressed_all_reduce(xs, op, wire_dtype)
-
-    return _with_gradient(context, tensors, forward, backward)
-
-
-def all_gather(
-    context: ReplicaContext, tensors: Sequence[tf.Tensor]
-) -> list[tf.Tensor]:
-    """Stacks each tensor over replicas; the gradient is a slice of the sum."""
-
-    def backward(
-        _xs: Sequence[tf.Tensor], _ys: Sequence[tf.Tensor], dys: Sequence[tf.Tensor]
-    ) -> Sequence[tf.Tensor]:
-        mine = context.replica_id_in_sync_group
-        return [dy[mine] for dy in all_reduce(context, dys, "sum")]
-
-    return _with_gradient(context, tensors, context.all_gather, backward)
-
-
-def all_concat(
-    context: ReplicaContext, tensors: Sequence[tf.Tensor]
-) -> list[tf.Tensor]:
-    """Concatenates the rows of all replicas; the gradient is its own rows of the sum.
-
-    The number of rows may differ between replicas, but not between tensors of one call.
-    """
-
-    def backward(
-        xs: Sequence[tf.Tensor], _ys: Sequence[tf.Tensor], dys: Sequence[tf.Tensor]
-    ) -> Sequence[tf.Tensor]:
-        (counts,) = context.all_gather([tf.shape(xs[0])[0]])
-        mine = context.replica_id_in_sync_group
-        begin = tf.reduce_sum(counts[:mine])
-        end = begin + counts[mine]
-        return [dy[begin:end] for dy in all_reduce(context, dys, "sum")]
-
-    return _with_gradient(context, tensors, context.all_concat, backward)
-
-
-def broadcast(
-    context: ReplicaContext, tensors: Sequence[tf.Tensor], source_replica_id: int
-) -> list[tf.Tensor]:
-    """Sends one replica's tensors; the gradient is the sum, delivered to the source."""
-
-    def backward(
-        _xs: Sequence[tf.Tensor], _ys: Sequence[tf.Tensor], dys: Sequence[tf.Tensor]
-    ) -> Sequence[tf.Tensor]:
-        is_source = tf.equal(context.replica_id_in_sync_group, source_replica_id)
-        return [
-            tf.where(is_source, dy, tf.zeros_like(dy))
-            for dy in all_reduce(context, dys, "sum")
-        ]
-
-    return _with_gradient(
-        context,
-        tensors,
-        lambda xs: context.broadcast(xs, source_replica_id),
-        backward,
-    )
-
-
-def _with_gradient(
-    context: ReplicaContext,
-    tensors: Sequence[tf.Tensor],
-    forward: FlatFn,
-    backward: Backward,
-) -> list[tf.Tensor]:
-    """Runs ``forward`` so that its gradient is ``backward(xs, ys, dys)``.
-
-    ``backward`` gets only tensors that have gradients.
+    Returns:
+      One result per operand.
     """
     if not tensors:
         return []
     places = [i for i, t in enumerate(tensors) if reducible.is_differentiable(t.dtype)]
     if context.num_replicas_in_sync == 1 or not places:
-        # The identity (or a stack of one) needs no special gradient, and integers
-        # have none: leave the graph of the single device unchanged.
-        return forward(tensors)
+        # What one replica does needs no special gradient, and integers have none:
+        # leave the graph of the single device unchanged.
+        return context.communicate(kind, tensors)
 
     results: list[tf.Tensor] = []
 
     def gradient(*dys: Any) -> list[tf.Tensor | None]:
         grads: list[tf.Tensor | None] = [None] * len(tensors)
-        flowing = backward(
+        flowing = kind.gradient(
+            context,
             [tensors[i] for i in places],
             [results[i] for i in places],
             # The gradient of a tf.gather from a result is tf.IndexedSlices.
@@ -152,7 +64,7 @@ def _with_gradient(
 
     @tf.custom_gradient
     def with_gradient(*xs: tf.Tensor) -> Any:
-        results[:] = forward(xs)
+        results[:] = context.communicate(kind, xs)
         return tuple(results), gradient
 
     return _tf_gradients.call_with_gradient(with_gradient, tensors, gradient)

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from replicator.collectives import primitives as collectives
+from replicator.collectives import reductions
 from replicator.step import context as context_lib
 from replicator.validation.arguments import is_one_of, shown
 
@@ -125,12 +125,12 @@ class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
         rank = len(values.shape)
         axes = [index for index in range(rank) if index != self.axis % rank]
         if self.variance_form == "two_pass":
-            mean = collectives.all_mean(tf.reduce_mean(values, axes))
+            mean = reductions.all_mean(tf.reduce_mean(values, axes))
             centred = values - self._on_axis(mean, rank)
-            return mean, collectives.all_mean(tf.reduce_mean(centred**2, axes))
+            return mean, reductions.all_mean(tf.reduce_mean(centred**2, axes))
         shift = tf.cast(self.moving_mean.value, values.dtype)
         distance = values - self._on_axis(shift, rank)
-        first, second = collectives.all_mean(
+        first, second = reductions.all_mean(
             [tf.reduce_mean(distance, axes), tf.reduce_mean(distance**2, axes)]
         )
         variance = tf.maximum(second - first**2, tf.zeros_like(first))

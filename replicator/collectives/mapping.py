@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from replicator.collectives import primitives as collectives
-from replicator.collectives import reducible
+from replicator.collectives import reducible, reductions
+from replicator.collectives.kinds.broadcast import broadcast
 from replicator.step import context as context_lib
 from replicator.step.tensors import tensor_of
 from replicator.validation import user_functions
@@ -77,10 +77,10 @@ def map_reduce(fn: Callable[[Any], Any], items: Sequence[Any], op: str = "sum") 
     else:
         reduced = _as_list(tf.switch_case(context.replica_id, branches))
     if op == "mean":
-        total = collectives.all_sum(reduced)
+        total = reductions.all_sum(reduced)
         reduced = [t / tf.cast(len(items), t.dtype) for t in total]
     else:
-        reduced = collectives.all_reduce(reduced, op)
+        reduced = reductions.all_reduce(reduced, op)
     return results.pack(0, reduced)
 
 
@@ -113,7 +113,7 @@ def map_gather(items: Sequence[Any], fn: Callable[[Any], Any]) -> list[Any]:
     for owner in range(min(context.num_replicas, len(items))):
         own = range(owner, len(items), context.num_replicas)
         flat = _compute_on(context, owner, own, results)
-        flat = collectives.broadcast(flat, owner)
+        flat = broadcast(flat, owner)
         for index in own:
             count = len(results.specs[index])
             gathered[index] = results.pack(index, flat[:count])

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.collectives import primitives as collectives
+from replicator.collectives import reductions
 from replicator.errors import SplitBatchError
 from replicator.inputs.context import InputContext
 from replicator.step import context as context_lib
@@ -109,7 +109,7 @@ def mean_over_examples(values: Any) -> tf.Tensor:
             "unreduced loss (reduction=None)"
         )
     num_examples = tf.cast(tf.size(values), tf.float32)
-    total = collectives.all_sum(tf.stop_gradient(num_examples))
+    total = reductions.all_sum(tf.stop_gradient(num_examples))
     # The mean of a step without examples on any replica is 0 rather than NaN.
     weight = tf.math.divide_no_nan(float(replica.num_replicas), total)
     return tf.reduce_sum(values) * tf.cast(weight, values.dtype)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.collectives import primitives as collectives
-from replicator.collectives import reducible
+from replicator.collectives import reducible, reductions
 from replicator.inputs.values import as_value, is_composite
 from replicator.step import context as context_lib
 from replicator.step.per_replica import PerReplica
@@ -88,7 +87,7 @@ def reduce_over_workers(repl: Replicator, op: str, value: Any) -> Any:
 
 def _reduction(op: str) -> Callable[[Any], Any]:
     def reduce(value: Any) -> Any:
-        return collectives.all_reduce(value, op)
+        return reductions.all_reduce(value, op)
 
     reduce.__qualname__ = f"reduce({op!r})"
     return reduce

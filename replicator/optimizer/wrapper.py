@@ -21,7 +21,8 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator.collectives import compression as compression_lib
-from replicator.collectives import primitives as collectives
+from replicator.collectives import reductions
+from replicator.collectives.kinds.all_reduce import AllReduce
 from replicator.errors import OptimizerOptionError
 from replicator.optimizer import fused, sharded_update
 from replicator.optimizer.accumulation import Accumulation, when
@@ -238,7 +239,7 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         if scale is not None:
             is_counted = scale.are_finite(grads)
             if is_counted is not None and is_per_replica:
-                is_counted = collectives.all_min(is_counted)
+                is_counted = reductions.all_min(is_counted)
             grads = scale.unscaled(grads)
 
         accumulated = self.accumulation.add(grads, variables, is_counted)
@@ -256,21 +257,21 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         self, sums: list[tf.Tensor], is_due: tf.Tensor
     ) -> list[tf.Tensor]:
         """Averages accumulated gradients over replicas, in calls that update."""
-        context = context_lib.require("apply_gradients")
         wire_dtype = compression_lib.check(self.options.compression)
+        kind = AllReduce(op="mean", wire_dtype=wire_dtype)
         if wire_dtype != tf.float16:  # the others have the exponent range of float32
-            return context.all_reduce_if(is_due, sums, "mean", wire_dtype)
+            return reductions.all_reduce_if(is_due, sums, kind)
         # Scaled to the magnitude of one call's gradients, with the loss scale.
         factor = 1.0 / self.options.accumulation_steps
         if self.loss_scale is not None:
             factor *= self.loss_scale.value
         sent = [times(total, factor) for total in sums]
-        averaged = context.all_reduce_if(is_due, sent, "mean", wire_dtype)
+        averaged = reductions.all_reduce_if(is_due, sent, kind)
         return [times(total, 1.0 / factor) for total in averaged]
 
     def _all_reduce(self, grads: list[Any], op: str) -> list[Any]:
         compression = self.options.compression
-        return list(collectives.all_reduce(grads, op, compression=compression))
+        return list(reductions.all_reduce(grads, op, compression=compression))
 
     def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
         """The fast path without options: kernels that are linear take the sum."""

@@ -21,8 +21,7 @@ REDUCE_OPS = ("sum", "mean", "min", "max")
 class ReplicaContext(abc.ABC):
     """One replica's view while its step function runs or is traced.
 
-    The collective methods take and return flat lists of dense tensors; users call the
-    functions of ``collectives/primitives.py``, which accept nests and have gradients.
+    Users call the functions of ``collectives/``, which accept nests and have gradients.
 
     Attributes:
       num_replicas: Number of replicas.
@@ -50,57 +49,23 @@ class ReplicaContext(abc.ABC):
         return tf.math.floormod(self.replica_id, self.num_replicas_in_sync)
 
     @abc.abstractmethod
-    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
-        """Combines each tensor over replicas by one of ``REDUCE_OPS``."""
-
-    def compressed_all_reduce(
-        self, tensors: Sequence[tf.Tensor], op: str, wire_dtype: tf.DType
-    ) -> list[tf.Tensor]:
-        """An ``all_reduce`` whose wider floating tensors are sent in 16 bits.
-
-        Results have the types of the operands. Where a backend does not say otherwise,
-        the reduction itself is done in ``wire_dtype``.
-        """
-        if self.num_replicas_in_sync == 1:
-            return list(tensors)  # nothing is sent
-        narrow = [tf.cast(t, wire_of(t.dtype, wire_dtype)) for t in tensors]
-        reduced = self.all_reduce(narrow, op)
-        return [tf.cast(y, x.dtype) for x, y in zip(tensors, reduced, strict=True)]
-
-    def all_reduce_if(
+    def communicate(
         self,
-        predicate: tf.Tensor,
+        kind: Any,
         tensors: Sequence[tf.Tensor],
-        op: str,
-        wire_dtype: tf.DType | None = None,
+        needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
-        """An ``all_reduce`` whose results are used only where a predicate is true.
+        """Carries out a collective, without its gradient.
 
-        The predicate is a scalar bool, identical on every replica. Where it is false, a
-        backend need not communicate; unless it says otherwise, it does.
+        Args:
+          kind: What to do: a ``collectives.kind.Kind``, which says how.
+          tensors: Operands, dense.
+          needed_if: A scalar bool, identical on every replica, or None for true. Where
+            it is false, results are not used, and a backend need not communicate.
+
+        Returns:
+          One result per operand.
         """
-        del predicate
-        if wire_dtype is None:
-            return self.all_reduce(tensors, op)
-        return self.compressed_all_reduce(tensors, op, wire_dtype)
-
-    @abc.abstractmethod
-    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Stacks each tensor over replicas: shape ``[num_replicas] + dims``."""
-
-    @abc.abstractmethod
-    def all_concat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Concatenates the rows (first dimension) of all replicas, by ``replica_id``.
-
-        The number of rows may differ between replicas, but not between the tensors of
-        one call.
-        """
-
-    @abc.abstractmethod
-    def broadcast(
-        self, tensors: Sequence[tf.Tensor], source_replica_id: int
-    ) -> list[tf.Tensor]:
-        """Gives every replica the tensors of one replica."""
 
     def collective_of(self, marker: str) -> Any:
         """The collective call that a node of the graph stands for.
@@ -109,7 +74,7 @@ class ReplicaContext(abc.ABC):
           marker: Name of a node in the body of a vectorized loop.
 
         Returns:
-          An ``engine.graph.trace.Collective``, or None if the node is not a marker.
+          A ``collectives.call.Collective``, or None if the node is not a marker.
 
         Raises:
           CollectiveControlFlowError: The collective cannot be vectorized.

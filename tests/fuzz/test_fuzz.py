@@ -20,6 +20,7 @@ from fuzzing import (
 )
 from hypothesis import HealthCheck, Phase, given, settings
 
+from replicator.collectives.kinds.all_reduce import AllReduce
 from replicator.engine.graph import trace
 
 # `make fuzz` draws thousands; the full run has those of this run and more.
@@ -126,13 +127,13 @@ def test_gradients_of_the_interpreter_are_those_of_finite_differences(kind):
 
 def test_a_fault_of_the_library_is_found(monkeypatch):
     """A mean that is a sum: a program that shows the difference comes back."""
-    right = trace.TraceContext.all_reduce
+    right = trace.TraceContext.communicate
 
-    def wrong(self, tensors, op, *arguments, **options):
-        op = "sum" if op == "mean" else op
-        return right(self, tensors, op, *arguments, **options)
+    def wrong(self, kind, *arguments, **options):
+        kind = AllReduce(op="sum") if kind == AllReduce(op="mean") else kind
+        return right(self, kind, *arguments, **options)
 
-    monkeypatch.setattr(trace.TraceContext, "all_reduce", wrong)
+    monkeypatch.setattr(trace.TraceContext, "communicate", wrong)
 
     found = series.run_series(SEED, NUM_PROGRAMS_WITH_A_FAULT, is_shrunk=False)
 

@@ -62,12 +62,12 @@ class Analysis:
             "inputs": [dtype.name for dtype in self.traced.argument_dtypes],
             "collectives": [
                 {
-                    "call": f"{c.kind}({c.op or c.source_replica_id})",
+                    "call": str(c.kind),
                     "tensors": [
                         f"{dtype.name}{shape}"
                         for dtype, shape in zip(c.dtypes, c.shapes, strict=True)
                     ],
-                    "sent as": c.wire_dtype.name if c.wire_dtype else "its own type",
+                    "sent as": [c.kind.sent_dtype(dtype).name for dtype in c.dtypes],
                     "sent": "conditionally" if c.needed_if else "always",
                     "algorithm": p.algorithm,
                     "buckets": [list(b.positions) for b in p.buckets],
@@ -160,7 +160,9 @@ def to_body(
 def _find_invariance(
     traced: TracedStep, body: Body, topology: Topology, table: VariableTable
 ) -> Invariance:
-    results = {m for c in traced.collectives for m in c.markers}
+    # A kind says whether replicas get the same: taken for granted, copies of variables
+    # would differ while every check says that they are in sync.
+    results = {m for c in traced.collectives if c.kind.is_invariant for m in c.markers}
     tensors = {
         name for name, outer in traced.captures.items() if outer.dtype != tf.resource
     }

@@ -17,14 +17,13 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from replicator.collectives import buckets
+from replicator.collectives import kind as kind_lib
 from replicator.placement import devices as device_lib
-from replicator.placement.collective_types import NCCL_DTYPES, RING_DTYPES
-from replicator.step.context import wire_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from replicator.engine.graph.trace import Collective
+    from replicator.collectives.call import Collective
     from replicator.placement.topology import Topology
 
 # Below this, the fixed cost of a transfer between devices outweighs the copy into a
@@ -36,7 +35,7 @@ FUSE_BETWEEN_WORKERS_BELOW_BYTES = 1024 * 1024
 WORKER_BUCKET_BYTES = 2 * 1024 * 1024
 # Algorithms by which each replica takes part on its own device.
 FLAT = ("nccl", "ring", "xla", "rows")
-_MOVES = {"all_gather": "pack", "all_concat": "concat", "broadcast": "wire"}
+_WAYS = {kind_lib.GATHER: "ring", kind_lib.BROADCAST: "tree"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +64,8 @@ class CollectivePlan:
         each device, over all replicas of the job), ``xla`` (the same, compiled),
         ``rows`` (compiled: zeros are summed with each replica's tensor in its row),
         ``pairwise`` (minimum, maximum), ``pack`` (gather), ``concat`` (joined rows),
-        ``wire`` (broadcast, or nothing to do).
+        ``parts`` (each part on the device of its replica), ``wire`` (a replica reads
+        what another one has, or there is nothing to do).
       buckets: Tensors by transfer.
     """
 
@@ -116,7 +116,7 @@ def make_plan(
             collective,
             preferred_owners,
             _order(collective, depths if is_chained else None),
-            below if fuses and collective.kind == "all_reduce" else 0,
+            below if fuses and collective.kind.is_fused else 0,
             limit,
         )
         sizes = [sum(_num_bytes(collective, p) for p in group) for group in groups]
@@ -151,17 +151,13 @@ def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
         total = sum(b.num_bytes for b in plan.buckets)
         for bucket in plan.buckets:
             load[bucket.owner] += bucket.num_bytes
-        operation = (
-            f"{collective.kind}({collective.op})"
-            if collective.op
-            else (collective.kind)
-        )
         compressed = _compression(collective, topology)
         if collective.needed_if is not None:
             compressed += ", in calls that update"
         lines.append(
-            f"#{collective.index} {operation}: {len(collective.markers)} tensors, "
-            f"{total} bytes per replica, algorithm {plan.algorithm}, "
+            f"#{collective.index} {collective.kind}: "
+            f"{len(collective.markers)} tensors, {total} bytes per replica, "
+            f"algorithm {plan.algorithm}, "
             f"{len(plan.buckets)} transfers of which {fused} fused{compressed}"
             f"{_between_workers(plan, topology)}"
         )
@@ -175,65 +171,36 @@ def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
 
 
 def _between_workers(plan: CollectivePlan, topology: Topology) -> str:
-    if topology.num_programs == 1:
+    num_workers = topology.num_programs
+    if num_workers == 1:
         return ""
-    op = {
-        "all_gather": "gather",
-        "all_concat": "gather",
-        "broadcast": "broadcast",
-    }.get(plan.collective.kind, "reduce")
     if plan.algorithm in FLAT:
-        return f" over all replicas of {topology.num_programs} workers"
-    if op != "reduce":
-        way = "ring" if op == "gather" else "tree"
-    else:
-        owners = {topology.replica_devices[bucket.owner] for bucket in plan.buckets}
-        way = "NCCL" if all(map(device_lib.is_gpu, owners)) else "ring"
-    return f"; then {op} over {topology.num_programs} workers ({way})"
+        return f" over all replicas of {num_workers} workers"
+    kind = plan.collective.kind
+    costs = [kind.between_workers(b.num_bytes, topology) for b in plan.buckets]
+    op, total = costs[0].op, sum(cost.num_bytes for cost in costs)
+    if op == kind_lib.NOTHING:
+        return f"; nothing over {num_workers} workers"
+    owners = {topology.replica_devices[bucket.owner] for bucket in plan.buckets}
+    is_nccl = all(map(device_lib.is_gpu, owners))
+    way = _WAYS.get(op, "NCCL" if is_nccl else "ring")
+    return f"; then {op} over {num_workers} workers ({way}), {total:g} bytes in all"
 
 
 def _compression(collective: Collective, topology: Topology) -> str:
-    if collective.wire_dtype is None:
+    sent = {collective.kind.sent_dtype(dtype) for dtype in collective.dtypes}
+    narrow = sorted(dtype.name for dtype in sent - set(collective.dtypes))
+    if not narrow:
         return ""
     if len(set(topology.memories)) == 1 and topology.num_programs == 1:
         return ", in one memory: nothing is sent, so nothing is compressed"
-    return f", {collective.wire_dtype.name} between memories"
+    return f", {', '.join(narrow)} between memories"
 
 
 def _algorithm(collective: Collective, topology: Topology, *, is_compiled: bool) -> str:
-    if collective.num_replicas == 1 and collective.kind != "all_gather":
+    if collective.num_replicas == 1:
         return "wire"
-    if is_compiled and _is_compilable(collective, topology):
-        return "xla" if collective.op in ("sum", "mean") else "rows"
-    if collective.kind != "all_reduce":
-        return _MOVES[collective.kind]
-    if collective.op in ("min", "max"):
-        return "pairwise"
-    if not topology.has_own_gpus or not _has_static_shapes(collective):
-        return "add_n"
-    flat = "ring" if topology.has_virtual_gpus else "nccl"
-    allowed = RING_DTYPES if flat == "ring" else NCCL_DTYPES
-    sent = {wire_of(dtype, collective.wire_dtype) for dtype in collective.dtypes}
-    return flat if sent <= allowed else "add_n"
-
-
-def _is_compilable(collective: Collective, topology: Topology) -> bool:
-    """Whether an all-reduce of XLA, which sums only, can carry out a call."""
-    return (
-        topology.has_own_gpus
-        and collective.num_replicas > 1
-        and collective.kind in ("all_reduce", "all_gather")
-        and _has_static_shapes(collective)
-        and all(dtype.is_floating or dtype.is_integer for dtype in collective.dtypes)
-    )
-
-
-def _has_static_shapes(collective: Collective) -> bool:
-    """Whether TensorFlow's collective ops take the tensors as they are."""
-    return all(
-        shape.is_fully_defined() and shape.num_elements() > 0
-        for shape in collective.shapes
-    )
+    return collective.kind.algorithm(collective, topology, is_compiled=is_compiled)
 
 
 def _order(collective: Collective, depths: Mapping[str, int] | None) -> list[int]:
@@ -288,5 +255,5 @@ def _balance(
 
 
 def _num_bytes(collective: Collective, position: int) -> int:
-    wire = wire_of(collective.dtypes[position], collective.wire_dtype)
+    wire = collective.kind.sent_dtype(collective.dtypes[position])
     return buckets.num_bytes(collective.shapes[position], wire)

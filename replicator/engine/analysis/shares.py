@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     import tensorflow as tf
 
+    from replicator.collectives.call import Collective
     from replicator.engine.graph.body import Body
     from replicator.engine.graph.liveness import Liveness
-    from replicator.engine.graph.trace import Collective
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

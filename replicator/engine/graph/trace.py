@@ -17,6 +17,8 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import gradients as _tf_gradients
 from replicator.collectives import vectorized
+from replicator.collectives.call import Collective
+from replicator.collectives.linking import TENSORS
 from replicator.engine.graph.body import producer
 from replicator.errors import CollectiveControlFlowError
 from replicator.step import context, creation, logical
@@ -26,50 +28,10 @@ from replicator.step.outputs import check_outputs
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from replicator.collectives.kind import Kind
+
 MARKER_PREFIX = "replicator_collective"
 REPLICA_ID_NAME = "replicator_replica_id"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Collective:
-    """One collective call of a step.
-
-    Attributes:
-      index: Its place in the order of calls.
-      kind: ``all_reduce``, ``all_gather``, ``all_concat`` or ``broadcast``.
-      op: The reduction of an all-reduce, else empty.
-      source_replica_id: The source of a broadcast, else 0.
-      num_replicas: Replicas that take part.
-      operands: One node per tensor, whose only output is the operand.
-      markers: One node per tensor, which stands for the result.
-      dtypes: Type of each operand.
-      shapes: Static shape of each operand.
-      wire_dtype: Type in which wider floating operands are sent between memories, or
-        None for their own.
-      needed_if: Node whose only output says whether this call communicates at all, a
-        scalar bool; None if it always does.
-    """
-
-    index: int
-    kind: str
-    op: str
-    source_replica_id: int
-    num_replicas: int
-    operands: tuple[str, ...]
-    markers: tuple[str, ...]
-    dtypes: tuple[tf.DType, ...]
-    shapes: tuple[tf.TensorShape, ...]
-    wire_dtype: tf.DType | None = None
-    needed_if: str | None = None
-
-    @property
-    def read(self) -> tuple[str, ...]:
-        """The nodes whose outputs linking reads."""
-        return (*self.operands, *((self.needed_if,) if self.needed_if else ()))
-
-    def result_shape(self, position: int) -> tf.TensorShape:
-        """Static shape of the result for one tensor."""
-        return _result_shape(self.kind, self.shapes[position], self.num_replicas)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,85 +96,45 @@ class TraceContext(context.ReplicaContext):
                 )
         return self.replica_id_tensor
 
-    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
-        """Leaves markers for a reduction; see ``ReplicaContext.all_reduce``."""
-        return self._mark("all_reduce", tensors, op=op)
-
-    def compressed_all_reduce(
-        self, tensors: Sequence[tf.Tensor], op: str, wire_dtype: tf.DType
-    ) -> list[tf.Tensor]:
-        """Leaves markers; the sum is in full width, also of what was sent narrow."""
-        return self._mark("all_reduce", tensors, op=op, wire_dtype=wire_dtype)
-
-    def all_reduce_if(
+    def communicate(
         self,
-        predicate: tf.Tensor,
+        kind: Kind,
         tensors: Sequence[tf.Tensor],
-        op: str,
-        wire_dtype: tf.DType | None = None,
-    ) -> list[tf.Tensor]:
-        """Leaves markers for a reduction that communicates only if it is needed."""
-        return self._mark(
-            "all_reduce", tensors, op=op, wire_dtype=wire_dtype, needed_if=predicate
-        )
-
-    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Leaves markers for a gather; see ``ReplicaContext.all_gather``."""
-        return self._mark("all_gather", tensors)
-
-    def all_concat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Leaves markers for joined rows; see ``ReplicaContext.all_concat``."""
-        return self._mark("all_concat", tensors)
-
-    def broadcast(
-        self, tensors: Sequence[tf.Tensor], source_replica_id: int
-    ) -> list[tf.Tensor]:
-        """Leaves markers for a broadcast; see ``ReplicaContext.broadcast``."""
-        return self._mark("broadcast", tensors, source_replica_id=source_replica_id)
-
-    def logical_device(self, index: int) -> Any:
-        """A scope that stands for the device until replicas are made."""
-        return logical.traced_scope(index, self.num_logical_devices)
-
-    def _mark(
-        self,
-        kind: str,
-        tensors: Sequence[tf.Tensor],
-        *,
-        op: str = "",
-        source_replica_id: int = 0,
-        wire_dtype: tf.DType | None = None,
         needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
-        self._check_graph(kind)
-        index = len(self.collectives)
+        """Leaves markers, one per tensor, which linking replaces by results."""
+        self._check_graph(kind.name)
+        index, count = len(self.collectives), self.num_replicas_in_sync
         # Identities give operands a node of this graph, even constants from outside.
         operands = [tf.identity(tensor) for tensor in tensors]
         results = []
         for position, tensor in enumerate(operands):
+            shape = kind.result_shape(tensor.shape, count)
+            # A value of its shape, which is never computed: until then, the operand.
+            is_alike = shape == tensor.shape
+            stand_in = tensor if is_alike else kind.of_own(TENSORS, tensor, 0, count)
             results.append(
                 _tf_gradients.marker(
-                    _stand_in(kind, tensor, self.num_replicas_in_sync),
-                    _result_shape(kind, tensor.shape, self.num_replicas_in_sync),
-                    name=f"{MARKER_PREFIX}_{index}_{position}",
+                    stand_in, shape, name=f"{MARKER_PREFIX}_{index}_{position}"
                 )
             )
         self.collectives.append(
             Collective(
                 index=index,
                 kind=kind,
-                op=op,
-                source_replica_id=source_replica_id,
-                num_replicas=self.num_replicas_in_sync,
+                num_replicas=count,
                 operands=tuple(operand.op.name for operand in operands),
                 markers=tuple(result.op.name for result in results),
                 dtypes=tuple(tensor.dtype for tensor in tensors),
                 shapes=tuple(tensor.shape for tensor in tensors),
-                wire_dtype=wire_dtype,
                 needed_if=None if needed_if is None else tf.identity(needed_if).op.name,
             )
         )
         return results
+
+    def logical_device(self, index: int) -> Any:
+        """A scope that stands for the device until replicas are made."""
+        return logical.traced_scope(index, self.num_logical_devices)
 
     def collective_of(self, marker: str) -> Collective | None:
         """The call that a node is a marker of; see ``ReplicaContext``."""
@@ -328,26 +250,3 @@ def _used(
             stack += inputs[name]
     kept = [c for c in collectives if any(m in found for m in c.markers)]
     return tuple(dataclasses.replace(c, index=i) for i, c in enumerate(kept))
-
-
-def _stand_in(kind: str, operand: tf.Tensor, num_replicas: int) -> tf.Tensor:
-    """What the rest of a trace sees for a result: a value of its shape."""
-    if kind == "all_gather":
-        return tf.broadcast_to(
-            tf.expand_dims(operand, 0),
-            tf.concat([[num_replicas], tf.shape(operand)], axis=0),
-        )
-    if kind == "all_concat":
-        return tf.concat([operand] * num_replicas, axis=0)
-    return operand
-
-
-def _result_shape(
-    kind: str, shape: tf.TensorShape, num_replicas: int
-) -> tf.TensorShape:
-    if kind == "all_gather":
-        return tf.TensorShape([num_replicas]).concatenate(shape)
-    if kind == "all_concat" and shape.rank is not None:
-        rows = None if shape[0] is None else shape[0] * num_replicas
-        return tf.TensorShape([rows]).concatenate(shape[1:])
-    return shape

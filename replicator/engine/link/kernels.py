@@ -25,7 +25,10 @@ GPU_DTYPES: dict[str, frozenset[tf.DType]] = {
     "Minimum": _REALS | _INTEGERS,
     "Maximum": _REALS | _INTEGERS,
     "ConcatV2": _FLOATS | _INTEGERS | {tf.bool},
+    "Split": _FLOATS,
     "SplitV": _FLOATS | {tf.int32},
+    "Unpack": _FLOATS | {tf.bool, tf.int32, tf.int64, tf.uint8},
+    "ZerosLike": _FLOATS | _INTEGERS | {tf.bool},
     "Mul": _FLOATS | _INTEGERS,
 }
 

@@ -1,8 +1,8 @@
 """Local links: a step without communication, to measure what communication costs.
 
-Every replica computes as if all others held its own values: a mean, minimum, maximum or
-broadcast is its operand, a sum is R times its operand, a gather is R copies of it. So
-values keep their magnitude and shapes, and everything but the collectives is the same.
+Every replica computes as if all others held its own values (``Kind.of_own``): a mean is
+its operand, a sum is R times its operand, a gather is R copies of it. So values keep
+their magnitude and shapes, and everything but the collectives is the same.
 What replicas that share memory compute once from results is still computed once, from
 the values of one of them: that includes the update of shared variables. An operand that
 nothing reads is still computed, because the step ends after it.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from replicator.engine.graph.body import Ref
 from replicator.engine.graph.emitter import Emitter
 from replicator.engine.link import kernels
+from replicator.engine.link.node_ops import NodeOps
 
 if TYPE_CHECKING:
     from replicator.engine.analysis.plan import CollectivePlan
@@ -34,6 +35,7 @@ class LocalLinker:
         self.results: dict[str, tuple[Tensor, ...]] = {}
         self.awaited: list[str] = []
         self._emit = Emitter(kernels.supported_device)
+        self._topology = topology
         self._devices = topology.replica_devices
         self._prefix = prefix
 
@@ -47,36 +49,19 @@ class LocalLinker:
         collective = plan.collective
         for position, marker in enumerate(collective.markers):
             node = collective.operands[position]
+            dtype, count = collective.dtypes[position], collective.num_replicas
             operands = [operand(r, node) for r in range(len(self._devices))]
             name = f"{self._prefix}/local_{collective.index}_{position}"
             self.results[marker] = tuple(
-                self._local(plan, position, f"{name}_{replica}", ref, device)
+                collective.kind.of_own(
+                    NodeOps(self._emit, f"{name}_{replica}", dtype, device),
+                    ref,
+                    self._topology.replica_id(replica) % count,
+                    count,
+                )
                 for replica, (ref, device) in enumerate(
                     zip(operands, self._devices, strict=True)
                 )
             )
             # Merged nodes read the result of one replica; all have to compute it.
             self.awaited += [ref.node for ref in operands if isinstance(ref, Ref)]
-
-    def _local(
-        self,
-        plan: CollectivePlan,
-        position: int,
-        name: str,
-        ref: Tensor,
-        device: str,
-    ) -> Tensor:
-        """What a replica has instead of the result of a collective."""
-        collective = plan.collective
-        count, dtype = collective.num_replicas, collective.dtypes[position]
-        if collective.kind == "all_gather":
-            attrs = {"N": count, "T": dtype, "axis": 0}
-            copies = [ref] * count
-            return self._emit.add(name, "Pack", copies, device, "output:0", attrs)
-        if count == 1:
-            return ref
-        if collective.kind == "all_concat":
-            return self._emit.concat(name, [ref] * count, dtype, device)
-        if collective.op == "sum":
-            return self._emit.scale(name, ref, count, dtype, device)
-        return ref

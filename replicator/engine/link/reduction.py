@@ -8,19 +8,20 @@ narrower type.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
 from replicator.engine.analysis.plan import FLAT
+from replicator.engine.link.node_ops import NodeOps
 from replicator.step.context import wire_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TypeAlias
 
-    from replicator.engine.analysis.plan import CollectivePlan
     from replicator.engine.graph.body import Ref
     from replicator.engine.graph.emitter import Emitter
     from replicator.engine.link.chain import Chain
@@ -29,7 +30,24 @@ if TYPE_CHECKING:
 
     Tensor: TypeAlias = Ref | str
 
-_PAIRWISE = {"min": "Minimum", "max": "Maximum"}
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class How:
+    """How one bucket is reduced.
+
+    Attributes:
+      op: ``sum``, ``mean``, ``min`` or ``max``.
+      wire_dtype: Type in which wider floats are sent, or None for their own.
+      algorithm: Of the plan.
+      num_replicas: Replicas of the job.
+      owner: The replica whose device combines.
+    """
+
+    op: str
+    wire_dtype: tf.DType | None
+    algorithm: str
+    num_replicas: int
+    owner: int
 
 
 class Reduction:
@@ -85,8 +103,7 @@ class Reduction:
 
     def between_memories(
         self,
-        plan: CollectivePlan,
-        owner: int,
+        how: How,
         name: str,
         operands: Sequence[Tensor],
         dtype: tf.DType,
@@ -95,8 +112,7 @@ class Reduction:
         """Combines what ``within_memories`` left.
 
         Args:
-          plan: How.
-          owner: The replica on whose device.
+          how: By which operation, and where.
           name: What names of nodes begin with.
           operands: That is, one per memory, or all of the only memory.
           dtype: Their type.
@@ -105,25 +121,21 @@ class Reduction:
         Returns:
           The result on each memory: the same bits.
         """
-        op, device = plan.collective.op, self._devices[owner]
-        wire = (
-            wire_of(dtype, plan.collective.wire_dtype)
-            if self._is_transferred
-            else dtype
-        )
-        if plan.algorithm == "rows":
+        op, device = how.op, self._devices[how.owner]
+        wire = wire_of(dtype, how.wire_dtype) if self._is_transferred else dtype
+        if how.algorithm == "rows":
             return self._reduce_rows(op, name, operands, dtype, shape)
-        if plan.algorithm in FLAT:
-            return self._reduce_all(plan, name, operands, dtype, wire)
+        if how.algorithm in FLAT:
+            return self._reduce_all(how, name, operands, dtype, wire)
         if self._is_transferred:
             operands = [
-                self._bring(name, ref, memory, owner, dtype, wire)
+                self._bring(name, ref, memory, how.owner, dtype, wire)
                 for memory, ref in zip(self.memories, operands, strict=True)
             ]
         total = self._reduce(op, f"{name}/total", operands, dtype, device)
         if op == "mean":
             # Before it is rounded: a mean does not overflow where a sum would.
-            share = 1.0 / plan.collective.num_replicas
+            share = 1.0 / how.num_replicas
             total = self._emit.scale(f"{name}/mean", total, share, dtype, device)
         # Rounded on the owner too: all replicas get the same bits.
         total = self._emit.cast(f"{name}/narrow", total, dtype, wire, device)
@@ -167,18 +179,7 @@ class Reduction:
         device: str,
     ) -> Tensor:
         """Emits a sum (of a mean too), a minimum or a maximum on one device."""
-        if len(operands) == 1:
-            return operands[0]
-        if op not in _PAIRWISE:
-            attrs = {"N": len(operands), "T": dtype}
-            return self._emit.add(name, "AddN", operands, device, "sum:0", attrs)
-        result = operands[0]
-        for index, other in enumerate(operands[1:], start=1):
-            both, attrs = [result, other], {"T": dtype}
-            result = self._emit.add(
-                f"{name}/{index}", _PAIRWISE[op], both, device, "z:0", attrs
-            )
-        return result
+        return NodeOps(self._emit, name, dtype, device).reduce(op, operands)
 
     def gather_rows(
         self,
@@ -235,7 +236,7 @@ class Reduction:
 
     def _reduce_all(
         self,
-        plan: CollectivePlan,
+        how: How,
         name: str,
         operands: Sequence[Tensor],
         dtype: tf.DType,
@@ -250,11 +251,11 @@ class Reduction:
             )
         }
         one = f"{name}/all"
-        hint = "ring" if plan.algorithm == "ring" else "nccl"
+        hint = "ring" if how.algorithm == "ring" else "nccl"
         summed = self._chain.reduce_all(one, sent, "Add", wire, hint)
         totals: list[Tensor] = list(summed.values())
-        if plan.collective.op == "mean":
-            share = 1.0 / plan.collective.num_replicas
+        if how.op == "mean":
+            share = 1.0 / how.num_replicas
             totals = [
                 self._emit.scale(f"{one}_{replica}/mean", ref, share, wire, device)
                 for replica, (device, ref) in enumerate(summed.items())

@@ -44,10 +44,9 @@ def check_plans(plans: Iterable[CollectivePlan]) -> None:
         collective = plan.collective
         if collective.num_replicas == 1:
             continue
-        kind = collective.kind + (f"({collective.op})" if collective.op else "")
         if plan.algorithm not in ("xla", "rows") or collective.needed_if is not None:
             raise CompiledStepError(
-                f"collective #{collective.index} of the step, {kind} of "
+                f"collective #{collective.index} of the step, {collective.kind} of "
                 f"{', '.join(sorted({d.name for d in collective.dtypes}))}, cannot be "
                 "part of a program of XLA, which knows reductions and gathers of "
                 "numbers whose shapes are static; leave it out of the CompiledStep, "

@@ -16,6 +16,7 @@ import replicator
 from replicator import errors
 from replicator.backends import tpu
 from replicator.cluster import local_cluster, tpu_system
+from replicator.collectives.kinds.all_concat import AllConcat
 
 CHILD_TIMEOUT_SEC = 120.0
 
@@ -65,6 +66,7 @@ def test_an_address_that_does_not_answer_is_named_within_the_wait(monkeypatch):
 _NO_TPU_BEHIND = """
 import tensorflow as tf
 from replicator import errors
+from replicator.collectives.kinds.all_concat import AllConcat
 from replicator.cluster import local_cluster, tpu_system
 [port] = local_cluster.free_ports(1)
 address = f"localhost:{port}"
@@ -227,7 +229,7 @@ def test_sparse_gradients_of_unknown_length_are_refused():
 
     @tf.function(input_signature=[tf.TensorSpec([None, 2])], autograph=False)
     def step(rows):
-        return context.all_concat([rows])
+        return context.communicate(AllConcat(), [rows])
 
     with pytest.raises(
         errors.StaticShapeError, match=r"number of rows .* is not known.*pad ids"

@@ -7,12 +7,13 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+from collective_calls import make_call
 
 import replicator
 from replicator import errors
 from replicator.collectives import compression
+from replicator.collectives.kinds.all_reduce import AllReduce
 from replicator.engine.analysis import plan
-from replicator.engine.graph.trace import Collective
 from replicator.placement.topology import make_topology
 
 NUM_ELEMENTS = 100_000
@@ -161,29 +162,14 @@ def test_the_plan_says_what_travels(separate):
     assert "bfloat16 between memories" in repl.explain()
 
 
-def _reduction(wire_dtype):
-    """A reduction of one float32 tensor."""
-    return Collective(
-        index=0,
-        kind="all_reduce",
-        op="sum",
-        source_replica_id=0,
-        num_replicas=2,
-        operands=("x",),
-        markers=("y",),
-        dtypes=(tf.float32,),
-        shapes=(tf.TensorShape([4]),),
-        wire_dtype=wire_dtype,
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "algorithm"), [("float16", "nccl"), ("bfloat16", "add_n")]
 )
 def test_the_route_between_gpus_depends_on_the_type(name, algorithm):
     """NCCL's kernel takes float16 and not bfloat16."""
     gpus = [[f"/job:localhost/replica:0/task:0/device:GPU:{i}"] for i in range(2)]
-    collective = _reduction(compression.check(name))
+    kind = AllReduce(op="sum", wire_dtype=compression.check(name))
+    collective = make_call([[4]], kind)
 
     (planned,) = plan.make_plan([collective], make_topology(gpus))
 

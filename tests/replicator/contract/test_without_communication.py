@@ -7,7 +7,6 @@ import tensorflow as tf
 
 import replicator
 from replicator.catalog import BACKENDS
-from replicator.collectives import primitives
 from replicator.engine.graph.body import Ref
 
 CONTROLS = {
@@ -193,11 +192,14 @@ def test_each_replica_computes_as_if_all_held_its_values(name):
 
     def step(value):
         return {
-            "mean": primitives.all_mean(value),
-            "sum": primitives.all_sum(value),
-            "min": primitives.all_min(value),
-            "gather": primitives.all_gather(value),
-            "broadcast": primitives.broadcast(value, 0),
+            "mean": replicator.all_mean(value),
+            "sum": replicator.all_sum(value),
+            "min": replicator.all_min(value),
+            "gather": replicator.all_gather(value),
+            "broadcast": replicator.broadcast(value, 0),
+            "part": replicator.reduce_scatter(tf.stack([value, 3 * value])),
+            "exchange": replicator.all_to_all(tf.stack([value, 3 * value])),
+            "permute": replicator.permute(value, [(0, 1), (1, 0)]),
         }
 
     values = replicator.PerReplica([tf.constant([1.0]), tf.constant([5.0])])
@@ -209,6 +211,11 @@ def test_each_replica_computes_as_if_all_held_its_values(name):
         assert found["min"][replica].numpy().tolist() == [own]
         assert found["gather"][replica].numpy().tolist() == [[own], [own]]
         assert found["broadcast"][replica].numpy().tolist() == [own]
+        # These differ by replica, so that nothing of them is computed once.
+        mine = (1.0, 5.0)[replica] * (1, 3)[replica]
+        assert found["part"][replica].numpy().tolist() == [[2 * mine]]
+        assert found["exchange"][replica].numpy().tolist() == [[mine], [mine]]
+        assert found["permute"][replica].numpy().tolist() == [(1.0, 5.0)[replica]]
 
 
 @pytest.mark.parametrize("name", CONTROLS)
@@ -224,7 +231,7 @@ def test_sparse_gradients_keep_their_number_of_rows(name):
             loss = tf.reduce_sum(tf.gather(table, ids))
         grad = tape.gradient(loss, table)
         optimizer.apply_gradients([(grad, table)])
-        return tf.shape(primitives.all_mean(grad).indices)[0]
+        return tf.shape(replicator.all_mean(grad).indices)[0]
 
     ids = replicator.PerReplica([tf.constant([0, 1]), tf.constant([2, 3])])
     counts = repl.run(step, ids)

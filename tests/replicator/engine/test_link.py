@@ -7,13 +7,17 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
+from collective_calls import SUM, make_call
 
 import replicator
 from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
+from replicator.collectives.kinds import all_reduce
+from replicator.collectives.kinds.all_gather import AllGather
+from replicator.collectives.kinds.all_reduce import AllReduce
+from replicator.collectives.kinds.broadcast import Broadcast
 from replicator.engine.analysis import plan
 from replicator.engine.graph import body
-from replicator.engine.graph.trace import Collective
 from replicator.engine.link import linker as link
 from replicator.engine.link.cross_worker import CrossWorker
 from replicator.placement import topology
@@ -30,17 +34,12 @@ def _on(devices, planned_for=None):
     return dataclasses.replace(make_topology([[d] for d in devices]), memories=memories)
 
 
-def _collective(arrays, *, kind="all_reduce", op="sum", source=0, n=2):
-    return Collective(
-        index=0,
-        kind=kind,
-        op=op,
-        source_replica_id=source,
+def _collective(arrays, kind=SUM, *, n=2):
+    return make_call(
+        [array.shape for array in arrays],
+        kind,
         num_replicas=n,
-        operands=tuple(f"operand_{i}" for i in range(len(arrays))),
-        markers=tuple(f"marker_{i}" for i in range(len(arrays))),
-        dtypes=tuple(tf.as_dtype(array.dtype) for array in arrays),
-        shapes=tuple(tf.TensorShape(array.shape) for array in arrays),
+        dtypes=[tf.as_dtype(array.dtype) for array in arrays],
     )
 
 
@@ -108,7 +107,9 @@ def test_fused_extremes_equal_those_of_each_tensor(op, n):
     """Buckets of mixed shapes are packed and unpacked in their places."""
     arrays = _arrays(n)
 
-    results, nodes = _execute(_collective(arrays[0], op=op, n=n), GPU, arrays)
+    results, nodes = _execute(
+        _collective(arrays[0], AllReduce(op=op), n=n), GPU, arrays
+    )
 
     assert 2 * n == sum(node.op == "SplitV" for node in nodes)
     for index, expected in enumerate(zip(*arrays, strict=True)):
@@ -122,12 +123,14 @@ def test_fused_extremes_equal_those_of_each_tensor(op, n):
 @pytest.mark.parametrize("op", ["sum", "mean"])
 def test_sums_on_owners_equal_numpy_fused_or_not(op, is_fused, monkeypatch):
     """The same values with one transfer per type and with one per tensor."""
-    monkeypatch.setattr(plan, "NCCL_DTYPES", frozenset())
+    monkeypatch.setattr(all_reduce, "NCCL_DTYPES", frozenset())
     if not is_fused:
         monkeypatch.setattr(plan, "FUSE_BELOW_BYTES", 0)
     arrays = _arrays(3)
 
-    results, nodes = _execute(_collective(arrays[0], op=op, n=3), GPU, arrays)
+    results, nodes = _execute(
+        _collective(arrays[0], AllReduce(op=op), n=3), GPU, arrays
+    )
 
     assert (2 if is_fused else 5) == sum(node.op == "AddN" for node in nodes)
     for index, values in enumerate(zip(*arrays, strict=True)):
@@ -139,7 +142,7 @@ def test_sums_on_owners_equal_numpy_fused_or_not(op, is_fused, monkeypatch):
 
 def test_a_bucket_limit_splits_and_keeps_the_values(monkeypatch):
     """Buckets that close in the middle of a call still return every tensor."""
-    monkeypatch.setattr(plan, "NCCL_DTYPES", frozenset())
+    monkeypatch.setattr(all_reduce, "NCCL_DTYPES", frozenset())
     monkeypatch.setattr(plan, "BUCKET_BYTES", 24)
     arrays = [[np.full(i % 3 + 1, 10 * r + i, np.float32) for i in range(9)]
               for r in range(2)]  # fmt: skip
@@ -157,11 +160,9 @@ def test_gather_stacks_and_broadcast_copies():
     """Slices by replica id, and the source's value on every replica."""
     arrays = _arrays(3)
 
-    gathered, _ = _execute(
-        _collective(arrays[0], kind="all_gather", op="", n=3), CPU, arrays
-    )
+    gathered, _ = _execute(_collective(arrays[0], AllGather(), n=3), CPU, arrays)
     copied, nodes = _execute(
-        _collective(arrays[0], kind="broadcast", op="", source=2, n=3), CPU, arrays
+        _collective(arrays[0], Broadcast(source_replica_id=2), n=3), CPU, arrays
     )
 
     assert [] == nodes
@@ -174,7 +175,7 @@ def test_gather_stacks_and_broadcast_copies():
 def test_one_replica_gathers_itself():
     """The replica dimension is there, of size one."""
     results, _ = _execute(
-        _collective([np.float32([1, 2])], kind="all_gather", op="", n=1),
+        _collective([np.float32([1, 2])], AllGather(), n=1),
         CPU,
         [[np.float32([1, 2])]],
     )
@@ -189,7 +190,7 @@ def test_one_replica_gathers_itself():
 def test_gpus_meet_in_one_op_per_transfer(op, has_virtual_gpus, hint):
     """One op per replica, on its device; NCCL refuses two parts of one GPU."""
     arrays = [np.zeros(4, np.float32), np.zeros(50_000, np.float32), np.float32(0)]
-    call = _collective(arrays, op=op, n=3)
+    call = _collective(arrays, AllReduce(op=op), n=3)
     places = dataclasses.replace(_on(GPU[:3]), has_virtual_gpus=has_virtual_gpus)
     (planned,) = plan.make_plan([call], places)
     linker = link.Linker(places, "step")
@@ -240,7 +241,7 @@ def test_each_gpu_orders_its_own_collectives():
 def test_collectives_between_gpus_run_in_the_order_in_which_they_are_ready():
     """A backward pass ends with the first layer: its gradient is not waited for."""
     call = _collective([np.zeros(50_000, np.float32)] * 3, n=2)
-    depths = {"operand_0": 9, "operand_1": 5, "operand_2": 1}
+    depths = {"operand_0_0": 9, "operand_0_1": 5, "operand_0_2": 1}
 
     (planned,) = plan.make_plan([call], _on(GPU[:2]), depths)
 
@@ -270,7 +271,9 @@ def test_two_programs_of_eight_gpus_form_one_group():
     group = Group(num_workers=2, worker_id=0, order=(0, 1))
     workers = CrossWorker(group, ["batch"], flat_group(places, group))
     arrays = [np.zeros(50_000, np.float32), np.zeros(60_000, np.float32)]
-    (planned,) = plan.make_plan([_collective(arrays, op="mean", n=16)], places)
+    (planned,) = plan.make_plan(
+        [_collective(arrays, AllReduce(op="mean"), n=16)], places
+    )
     linker = link.Linker(places, "step", workers)
 
     linker.link(planned, _operand)
@@ -294,7 +297,9 @@ def test_every_node_the_linker_emits_is_well_formed():
     nodes = []
     for op in ("sum", "mean", "min"):
         linker = link.Linker(_on(GPU[:3]), f"step_{op}")
-        (planned,) = plan.make_plan([_collective(arrays[0], op=op, n=3)], _on(GPU[:3]))
+        (planned,) = plan.make_plan(
+            [_collective(arrays[0], AllReduce(op=op), n=3)], _on(GPU[:3])
+        )
         linker.link(planned, _operand)
         nodes += linker.nodes
 

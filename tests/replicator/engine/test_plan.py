@@ -6,17 +6,25 @@ import dataclasses
 
 import pytest
 import tensorflow as tf
+from collective_calls import SUM, make_call
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicator._tf import compat as _tf_compat
+from replicator.collectives.kinds.all_gather import AllGather
+from replicator.collectives.kinds.all_reduce import AllReduce
+from replicator.collectives.kinds.all_to_all import AllToAll
+from replicator.collectives.kinds.broadcast import Broadcast
+from replicator.collectives.kinds.permute import Permute
+from replicator.collectives.kinds.reduce_scatter import ReduceScatter
 from replicator.engine.analysis import plan
-from replicator.engine.graph.trace import Collective
 from replicator.placement import collective_types
 from replicator.placement.topology import make_topology
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 GPU = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(4)]
+MEAN, PARTS = AllReduce(op="mean"), ReduceScatter(op="sum")
+FIRST = Broadcast(source_replica_id=0)
 REMOTE_GPU = [f"/job:worker/replica:0/task:{i}/device:GPU:0" for i in range(2)]
 
 
@@ -24,19 +32,8 @@ def _on(devices):
     return make_topology([[device] for device in devices])
 
 
-def _collective(shapes, *, kind="all_reduce", op="sum", n=2, dtypes=None, index=0):
-    count = len(shapes)
-    return Collective(
-        index=index,
-        kind=kind,
-        op=op,
-        source_replica_id=0,
-        num_replicas=n,
-        operands=tuple(f"operand_{index}_{i}" for i in range(count)),
-        markers=tuple(f"marker_{index}_{i}" for i in range(count)),
-        dtypes=tuple(dtypes or [tf.float32] * count),
-        shapes=tuple(tf.TensorShape(shape) for shape in shapes),
-    )
+def _collective(shapes, kind=SUM, *, n=2, dtypes=None, index=0):
+    return make_call(shapes, kind, num_replicas=n, dtypes=dtypes, index=index)
 
 
 @settings(max_examples=60)
@@ -101,10 +98,10 @@ def test_only_replicas_with_memories_of_their_own_fuse(devices, num_buckets):
     assert num_buckets == len(one.buckets)
 
 
-@pytest.mark.parametrize("kind", ["all_gather", "broadcast"])
+@pytest.mark.parametrize("kind", [AllGather(), FIRST, PARTS, AllToAll()], ids=str)
 def test_only_reductions_fuse(kind):
     """A gather of a bucket would interleave tensors."""
-    (one,) = plan.make_plan([_collective([[8], [8]], kind=kind, op="")], _on(GPU[:2]))
+    (one,) = plan.make_plan([_collective([[8], [8]], kind)], _on(GPU[:2]))
 
     assert [(0,), (1,)] == [bucket.positions for bucket in one.buckets]
 
@@ -119,31 +116,35 @@ def test_tensors_of_unknown_shape_go_alone():
 
 
 @pytest.mark.parametrize(
-    ("kind", "op", "dtype", "devices", "algorithm"),
+    ("kind", "dtype", "devices", "algorithm"),
     [
-        ("all_reduce", "sum", tf.float32, CPU[:2], "add_n"),
-        ("all_reduce", "mean", tf.float32, GPU[:2], "nccl"),
-        ("all_reduce", "sum", tf.int64, GPU[:2], "nccl"),
-        ("all_reduce", "sum", tf.float32, REMOTE_GPU, "add_n"),
+        (SUM, tf.float32, CPU[:2], "add_n"),
+        (MEAN, tf.float32, GPU[:2], "nccl"),
+        (SUM, tf.int64, GPU[:2], "nccl"),
+        (SUM, tf.float32, REMOTE_GPU, "add_n"),
         # NCCL takes no bfloat16 here, and needs a device per replica; int32 is not on
         # the GPU.
-        ("all_reduce", "sum", tf.int32, GPU[:2], "add_n"),
-        ("all_reduce", "sum", tf.bfloat16, GPU[:2], "add_n"),
-        ("all_reduce", "sum", tf.uint8, GPU[:2], "add_n"),
-        ("all_reduce", "sum", tf.float32, [GPU[0], GPU[0]], "add_n"),
-        ("all_reduce", "sum", tf.float32, [GPU[0], CPU[0]], "add_n"),
-        ("all_reduce", "min", tf.float32, GPU[:2], "pairwise"),
-        ("all_reduce", "sum", tf.float32, GPU[:1], "wire"),
-        ("all_gather", "", tf.float32, CPU[:1], "pack"),
-        ("all_gather", "", tf.float32, GPU[:2], "pack"),
-        ("broadcast", "", tf.float32, CPU[:2], "wire"),
+        (SUM, tf.int32, GPU[:2], "add_n"),
+        (SUM, tf.bfloat16, GPU[:2], "add_n"),
+        (SUM, tf.uint8, GPU[:2], "add_n"),
+        (SUM, tf.float32, [GPU[0], GPU[0]], "add_n"),
+        (SUM, tf.float32, [GPU[0], CPU[0]], "add_n"),
+        (AllReduce(op="min"), tf.float32, GPU[:2], "pairwise"),
+        (SUM, tf.float32, GPU[:1], "wire"),
+        (AllGather(), tf.float32, CPU[:1], "wire"),
+        (AllGather(), tf.float32, GPU[:2], "pack"),
+        (FIRST, tf.float32, CPU[:2], "wire"),
+        (PARTS, tf.float32, GPU[:2], "parts"),
+        (AllToAll(), tf.float32, CPU[:2], "parts"),
+        (Permute(pairs=((0, 1),)), tf.float32, CPU[:2], "wire"),
     ],
+    ids=str,
 )
 def test_the_algorithm_follows_from_operation_type_and_devices(
-    kind, op, dtype, devices, algorithm
+    kind, dtype, devices, algorithm
 ):
     """Each kind of collective has its algorithm on each kind of devices."""
-    call = _collective([[4]], kind=kind, op=op, n=len(devices), dtypes=[dtype])
+    call = _collective([[4]], kind, n=len(devices), dtypes=[dtype])
 
     (one,) = plan.make_plan([call], _on(devices))
 
@@ -190,8 +191,8 @@ def test_planning_twice_gives_the_same_plan():
 def test_the_printed_plan_has_sizes_transfers_and_owners():
     """One line per collective, then what each owner combines."""
     calls = [
-        _collective([[4], [2]], op="mean"),
-        _collective([[3]], kind="all_gather", op="", index=1),
+        _collective([[4], [2]], MEAN),
+        _collective([[3]], AllGather(), index=1),
     ]
 
     text = plan.explain(plan.make_plan(calls, _on(GPU[:2])), _on(GPU[:2]))

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator.engine.analysis.plan import Bucket, CollectivePlan
 from replicator.engine.graph.emitter import Emitter
-from replicator.engine.graph.trace import Collective
 from replicator.engine.link.chain import Chain
-from replicator.engine.link.reduction import Reduction
+from replicator.engine.link.reduction import How, Reduction
 from replicator.placement.topology import make_topology
 from replicator.placement.worker_group import FlatGroup, Keys
 
@@ -22,21 +20,14 @@ NUMPY = {"sum": np.sum, "mean": np.mean, "min": np.min, "max": np.max}
 
 
 def make_plan(op, num_replicas, *, wire_dtype=None, algorithm="add_n", owner=0):
-    """The plan of a call with one tensor."""
-    call = Collective(
-        index=0,
-        kind="all_reduce",
+    """How one tensor is reduced."""
+    return How(
         op=op,
-        source_replica_id=0,
-        num_replicas=num_replicas,
-        operands=("x",),
-        markers=("m",),
-        dtypes=(tf.float32,),
-        shapes=(SHAPE,),
         wire_dtype=wire_dtype,
+        algorithm=algorithm,
+        num_replicas=num_replicas,
+        owner=owner,
     )
-    bucket = Bucket(positions=(0,), num_bytes=12, owner=owner)
-    return CollectivePlan(collective=call, algorithm=algorithm, buckets=(bucket,))
 
 
 def make_reduction(memories, emit, workers=None, first_device=0, chain=None):
@@ -57,10 +48,11 @@ def reduce_all(execute, plan, memories, owner, values):
     """Both halves; returns the results by memory, and nodes."""
     emit = Emitter()
     reduction = make_reduction(memories, emit)
-    op = plan.collective.op
+    plan = dataclasses.replace(plan, owner=owner)
+    op = plan.op
     operands = [f"x_{r}" for r in range(len(memories))]
     left = reduction.within_memories(op, "near", operands, tf.float32)
-    refs = reduction.between_memories(plan, owner, "far", left, tf.float32, SHAPE)
+    refs = reduction.between_memories(plan, "far", left, tf.float32, SHAPE)
     arguments = {f"x_{r}": value for r, value in enumerate(values)}
     return execute(emit.nodes, arguments, [(ref, tf.float32) for ref in refs]), emit
 
@@ -105,7 +97,9 @@ def test_where_nothing_travels_the_owner_reduces_everything_at_once():
     reduction = make_reduction((0, 0, 0), emit)
 
     left = reduction.within_memories("sum", "near", ["a", "b", "c"], tf.float32)
-    reduction.between_memories(make_plan("sum", 3), 2, "far", left, tf.float32, SHAPE)
+    reduction.between_memories(
+        make_plan("sum", 3, owner=2), "far", left, tf.float32, SHAPE
+    )
 
     (total,) = emit.nodes
     assert (CPU[2], ["a", "b", "c"]) == (total.device, list(total.input))
@@ -157,7 +151,7 @@ def test_nothing_is_rounded_where_nothing_travels(execute):
 def test_workers_are_combined_after_the_replicas_of_each(execute, workers, op):
     """Two workers of two replicas; a mean is over all four."""
     values = arrays(4)
-    plan = make_plan(op, 4)
+    plan = make_plan(op, 4, owner=1)
     nodes, outputs = [], []
     for worker, cross_worker in enumerate(workers(2)):
         reduction = make_reduction(
@@ -165,9 +159,7 @@ def test_workers_are_combined_after_the_replicas_of_each(execute, workers, op):
         )
         operands = [f"x_{2 * worker + r}" for r in range(2)]
         left = reduction.within_memories(op, f"w{worker}_near", operands, tf.float32)
-        refs = reduction.between_memories(
-            plan, 1, f"w{worker}", left, tf.float32, SHAPE
-        )
+        refs = reduction.between_memories(plan, f"w{worker}", left, tf.float32, SHAPE)
         nodes += cross_worker.nodes
         outputs += [(ref, tf.float32) for ref in refs]
 
@@ -186,7 +178,7 @@ def test_one_memory_of_one_of_several_workers_travels(workers):
     plan = make_plan("sum", 4, wire_dtype=tf.bfloat16)
 
     left = reduction.within_memories("sum", "near", ["a", "b"], tf.float32)
-    reduction.between_memories(plan, 0, "far", left, tf.float32, SHAPE)
+    reduction.between_memories(plan, "far", left, tf.float32, SHAPE)
 
     assert 1 == len(left)
     sent = [node for node in cross_worker.nodes if node.op == "Cast"]
@@ -202,7 +194,7 @@ def test_nccl_takes_one_operand_of_each_device(op):
     reduction = make_reduction((0, 1), emit, chain=chain)
     plan = make_plan(op, 2, algorithm="nccl", wire_dtype=tf.float16)
 
-    refs = reduction.between_memories(plan, 0, "far", ["a", "b"], tf.float32, SHAPE)
+    refs = reduction.between_memories(plan, "far", ["a", "b"], tf.float32, SHAPE)
 
     kernels = [node for node in emit.nodes if node.op == "CollectiveReduceV2"]
     scaled = [node for node in emit.nodes if node.op == "Mul"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import tensorflow as tf
+from collective_calls import make_call
 
 from replicator.engine.analysis import plan, shares
 from replicator.engine.analysis.shares import Share
 from replicator.engine.graph.liveness import ELSEWHERE, Liveness
-from replicator.engine.graph.trace import Collective
 from replicator.errors import OptimizerOptionError
 
 LIMIT = plan.WORKER_BUCKET_BYTES
@@ -22,18 +22,8 @@ def share(node, *, size=4, source=0, dtype=tf.float32):
 
 def call(index, *operands, needed_if=None):
     """A collective that reads some nodes."""
-    return Collective(
-        index=index,
-        kind="all_reduce",
-        op="sum",
-        source_replica_id=0,
-        num_replicas=2,
-        operands=operands,
-        markers=tuple(f"marker_{index}_{i}" for i in range(len(operands))),
-        dtypes=(tf.float32,) * len(operands),
-        shapes=(tf.TensorShape([]),) * len(operands),
-        needed_if=needed_if,
-    )
+    shapes = [[]] * len(operands)
+    return make_call(shapes, index=index, operands=operands, needed_if=needed_if)
 
 
 def live(*, writers=None, emitted=None):

@@ -1,0 +1,205 @@
+"""permute: sends values from replica to replica, as pairs of source and target say.
+
+Its gradient sends every gradient back from the target to the source.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.collectives import differentiable
+from replicator.collectives.kind import (
+    GATHER,
+    NOTHING,
+    BetweenWorkers,
+    Kind,
+    Transfer,
+    gathered_bytes,
+)
+from replicator.collectives.nests import as_written, dense
+from replicator.step import context as context_lib
+from replicator.validation.arguments import shown
+from replicator.validation.integers import is_integer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from replicator.collectives.call import Collective
+    from replicator.collectives.linking import Links, Node, Ops
+    from replicator.collectives.sums import Sums
+    from replicator.placement.topology import Topology
+    from replicator.step.context import ReplicaContext
+
+
+@as_written
+def permute(value: Any, pairs: Sequence[tuple[int, int]]) -> Any:
+    """Sends the value of each source replica to its target replica.
+
+    ``permute(x, [(r, (r + 1) % R) for r in range(R)])`` sends values around a ring;
+    without the last pair, down a pipeline. Replicas of one program send each other only
+    what the pairs say. Between worker processes, values are gathered if a pair joins
+    two workers.
+
+    Args:
+      value: A nest of dense tensors of any type, of the same structure and shapes on
+        every replica.
+      pairs: Source and target, Python ints in [0, num_replicas_in_sync). A replica is
+        the source of at most one pair and the target of at most one.
+
+    Returns:
+      A nest of the same structure and shapes: the value of its source on each target,
+      zeros (``False``, empty strings) on replicas that are the target of no pair.
+
+    Raises:
+      CollectiveContextError: Called outside a step function.
+      TypeError: A leaf that is not a dense tensor, or ``pairs`` are not pairs of ints.
+      ValueError: A replica that does not exist, or is a source or a target twice; a
+        leaf is ``tf.IndexedSlices``.
+    """
+    context = context_lib.require("permute")
+    checked = _check(pairs, context.num_replicas_in_sync)
+    tensors = dense(value, "permute", "sends")
+    results = differentiable.communicate(context, Permute(pairs=checked), tensors)
+    return tf.nest.pack_sequence_as(value, results)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Permute(Kind):
+    """The value of the replica that sends to this one; zeros if none does.
+
+    Attributes:
+      pairs: Source and target of each value.
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+
+    name = "permute"
+    is_invariant = False
+    is_fused = False
+
+    @property
+    def parameter(self) -> str:
+        """The pairs."""
+        return ", ".join(f"{source}->{target}" for source, target in self.pairs)
+
+    def result_shape(self, shape: tf.TensorShape, num_replicas: int) -> tf.TensorShape:
+        """That of the operand."""
+        del num_replicas
+        return shape
+
+    def gradient(
+        self,
+        context: ReplicaContext,
+        xs: Sequence[tf.Tensor],
+        ys: Sequence[tf.Tensor],
+        dys: Sequence[tf.Tensor],
+    ) -> Sequence[tf.Tensor]:
+        """Sends back."""
+        del xs, ys
+        back = Permute(pairs=tuple((target, source) for source, target in self.pairs))
+        return differentiable.communicate(context, back, dys)
+
+    def vectorized(self, context: ReplicaContext, stacked: tf.Tensor) -> tf.Tensor:
+        """Sends the operands of all iterations at once."""
+        return differentiable.communicate(context, self, [stacked])[0]
+
+    def of_own(self, ops: Ops, operand: Any, replica: Any, num_replicas: int) -> Any:
+        """The operand; zeros on a single replica that does not send to itself.
+
+        Of several, a control keeps the operand on those that get zeros, too.
+        """
+        del replica
+        is_kept = num_replicas > 1 or self.pairs
+        return operand if is_kept else ops.zeros_like(operand)
+
+    def by_sums(self, sums: Sums, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Stacks all tensors and keeps that of the own source."""
+        source = tf.constant([self._source(r) for r in range(sums.num_replicas)])[
+            sums.replica_id
+        ]
+        return [
+            tf.where(source < 0, tf.zeros_like(rows[0]), rows[tf.maximum(source, 0)])
+            for rows in sums.stack(tensors)
+        ]
+
+    def sent_dtype(self, dtype: tf.DType) -> tf.DType:
+        """Its own: values are moved."""
+        return dtype
+
+    def algorithm(
+        self, call: Collective, topology: Topology, *, is_compiled: bool
+    ) -> str:
+        """Every replica reads its source's value; over workers, of all of them."""
+        del call, is_compiled
+        return "pack" if self._joins_workers(topology.num_local_replicas) else "wire"
+
+    def link(self, at: Links) -> list[tuple[Node, ...]]:
+        """Finds sources among this program's replicas, or gathers them."""
+        num_local = len(at.operands)
+        rows = None
+        if at.num_workers > 1 and self._joins_workers(num_local):
+            rows = at.stacked()
+        results = []
+        for r, operand in enumerate(at.operands):
+            source = self._source(at.first_replica_id + r)
+            if source < 0:
+                results.append(at.ops(r).zeros_like(operand))
+            elif rows is not None:
+                results.append(at.ops(r).unstack(rows[r], at.num_replicas)[source])
+            else:
+                results.append(at.operands[source - at.first_replica_id])
+        return [tuple(results)]
+
+    def transfers(
+        self, num_bytes: int, owner: int, topology: Topology
+    ) -> Iterator[Transfer]:
+        """One tensor per pair."""
+        del owner, topology
+        for source, target in self.pairs:
+            yield Transfer(source, target, num_bytes)
+
+    def between_workers(self, num_bytes: int, topology: Topology) -> BetweenWorkers:
+        """Workers gather all tensors, if one of them needs that of another."""
+        if not self._joins_workers(topology.num_local_replicas):
+            return BetweenWorkers(NOTHING, 0.0)
+        return BetweenWorkers(GATHER, gathered_bytes(num_bytes, topology))
+
+    def _source(self, replica: int) -> int:
+        """Who sends to a replica; -1 if nobody does."""
+        return next((s for s, target in self.pairs if target == replica), -1)
+
+    def _joins_workers(self, num_local: int) -> bool:
+        """Whether a pair joins replicas of two workers; all workers say the same."""
+        return any(s // num_local != t // num_local for s, t in self.pairs)
+
+
+def _check(pairs: Any, num_replicas: int) -> tuple[tuple[int, int], ...]:
+    """Pairs as a tuple, in order."""
+    is_listed = isinstance(pairs, (list, tuple)) and all(
+        isinstance(pair, (list, tuple)) and list(map(is_integer, pair)) == [True, True]
+        for pair in pairs
+    )
+    if not is_listed:
+        raise TypeError(
+            f"permute takes pairs of source and target, such as [(0, 1), (1, 0)], but "
+            f"got {shown(pairs)}; both are Python ints, because the permutation is "
+            "fixed when the step is traced"
+        )
+    for place, role in enumerate(("source", "target")):
+        replicas = [pair[place] for pair in pairs]
+        for replica in replicas:
+            if not 0 <= replica < num_replicas:
+                raise ValueError(
+                    f"permute got {role} {shown(replica)}, but there are "
+                    f"{num_replicas} replicas; use 0 to {num_replicas - 1}"
+                )
+            if replicas.count(replica) > 1:
+                raise ValueError(
+                    f"permute got replica {replica} as the {role} of "
+                    f"{replicas.count(replica)} pairs; a replica sends to at most one "
+                    "and receives from at most one: use broadcast to send to several"
+                )
+    return tuple(sorted((source, target) for source, target in pairs))

@@ -1,0 +1,135 @@
+"""Reductions over replicas that users call: dense and sparse, over nests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.collectives import compression as compression_lib
+from replicator.collectives import differentiable, reducible
+from replicator.collectives.kinds.all_concat import AllConcat
+from replicator.collectives.kinds.all_reduce import AllReduce
+from replicator.collectives.nests import as_written
+from replicator.step import context as context_lib
+from replicator.step.tensors import tensor_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replicator.step.context import ReplicaContext
+
+
+@as_written
+def all_reduce(value: Any, op: str = "sum", *, compression: str | None = None) -> Any:
+    """Reduces a value over all replicas.
+
+    Args:
+      value: A nest of tensors of the same structure and shapes on every replica;
+        ``tf.IndexedSlices`` leaves stay sparse with ``sum`` and ``mean``, and may
+        have different numbers of rows on every replica. All numeric types are
+        supported; integer sums wrap around as in TensorFlow; bool is supported with
+        ``min`` (all) and ``max`` (any).
+      op: ``sum``, ``mean``, ``min`` or ``max``.
+      compression: ``bfloat16`` or ``float16`` sends float32 and float64 from one memory
+        to another in 16 bits; see ``compression.py``. Gradients of the collective are
+        sent in full precision.
+
+    Returns:
+      A nest of the same structure and shapes, identical on all replicas.
+
+    Raises:
+      CollectiveContextError: Called outside a step function.
+      OptimizerOptionError: Unknown ``compression``.
+      TypeError: A leaf that is not a dense tensor.
+      ValueError: Unknown ``op``, the mean of integers, the minimum of complex numbers,
+        or a type that is not a number.
+    """
+    context = context_lib.require("all_reduce")
+    context_lib.check_reduce_op(op)
+    kind = AllReduce(op=op, wire_dtype=compression_lib.check(compression))
+    leaves = [
+        leaf
+        if isinstance(leaf, tf.IndexedSlices)
+        else tensor_of(leaf, "all_reduce() takes a nest of dense tensors")
+        for leaf in tf.nest.flatten(value)
+    ]
+    for leaf in leaves:
+        reducible.check(leaf, op, "all_reduce")
+    dense = [leaf for leaf in leaves if not isinstance(leaf, tf.IndexedSlices)]
+    reduced = iter(_all_reduce_dense(context, dense, kind))
+    merged = [
+        _all_reduce_sparse(context, leaf, kind)
+        if isinstance(leaf, tf.IndexedSlices)
+        else next(reduced)
+        for leaf in leaves
+    ]
+    return tf.nest.pack_sequence_as(value, merged)
+
+
+def all_sum(value: Any) -> Any:
+    """Sums a nest over all replicas; see ``all_reduce``."""
+    return all_reduce(value, "sum")
+
+
+def all_mean(value: Any) -> Any:
+    """Averages a nest over all replicas (sum / num_replicas); see ``all_reduce``."""
+    return all_reduce(value, "mean")
+
+
+def all_min(value: Any) -> Any:
+    """Takes the elementwise minimum over all replicas; see ``all_reduce``."""
+    return all_reduce(value, "min")
+
+
+def all_max(value: Any) -> Any:
+    """Takes the elementwise maximum over all replicas; see ``all_reduce``."""
+    return all_reduce(value, "max")
+
+
+def all_reduce_if(
+    predicate: tf.Tensor, tensors: Sequence[tf.Tensor], kind: AllReduce
+) -> list[tf.Tensor]:
+    """An ``all_reduce`` of tensors whose results are used only if a predicate is true.
+
+    It has no gradient.
+
+    Args:
+      predicate: A scalar bool, identical on every replica. Where it is false, a backend
+        need not communicate.
+      tensors: The operands.
+      kind: The reduction.
+    """
+    context = context_lib.require("all_reduce")
+    return context.communicate(kind, tensors, needed_if=predicate)
+
+
+def _all_reduce_dense(
+    context: ReplicaContext, tensors: Sequence[tf.Tensor], kind: AllReduce
+) -> list[tf.Tensor]:
+    sent = [tf.cast(t, reducible.stand_in(t.dtype)) for t in tensors]
+    reduced = differentiable.communicate(context, kind, sent)
+    return [tf.cast(y, x.dtype) for x, y in zip(tensors, reduced, strict=True)]
+
+
+def _all_reduce_sparse(
+    context: ReplicaContext, slices: tf.IndexedSlices, kind: AllReduce
+) -> tf.IndexedSlices:
+    """Concatenates the slices of all replicas: the sum of sparse tensors.
+
+    The number of slices may differ between replicas, as with batches of mixed lengths.
+    """
+    if kind.op not in ("sum", "mean"):
+        raise ValueError(
+            "all_reduce of tf.IndexedSlices supports 'sum' and 'mean', but not "
+            f"{kind.op!r}; use tf.convert_to_tensor on the slices first"
+        )
+    dtype = slices.values.dtype
+    narrow = tf.cast(slices.values, kind.sent_dtype(dtype))
+    values, indices = differentiable.communicate(
+        context, AllConcat(), [narrow, slices.indices]
+    )
+    values = tf.cast(values, dtype)
+    if kind.op == "mean":
+        values /= tf.cast(context.num_replicas_in_sync, values.dtype)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)

@@ -1,0 +1,256 @@
+"""Kinds of collectives: a new one is never another, and each answers everything."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from collective_calls import make_call
+
+import replicator
+from replicator import PerReplica, errors
+from replicator.collectives import differentiable
+from replicator.collectives.kind import BetweenWorkers, Kind, Transfer
+from replicator.collectives.kinds.all_reduce import AllReduce
+from replicator.collectives.kinds.all_to_all import AllToAll
+from replicator.collectives.kinds.permute import Permute
+from replicator.collectives.kinds.reduce_scatter import ReduceScatter
+from replicator.engine.analysis import plan, traffic
+from replicator.placement.topology import make_topology
+from replicator.step import context as context_lib
+
+CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
+REMOTE = [f"/job:worker/replica:0/task:{i // 2}/device:CPU:{i % 2}" for i in range(4)]
+RING = Permute(pairs=((0, 1), (1, 2), (2, 3), (3, 0)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shift(Permute):
+    """Replica r gets the value of r + 1: a kind that the library does not know."""
+
+    name = "shift"
+
+
+def _shift(value):
+    context = context_lib.require("shift")
+    count = context.num_replicas_in_sync
+    kind = Shift(pairs=tuple(((r + 1) % count, r) for r in range(count)))
+    return differentiable.communicate(context, kind, [value])[0]
+
+
+def test_a_new_kind_is_not_silently_another_one(in_graph, per_replica):
+    """It gave [11, 11] for [11, 10], and copies of variables that differ."""
+    with in_graph.context():
+        seen = tf.Variable(0.0, trainable=False)
+
+    def step(x):
+        y = _shift(x)
+        seen.assign(y)
+        return y
+
+    found = in_graph.run(step, per_replica([10.0, 11.0]))
+
+    assert [11.0, 10.0] == [float(value) for value in found]
+    # Each replica keeps its own, and the user reads their mean.
+    assert 10.5 == float(seen)
+    assert "#0 shift(" in in_graph.explain()
+
+
+def test_a_weight_that_gets_the_result_of_such_a_kind_is_refused(in_graph, per_replica):
+    """Its copies would drift apart, and assert_in_sync would say that they are."""
+    with in_graph.context():
+        weight = tf.Variable(0.0)
+
+    with pytest.raises(errors.UnsynchronisedUpdateError, match="would be updated with"):
+        in_graph.run(lambda x: weight.assign(_shift(x)), per_replica([1.0, 2.0]))
+
+
+def _without(name):
+    """Makes a kind that answers everything but one question."""
+    answers = {n: getattr(RING.__class__, n) for n in Kind.__abstractmethods__}
+    del answers[name]
+    return type("Forgetful", (Kind,), answers)
+
+
+@pytest.mark.parametrize("name", sorted(Kind.__abstractmethods__))
+def test_a_kind_that_lacks_an_answer_cannot_be_made(name):
+    """The message names the question."""
+    with pytest.raises(TypeError, match=rf"Forgetful does not say {name}: a kind answ"):
+        _without(name)
+
+
+VALUES = np.arange(32, dtype=np.float32).reshape(4, 4, 2)
+RESULTS = {
+    "reduce_scatter": lambda x: [x.sum(axis=0)[r : r + 1] for r in range(len(x))],
+    "all_to_all": lambda x: [x[:, r] for r in range(len(x))],
+    "permute": lambda x: [np.zeros_like(x[0]), *x[:-1]],
+}
+
+
+def _call(name, x):
+    if name == "permute":
+        count = replicator.get_replica_context().num_replicas_in_sync
+        return replicator.permute(x, [(r, r + 1) for r in range(count - 1)])
+    return getattr(replicator, name)(x)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        (name, dtype)
+        for name in RESULTS
+        for dtype in ("float32", "bfloat16", "int8", "bool", "string")
+        if name != "reduce_scatter" or dtype not in ("bool", "string")
+    ],
+)
+def test_values_are_moved_in_every_type(repl_of_four, name, dtype):
+    """Also in those without arithmetic, unless they are summed."""
+    values = VALUES % 2 if dtype == "bool" else VALUES // 4
+    cast = tf.strings.as_string if dtype == "string" else lambda t: tf.cast(t, dtype)
+    typed = [cast(tf.constant(value, tf.int32)) for value in values]
+
+    found = repl_of_four.run(lambda x: _call(name, x), PerReplica(typed))
+
+    for want, got in zip(RESULTS[name](values), found, strict=True):
+        assert tf.as_dtype(dtype) == got.dtype
+        wanted = cast(tf.constant(want, tf.int32)).numpy()
+        if dtype == "string":
+            wanted[want.sum() == 0] = b"" if name == "permute" else b"0"
+        np.testing.assert_array_equal(wanted, got.numpy())
+
+
+@pytest.fixture(params=["shared", "mirrored"])
+def repl_of_four(request):
+    """Four replicas, on one device and on four."""
+    devices = [f"CPU:{r}" for r in range(4)] if request.param == "mirrored" else None
+    return replicator.create(
+        "in_graph", num_replicas=4, devices=devices, variable_placement=request.param
+    )
+
+
+@pytest.mark.parametrize("op", ["mean", "min", "max"])
+def test_reduce_scatter_knows_every_reduction(repl_of_four, op):
+    """all_gather of its results is the all_reduce."""
+
+    def step(x):
+        parts = replicator.all_gather(replicator.reduce_scatter(x, op))
+        return tf.reshape(parts, [4, 2]), replicator.all_reduce(x, op)
+
+    found, want = repl_of_four.run(step, PerReplica([tf.constant(v) for v in VALUES]))
+
+    np.testing.assert_allclose(want[0], found[0], rtol=1e-6)
+
+
+def test_rows_that_are_known_only_at_run_time_are_divided(repl_of_four):
+    """A batch of any size, if it can be divided."""
+
+    def step(x):
+        rows = tf.boolean_mask(x, x[:, 0] >= 0.0)
+        return replicator.reduce_scatter(rows), replicator.all_to_all(rows)
+
+    found = repl_of_four.run(step, PerReplica([tf.constant(v) for v in VALUES]))
+
+    for name, results in zip(("reduce_scatter", "all_to_all"), found, strict=True):
+        np.testing.assert_array_equal(np.stack(RESULTS[name](VALUES)), results)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: replicator.reduce_scatter(tf.ones([3])),
+            ValueError,
+            r"reduce_scatter divides .* 2 replicas, but got shape \(3,\); pass a first",
+        ),
+        (
+            lambda: replicator.all_to_all(1.0),
+            ValueError,
+            r"all_to_all divides .* shape \(\)",
+        ),
+        (
+            lambda: replicator.reduce_scatter(tf.constant([True, False])),
+            ValueError,
+            r"reduce_scatter 'sum' of bool is not defined",
+        ),
+        (
+            lambda: replicator.all_to_all(
+                tf.IndexedSlices(tf.ones([2]), tf.constant([0, 1]))
+            ),
+            ValueError,
+            r"all_to_all does not take tf.IndexedSlices, because it divides dense",
+        ),
+        (
+            lambda: replicator.permute(1.0, [1, 0]),
+            TypeError,
+            r"permute takes pairs of source and target, such as .* but got \[1, 0\]",
+        ),
+        (
+            lambda: replicator.permute(1.0, [(0, 2)]),
+            ValueError,
+            r"permute got target 2, but there are 2 replicas; use 0 to 1",
+        ),
+        (
+            lambda: replicator.permute(1.0, [(0, 0), (0, 1)]),
+            ValueError,
+            r"replica 0 as the source of 2 pairs; .* use broadcast",
+        ),
+    ],
+)
+def test_bad_input_says_what_is_allowed(in_graph, call, error, message):
+    """One line: what was passed, why it is wrong, what to do."""
+    with pytest.raises(error, match=message):
+        in_graph.run(call)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"),
+    [
+        # By worker, of 64 bytes per replica; two workers of two replicas.
+        (AllReduce(op="sum"), {0: 64, 1: 64}),
+        (ReduceScatter(op="sum"), {0: 32, 1: 32}),
+        (AllToAll(), {0: 64, 1: 64}),
+        (RING, {0: 64, 1: 64}),
+        (Permute(pairs=((0, 1), (2, 3))), {0: 0, 1: 0}),
+    ],
+    ids=str,
+)
+def test_traffic_counts_what_leaves_a_worker(kind, sent):
+    """Where one program has all replicas, parts travel and not whole tensors."""
+    places = make_topology([[device] for device in REMOTE])
+    plans = plan.make_plan([make_call([[16]], kind, num_replicas=4)], places)
+
+    assert sent == traffic.sent_bytes(plans, places, [0, 0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "op", "num_bytes"),
+    [
+        (AllReduce(op="sum"), "reduce", 128.0),
+        (ReduceScatter(op="sum"), "reduce", 128.0),
+        (AllToAll(), "gather", 256.0),
+        (RING, "gather", 256.0),
+        (Permute(pairs=((0, 1),)), "", 0.0),
+    ],
+    ids=str,
+)
+def test_kinds_say_what_goes_over_the_wire(kind, op, num_bytes):
+    """Two programs of two replicas with 64 bytes each; the plan prints it."""
+    places = make_topology([[d] for d in CPU[:2]], num_replicas=4, num_programs=2)
+    call = make_call([[16]], kind, num_replicas=4)
+
+    assert BetweenWorkers(op, num_bytes) == kind.between_workers(64, places)
+    text = plan.explain(plan.make_plan([call], places), places).splitlines()[0]
+    assert text.endswith(
+        f"{num_bytes:g} bytes in all" if op else "; nothing over 2 workers"
+    )
+
+
+def test_a_permutation_inside_a_worker_moves_nothing_but_its_values():
+    """One transfer per pair."""
+    places = make_topology([[device] for device in CPU])
+
+    assert [Transfer(0, 1, 8), Transfer(3, 2, 8)] == list(
+        Permute(pairs=((0, 1), (3, 2))).transfers(8, 0, places)
+    )

@@ -1,0 +1,37 @@
+"""Calls of collectives as a trace leaves them, without a trace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.collectives.call import Collective
+from replicator.collectives.kinds.all_reduce import AllReduce
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SUM = AllReduce(op="sum")
+
+
+def make_call(
+    shapes: Sequence[Any],
+    kind: Any = SUM,
+    *,
+    num_replicas: int = 2,
+    dtypes: Sequence[tf.DType] | None = None,
+    index: int = 0,
+    **options: Any,
+) -> Collective:
+    """A call on tensors of some shapes, float32 unless types are given."""
+    places = range(len(shapes))
+    facts = {
+        "operands": tuple(f"operand_{index}_{place}" for place in places),
+        "markers": tuple(f"marker_{index}_{place}" for place in places),
+        "dtypes": tuple(dtypes or [tf.float32] * len(shapes)),
+        "shapes": tuple(tf.TensorShape(shape) for shape in shapes),
+    }
+    return Collective(
+        index=index, kind=kind, num_replicas=num_replicas, **(facts | options)
+    )
