@@ -155,18 +155,14 @@ def _count(commit_state: CommitState, clock_at_read: tf.Tensor) -> None:
         indices=place,
         updates=tf.ones([], tf.int64),
     )
-    _add(commit_state.clock, 1)
+    tf.raw_ops.AssignAddVariableOp(
+        resource=_tf_compat.handle(commit_state.clock), value=tf.ones([], tf.int64)
+    )
 
 
 def _read(variable: Any) -> tf.Tensor:
     return tf.raw_ops.ReadVariableOp(
         resource=_tf_compat.handle(variable), dtype=variable.dtype
-    )
-
-
-def _add(variable: Any, amount: int) -> None:
-    tf.raw_ops.AssignAddVariableOp(
-        resource=_tf_compat.handle(variable), value=tf.constant(amount, variable.dtype)
     )
 
 

@@ -9,7 +9,7 @@ from tutorials import targets
 import replicator
 
 TIMEOUT_SEC = 60.0
-CASES = {name: functools.partial(targets.run, name) for name in targets.ON_WORKERS}
+CASES = {name: functools.partial(targets.run, name) for name in targets.PROGRAMS}
 
 
 def set_up(_folder):

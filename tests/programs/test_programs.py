@@ -17,7 +17,6 @@ MODULES = {"__init__", "sharing", "targets"}  # of the folder, that are no progr
 
 # Program and target -> why the stock peer cannot run it.
 NOT_MEANT = {
-    ("two_devices", "tf_mirrored"): "a replica of MirroredStrategy is one device",
     ("mixed_precision", "tf_mirrored"): "MirroredStrategy cannot update in a branch",
     ("moving_averages", "tf_mirrored"): "MirroredStrategy cannot update in a branch",
 }
@@ -93,13 +92,13 @@ def workers(request, tmp_path_factory):
     "name",
     [
         pytest.param(name, marks=[] if name in OFTEN_ON_WORKERS else pytest.mark.full)
-        for name in targets.ON_WORKERS
+        for name in targets.PROGRAMS
     ],
 )
 def test_a_program_on_workers_trains_like_one_device(workers, name):
     """Each worker has one replica and half of each batch.
 
-    Three programs; the full run has all that replicas of one device can run.
+    Three programs; the full run has all.
     """
     expected = _on_one_device(name)
 

@@ -22,11 +22,8 @@ PROGRAMS = (
     "moving_averages",
     "plain_module",
     "recurrent",
-    "two_devices",
     "wgan_gp",
 )
-# What every worker of a cluster can run: replicas of one device.
-ON_WORKERS = tuple(name for name in PROGRAMS if name != "two_devices")
 IN_PROCESS = ("in_graph", "in_graph_mirrored", "tf_mirrored")
 NUM_REPLICAS = 2
 
@@ -40,18 +37,13 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(f"tutorials.{name}")
 
 
-def make(target: str, num_devices: int) -> Any:
-    """A replicator, whose replicas are so many devices each."""
-    options: dict[str, Any] = {}
-    if num_devices > 1:
-        options["logical_devices_per_replica"] = num_devices
+def make(target: str) -> Any:
+    """A replicator of two replicas; of one on ``single``."""
     if target == "single":
-        if num_devices > 1:
-            options["devices"] = ["CPU:0"] * num_devices
-        return replicator.create("single", **options)
-    if target != "in_graph" or num_devices > 1:
-        count = NUM_REPLICAS * num_devices
-        options["devices"] = [f"CPU:{index}" for index in range(count)]
+        return replicator.create("single")
+    options: dict[str, Any] = {}
+    if target != "in_graph":
+        options["devices"] = [f"CPU:{index}" for index in range(NUM_REPLICAS)]
     if target == "in_graph_mirrored":
         target, options["variable_placement"] = "in_graph", "mirrored"
     return replicator.create(target, num_replicas=NUM_REPLICAS, **options)
@@ -65,8 +57,7 @@ def run(name: str, repl: Any) -> Any:
 
 def run_on(name: str, target: str) -> Any:
     """What a program returns on a target of this process."""
-    num_devices = getattr(load(name), "NUM_LOGICAL_DEVICES", 1)
-    return run(name, make(target, num_devices))
+    return run(name, make(target))
 
 
 def compare(name: str, expected: Any, got: Any) -> None:

@@ -214,46 +214,6 @@ def test_replicas_of_one_worker_average_and_workers_do_not(make_job):
     assert [-2.0 - 6.0] * 2 == [float(weight[0]) for weight in weights]
 
 
-def test_workers_keep_apart_what_they_overwrite(job):
-    """A moving average; the copies of both workers are on the server."""
-    (average,) = job.variables([0.0], trainable=False)
-    steps = job.steps(
-        lambda x: average.assign(0.5 * average + 0.5 * x), tf.TensorSpec([1])
-    )
-
-    for _ in range(2):
-        for worker in range(2):
-            job.run(steps, worker, source=[(tf.constant([4.0 * (worker + 1)]),)])
-
-    (entry,) = job.table.entries_of([average])
-    assert [[3.0], [6.0]] == [copy.numpy().tolist() for copy in entry.copies]
-
-
-def test_workers_draw_different_random_numbers(job):
-    """From one trace; and other ones in the next step."""
-    generator = keras.random.SeedGenerator(3)
-    steps = job.steps(lambda: keras.random.normal([4], seed=generator))
-
-    drawn = [tuple(job.run(steps, worker)[0]) for worker in (0, 1, 0, 1)]
-
-    assert 4 == len(set(drawn))
-
-
-def test_duplicate_rows_of_a_sparse_gradient_are_summed_on_each_server(job):
-    """Row 0 stands twice."""
-    tables = job.variables(np.zeros([3, 2], np.float32), np.zeros([3, 2], np.float32))
-    optimizer = job.optimizer(lambda: keras.optimizers.SGD(1.0), tables)
-
-    def step():
-        rows = tf.IndexedSlices(tf.ones([3, 2]), tf.constant([0, 2, 0]), [3, 2])
-        optimizer.apply_gradients([(rows, table) for table in tables])
-
-    job.run(job.steps(step), num_steps=2)
-
-    for table in tables:
-        assert [[-4.0] * 2, [0.0] * 2, [-2.0] * 2] == table.numpy().tolist()
-
-
 def test_an_optimizer_without_a_kernel_updates_on_one_server_only(make_job):
     """On two, nothing could lock all of its update."""
     one, two = make_job(num_servers=1), make_job(num_servers=2)

@@ -41,15 +41,6 @@ def test_a_copy_per_replica_is_on_the_server_of_the_variable(pairs, variable):
     assert not any(copy.trainable for copy in entry.copies)
 
 
-def test_random_states_of_all_replicas_differ(pairs):
-    """Of all workers."""
-    state = tf.Variable([5, 0], dtype=tf.int64, trainable=False)
-
-    entry = pairs.table.require(state, Kind.RANDOM)
-
-    assert 4 == len({tuple(copy.numpy()) for copy in entry.copies})
-
-
 @pytest.mark.parametrize("worker", [0, 1])
 def test_a_worker_sees_the_copies_of_its_replicas(pairs, variable, worker):
     """In their order; the entry itself is that of all."""

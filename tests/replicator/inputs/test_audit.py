@@ -167,7 +167,7 @@ def test_uneven_shares_name_what_the_last_step_leaves_over():
         "one key for a batch",
         "no keys",
         "keys of no batch",
-        "a text as number",
+        "a string as number",
         "a float as number",
         "a negative number",
         "a huge number",

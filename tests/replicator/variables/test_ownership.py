@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 from replicator.placement.topology import make_topology
-from replicator.variables import ownership
 from replicator.variables.ownership import Owner, Ownership
 
 pytestmark = pytest.mark.usefixtures("quick_collections")
@@ -139,21 +138,6 @@ def test_state_of_another_program_has_no_elements_here():
     assert CPU[0] == owned.device(given[1])
 
 
-def test_what_was_filled_is_freed_again():
-    """As after a checkpoint was read; what is here stays."""
-    owned, given = make(1, num_replicas=2, num_programs=2), variables(2, 1)
-    owned.assign(given)
-    slots = variables(2, 1)
-    for slot, variable in zip(slots, given, strict=True):
-        owned.own_slot(slot, variable)
-    ownership.fill(slots[1], tf.constant([5.0]))
-    assert [5.0] == slots[1].numpy().tolist()
-
-    owned.release([*slots, *given])
-
-    assert [2, 0] == [int(tf.size(slot.read_value())) for slot in slots]
-
-
 def test_a_freed_variable_leaves_no_owner_to_one_that_gets_its_id():
     """Python gives ids of freed objects to new ones."""
     owned, given = make(), variables(1)
@@ -183,12 +167,3 @@ def test_owners_are_explained_with_their_bytes():
     ) == here
     assert there.startswith("sharded update: worker 1, device 0, updates 1 variables")
     assert "of 4 bytes and keeps 0 bytes" in there
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "expected"),
-    [([], tf.float32, 4), ([2, 3], tf.float64, 48), ([0], tf.int64, 0)],
-)
-def test_the_size_of_a_variable(shape, dtype, expected):
-    """A scalar has one element."""
-    assert expected == ownership.num_bytes(tf.Variable(tf.zeros(shape, dtype)))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import tensorflow as tf
 
 from replicator.placement.topology import make_topology
 from replicator.variables.kinds import Kind
-from replicator.variables.table import LocalState, VariableTable
+from replicator.variables.table import VariableTable
 
 pytestmark = pytest.mark.usefixtures("quick_collections")
 
@@ -85,16 +83,6 @@ def test_copies_of_a_sum_sum_to_it():
     assert [[3, 1], [2, 0], [2, 0]] == values(entry)
 
 
-def test_random_state_differs_between_replicas():
-    """Replica 0 draws what one device would draw."""
-    state = tf.Variable([5, 0], dtype=tf.int64, trainable=False)
-
-    entry = make().require(state, Kind.RANDOM)
-
-    assert [5, 0] == values(entry)[0]
-    assert 3 == len(set(map(tuple, values(entry))))
-
-
 def test_replica_ids_count_over_all_programs():
     """A program's second replica is the job's fourth, and draws as it."""
     state = tf.Variable([5, 0], dtype=tf.int64, trainable=False)
@@ -126,27 +114,6 @@ def test_the_kind_of_an_unused_variable_is_what_its_flags_say(num_replicas, kind
     assert kind is make(num_replicas).kind(local_sum([1.0]))
 
 
-def test_an_entry_lives_as_long_as_its_variable():
-    """The table keeps nothing alive."""
-    table, given = make(), [tf.Variable([1.0]), tf.Variable([2.0])]
-    for each in given:
-        table.require(each, Kind.MIRRORED)
-    assert given == [entry.variable for entry in table.entries()]
-
-    del given[0], each
-    gc.collect()
-
-    assert [[2.0]] == [e.variable.numpy().tolist() for e in table.entries()]
-
-
-def test_entries_are_found_in_the_order_that_was_asked_for(variable):
-    """Those that no step uses have none."""
-    table, other = make(), tf.Variable(1.0)
-    entries = [table.require(v, Kind.MIRRORED) for v in (variable, other)]
-
-    assert entries[::-1] == table.entries_of([other, tf.Variable(0.0), variable])
-
-
 def test_bytes_count_every_copy_once_on_its_device(variable):
     """Unused variables once, shared copies once."""
     with tf.device(CPU[1]):
@@ -158,33 +125,6 @@ def test_bytes_count_every_copy_once_on_its_device(variable):
     assert {CPU[0]: 8, CPU[1]: 8 + 20} == mirrored.bytes_by_device([variable, unused])
     assert {CPU[0]: 8, CPU[1]: 20} == shared.bytes_by_device([variable, unused])
     assert {} == mirrored.bytes_by_device([])
-
-
-def test_state_that_differs_is_listed_by_replica(variable):
-    """Mirrored variables are the user's own, and are saved as such."""
-    table, local = make(2), tf.Variable([0.0], trainable=False)
-    table.require(variable, Kind.MIRRORED)
-    table.require(local, Kind.LOCAL).copies[1].assign([3.0])
-
-    (state,) = table.local_state()
-
-    assert (local, Kind.LOCAL) == (state.variable, state.kind)
-    assert [[0.0], [3.0]] == [value.tolist() for value in state.values]
-
-
-def test_restored_copies_get_their_own_values(variable):
-    """And what they agree with is known; ``test_local_state.py`` has more."""
-    table = make(2)
-    entry = table.require(variable, Kind.LOCAL)
-    variable.assign([4.0, 4.0])
-
-    values_of_all = ([3.0, 3.0], [5.0, 5.0])
-    table.restore(
-        [LocalState(variable=variable, kind=Kind.LOCAL, values=values_of_all)]
-    )
-
-    assert [[3.0, 3.0], [5.0, 5.0]] == values(entry)
-    assert [4.0, 4.0] == entry.seen.numpy().tolist()
 
 
 def test_a_restore_leaves_mirrored_copies_to_the_next_step(variable):
@@ -207,14 +147,3 @@ def test_a_restore_takes_partial_variables_without_copies(variable):
 
     assert entry.seen is None
     assert [[1.0, 2.0]] == values(entry)
-
-
-def test_optimizer_state_with_an_owner_exists_once(variable):
-    """Every replica of the program uses the one there is."""
-    table, slot = make(), tf.Variable([0.0, 0.0])
-    table.ownership.assign([variable])
-    table.ownership.own_slot(slot, variable)
-
-    entry = table.require(slot, Kind.MIRRORED)
-
-    assert [True] * 3 == [copy is slot for copy in entry.copies]
