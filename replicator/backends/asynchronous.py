@@ -22,15 +22,14 @@ from replicator.async_training.optimizer import ServerOptimizer
 from replicator.async_training.placement import Placement
 from replicator.async_training.steps import WorkerSteps
 from replicator.async_training.table import ServerTable
-from replicator.contract import base, programs
+from replicator.backends.scheduled import ScheduledBackend
+from replicator.contract import programs
 from replicator.inputs import prefetch
-from replicator.inputs.iterator import counted
 from replicator.inputs.values import values_of
 from replicator.placement.topology import make_topology
 from replicator.placement.worker_share import per_worker
 from replicator.step import keras_random
 from replicator.step.per_replica import PerReplica
-from replicator.validation import user_functions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -48,7 +47,7 @@ RECOVERY_TIMEOUT_SEC = 600.0
 _COUNTER = itertools.count()
 
 
-class MultiWorkerAsyncReplicator(base.Replicator):
+class MultiWorkerAsyncReplicator(ScheduledBackend):
     """Replicas on workers that share variables on parameter servers.
 
     This process is the client (``chief`` in ``TF_CONFIG``); workers and servers run
@@ -65,7 +64,6 @@ class MultiWorkerAsyncReplicator(base.Replicator):
 
     Attributes:
       num_replicas: Replicas of all workers.
-      connection: The cluster, TensorFlow's strategy and coordinator.
     """
 
     def __init__(
@@ -126,26 +124,11 @@ class MultiWorkerAsyncReplicator(base.Replicator):
             self.connection.watch,
         )
 
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Replicas of one worker: those whose gradients are averaged."""
-        return self._share
-
-    @property
-    def num_programs(self) -> int:
-        """One: the chief's; workers and parameter servers serve."""
-        return 1
-
     @contextlib.contextmanager
     def context(self) -> Iterator[MultiWorkerAsyncReplicator]:
         """The scope for creating variables, on the parameter servers."""
         with super().context(), self._placement.scope():
             yield self
-
-    @property
-    def feeds_gpus(self) -> bool:
-        """No: workers that may restart run the pipelines."""
-        return False
 
     def _make_input_iterator(
         self,
@@ -164,36 +147,6 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         """
         prefetch.refuse(num_prefetched, type(self).__name__)
         return ServerInputIterator(input_fn, mode, self.connection, self._share)
-
-    def schedule(
-        self,
-        step_fn: Callable[..., Any],
-        inputs: InputIterator | Any = None,
-        *more: Any,
-        num_steps: int = 1,
-        **others: Any,
-    ) -> None:
-        """Schedules steps on every worker, and does not wait for them.
-
-        Args:
-          step_fn: As in ``run``.
-          inputs: As in ``run``.
-          *more: Rejected; the error shows the equivalent of
-            ``schedule(step, args=...)``.
-          num_steps: Steps of each worker, in one dispatch.
-          **others: Rejected as well.
-
-        Raises:
-          ReplicatorError: Misuse inside the step; errors of steps come from ``join``.
-        """
-        programs.check_caller()
-        user_functions.check_no_more("schedule", more, others)
-        programs.check_num_steps(num_steps, inputs)
-        signature, specs = programs.split_inputs(inputs, self.num_replicas)
-        with counted(inputs, num_steps):
-            self._schedule(
-                step_fn, inputs, signature, specs, num_steps, keeps_results=False
-            )
 
     def join(self) -> None:
         """Waits until all updates of all scheduled steps are applied.
@@ -337,9 +290,6 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         """Sets the copies; see ``Replicator.restore_local_state``."""
         super().restore_local_state(saved)
         self._table.restore(saved)
-
-    def assert_in_sync(self) -> None:
-        """Never raises: there is one copy of every shared variable."""
 
 
 def _spec_of(source: Any) -> Any:

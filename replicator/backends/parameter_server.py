@@ -14,21 +14,17 @@ import tensorflow as tf
 
 from replicator.async_training import connection as connection_lib
 from replicator.async_training.inputs import traced_dataset
+from replicator.backends.scheduled import ScheduledBackend
 from replicator.backends.strategy import StrategyReplicator
-from replicator.backends.strategy_context import StrategyReplicaContext
-from replicator.contract import programs
 from replicator.errors import ReplicatorError
 from replicator.inputs import prefetch
 from replicator.inputs.context import InputContext, InputReplicationMode
-from replicator.inputs.iterator import InputIterator, counted
+from replicator.inputs.iterator import InputIterator
 from replicator.inputs.values import values_of
 from replicator.optimizer.strategy_optimizer import StrategyOptimizer
-from replicator.step import context, creation, loop
-from replicator.step.keras_random import StepGenerator
-from replicator.step.outputs import check_outputs
-from replicator.step.per_replica import PerReplica
+from replicator.step import creation
+from replicator.step.per_replica import per_replica_nest
 from replicator.step.traced_once import traced_once
-from replicator.validation import user_functions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -88,12 +84,8 @@ class CoordinatorInputIterator(InputIterator):
         )
 
 
-class ParameterServerReplicator(StrategyReplicator):
-    """The stock asynchronous peer.
-
-    Attributes:
-      connection: The cluster, TensorFlow's strategy and coordinator.
-    """
+class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
+    """The stock asynchronous peer."""
 
     def __init__(
         self,
@@ -122,21 +114,6 @@ class ParameterServerReplicator(StrategyReplicator):
         self.num_replicas = self._share * self.num_workers
         connection_lib.check_stock(num_replicas, self._share, self.num_workers)
 
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Replicas of one worker."""
-        return self._share
-
-    @property
-    def num_programs(self) -> int:
-        """One: the chief's; workers and parameter servers serve."""
-        return 1
-
-    @property
-    def feeds_gpus(self) -> bool:
-        """No: workers that may restart run the pipelines."""
-        return False
-
     def _make_input_iterator(
         self,
         input_fn: Callable[[InputContext], tf.data.Dataset],
@@ -146,22 +123,6 @@ class ParameterServerReplicator(StrategyReplicator):
         """Makes the pipeline on every worker; only ``PER_WORKER``."""
         prefetch.refuse(num_prefetched, type(self).__name__)
         return CoordinatorInputIterator(input_fn, mode, self)
-
-    def schedule(
-        self,
-        step_fn: Callable[..., Any],
-        inputs: InputIterator | Any = None,
-        *more: Any,
-        num_steps: int = 1,
-        **others: Any,
-    ) -> None:
-        """Schedules as many dispatches as there are workers, on any free worker."""
-        programs.check_caller()
-        user_functions.check_no_more("schedule", more, others)
-        programs.check_num_steps(num_steps, inputs)
-        signature, _ = programs.split_inputs(inputs, self.num_replicas)
-        with counted(inputs, num_steps):
-            self._schedule(step_fn, inputs, signature, num_steps)
 
     def join(self) -> None:
         """Waits until everything that was scheduled has run."""
@@ -175,30 +136,28 @@ class ParameterServerReplicator(StrategyReplicator):
         specs: list[Any],
         num_steps: int,
     ) -> Any:
-        del specs  # the strategy takes them from its distributed inputs
-        structure, values = self._schedule(step_fn, inputs, signature, num_steps)
+        structure, values = self._schedule(
+            step_fn, inputs, signature, specs, num_steps, keeps_results=True
+        )
         self.join()
         flat = [value for remote in values for value in remote.get()]
-        count = len(flat) // self.num_workers
-        leaves = iter(range(count // self._share))
-
-        def gather(leaf: Any) -> PerReplica[Any]:
-            if leaf is None:
-                return PerReplica([None] * self.num_replicas)
-            start = next(leaves) * self._share
-            return PerReplica(
-                [
-                    flat[worker * count + start + replica]
-                    for worker in range(self.num_workers)
-                    for replica in range(self._share)
-                ]
-            )
-
-        return tf.nest.map_structure(gather, structure[0])
+        return per_replica_nest(
+            structure[0], flat, self.num_replicas, tf.nest.map_structure
+        )
 
     def _schedule(
-        self, step_fn: Callable[..., Any], inputs: Any, signature: Any, num_steps: int
+        self,
+        step_fn: Callable[..., Any],
+        inputs: Any,
+        signature: Hashable,
+        specs: list[Any],
+        num_steps: int,
+        *,
+        keeps_results: bool,
     ) -> tuple[list[Any], list[Any]]:
+        """Schedules as many dispatches as there are workers, on any free worker."""
+        del specs  # the strategy takes them from its distributed inputs
+        del keeps_results  # the coordinator always does
         function, structure = self._programs.get(
             step_fn, (signature, num_steps), lambda: self._build(step_fn, num_steps)
         )
@@ -223,28 +182,10 @@ class ParameterServerReplicator(StrategyReplicator):
         return values_of(inputs, [worker])[0]
 
     def _build(self, step_fn: Callable[..., Any], num_steps: int) -> Any:
-        replica_context = StrategyReplicaContext(self._share)
-        local = self.strategy.experimental_local_results
-        generator = StepGenerator()
-        structure: list[Any] = [None]  # known once the step is traced
-
-        def step(*batch: Any) -> Any:
-            with context.enter(replica_context), generator.installed():
-                return check_outputs(step_fn(*batch), step_fn)
+        run_steps, structure = self._flat_steps(step_fn, num_steps)
 
         def function(*source: Any) -> list[tf.Tensor]:
-            def one_step() -> list[tf.Tensor]:
-                is_iterator = bool(source) and hasattr(source[0], "__next__")
-                batch = (next(source[0]),) if is_iterator else source
-                outputs = self.strategy.run(step, args=batch)
-                structure[0] = outputs
-                leaves = [x for x in tf.nest.flatten(outputs) if x is not None]
-                return [value for leaf in leaves for value in local(leaf)]
-
-            if num_steps == 1:
-                return one_step()
-            specs = self._output_specs(one_step)
-            return loop.repeat(lambda _: one_step(), num_steps, specs)
+            return run_steps(*source or [None])
 
         return traced_once(function, autograph=True), structure
 
@@ -265,6 +206,3 @@ class ParameterServerReplicator(StrategyReplicator):
             f"ParameterServerStrategy, {self.num_replicas} replicas on "
             f"{self.num_workers} workers: stock tf.distribute does not show its plan"
         )
-
-    def assert_in_sync(self) -> None:
-        """Never raises: there is one copy of every variable."""

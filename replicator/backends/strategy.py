@@ -31,7 +31,7 @@ from replicator.placement import devices as device_lib
 from replicator.step import context, creation, loop
 from replicator.step.keras_random import StepGenerator
 from replicator.step.outputs import check_outputs
-from replicator.step.per_replica import PerReplica
+from replicator.step.per_replica import PerReplica, per_replica_nest
 from replicator.validation.arguments import shown
 from replicator.variables.kinds import Kind
 from replicator.variables.table import LocalState
@@ -204,54 +204,54 @@ class StrategyReplicator(base.Replicator):
         )
 
     def _build(self, step_fn: Callable[..., Any], num_steps: int) -> Any:
-        replica_context = self.replica_context_class(self.num_replicas)
+        run_steps, structure = self._flat_steps(step_fn, num_steps)
+        dispatch = Dispatch(run_steps, autograph=True)
+
+        def program(source: Any) -> Any:
+            flat = dispatch(source)
+            return per_replica_nest(
+                structure[0], flat, self.num_local_replicas, tf.nest.map_structure
+            )
+
+        return program
+
+    def _flat_steps(
+        self, step_fn: Callable[..., Any], num_steps: int
+    ) -> tuple[Callable[[Any], list[tf.Tensor]], list[Any]]:
+        """What is traced to run steps under the strategy.
+
+        Returns:
+          A function that takes the source of the batches (an iterator, the values
+          themselves, or None) and returns the tensors of the last step, replica by
+          replica. And a list whose item is their nest, once the function is traced.
+        """
+        replica_context = self.replica_context_class(self.strategy.num_replicas_in_sync)
         replica_context.num_logical_devices = self.logical_devices_per_replica
         local = self.strategy.experimental_local_results
         generator = StepGenerator()  # of all replicas, each traced in its thread
+        structure: list[Any] = [None]
 
         def step(*batch: Any) -> Any:
             with context.enter(replica_context), generator.installed():
                 return check_outputs(step_fn(*batch), step_fn)
 
-        def one_step(source: Any) -> Any:
-            if source is None:
-                return self.strategy.run(step)
-            batch = (
-                next(source)
-                if isinstance(source, tf.distribute.DistributedIterator)
-                else source
-            )
-            return self.strategy.run(step, args=(batch,))
-
-        structure = [None]  # what a step returns, known once it is traced
-
-        def flat_program(source: Any) -> Any:
+        def run_steps(source: Any) -> list[tf.Tensor]:
             def flat_step() -> list[tf.Tensor]:
-                outputs = one_step(source)
-                structure[0] = outputs
-                leaves = [x for x in tf.nest.flatten(outputs) if x is not None]
-                return [value for leaf in leaves for value in local(leaf)]
+                batch = next(source) if hasattr(source, "__next__") else source
+                args = () if source is None else (batch,)
+                outputs = self.strategy.run(step, args=args)
+                structure[0] = tf.nest.map_structure(
+                    lambda leaf: None if leaf is None else 0, outputs
+                )
+                leaves = [local(x) for x in tf.nest.flatten(outputs) if x is not None]
+                return [value for replica in zip(*leaves) for value in replica]  # noqa: B905 (AutoGraph knows no strict zip)
 
             if num_steps == 1:
                 return flat_step()
             specs = self._output_specs(flat_step)
             return loop.repeat(lambda _: flat_step(), num_steps, specs)
 
-        dispatch = Dispatch(flat_program, autograph=True)
-
-        def program(source: Any) -> Any:
-            flat = iter(dispatch(source))
-            return tf.nest.map_structure(
-                lambda leaf: PerReplica(
-                    [
-                        None if leaf is None else next(flat)
-                        for _ in range(self.num_local_replicas)
-                    ]
-                ),
-                structure[0],
-            )
-
-        return program
+        return run_steps, structure
 
     def _output_specs(
         self, flat_step: Callable[[], list[tf.Tensor]]
