@@ -113,7 +113,7 @@ def compare(change: Path, baseline: Path, *, delta: str, alpha: str, form: str) 
       ResultsError: A file cannot be read, or nothing can be compared.
     """
     from harness.cli import gating
-    from harness.planning.ranges import parse_percentage
+    from harness.options.notation import parse_percentage
     from reports import judgement
     from results.judging import benchmarks, pytest_benchmark
 

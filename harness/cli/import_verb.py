@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from harness.cli import exit_codes
+from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir
 from harness.errors import StudyError
+from harness.options.kinds import TEXTS
+from harness.options.option import Option, Options
 from harness.planning import study as study_module
 from results.judging import pytest_benchmark
 from results.records import benchmark_record, identity
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from harness.cli.verb import Call
 
 NAME_PREFIX = "benchmarks-"
 
 
-def import_files(
-    files: Sequence[Path], *, study: str | None, runs_dir: Path, is_json: bool
-) -> int:
+class ImportRequest(Options):
+    """What is imported."""
+
+    files: Annotated[
+        tuple[Path, ...], Option(is_argument=True, kind=TEXTS, metavar="FILE...")
+    ]
+    study: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="Directory below `--runs-dir`.",
+            default="`benchmarks-<digest>`, the same for the same files",
+        ),
+    ] = None
+    runs_dir: RunsDir = RUNS_DIR
+    is_json: IsJson = False
+
+
+def run(request: ImportRequest, _: Call) -> int:
     """Stores the benchmarks of some files and prints the directory.
 
     The same files again are no error; the directory stays as it is.
@@ -31,6 +50,7 @@ def import_files(
       ResultsError: A file cannot be read, or the directory cannot be written.
       StudyError: The name is no name, or stands for something else.
     """
+    files, study, runs_dir = request.files, request.study, request.runs_dir
     if study is not None:
         study_module.check_name(study)
     found = pytest_benchmark.read(files, study or "")
@@ -41,7 +61,7 @@ def import_files(
     _check_free(root, found)
     benchmark_record.write(root, found)
     num_generations = len({times.generation for times in found.times})
-    if is_json:
+    if request.is_json:
         click.echo(
             json.dumps(
                 {
