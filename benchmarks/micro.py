@@ -114,7 +114,7 @@ def compare(change: Path, baseline: Path, *, delta: str, alpha: str, form: str) 
     """
     from benchmarks import micro_judging
     from harness.cli import gating
-    from harness.planning.ranges import parse_percentage
+    from harness.options.notation import parse_percentage
     from reports.words import judgement
 
     new, old = micro_judging.read(change), micro_judging.read(baseline)

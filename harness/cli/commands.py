@@ -205,7 +205,7 @@ def _run_in_sequence(
     reason: str,
 ) -> int:
     """Replaces the plan of a relay, of which nothing was measured, by a sequence."""
-    request = dataclasses.replace(request, order=Order.SEQUENTIAL)
+    request = request.model_copy(update={"order": Order.SEQUENTIAL})
     running.note(f"{reason}: the trials run in sequence instead")
     for trial in store.read_plan().trials:
         trial_runner.clean_trial_dir(store.trial_dir(trial.trial_id))

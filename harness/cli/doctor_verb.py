@@ -6,26 +6,59 @@ import dataclasses
 import functools
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
+from pydantic import Field
 
 from harness.cli import exit_codes
+from harness.cli.shared_options import IsJson
 from harness.doctor import canaries, diagnose, gpu_canary, pair
 from harness.errors import ParseError
+from harness.options.option import Option, Options
 from harness.run.sweep import stop_signals
 from harness.trial import gpu_probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from harness.cli.verb import Call
     from harness.doctor.finding import Finding
     from harness.trial.gpu_probe import Probe
 
     Measure = Callable[[Sequence[int]], Sequence[Finding]]
 
+MAX_RELAY_SEC = 3600.0
 _PIPE_WIDTH = 140
 _STYLES = {"ok": "green", "caution": "yellow", "bad": "bold red"}
+
+
+class DoctorRequest(Options):
+    """What is checked."""
+
+    relay_sec: Annotated[
+        Annotated[float, Field(ge=0, le=MAX_RELAY_SEC)],
+        Option(
+            name="relay",
+            metavar="SECONDS",
+            help="Time for a relay of two equal cases, at least 30; 0 leaves it out.",
+        ),
+    ] = 60.0
+    device: Annotated[
+        Literal["cpu", "gpu"],
+        Option(
+            help="What a sweep would run on; `gpu` checks the GPUs with TensorFlow as"
+            " well."
+        ),
+    ] = "cpu"
+    is_json: IsJson = False
+
+
+def run(request: DoctorRequest, _: Call) -> int:
+    """Checks the machine."""
+    return doctor(
+        is_json=request.is_json, relay_sec=request.relay_sec, device=request.device
+    )
 
 
 def doctor(

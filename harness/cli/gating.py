@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
 from harness import catalog
-from harness.cli import commands, exit_codes, judging
+from harness.cli import commands, exit_codes
+from harness.cli.compare_verb import check_comparable
+from harness.cli.shared_options import (
+    DEFAULT_ALPHA,
+    DEFAULT_METRIC,
+    RUNS_DIR,
+    Alpha,
+    IsDifferentAllowed,
+    RunsDir,
+)
 from harness.errors import Interrupted, PlanError, StudyError
 from harness.judging import baselines, revisions, this_machine
+from harness.options.notation import PERCENTAGE
+from harness.options.option import Option
 from harness.planning import defaults
 from harness.planning import study as study_module
-from harness.run import sweep as run
+from harness.planning.request import STUDY, Count, SweepRequest
+from harness.run.sweep import stop_signals
 from reports.words import judgement
 from results.judging import gate as gate_module
 from results.judging import gate_metrics, quality_gate
@@ -29,14 +41,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from harness.cli.verb import Call
     from harness.planning.plan import PlannedSweep
-    from harness.planning.request import SweepRequest
     from harness.planning.source_tree import SourceTree
     from results.judging.gate import Gate
     from results.judging.gate_metrics import Metric
     from results.records.models import PlannedTrial
     from results.study.cases import Study
 
+JUDGING = "How it is judged"
 NAME_PREFIX = "gate-"
 QUALITY_NAME_PREFIX = "gate-quality-"
 """Of the study of a gate whose name is derived: on speed and memory, or on quality."""
@@ -84,6 +97,108 @@ def make_rule(*, workload: str, metric: str, delta: float | None, alpha: float) 
     judge.check_delta(delta)
     judge.check_alpha(alpha)
     return Rule(metric=of, delta=delta, alpha=alpha)
+
+
+def _learnable() -> str:
+    """Says which metrics of quality a gate judges, by workload."""
+    return "; ".join(
+        f"{', '.join(f'`{of.name}`' for of in catalog.metrics(info) if of.is_judged)}"
+        f" ({name})"
+        for name, info in catalog.WORKLOADS.items()
+    )
+
+
+class GateRequest(SweepRequest):
+    """A sweep of two sides, and how they are judged."""
+
+    not_options = frozenset(
+        {"controls", "efficiency_target", "is_evaluated", "quality_repeats"}
+    )
+
+    baseline_name: Annotated[
+        str | None,
+        Option(
+            group=JUDGING,
+            name="baseline",
+            metavar="REV|STUDY",
+            help="A named baseline, a study, or a git revision, in this order.",
+            default="the baseline named `default`",
+        ),
+    ] = None
+    delta: Annotated[
+        float | None,
+        Option(
+            kind=PERCENTAGE,
+            help="The slowdown, or loss, that matters.",
+            default="the tolerance of the metric: 5% unless its workload declares"
+            " another",
+        ),
+    ] = None
+    alpha: Alpha = DEFAULT_ALPHA
+    metric: Annotated[
+        str,
+        Option(
+            group=JUDGING,
+            metavar="NAME",
+            help=f"`throughput`, `time_to_first_step`, `peak_memory`; or what is"
+            f" learned: {_learnable()}.",
+        ),
+    ] = DEFAULT_METRIC
+    num_seeds: Annotated[
+        Count | None,
+        Option(
+            group=JUDGING,
+            name="quality-repeats",
+            help="Quality runs of each case, with different seeds, for a metric of"
+            " quality.",
+            default=f"{defaults.QUALITY_REPEATS_OF_GATE}",
+        ),
+    ] = None
+    is_different_allowed: IsDifferentAllowed = False
+    form: Annotated[
+        Literal["text", "junit", "github", "markdown", "json"],
+        Option(
+            group=JUDGING,
+            name="format",
+            help="How the result is written to stdout; `github`: annotations.",
+        ),
+    ] = "text"
+    study: Annotated[
+        str | None,
+        Option(
+            group=STUDY,
+            metavar="NAME",
+            help="Directory of the gate's study.",
+            default="`gate-<workload>-<preset>-<digest>`",
+        ),
+    ] = None
+    runs_dir: RunsDir = RUNS_DIR
+
+
+def run(request: GateRequest, call: Call) -> int:
+    """Measures this tree beside a baseline, prints the verdict, returns its exit code.
+
+    Raises:
+      HarnessError: The request cannot be carried out; nothing was measured.
+      ResultsError: A study cannot be used.
+    """
+    rule = make_rule(
+        workload=request.workload,
+        metric=request.metric,
+        delta=request.delta,
+        alpha=request.alpha,
+    )
+    return gate(
+        request,
+        baseline=request.baseline_name,
+        rule=rule,
+        quality_repeats=request.num_seeds,
+        is_different_allowed=request.is_different_allowed,
+        form=request.form,
+        study=request.study,
+        runs_dir=request.runs_dir,
+        overrides=call.overrides,
+    )
 
 
 def gate(
@@ -143,9 +258,9 @@ def gate(
         return _conclude(store, found, form)
 
     try:
-        with run.stop_signals(), _tree(name, commit, request.device) as tree:
+        with stop_signals(), _tree(name, commit, request.device) as tree:
             return commands.sweep(
-                dataclasses.replace(request, baseline=tree),
+                request.model_copy(update={"baseline": tree}),
                 study=study,
                 runs_dir=runs_dir,
                 is_json=False,
@@ -207,7 +322,7 @@ def _of_gate(
             f" about the spread between processes; use {judge.FEWEST_GENERATIONS} or"
             " more"
         )
-    request = dataclasses.replace(request, budget="none", is_evaluated=False)
+    request = request.model_copy(update={"budget": "none", "is_evaluated": False})
     if rule.metric is gate_metrics.THROUGHPUT:
         return request
     # These exist once per process, and are measured best where it is alone.
@@ -219,7 +334,7 @@ def _of_gate(
         )
     order = request.order or Order.SEQUENTIAL
     repeats = request.repeats or defaults.GENERATIONS
-    return dataclasses.replace(request, order=order, repeats=repeats)
+    return request.model_copy(update={"order": order, "repeats": repeats})
 
 
 def _learned(workload: str) -> list[str]:
@@ -256,11 +371,12 @@ def _of_quality_gate(
             f"--quality-repeats {repeats} gives no verdict: so few seeds say too little"
             f" about the spread between runs; use {quality_gate.FEWEST_SEEDS} or more"
         )
-    return dataclasses.replace(
-        request,
-        order=Order.SEQUENTIAL,
-        quality_repeats=repeats,
-        is_quality_only=True,
+    return request.model_copy(
+        update={
+            "order": Order.SEQUENTIAL,
+            "quality_repeats": repeats,
+            "is_quality_only": True,
+        }
     )
 
 
@@ -284,9 +400,11 @@ def _find_baseline(text: str | None, runs_dir: Path) -> tuple[str, Study | None]
         )
     if text in known:
         of = known[text]
-        return f"baseline {text} (study {of.study})", judging.load(of.study, runs_dir)
+        return f"baseline {text} (study {of.study})", study_module.load(
+            of.study, runs_dir
+        )
     if (study_module.find_study(text, runs_dir) / PLAN_NAME).exists():
-        return f"study {text}", judging.load(text, runs_dir)
+        return f"study {text}", study_module.load(text, runs_dir)
     return text, None
 
 
@@ -315,7 +433,7 @@ def _against_study(
         )
         if found.differences and not is_different_allowed:
             # Seen only now: placement and machine are recorded with the trials.
-            judging.check_comparable(str(store.root), name, found.differences, False)
+            check_comparable(str(store.root), name, found.differences, False)
         return _conclude(store, found, form)
 
     def check(planned: PlannedSweep) -> None:
@@ -325,7 +443,7 @@ def _against_study(
             this_machine.fingerprint(planned.trials[0].spec),
             are_quality_runs=rule.metric.is_quality,
         )
-        judging.check_comparable("this tree", name, differences, is_different_allowed)
+        check_comparable("this tree", name, differences, is_different_allowed)
 
     return commands.sweep(
         request,

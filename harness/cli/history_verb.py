@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from harness.cli import exit_codes
 from harness.cli.arguments import one_line
+from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArguments
 from harness.errors import StudyError
+from harness.options.option import Option, Options
 from harness.planning import study as study_module
 from reports.words import formats, narrow
 from results.errors import ResultsError
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from harness.cli.verb import Call
     from results.figures.history import History, Observation, Series
     from results.study.cases import Study
 
@@ -35,21 +38,31 @@ _COLUMNS = ("date", "study", "commit", "throughput", "95 % interval", "n", "chan
 _DROPPED_FIRST = ("n", "commit", "95 % interval", "date")
 
 
-def show_history(
-    studies: Sequence[str], *, runs_dir: Path, is_json: bool, is_markdown: bool
-) -> int:
+class HistoryRequest(Options):
+    """Whose history is shown."""
+
+    studies: StudyArguments = ()
+    runs_dir: RunsDir = RUNS_DIR
+    is_markdown: Annotated[
+        bool, Option(name="markdown", help="Print Markdown tables.")
+    ] = False
+    is_json: IsJson = False
+
+
+def run(request: HistoryRequest, _: Call) -> int:
     """Prints one table per case and machine class; returns the exit code.
 
     Raises:
       StudyError: There is no study, or both formats were requested.
       ResultsError: A study that was named cannot be read.
     """
-    if is_json and is_markdown:
+    studies, runs_dir = request.studies, request.runs_dir
+    if request.is_json and request.is_markdown:
         raise StudyError("--json and --markdown exclude each other; use one of them")
     found = history(_named(studies, runs_dir) if studies else _all_in(runs_dir))
-    if is_json:
+    if request.is_json:
         click.echo(json.dumps(as_data(found), indent=2))
-    elif is_markdown:
+    elif request.is_markdown:
         click.echo("\n".join(_markdown(found)))
     else:
         _print(found)

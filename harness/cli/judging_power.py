@@ -4,25 +4,83 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
+from pydantic import Field
 
 from harness.cli import exit_codes
+from harness.cli.shared_options import (
+    DEFAULT_ALPHA,
+    DEFAULT_DELTA,
+    RUNS_DIR,
+    Alpha,
+    Delta,
+    IsJson,
+    RunsDir,
+    complete_study,
+)
 from harness.errors import PlanError
+from harness.options.durations import duration
+from harness.options.notation import PERCENTAGE
+from harness.options.option import Option, Options
 from harness.planning import defaults
 from harness.planning import study as study_module
 from reports.words import power as power_table
 from results.judging import gate_metrics
 from results.judging import power as power_module
+from results.records.limits import MAX_SEED
 from results.statistics import generations, judge
-from results.store.study_store import Store
-from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from harness.cli.verb import Call
     from results.study.cases import Study
+
+
+class PowerRequest(Options):
+    """Of which gate the power is shown."""
+
+    study: Annotated[str | None, Option(is_argument=True, complete=complete_study)] = (
+        None
+    )
+    spread: Annotated[
+        float | None,
+        Option(
+            kind=PERCENTAGE,
+            help="Standard deviation between generations, such as `3%`.",
+            default="that of the study's primary contrast",
+        ),
+    ] = None
+    num_generations: Annotated[
+        Annotated[int, Field(ge=2, le=MAX_SEED)] | None,
+        Option(
+            name="generations",
+            help="Generations of the gate.",
+            default="those that the time allows",
+        ),
+    ] = None
+    minutes: Annotated[
+        float | None,
+        Option(
+            kind=duration("min", unit="min"),
+            help="Time of the gate; a bare number is minutes.",
+            default="that of the study, or `12min`",
+        ),
+    ] = None
+    target: Annotated[
+        float | None,
+        Option(
+            kind=PERCENTAGE,
+            help="Half width to check: an error says what it takes, and what the time"
+            " reaches.",
+        ),
+    ] = None
+    delta: Delta = DEFAULT_DELTA
+    alpha: Alpha = DEFAULT_ALPHA
+    runs_dir: RunsDir = RUNS_DIR
+    is_json: IsJson = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,30 +93,19 @@ class _Spread:
     minutes: float
 
 
-def power(
-    study: str | None,
-    *,
-    spread: float | None,
-    num_generations: int | None,
-    minutes: float | None,
-    target: float | None,
-    delta: float,
-    alpha: float,
-    runs_dir: Path,
-    is_json: bool,
-) -> int:
+def run(request: PowerRequest, _: Call) -> int:
     """Prints the tables.
 
     Raises:
       PlanError: The arguments contradict each other, or the time is too short.
       ResultsError: There is no such study, or it has no spread.
     """
-    judge.check_delta(delta)
-    judge.check_alpha(alpha)
-    found = _spread(study, spread, runs_dir)
+    judge.check_delta(request.delta)
+    judge.check_alpha(request.alpha)
+    found = _spread(request.study, request.spread, request.runs_dir)
     each = found.minutes_per_generation
-    minutes_in_all = found.minutes if minutes is None else minutes
-    number = num_generations or math.floor(minutes_in_all / each + 1e-9)
+    minutes_in_all = found.minutes if request.minutes is None else request.minutes
+    number = request.num_generations or math.floor(minutes_in_all / each + 1e-9)
     if number < judge.FEWEST_GENERATIONS:
         needed = judge.FEWEST_GENERATIONS * each
         raise PlanError(
@@ -66,17 +113,19 @@ def power(
             f" {each:.1f} min, but a verdict needs {judge.FEWEST_GENERATIONS} or more;"
             f" use --minutes {math.ceil(needed)} or more"
         )
-    if target is not None:
-        _check_target(target, found, number)
+    if request.target is not None:
+        _check_target(request.target, found, number)
     table = power_table.calculate(
         found.value,
         source=found.source,
         num_generations=number,
         minutes_per_generation=each,
-        delta=delta,
-        alpha=alpha,
+        delta=request.delta,
+        alpha=request.alpha,
     )
-    click.echo(power_table.as_json(table) if is_json else power_table.text(table))
+    click.echo(
+        power_table.as_json(table) if request.is_json else power_table.text(table)
+    )
     return exit_codes.OK
 
 
@@ -120,7 +169,7 @@ def _spread(study: str | None, spread: float | None, runs_dir: Path) -> _Spread:
             minutes_per_generation=usual,
             minutes=defaults.MINUTES,
         )
-    loaded = load_study(Store.open(study_module.find_study(study, runs_dir)))
+    loaded = study_module.load(study, runs_dir)
     each = _minutes_per_generation(loaded) or usual
     source = "given"
     if spread is None:

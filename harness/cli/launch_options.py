@@ -4,80 +4,108 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import Annotated, Any
 
 from harness.errors import ParseError, PlanError
-from results.records import limits
+from harness.options.durations import duration
+from harness.options.kinds import parsed
+from harness.options.option import Contributed, Option, Options
+from results.records.bounds import Replicas
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+PROCESSES = "Where the processes run"
 
-_OF_A_JOB = ("nodes", "partition", "time_limit", "array")
-_WITHOUT_EFFECT = {
-    "local": (*_OF_A_JOB, "workers"),
-    # The hosts of a cluster are what they are, and nothing is submitted.
-    "ray": _OF_A_JOB,
-}
 _SHARD = re.compile(r"(\d{1,6})/(\d{1,6})")
 
-launcher_option = click.option(
-    "--launcher",
-    default="local",
-    show_default=True,
-    help="What starts the processes of a trial: local, slurm or ray.",
-)
 
+def parse_shard(text: str, *, what: str) -> tuple[int, int]:
+    """Returns the part of the repetitions to run, from 1, and how many there are.
 
-def launch_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a verb with the options of a launcher."""
-    for option in reversed(
-        (
-            launcher_option,
-            click.option(
-                "--nodes",
-                type=click.IntRange(1, limits.MAX_REPLICAS),
-                help="Hosts of the allocation, for a launcher that submits a job.",
-            ),
-            click.option(
-                "--workers",
-                type=click.IntRange(1, limits.MAX_REPLICAS),
-                help="Worker processes of the largest trial; times"
-                " --replicas-per-worker they make the largest of --replicas.",
-            ),
-            click.option(
-                "--replicas-per-worker",
-                "--gpus-per-worker",
-                "replicas_per_worker",
-                type=click.IntRange(1, limits.MAX_REPLICAS),
-                default=1,
-                show_default=True,
-                help="Replicas of each worker process, on GPUs of its own where"
-                " --device gpu says so.",
-            ),
-            click.option("--partition", help="Partition of the cluster."),
-            click.option(
-                "--time-limit",
-                metavar="TIME",
-                help="Of the job, as 02:00:00; the sweep continues in its next run.",
-            ),
-            click.option(
-                "--array",
-                type=click.IntRange(1, limits.MAX_REPLICAS),
-                metavar="K",
-                help="Submit K jobs, each with a K-th of the repetitions and a study"
-                " of its own.",
-            ),
-            click.option(
-                "--shard",
-                metavar="I/K",
-                help="Run only the I-th of K parts of the repetitions.",
-            ),
+    Raises:
+      ParseError: It is not I/K.
+    """
+    match = _SHARD.fullmatch(text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise ParseError(
+            f"{what} {text!r} is not I/K with I from 1 to K; write for example 3/20"
         )
-    ):
-        function = option(function)
-    return function
+    return int(match[1]), int(match[2])
+
+
+Workers = Annotated[
+    Replicas | None,
+    Option(
+        help="Worker processes of the largest trial; times `--replicas-per-worker` they"
+        " make the largest of `--replicas`.",
+    ),
+]
+
+
+class RayOptions(Options):
+    """Options of ``--launcher ray``."""
+
+    workers: Workers = None
+
+
+class SlurmOptions(Options):
+    """Options of ``--launcher slurm``."""
+
+    workers: Workers = None
+    nodes: Annotated[
+        Replicas | None, Option(help="Hosts of the allocation.", default="1")
+    ] = None
+    partition: Annotated[
+        str | None, Option(help="Partition of the cluster.", default="the cluster's")
+    ] = None
+    time_limit: Annotated[
+        float | None,
+        Option(
+            kind=duration("min"),
+            help="Of the job, such as `2h`; a bare number is minutes. The sweep"
+            " continues in its next run.",
+            default="the cluster's",
+        ),
+    ] = None
+    array: Annotated[
+        Replicas | None,
+        Option(
+            metavar="K",
+            help="Submit K jobs, each with a K-th of the repetitions and a study of its"
+            " own.",
+        ),
+    ] = None
+
+
+def models() -> dict[str, type[Options]]:
+    """Returns the options of each launcher that has some."""
+    return {"slurm": SlurmOptions, "ray": RayOptions}
+
+
+Launcher = Annotated[
+    str,
+    Option(
+        group=PROCESSES,
+        help="What starts the processes of a trial: `local`, `slurm` or `ray`"
+        " ([docs/clusters.md](../docs/clusters.md)).",
+    ),
+]
+ReplicasPerWorker = Annotated[
+    Replicas,
+    Option(
+        group=PROCESSES,
+        also=("--gpus-per-worker",),
+        help="Replicas of each worker process, each on a GPU of its own with `--device"
+        " gpu`.",
+    ),
+]
+Shard = Annotated[
+    tuple[int, int] | None,
+    Option(
+        group=PROCESSES,
+        kind=parsed(parse_shard, metavar="I/K"),
+        help="Run only the I-th of K parts of the repetitions.",
+    ),
+]
+LauncherOptions = Annotated[Options, Contributed(by="launcher", models=models)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,25 +133,24 @@ class Launching:
     shard: tuple[int, int] | None = None
 
 
-def take_launching(settings: dict[str, Any]) -> Launching:
-    """Takes the options of a launcher out of all options of a verb.
+def launching_of(request: Any) -> Launching:
+    """Returns where the processes of a requested sweep run.
 
     Raises:
-      HarnessError: One is malformed, unknown, or has no effect.
+      HarnessError: The launcher is unknown, or two options exclude each other.
     """
     from harness.launch import catalog
 
-    names = [field.name for field in dataclasses.fields(Launching)]
-    values: Mapping[str, Any] = {name: settings.pop(name) for name in names}
-    launching = Launching(**{**values, "shard": _shard(values["shard"])})
-    catalog.info(launching.launcher)
-    for name in _WITHOUT_EFFECT.get(launching.launcher, ()):
-        if values[name] is not None:
-            option = "--" + name.replace("_", "-")
-            raise PlanError(
-                f"{option} {values[name]} has no effect with --launcher"
-                f" {launching.launcher}; add --launcher slurm, or leave {option} out"
-            )
+    catalog.info(request.launcher)
+    values = request.launcher_options.model_dump()
+    limit_sec = values.pop("time_limit", None)
+    launching = Launching(
+        launcher=request.launcher,
+        replicas_per_worker=request.replicas_per_worker,
+        shard=request.shard,
+        time_limit=None if limit_sec is None else _clock(limit_sec),
+        **values,
+    )
     if launching.array is not None and launching.shard is not None:
         raise PlanError(
             "--array submits jobs that have a --shard each; give one of the two"
@@ -131,12 +158,7 @@ def take_launching(settings: dict[str, Any]) -> Launching:
     return launching
 
 
-def _shard(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    match = _SHARD.fullmatch(text)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise ParseError(
-            f"--shard {text!r} is not I/K with I from 1 to K; write for example 3/20"
-        )
-    return int(match[1]), int(match[2])
+def _clock(seconds: float) -> str:
+    """Returns a duration as Slurm has it."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest:02d}"

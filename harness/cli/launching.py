@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -105,7 +104,7 @@ def with_hosts(request: SweepRequest, launcher: Launcher) -> SweepRequest:
             f"--order relay on {launcher.num_hosts} hosts: turns are judged by the load"
             " of one machine; use --order sequential, or --nodes 1"
         )
-    return dataclasses.replace(request, order=Order.SEQUENTIAL)
+    return request.model_copy(update={"order": Order.SEQUENTIAL})
 
 
 def machine_of(

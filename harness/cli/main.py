@@ -13,31 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli import exit_codes, launch_verbs, reporting_verbs, store_verbs
+from harness.cli import exit_codes, launch_verbs
 from harness.cli.arguments import check_arguments, one_line, refusal
-from harness.cli.judging_verbs import VERBS
-from harness.cli.launch_options import (
-    launch_options,
-    launcher_option,
-    take_launching,
-)
-from harness.cli.parsing import make_request
-from harness.cli.study_file import command, study_file_option
-from harness.cli.sweep_options import (
-    SECONDS,
-    data_dir_option,
-    json_option,
-    request_options,
-    runs_dir_option,
-)
+from harness.cli.study_file import STUDY_FILE
+from harness.cli.verb import Verb
 from harness.errors import HarnessError, Interrupted, UnfitMachineError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-
-MAX_RELAY_SEC = 3600.0
 SCRIPT = "replicator-harness"
 """The command that installing the package makes: shells complete commands by name."""
 COMPLETION = "_REPLICATOR_HARNESS_COMPLETE"
@@ -87,201 +71,109 @@ def cli() -> None:
     """Measures how a training step scales over replicas, and records the evidence."""
 
 
-_retry_option = click.option(
-    "--retry",
-    type=click.Choice(["failed"]),
-    help="Run trials with a recorded failure again.",
+VERBS = (
+    Verb(
+        "sweep",
+        "Runs a sweep and writes the report; run it again to resume.",
+        "harness.cli.sweep_verb",
+        model="RunRequest",
+        options=[STUDY_FILE],
+    ),
+    Verb(
+        "plan",
+        "Prints the trials of a sweep and a time estimate; runs nothing.",
+        "harness.cli.sweep_verb",
+        function="plan",
+        options=[STUDY_FILE],
+    ),
+    Verb(
+        "list",
+        "Lists workloads, backends and presets, or the studies of a directory.",
+        "harness.cli.study_list",
+    ),
+    Verb(
+        "status",
+        "Shows the progress of a study and its failures.",
+        "harness.cli.study_status",
+    ),
+    Verb("resume", "Runs the missing trials of a study.", "harness.cli.resume_verb"),
+    Verb(
+        "report",
+        """Builds the report of a study, a comparison of two, or a site of several.
+
+        One study: a page. Two: a page that compares them, the ratios being first /
+        second. With -o DIRECTORY: a site with an index and a page of each study.
+        """,
+        "harness.cli.report_verb",
+    ),
+    Verb(
+        "verify",
+        """Recomputes all figures of a study from its raw observations.
+
+        Exit code 4 if a figure differs or cannot be recomputed, 5 if none can.
+        """,
+        "harness.cli.verify_verb",
+    ),
+    Verb(
+        "history",
+        """Shows how cases changed from study to study, one table per machine class.
+
+        Without names, of all studies in the runs directory.
+        """,
+        "harness.cli.history_verb",
+    ),
+    click.Group(
+        "store",
+        help="Merges the stores of several machines.",
+        commands=[
+            Verb(
+                "merge",
+                """Merges what several machines measured of one study into a new store.
+
+                The same trial in two stores, another study, other code or settings, and
+                unlike machines are errors. Trials that are not finished are left out.
+                The stores stay as they are; the result does not depend on their order.
+                """,
+                "harness.cli.store_verb",
+            )
+        ],
+    ),
+    Verb(
+        "doctor",
+        """Checks whether this machine can be timed, and says what to do.
+
+        Looks for neighbours, throttling, swap and settings, measures what a core does
+        when all are busy, and what interval a default sweep could give. Takes about 15
+        s and the relay. Exit code 6 if timings would be unusable.
+        """,
+        "harness.cli.doctor_verb",
+    ),
+    Verb(
+        "compare",
+        "Shows the ratios A / B of two studies, backends or settings.",
+        "harness.cli.compare_verb",
+    ),
+    Verb(
+        "gate",
+        "Judges whether this tree is worse than a baseline; run it again to resume.",
+        "harness.cli.gating",
+    ),
+    Verb(
+        "baseline",
+        "Names a study as a baseline, or shows those that are named.",
+        "harness.cli.baseline_verb",
+    ),
+    Verb(
+        "power",
+        "Shows what a gate can find, and how long that takes.",
+        "harness.cli.judging_power",
+    ),
+    launch_verbs.launch,
 )
-_keep_option = click.option(
-    "--keep-checkpoints",
-    "are_checkpoints_kept",
-    is_flag=True,
-    help="Also keep the last checkpoint of quality runs that succeed.",
-)
-
-
-@cli.command()
-@study_file_option
-@request_options
-@launch_options
-@_retry_option
-@_keep_option
-@click.option(
-    "--dry-run", is_flag=True, help="Only print the trials and a time estimate."
-)
-@click.pass_context
-def sweep(
-    ctx: click.Context,
-    /,
-    *,
-    study: str | None,
-    runs_dir: Path,
-    is_json: bool,
-    retry: str | None,
-    are_checkpoints_kept: bool,
-    dry_run: bool,
-    **settings: Any,
-) -> int:
-    """Runs a sweep and writes the report; run it again to resume."""
-    from harness.cli import commands
-
-    launching = take_launching(settings)
-    return commands.sweep(
-        make_request(settings),
-        study=study,
-        runs_dir=runs_dir,
-        is_json=is_json,
-        is_dry_run=dry_run,
-        launching=launching,
-        is_failed_retried=retry == "failed",
-        are_checkpoints_kept=are_checkpoints_kept,
-        overrides=ctx.obj,
-        command=command(ctx),
-    )
-
-
-@cli.command()
-@study_file_option
-@request_options
-@launch_options
-@click.pass_context
-def plan(
-    ctx: click.Context,
-    /,
-    *,
-    study: str | None,
-    runs_dir: Path,
-    is_json: bool,
-    **settings: Any,
-) -> int:
-    """Prints the trials of a sweep and a time estimate; runs nothing."""
-    from harness.cli import commands
-
-    launching = take_launching(settings)
-    return commands.sweep(
-        make_request(settings),
-        launching=launching,
-        study=study,
-        runs_dir=runs_dir,
-        is_json=is_json,
-        is_dry_run=True,
-        command=command(ctx),
-    )
-
-
-cli.add_command(reporting_verbs.list_)
-
-
-@cli.command()
-@click.argument("study", shell_complete=reporting_verbs.complete_study)
-@runs_dir_option
-@json_option
-def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
-    """Shows the progress of a study and its failures."""
-    from harness.cli import study_status
-
-    return study_status.status(study, runs_dir=runs_dir, is_json=is_json)
-
-
-@cli.command()
-@click.argument("study", shell_complete=reporting_verbs.complete_study)
-@runs_dir_option
-@_retry_option
-@_keep_option
-@data_dir_option
-@click.option(
-    "--timeout",
-    "timeout_sec",
-    type=SECONDS,
-    metavar="SECONDS",
-    help="Time limit of one trial.  [default: the plan's]",
-)
-@launcher_option
-@json_option
-@click.pass_context
-def resume(
-    ctx: click.Context,
-    /,
-    *,
-    study: str,
-    runs_dir: Path,
-    retry: str | None,
-    are_checkpoints_kept: bool,
-    data_dir: Path | None,
-    timeout_sec: float | None,
-    launcher: str,
-    is_json: bool,
-) -> int:
-    """Runs the missing trials of a study."""
-    from harness.cli import commands
-
-    return commands.resume(
-        study,
-        runs_dir=runs_dir,
-        is_json=is_json,
-        timeout_sec=timeout_sec,
-        is_failed_retried=retry == "failed",
-        are_checkpoints_kept=are_checkpoints_kept,
-        data_dir=data_dir,
-        overrides=ctx.obj,
-        launcher_name=launcher,
-    )
-
-
-cli.add_command(reporting_verbs.report)
-
-
-@cli.command()
-@click.argument("study", shell_complete=reporting_verbs.complete_study)
-@runs_dir_option
-@json_option
-def verify(study: str, *, runs_dir: Path, is_json: bool) -> int:
-    """Recomputes all figures of a study from its raw observations.
-
-    Exit code 4 if a figure differs or cannot be recomputed, 5 if none can.
-    """
-    from harness.cli import verify_verb
-
-    return verify_verb.verify(study, runs_dir=runs_dir, is_json=is_json)
-
-
-cli.add_command(reporting_verbs.history)
-cli.add_command(store_verbs.store)
-
-
-@cli.command()
-@click.option(
-    "--relay",
-    "relay_sec",
-    type=click.FloatRange(min=0, max=MAX_RELAY_SEC),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time for a relay of two equal cases; 0 leaves it out.",
-)
-@click.option(
-    "--device",
-    type=click.Choice(["cpu", "gpu"]),
-    default="cpu",
-    show_default=True,
-    help="What a sweep would run on; gpu checks the GPUs with TensorFlow as well.",
-)
-@json_option
-def doctor(*, relay_sec: float, device: str, is_json: bool) -> int:
-    """Checks whether this machine can be timed, and says what to do.
-
-    Looks for neighbours, throttling, swap and settings, measures what a core does when
-    all are busy, and what interval a default sweep could give. Takes about 15 s
-    and the relay. Exit code 6 if timings would be unusable.
-    """
-    from harness.cli import doctor_verb
-
-    return doctor_verb.doctor(is_json=is_json, relay_sec=relay_sec, device=device)
-
+"""In the order in which a user needs them."""
 
 for _verb in VERBS:
     cli.add_command(_verb)
-cli.add_command(launch_verbs.launch)
 
 
 def main(

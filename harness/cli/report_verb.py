@@ -5,13 +5,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from harness.cli import exit_codes, judging, running, study_status
+from harness.cli import compare_verb, exit_codes, running, study_status
 from harness.cli.arguments import one_line
+from harness.cli.shared_options import (
+    DEFAULT_METRIC,
+    RUNS_DIR,
+    IsJson,
+    Metric,
+    RunsDir,
+    StudyArguments,
+)
 from harness.errors import StudyError
+from harness.options.kinds import TEXTS, choice
+from harness.options.option import Option, Options
 from harness.planning import study as study_module
 from reports import output_file
 from reports.exports.export_formats import FORMATS, Output
@@ -21,8 +32,8 @@ from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
+    from harness.cli.verb import Call
     from reports.exports.export_formats import ExportFormat
     from reports.site.comparison import Compared
 
@@ -34,19 +45,59 @@ _NEEDS_NAME = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """What is requested of ``report``; see the options."""
+class ReportRequest(Options):
+    """What is reported."""
 
-    studies: tuple[str, ...]
-    runs_dir: Path
-    output: Path | None
-    form: str | None
-    references: tuple[str, ...]
-    metric: str
-    is_different_allowed: bool
-    is_private_checked: bool
-    is_json: bool
+    studies: StudyArguments
+    runs_dir: RunsDir = RUNS_DIR
+    output: Annotated[
+        Path | None,
+        Option(
+            also=("-o",),
+            help="The file; of one study also a directory for `index.html`, of several"
+            " the directory of the site.",
+            default="`report/index.html` in the study, `report/compared-with-B.html` of"
+            " two; stdout for other formats",
+        ),
+    ] = None
+    form: Annotated[
+        str | None,
+        Option(
+            name="format",
+            kind=choice(tuple(FORMATS)),
+            help="What is written.",
+            default="`html`",
+        ),
+    ] = None
+    references: Annotated[
+        tuple[str, ...],
+        Option(
+            kind=TEXTS,
+            metavar="FILE|nvidia|mlperf|none",
+            help="Published figures to show beside those of the study: `nvidia`,"
+            " `mlperf`, a YAML file of your own ([how to write one]"
+            "(../reports/README.md#published-figures)), or `none`; can be given several"
+            " times.",
+            default="`nvidia` and `mlperf` for studies on GPUs, where they have the"
+            " workload",
+        ),
+    ] = ()
+    metric: Metric = DEFAULT_METRIC
+    is_different_allowed: Annotated[
+        bool,
+        Option(
+            name="allow-different",
+            help="Show two studies that are not comparable; the exit code is then 3.",
+        ),
+    ] = False
+    is_private_checked: Annotated[
+        bool,
+        Option(
+            name="check-private",
+            help="Write nothing; list what would be shown and may be private.",
+        ),
+    ] = False
+    is_json: IsJson = False
 
     @property
     def format(self) -> ExportFormat:
@@ -64,7 +115,7 @@ class Request:
         )
 
 
-def report(request: Request) -> int:
+def run(request: ReportRequest, _: Call) -> int:
     """Writes or prints what is requested; corrupt records are named and left out.
 
     Raises:
@@ -93,7 +144,7 @@ def report(request: Request) -> int:
     return max([code, *problems])
 
 
-def _check(request: Request) -> None:
+def _check(request: ReportRequest) -> None:
     is_list = request.is_private_checked
     if request.is_json and not is_list and (request.form or len(request.studies) > 1):
         raise StudyError(
@@ -117,7 +168,7 @@ def _check(request: Request) -> None:
         )
 
 
-def _write_pages(request: Request, stores: Sequence[Store]) -> int:
+def _write_pages(request: ReportRequest, stores: Sequence[Store]) -> int:
     from reports.page import build
     from reports.site import build as site
     from reports.site import comparison
@@ -148,7 +199,7 @@ def _write_pages(request: Request, stores: Sequence[Store]) -> int:
     return _code(compared)
 
 
-def _compared(request: Request, stores: Sequence[Store]) -> Compared:
+def _compared(request: ReportRequest, stores: Sequence[Store]) -> Compared:
     """Compares two studies; refuses what is not comparable.
 
     Raises:
@@ -161,7 +212,9 @@ def _compared(request: Request, stores: Sequence[Store]) -> Compared:
     metric = gate_metrics.metric_of(request.metric)
     found = comparison.compare_studies(first, second, metric)
     name, other = request.studies
-    judging.check_comparable(name, other, found.reasons, request.is_different_allowed)
+    compare_verb.check_comparable(
+        name, other, found.reasons, request.is_different_allowed
+    )
     return found
 
 
@@ -169,7 +222,7 @@ def _code(compared: Compared) -> int:
     return exit_codes.INCONCLUSIVE if compared.reasons else exit_codes.OK
 
 
-def _text(request: Request, stores: Sequence[Store]) -> tuple[str, int]:
+def _text(request: ReportRequest, stores: Sequence[Store]) -> tuple[str, int]:
     """Returns what is printed, and the exit code."""
     from reports.exports import exports
     from reports.site import compared_text, table
@@ -190,7 +243,7 @@ def _text(request: Request, stores: Sequence[Store]) -> tuple[str, int]:
     return table.WRITERS[str(form)](stores), exit_codes.OK
 
 
-def _terminal(request: Request, store: Store) -> str:
+def _terminal(request: ReportRequest, store: Store) -> str:
     from io import StringIO
 
     from rich.console import Console
@@ -207,7 +260,7 @@ def _terminal(request: Request, store: Store) -> str:
     return stream.getvalue().strip("\n")
 
 
-def _emit(request: Request, text: str) -> None:
+def _emit(request: ReportRequest, text: str) -> None:
     if request.output is None:
         click.echo(text)
         return
@@ -215,7 +268,7 @@ def _emit(request: Request, text: str) -> None:
     click.echo(str(request.output))
 
 
-def _export(request: Request, stores: Sequence[Store]) -> None:
+def _export(request: ReportRequest, stores: Sequence[Store]) -> None:
     """Writes a format that has a writer; prints the path, or the text."""
     form = request.format
     content = form.export(stores, gate_metrics.metric_of(request.metric))
@@ -231,7 +284,7 @@ def _export(request: Request, stores: Sequence[Store]) -> None:
     click.echo(str(request.output))
 
 
-def _check_private(request: Request, stores: Sequence[Store]) -> int:
+def _check_private(request: ReportRequest, stores: Sequence[Store]) -> int:
     """Prints what the output would show that may be private; writes nothing."""
     from reports.exports import private
 
@@ -250,7 +303,9 @@ def _check_private(request: Request, stores: Sequence[Store]) -> int:
     return exit_codes.SOME_TRIALS_FAILED if found else exit_codes.OK
 
 
-def _outputs(request: Request, stores: Sequence[Store]) -> Sequence[tuple[str, str]]:
+def _outputs(
+    request: ReportRequest, stores: Sequence[Store]
+) -> Sequence[tuple[str, str]]:
     """Returns the text that a reader would see, by page."""
     from reports.exports import private
     from reports.page import build

@@ -14,30 +14,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from click.core import ParameterSource
 
 from harness.cli.arguments import check_arguments
+from harness.cli.verb import Verb, use_file
 from harness.errors import ParseError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from harness.options.option import Declared, Options
+
 MOST_BYTES: Final = 2**20
-_META: Final = "harness.cli.study_file"
-_NOT_RECORDED: Final = "--file"
-_SHOWN: Final = 100
-_GIVEN: Final = {ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP}
 
 
 def _read_option(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
     if path is None or ctx.resilient_parsing:
         return
-    ctx.default_map = {**(ctx.default_map or {}), **read(path)}
-    ctx.meta[_META] = path
+    assert isinstance(ctx.command, Verb)
+    use_file(ctx, read(path, ctx.command.request))
 
 
-study_file_option = click.option(
-    "--file",
+STUDY_FILE: Final = click.Option(
+    ["--file"],
     type=click.Path(path_type=Path),
     is_eager=True,
     expose_value=False,
@@ -45,57 +43,23 @@ study_file_option = click.option(
     help="TOML file of the study: its keys are these options without dashes, and"
     " options beside it override it.",
 )
+"""Of the verbs that plan a sweep."""
 
 
-def with_those_of_file(
-    ctx: click.Context, param: click.Parameter, texts: Sequence[str]
-) -> tuple[str, ...]:
-    """Adds KEY=VALUE of the file to those that override some of its keys."""
-    assert param.name is not None
-    source = ctx.get_parameter_source(param.name)
-    given = tuple(texts)
-    if source is not ParameterSource.COMMANDLINE or _META not in ctx.meta:
-        return given
-    overridden = {text.partition("=")[0] for text in given}
-    of_file = (ctx.default_map or {}).get(param.name, ())
-    kept = [text for text in of_file if text.partition("=")[0] not in overridden]
-    return (*kept, *given)
-
-
-def command(ctx: click.Context) -> tuple[str, ...]:
-    """Returns the command of a sweep as flags only; a file is written out."""
-    if _META not in ctx.meta:
-        return ("python", "-m", "harness", *sys.argv[1:])
-    words = ["python", "-m", "harness", str(ctx.info_name)]
-    for option in ctx.command.params:
-        assert option.name is not None
-        is_given = ctx.get_parameter_source(option.name) in _GIVEN
-        if isinstance(option, click.Option) and is_given:
-            words += _words(option, ctx.params.get(option.name))
-    return tuple(words)
-
-
-def _words(option: click.Option, value: Any) -> list[str]:
-    name = max(option.opts, key=len)
-    if value is None or name == _NOT_RECORDED:
-        return []
-    if option.is_flag:
-        return [name] if value else list(option.secondary_opts)
-    values = value if option.multiple else [value]
-    return [word for one in values for word in (name, str(one))]
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Returns the settings of a study file, by the parameters of ``sweep``.
+def read(path: Path, model: type[Options]) -> dict[str, Any]:
+    """Returns the settings of a study file, by the fields of a model.
 
     Raises:
       ParseError: The file is missing or is not a study file; says where and why.
     """
-    from harness.cli import study_keys
+    from harness.options.key_values import as_texts
+    from harness.options.study_keys import keys_of
 
-    data = parse(path)
-    known = study_keys.known_keys()
-    settings = _checked(path, data, known)
+    keys = keys_of(model)
+    settings = _checked(path, parse(path), keys)
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            settings[name] = as_texts(value)
     # A shell's arguments are checked before; these come from a file.
     check_arguments([str(text) for value in settings.values() for text in _flat(value)])
     return settings
@@ -170,30 +134,33 @@ def _near_file(path: Path) -> str:
     return "; those of this project are in studies/"
 
 
-def _checked(path: Path, data: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
+def _checked(
+    path: Path, data: Mapping[str, Any], keys: Mapping[str, Declared]
+) -> dict[str, Any]:
     import pydantic
 
-    from harness.cli import study_keys
+    from harness.options.kinds import shown
+    from harness.options.study_keys import make_model
 
-    unknown = [name for name in data if name not in known]
+    unknown = [name for name in data if name not in keys]
     if unknown:
-        raise ParseError(_unknown(path, unknown[0], data[unknown[0]], list(known)))
+        raise ParseError(_unknown(path, unknown[0], data[unknown[0]], list(keys)))
     try:
-        checked = study_keys.make_model(known).model_validate(data)
+        checked = make_model(keys).model_validate(data)
     except pydantic.ValidationError as error:
         name = str(error.errors(include_url=False)[0]["loc"][0])
         raise ParseError(
-            f"study file {str(path)!r}: {name} is {_shown(data[name])}, but must be"
-            f" {known[name].must_be}"
+            f"study file {str(path)!r}: {name} is {shown(data[name])}, but must be"
+            f" {keys[name].kind.must_be}"
         ) from error
-    settings = checked.model_dump(exclude_unset=True)
+    settings: dict[str, Any] = checked.model_dump(exclude_unset=True)
     for key in settings.get("options", {}):
         if not key or "=" in key:
             raise ParseError(
                 f"study file {str(path)!r}: [option] has the key {key!r}; use the name"
                 " of an option of the workload"
             )
-    return {name: _as_argument(value) for name, value in settings.items()}
+    return settings
 
 
 def _unknown(path: Path, name: str, value: Any, known: Sequence[str]) -> str:
@@ -201,28 +168,10 @@ def _unknown(path: Path, name: str, value: Any, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name.replace("_", "-").lower(), known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ";"
     return (
-        f"study file {str(path)!r}: unknown {what[:_SHOWN]}{hint} allowed are the"
+        f"study file {str(path)!r}: unknown {what[:100]}{hint} allowed are the"
         " options of 'sweep' without their dashes, see docs/schema/study.schema.json"
     )
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-def _as_argument(value: Any) -> Any:
-    """Returns a value as the command line has it: lists and KEY=VALUE are texts."""
-    if isinstance(value, dict):
-        return tuple(f"{key}={_as_text(of)}" for key, of in value.items())
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return value if isinstance(value, (bool, int, float)) else str(value)
-
-
-def _as_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _flat(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, tuple) else (value,)
+    return value if isinstance(value, (tuple, list)) else (value,)

@@ -1,14 +1,16 @@
-"""``list studies``: the studies of a directory, from plans and statuses alone."""
+"""The verb ``list``: workloads, backends, presets; the studies of a directory."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from harness.cli import exit_codes
+from harness.cli import exit_codes, listing
 from harness.cli.arguments import one_line
+from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir
+from harness.options.option import Option, Options
 from results.errors import ResultsError
 from results.records.models import StatusRecord, TrialStatus
 from results.records.texts import printable
@@ -19,9 +21,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from harness.cli.verb import Call
     from results.records.models import PlannedTrial
 
 _DATE_LENGTH = len("2026-01-01 00:00")
+
+
+class ListRequest(Options):
+    """What is listed."""
+
+    what: Annotated[
+        Literal["workloads", "backends", "presets", "studies"] | None,
+        Option(is_argument=True),
+    ] = None
+    runs_dir: RunsDir = RUNS_DIR
+    is_json: IsJson = False
+
+
+def run(request: ListRequest, _: Call) -> int:
+    """Lists workloads, backends and presets, or the studies of a directory."""
+    if request.what == "studies":
+        return show(request.runs_dir, is_json=request.is_json)
+    write = listing.listing_json if request.is_json else listing.listing_text
+    click.echo(write(request.what))
+    return exit_codes.OK
 
 
 def show(runs_dir: Path, *, is_json: bool) -> int:

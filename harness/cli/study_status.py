@@ -10,6 +10,8 @@ import click
 
 from harness.cli import exit_codes, progress, running
 from harness.cli.arguments import one_line
+from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
+from harness.options.option import Options
 from harness.planning import study as study_module
 from results.errors import CorruptRecordError, MissingRecordError
 from results.records.models import PlannedTrial
@@ -19,18 +21,26 @@ from results.study.matching import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
+    from harness.cli.verb import Call
     from results.store.study_store import Trial
 
 
-def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
+class StatusRequest(Options):
+    """Whose progress is shown."""
+
+    study: StudyArgument
+    runs_dir: RunsDir = RUNS_DIR
+    is_json: IsJson = False
+
+
+def run(request: StatusRequest, _: Call) -> int:
     """Prints the progress of a study and its failures.
 
     Raises:
       ResultsError: There is no such study, or a newer version wrote it.
     """
-    store = Store.open(study_module.find_study(study, runs_dir))
+    store = Store.open(study_module.find_study(request.study, request.runs_dir))
     found = {trial.trial_id: trial for trial in store.trials()}
     try:
         plan = store.read_plan()
@@ -56,7 +66,7 @@ def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
                     "reason": record.failure.reason,
                 }
             )
-    if is_json:
+    if request.is_json:
         data = {
             "study": name,
             "num_trials": len(trials),

@@ -12,13 +12,14 @@ import click
 
 from harness.cli import exit_codes
 from harness.cli.arguments import one_line
+from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
+from harness.options.option import Options
 from harness.planning import study as study_module
 from results.store.study_store import Store
 from results.verify.against_raw import verify as verify_study
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from harness.cli.verb import Call
     from results.verify.check import Check
 
 _PAGE = "numbers on the page"
@@ -27,16 +28,24 @@ _PIPE_WIDTH = 140
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
-def verify(study: str, *, runs_dir: Path, is_json: bool) -> int:
+class VerifyRequest(Options):
+    """What is verified."""
+
+    study: StudyArgument
+    runs_dir: RunsDir = RUNS_DIR
+    is_json: IsJson = False
+
+
+def run(request: VerifyRequest, _: Call) -> int:
     """Compares a study with its raw observations and prints what was found.
 
     Raises:
       ResultsError: There is no such study, or its plan cannot be read.
     """
-    store = Store.open(study_module.find_study(study, runs_dir))
+    store = Store.open(study_module.find_study(request.study, request.runs_dir))
     check = verify_study(store)
     _verify_page(store, check)
-    if is_json:
+    if request.is_json:
         data = {
             "kinds": [dataclasses.asdict(kind) for kind in check.kinds],
             "differences": [dataclasses.asdict(item) for item in check.differences],

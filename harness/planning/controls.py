@@ -15,7 +15,6 @@ weak scaling has.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 from harness import catalog
@@ -89,10 +88,10 @@ def choose(
 def with_order(request: SweepRequest, order: Order) -> tuple[SweepRequest, list[str]]:
     """Returns a request in an order that was not requested, and what it leaves out."""
     if order is Order.RELAY or not request.controls:
-        return dataclasses.replace(request, order=order), []
+        return request.model_copy(update={"order": order}), []
     names = ", ".join(control.value for control in request.controls)
     note = f"no controls ({names}): they need a relay"
-    return dataclasses.replace(request, order=order, controls=()), [note]
+    return request.model_copy(update={"order": order, "controls": ()}), [note]
 
 
 def _case_and_alone(

@@ -1,94 +1,285 @@
-"""The arguments of a sweep, before planning."""
+"""One requested sweep: its options, declared once."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal
 
+from pydantic import Field, InstanceOf
+
+from harness.options.durations import duration
+from harness.options.key_values import KEY_VALUES
+from harness.options.notation import COUNTS, NAMES, PERCENTAGE, some_of
+from harness.options.option import Option, Options
 from harness.planning import defaults
+from harness.planning.source_tree import SourceTree
+from results.records.bounds import BatchSize, Seed, Steps
+from results.records.limits import MAX_EVALUATIONS, MAX_SEED
 from results.records.models import Allocator, Control, OptionValue, Order, ScalingMode
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+MEASURED: Final = "What is measured"
+DESIGN: Final = "How it is measured"
+STEPS: Final = "Batches and steps"
+LEARNING: Final = "What is learned"
+STUDY: Final = "Study and output"
 
-    from harness.planning.source_tree import SourceTree
+Count = Annotated[int, Field(ge=1, le=MAX_SEED)]
+CONTROLS: Final = (
+    Control.NOSYNC,
+    Control.SOLO,
+    Control.SYNTHETIC,
+    Control.INPUT_ONLY,
+    Control.NO_UPDATE,
+)
+"""Those that can be requested."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class SweepRequest:
+class SweepRequest(Options):
     """One requested sweep; None means that the default is derived.
 
     Attributes:
-      workload: Name in the catalogue.
-      backends: Names in the catalogue.
-      replicas: Replica counts, ascending; by default powers of two up to the cores
-        (or GPUs), at most 8, those by which the global batch is divisible.
-      modes: Scaling modes.
-      repeats: Repetitions of each case, in a relay its generations; by default 5 in a
-        relay, 3 in sequence.
-      order: Whether cases take turns or run in sequence; by default a relay on CPUs.
-      minutes: Time for a relay, start-up included.
-      max_rounds: The most rounds of a generation.
-      target: Half width of the primary contrast's interval at which a relay ends, as a
-        fraction; None for a fixed number of generations.
-      efficiency_target: Parallel efficiency that the verdict tests.
-      allocator: What glibc does with freed memory; by default it keeps it.
-      controls: Cases that leave something out, to explain what the others cost; only
-        in a relay.
-      preset: Name; by default the workload's, or ``gpu`` on GPUs.
-      data: Data set; by default the preset's.
-      data_dir: Directory of TFDS data sets; by default that of TFDS.
-      per_replica_batch_size: Weak scaling's constant; by default the preset's.
-      global_batch_size: Strong scaling's constant; by default
-        ``per_replica_batch_size`` times the baseline's replicas.
-      num_warmup_steps: By default the preset's.
-      num_measured_steps: By default the preset's.
-      steps_per_sync: Steps that are started before their losses are read; by default 1
-        on CPUs, 10 on GPUs, and 1 where the host uses the results of each step.
-      device: Kind of device of the replicas.
-      budget: The budget of each quality run, such as ``60s``, or ``none``; by default
-        the preset's, on the first backend only.
-      num_evaluations: Of a quality run; by default the preset's.
-      quality_repeats: Quality runs of each case.
       is_quality_only: Whether nothing but the quality runs is planned.
-      is_evaluated: Whether held-out quality is measured; by default for all data but
-        ``synthetic``, which has none.
-      options: The workload's own options.
-      seed: Seed of the sweep.
-      timeout_sec: Time limit of one trial.
-      is_matched: Whether N replicas are matched with one before a number counts.
       baseline: Another tree of sources, in which every case is measured as well.
     """
 
-    workload: str
-    backends: tuple[str, ...] = defaults.BACKENDS
-    replicas: tuple[int, ...] | None = None
-    modes: tuple[ScalingMode, ...] = tuple(map(ScalingMode, defaults.MODES))
-    repeats: int | None = None
-    order: Order | None = None
-    minutes: float | None = None
-    max_rounds: int | None = None
-    target: float | None = None
-    allocator: Allocator | None = None
-    efficiency_target: float = defaults.EFFICIENCY_TARGET
-    controls: tuple[Control, ...] = ()
-    preset: str | None = None
-    data: str | None = None
-    data_dir: Path | None = None
-    per_replica_batch_size: int | None = None
-    global_batch_size: int | None = None
-    num_warmup_steps: int | None = None
-    num_measured_steps: int | None = None
-    steps_per_sync: int | None = None
-    device: Literal["cpu", "gpu"] = defaults.DEVICE
-    budget: str | None = None
-    num_evaluations: int | None = None
-    quality_repeats: int = defaults.QUALITY_REPEATS
+    workload: Annotated[str, Option(group=MEASURED, help="The workload to measure.")]
+    backends: Annotated[
+        tuple[str, ...],
+        Option(group=MEASURED, kind=NAMES, help="Comma-separated names."),
+    ] = defaults.BACKENDS
+    replicas: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            group=MEASURED,
+            kind=COUNTS,
+            help="Lists and ranges: `1,2,4`, `1..8`, or `1..16x2` (geometric).",
+            default="powers of two up to the cores or GPUs, at most 8, those by which"
+            " the global batch is divisible",
+        ),
+    ] = None
+    modes: Annotated[
+        tuple[ScalingMode, ...],
+        Option(
+            group=MEASURED,
+            name="mode",
+            kind=some_of(tuple(ScalingMode), noun="scaling mode"),
+            metavar="MODES",
+            help="Scaling modes: `weak`, `strong`, or both.",
+        ),
+    ] = tuple(map(ScalingMode, defaults.MODES))
+    preset: Annotated[
+        str | None,
+        Option(
+            group=MEASURED,
+            help="Size of the workload.",
+            default="the workload's; `gpu` with `--device gpu`",
+        ),
+    ] = None
+    data: Annotated[
+        str | None,
+        Option(
+            group=MEASURED,
+            help="Data set: `digits`, `synthetic`, a TFDS name, or `folder:PATH`;"
+            " `domain:task` for `d4pg`.",
+            default="the preset's",
+        ),
+    ] = None
+    data_dir: Annotated[
+        Path | None,
+        Option(
+            group=MEASURED,
+            help="Directory of TFDS data sets.",
+            default="`TFDS_DATA_DIR`, or that of TFDS",
+        ),
+    ] = None
+    options: Annotated[
+        Mapping[str, OptionValue],
+        Option(
+            group=MEASURED,
+            name="option",
+            kind=KEY_VALUES,
+            help="An option of the workload; can be repeated.",
+        ),
+    ] = Field(default_factory=dict)
+    device: Annotated[
+        Literal["cpu", "gpu"], Option(group=MEASURED, help="Devices of the replicas.")
+    ] = defaults.DEVICE
+
+    order: Annotated[
+        Order | None,
+        Option(
+            group=DESIGN,
+            help="`relay`: all cases are alive at once and take turns; `sequential`:"
+            " one trial after the other.",
+            default="`relay` on CPUs, if all cases fit into memory",
+        ),
+    ] = None
+    repeats: Annotated[
+        Count | None,
+        Option(
+            group=DESIGN,
+            help="Repetitions of each case, in separate processes; the generations of a"
+            " relay.",
+            default=f"{defaults.GENERATIONS} in a relay, {defaults.REPEATS} in"
+            " sequence",
+        ),
+    ] = None
+    minutes: Annotated[
+        float | None,
+        Option(
+            group=DESIGN,
+            kind=duration("min", unit="min"),
+            help="Time for a relay, start-up included; a bare number is minutes.",
+            default=f"`{defaults.MINUTES:g}min`; `{defaults.MINUTES_TO_TARGET:g}min`"
+            " with `--target`",
+        ),
+    ] = None
+    max_rounds: Annotated[
+        Steps | None,
+        Option(
+            group=DESIGN,
+            name="rounds",
+            help="The most rounds of each generation of a relay.",
+            default=f"{defaults.MAX_ROUNDS}",
+        ),
+    ] = None
+    target: Annotated[
+        float | None,
+        Option(
+            group=DESIGN,
+            kind=PERCENTAGE,
+            help="Continue until the interval of the primary contrast is at most this"
+            " wide to either side, such as `3%`; at least 5 generations.",
+        ),
+    ] = None
+    efficiency_target: Annotated[
+        float,
+        Option(
+            group=DESIGN,
+            kind=PERCENTAGE,
+            help="Parallel efficiency that the verdict tests.",
+        ),
+    ] = defaults.EFFICIENCY_TARGET
+    allocator: Annotated[
+        Allocator | None,
+        Option(
+            group=DESIGN,
+            help="`keep`: glibc keeps freed memory; `default`: it returns large blocks"
+            " to the kernel.",
+            default="`keep`",
+        ),
+    ] = None
+    controls: Annotated[
+        tuple[Control, ...],
+        Option(
+            group=DESIGN,
+            kind=some_of(CONTROLS, noun="control", all_and_none=True),
+            help="Cases of the relay that show where time is lost: `nosync`, `solo`,"
+            " `synthetic`, `input_only`, `no_update`, or `all`, or `none`.",
+        ),
+    ] = ()
+    is_matched: Annotated[
+        bool,
+        Option(
+            group=DESIGN,
+            name="match",
+            help="Before a number counts, match the first steps of N replicas with"
+            " those of one, in a few short trials that are not timed.",
+            default="yes",
+        ),
+    ] = True
+    seed: Annotated[Seed, Option(group=DESIGN, help="Seed of the sweep.")] = (
+        defaults.SEED
+    )
+    timeout_sec: Annotated[
+        float,
+        Option(
+            group=DESIGN,
+            name="timeout",
+            kind=duration(),
+            help="Time limit of one trial; a bare number is seconds.",
+        ),
+    ] = defaults.TIMEOUT_SEC
+
+    per_replica_batch_size: Annotated[
+        BatchSize | None,
+        Option(
+            group=STEPS,
+            help="Examples per replica and step; constant in weak scaling.",
+            default="the preset's",
+        ),
+    ] = None
+    global_batch_size: Annotated[
+        BatchSize | None,
+        Option(
+            group=STEPS,
+            help="Examples of all replicas per step; constant in strong scaling.",
+            default="the baseline's",
+        ),
+    ] = None
+    num_warmup_steps: Annotated[
+        Steps | None,
+        Option(
+            group=STEPS,
+            help="Steps before the measured window, the first one included.",
+            default="the preset's",
+        ),
+    ] = None
+    num_measured_steps: Annotated[
+        Steps | None,
+        Option(
+            group=STEPS,
+            help="Steps in the measured window.",
+            default="the preset's",
+        ),
+    ] = None
+    steps_per_sync: Annotated[
+        Steps | None,
+        Option(
+            group=STEPS,
+            help="Steps that are started before their losses are read, so that a GPU"
+            " need not wait for the host; they share their time.",
+            default=f"{defaults.STEPS_PER_SYNC['cpu']} on CPUs,"
+            f" {defaults.STEPS_PER_SYNC['gpu']} on GPUs, 1 for `d4pg`",
+        ),
+    ] = None
+
+    is_evaluated: Annotated[
+        bool | None,
+        Option(
+            group=LEARNING,
+            name="evaluate",
+            help="Measure held-out quality after the window.",
+            default="yes, except for synthetic data",
+        ),
+    ] = None
+    budget: Annotated[
+        str | None,
+        Option(
+            group=LEARNING,
+            metavar="AMOUNT",
+            help="Training budget of each quality run: `60s`, `10min`, `500steps`,"
+            " `20000examples`, or `none`.",
+            default="the preset's (`laptop`: `40s`), on the first backend only",
+        ),
+    ] = None
+    num_evaluations: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_EVALUATIONS)] | None,
+        Option(
+            group=LEARNING,
+            name="evaluations",
+            help="Number of evaluations in a quality run.",
+            default="the preset's",
+        ),
+    ] = None
+    quality_repeats: Annotated[
+        Count,
+        Option(
+            group=LEARNING,
+            help="Quality runs of each case, with different seeds.",
+        ),
+    ] = defaults.QUALITY_REPEATS
+
     is_quality_only: bool = False
-    is_evaluated: bool | None = None
-    options: Mapping[str, OptionValue] = dataclasses.field(default_factory=dict)
-    seed: int = defaults.SEED
-    timeout_sec: float = defaults.TIMEOUT_SEC
-    is_matched: bool = True
-    baseline: SourceTree | None = None
+    baseline: InstanceOf[SourceTree] | None = None

@@ -15,6 +15,7 @@ from harness.planning.plan import refusing_bounds
 from harness.planning.same_code import check_code
 from results.records.models import Control, Order, Plan, PlannedTrial, ScalingMode
 from results.store.study_store import PLAN_NAME, Store
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from harness.planning.plan import PlannedSweep
     from harness.planning.request import SweepRequest
     from harness.planning.source_tree import SourceTree
+    from results.study.cases import Study
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
@@ -78,6 +80,15 @@ def find_study(text: str, runs_dir: Path) -> Path:
         )
     in_runs = runs_dir / text
     return in_runs if in_runs.exists() or not Path(text).exists() else Path(text)
+
+
+def load(text: str, runs_dir: Path) -> Study:
+    """Reads a study, given by name or by path.
+
+    Raises:
+      ResultsError: There is none, or it cannot be read.
+    """
+    return load_study(Store.open(find_study(text, runs_dir)))
 
 
 def make_plan(

@@ -14,15 +14,17 @@ import jsonschema
 import pytest
 from fake_nvml import FakeNvml, make_gpus
 
-from harness.cli import exit_codes, gpu_readiness, study_file, study_keys
+from harness.cli import documents, exit_codes, gpu_readiness, main, study_file
+from harness.cli.sweep_verb import RunRequest
 from harness.errors import PlanError
 from harness.launch.slurm import submit as slurm
+from harness.options import study_keys
 from results.store.study_store import Store
 from workloads.d4pg import requirements
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = sorted((ROOT / "studies").rglob("*.toml"))
-PUBLISHED = ROOT / "docs" / "schema" / study_keys.SCHEMA_NAME
+PUBLISHED = documents.SCHEMA
 
 SMALL_FILE = """
 workload = "resnet50"
@@ -207,21 +209,18 @@ def test_a_file_without_a_workload_needs_the_option(harness: Any, write: Any) ->
 
 
 def test_every_option_of_sweep_is_a_key_and_every_key_an_option() -> None:
-    """The three that say what a call prints or leaves out are the only exceptions."""
-    options = {study_keys.long_name(of) for of in study_keys.options_of_sweep()}
+    """Those that say what a call prints or leaves out are the only exceptions."""
+    options = {max(of.opts, key=len)[2:] for of in main.cli.commands["sweep"].params}
 
-    assert options - study_keys.NOT_KEYS == {
-        f"--{key}" for key in study_keys.known_keys()
-    }
-    assert options >= study_keys.NOT_KEYS - {"--help"}
-    assert {"--replicas", "--option", "--match", "--seed", "--runs-dir"} <= options
+    assert options - {"file", "json", "dry-run"} == set(study_keys.keys_of(RunRequest))
+    assert {"replicas", "option", "match", "seed", "runs-dir", "partition"} <= options
 
 
 def test_the_published_schema_is_up_to_date() -> None:
-    """``python -m harness.cli.study_keys docs/schema`` writes it."""
+    """``python -m harness.cli.documents`` writes it."""
     published = PUBLISHED.read_text(encoding="ascii")
 
-    assert study_keys.render_schema() == published
+    assert study_keys.render_schema(RunRequest) == published
     jsonschema.Draft202012Validator.check_schema(json.loads(published))
 
 
@@ -282,13 +281,20 @@ def test_the_document_names_every_shipped_study() -> None:
         assert PUBLISHED.resolve() == schema
 
 
-def test_the_schema_is_written_into_a_folder(tmp_path: Path, capsys: Any) -> None:
+def test_what_is_generated_is_written(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
     """And a wrong call says how to call it."""
-    assert 0 == study_keys.main([str(tmp_path)])
-    written = tmp_path / study_keys.SCHEMA_NAME
-    assert PUBLISHED.read_text() == written.read_text()
-    assert 2 == study_keys.main([])
-    assert "usage: python -m harness.cli.study_keys FOLDER" in capsys.readouterr().err
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- options of status -->\n<!-- end of options -->\n")
+    monkeypatch.setattr(documents, "README", readme)
+    monkeypatch.setattr(documents, "SCHEMA", tmp_path / "schema.json")
+
+    assert 0 == documents.main()
+    assert PUBLISHED.read_text() == (tmp_path / "schema.json").read_text()
+    assert "| `--runs-dir` PATH |" in readme.read_text()
+    assert 2 == documents.main(["x"])
+    assert "usage: python -m harness.cli.documents" in capsys.readouterr().err
 
 
 def test_plan_takes_the_launcher_of_a_sweep(

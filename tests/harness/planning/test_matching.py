@@ -42,12 +42,13 @@ def planned(request: SweepRequest) -> plan.PlannedSweep:
 
 def test_every_backend_and_size_is_matched_once(small_request: SweepRequest) -> None:
     """Whatever the modes and repetitions; with one replica of ``single``; untimed."""
-    request = dataclasses.replace(
-        small_request,
-        replicas=(1, 2, 4),
-        order=Order.RELAY,
-        modes=tuple(plan.ScalingMode),
-        per_replica_batch_size=4,
+    request = small_request.model_copy(
+        update={
+            "replicas": (1, 2, 4),
+            "order": Order.RELAY,
+            "modes": tuple(plan.ScalingMode),
+            "per_replica_batch_size": 4,
+        }
     )
     found = planned(request).matching
     specs = [trial.spec for trial in found.trials]
@@ -73,9 +74,9 @@ def test_what_is_not_matched_has_a_reason(
     small_request: SweepRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asynchronous training, a workload that does not say how, and a request."""
-    request = dataclasses.replace(small_request, backends=("async",))
+    request = small_request.model_copy(update={"backends": ("async",)})
     of_async = planned(request)
-    unwanted = planned(dataclasses.replace(small_request, is_matched=False)).matching
+    unwanted = planned(small_request.model_copy(update={"is_matched": False})).matching
     info = dataclasses.replace(catalog.workload("resnet50"), matching=None)
     monkeypatch.setitem(catalog.WORKLOADS, "resnet50", info)
     unknown = planned(small_request).matching
@@ -97,7 +98,7 @@ def test_what_is_not_matched_has_a_reason(
 
 def test_one_replica_needs_no_match(small_request: SweepRequest) -> None:
     """There is nothing to match with itself."""
-    found = planned(dataclasses.replace(small_request, replicas=(1,))).matching
+    found = planned(small_request.model_copy(update={"replicas": (1,)})).matching
 
     assert ((), {}) == (found.trials, found.not_checked)
 
@@ -108,7 +109,7 @@ def test_a_study_that_is_extended_matches_the_new_sizes(
     """The trials of both plans are kept, and reasons only where nothing matches."""
 
     def plan_of(**fields: Any) -> Any:
-        request = dataclasses.replace(small_request, **fields)
+        request = small_request.model_copy(update=fields)
         return study_module.make_plan(
             planned(request), request, study="s", command=("sweep",)
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from typing import Any
 
@@ -256,7 +255,7 @@ def test_steps_whose_results_the_host_uses_are_not_queued() -> None:
     assert {1} == {trial.spec.steps_per_sync for trial in planned.trials}
     message = r"^--steps-per-sync 2 with workload d4pg: actors .*; use 1$"
     with pytest.raises(PlanError, match=message):
-        plan.plan_sweep(dataclasses.replace(request, steps_per_sync=2), machine)
+        plan.plan_sweep(request.model_copy(update={"steps_per_sync": 2}), machine)
 
 
 def test_a_gpu_sweep_takes_the_gpu_preset() -> None:
@@ -305,7 +304,7 @@ def test_other_code_gives_other_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_seed_gives_other_trials(fields: Any, seed: Any) -> None:
     """The sweep's seed is part of every trial."""
     assume(fields["seed"] != seed)
-    other = dataclasses.replace(SweepRequest(workload="resnet50"), seed=seed)
+    other = SweepRequest(workload="resnet50", seed=seed)
 
     first = {trial.spec.seed for trial in plan_of(**fields).trials}
     second = {trial.spec.seed for trial in plan.plan_sweep(other, TWO_CORES).trials}

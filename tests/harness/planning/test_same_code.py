@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,7 +28,7 @@ BASE = SweepRequest(
 
 def plan_of(**changes: Any) -> Plan:
     """Returns the plan record of a changed base request."""
-    request = dataclasses.replace(BASE, **changes)
+    request = BASE.model_copy(update=changes)
     planned = plan.plan_sweep(request, MACHINE)
     return study.make_plan(planned, request, study="s", command=("harness",))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ BASE = SweepRequest(
 
 def plan_of(**changes: Any) -> Plan:
     """Returns the plan record of a changed base request."""
-    request = dataclasses.replace(BASE, **changes)
+    request = BASE.model_copy(update=changes)
     planned = plan.plan_sweep(request, MACHINE)
     return study.make_plan(planned, request, study="s", command=("harness",))
 
@@ -119,7 +118,9 @@ def test_another_strong_batch_is_refused_by_name() -> None:
 def test_the_default_name_is_that_of_the_same_sweep() -> None:
     """The same command resumes itself, another one does not collide."""
     names = [
-        study.default_name(plan.plan_sweep(dataclasses.replace(BASE, seed=s), MACHINE))
+        study.default_name(
+            plan.plan_sweep(BASE.model_copy(update={"seed": s}), MACHINE)
+        )
         for s in (0, 0, 1)
     ]
 

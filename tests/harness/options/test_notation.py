@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import ParseError
-from harness.planning.ranges import parse_counts, parse_names
+from harness.options.notation import parse_counts, parse_names
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,17 @@
-"""Lists and ranges of counts: ``1,2,4``, ``1..8``, ``1..16x2``."""
+"""Lists, ranges and percentages: ``in_graph,single``, ``1..16x2``, ``3%``."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING, Any, Final
 
 from harness.errors import ParseError
+from harness.options.kinds import Kind
 from results.records.limits import MAX_REPLICAS
+
+if TYPE_CHECKING:
+    import enum
+    from collections.abc import Callable, Sequence
 
 _RANGE = re.compile(r"(?P<first>\d+)\.\.(?P<last>\d+)(?:x(?P<factor>\d+))?")
 _ALLOWED = (
@@ -107,3 +113,80 @@ def parse_names(text: str, *, what: str) -> tuple[str, ...]:
             f"{what}: {text!r} has an empty name; separate names by single commas"
         )
     return names
+
+
+def _listed(parse: Callable[..., Any]) -> Callable[[Any, str], Any]:
+    """Returns a reader of lists: with commas, or as an array or integer of TOML."""
+
+    def read(value: object, what: str) -> Any:
+        of = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        return parse(of, what=what)
+
+    return read
+
+
+def _write_list(values: Sequence[Any]) -> str:
+    return ",".join(str(getattr(value, "value", value)) for value in values)
+
+
+COUNTS: Final = Kind(
+    read=_listed(parse_counts),
+    annotation=int | str | list[int | str],
+    must_be='an integer, an array of integers, or text such as "1..8"',
+    metavar="COUNTS",
+    write=_write_list,
+)
+NAMES: Final = Kind(
+    read=_listed(parse_names),
+    annotation=str | list[str],
+    must_be="text, or an array of texts",
+    metavar="NAMES",
+    write=_write_list,
+)
+PERCENTAGE: Final = Kind(
+    read=lambda value, what: parse_percentage(str(value), what=what),
+    annotation=str,
+    must_be="text",
+    metavar="PERCENT",
+    write=lambda value: f"{value:.6%}".rstrip("%").rstrip("0").rstrip(".") + "%",
+)
+
+
+def some_of(of: Sequence[enum.Enum], *, noun: str, all_and_none: bool = False) -> Kind:
+    """Returns the kind of several of a few values, in their order.
+
+    Args:
+      of: The values.
+      noun: What one of them is, for messages.
+      all_and_none: Whether ``all`` and ``none`` stand for all of them and for none.
+    """
+    by_name: dict[str, tuple[enum.Enum, ...]]
+    by_name = {str(member.value): (member,) for member in of}
+    alone = {"all": tuple(of), "none": ()} if all_and_none else {}
+    by_name |= alone
+
+    def parse(text: str, *, what: str) -> tuple[enum.Enum, ...]:
+        names = parse_names(text, what=what)
+        for name in names:
+            if name not in by_name:
+                raise ParseError(
+                    f"{what}: unknown {noun} {name!r}; allowed are"
+                    f" {', '.join(by_name)}, several separated by commas"
+                )
+            if name in alone and len(names) > 1:
+                raise ParseError(
+                    f"{what}: {name!r} stands beside other names in {text!r}; give it"
+                    " alone"
+                )
+        return tuple(
+            member for member in of if any(member in by_name[name] for name in names)
+        )
+
+    return Kind(
+        read=_listed(parse),
+        annotation=str | list[str],
+        must_be="text, or an array of texts",
+        metavar="NAMES",
+        write=lambda values: _write_list(values) or "none",
+        choices=tuple(by_name),
+    )

@@ -1,0 +1,103 @@
+"""What is generated from the declared options: ``python -m harness.cli.documents``.
+
+The JSON Schema of study files, and the tables of options in ``harness/README.md``: one
+per verb, between two comments that name it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from harness.cli.main import cli
+from harness.cli.sweep_verb import RunRequest
+from harness.cli.verb import DeclaredOption
+from harness.options.study_keys import SCHEMA_NAME, render_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SCHEMA: Final = ROOT / "docs" / "schema" / SCHEMA_NAME
+README: Final = ROOT / "harness" / "README.md"
+_BEGIN: Final = "<!-- options of {} -->\n"
+_END: Final = "<!-- end of options -->"
+_DEFAULT: Final = re.compile(r"  \[default: (?P<text>.*)\]$")
+
+
+def table(verb: click.Command) -> str:
+    """Returns the options of a verb as a table in Markdown."""
+    rows: dict[str, list[str]] = {}
+    for param in verb.params:
+        if isinstance(param, DeclaredOption):
+            for group in param.groups:
+                rows.setdefault(group, []).append(_declared_row(param))
+        elif isinstance(param, click.Option):
+            rows.setdefault("", []).append(_row(param))
+    lines = []
+    for group, of_group in rows.items():
+        heading = f"*{group}*" if len(rows) > 1 and group else "option"
+        lines += ["", f"| {heading} | meaning | default |", "| --- | --- | --- |"]
+        lines += of_group
+    return "\n".join(lines[1:]) + "\n"
+
+
+def _names(option: click.Option, metavar: str) -> str:
+    names = [*option.opts, *option.secondary_opts]
+    return ", ".join(f"`{name}`" for name in names) + (f" {metavar}" if metavar else "")
+
+
+def _declared_row(option: DeclaredOption) -> str:
+    of = option.declared
+    default = "required" if of.is_required else of.default_text
+    metavar = "" if of.kind.choices else of.metavar
+    return _line(_names(option, metavar), of.option.help, default)
+
+
+def _row(option: click.Option) -> str:
+    text = option.help or ""
+    found = _DEFAULT.search(text)
+    default = found["text"] if found else "required" if option.required else ""
+    if option.show_default and option.default is not None:
+        default = f"`{option.default}`"
+    return _line(_names(option, ""), _DEFAULT.sub("", text), default)
+
+
+def _line(names: str, text: str, default: str) -> str:
+    cells = (names, " ".join(text.split()).rstrip("."), default or "-")
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+
+
+def with_tables(document: str) -> str:
+    """Returns a document with its tables of options as they are declared now."""
+    for name, command in cli.commands.items():
+        parts = (
+            command.commands if isinstance(command, click.Group) else {name: command}
+        )
+        for part, verb in parts.items():
+            begin = _BEGIN.format(name if part == name else f"{name} {part}")
+            before, found, rest = document.partition(begin)
+            if found:
+                _, end, after = rest.partition(_END)
+                document = f"{before}{begin}{table(verb)}{end}{after}"
+    return document
+
+
+def main(arguments: Sequence[str] = ()) -> int:
+    """Writes what is generated; returns 2 if it is called with arguments."""
+    if arguments:
+        sys.stderr.write("error: usage: python -m harness.cli.documents\n")
+        return 2
+    SCHEMA.write_text(render_schema(RunRequest), encoding="ascii", newline="\n")
+    text = README.read_text(encoding="utf-8")
+    README.write_text(with_tables(text), encoding="utf-8", newline="\n")
+    sys.stdout.write(f"{SCHEMA}\n{README}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,85 @@
+"""Options that several verbs have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from harness.options import kinds
+from harness.options.notation import PERCENTAGE
+from harness.options.option import Option
+from harness.planning import defaults
+from harness.planning.request import STUDY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RUNS_DIR: Final = Path(defaults.RUNS_DIR)
+
+
+def complete_study(params: Mapping[str, Any], incomplete: str) -> list[str]:
+    """Returns the studies below ``--runs-dir`` whose names begin like this."""
+    try:
+        plans = sorted(Path(params.get("runs_dir") or RUNS_DIR).glob("*/plan.json"))
+    except OSError:  # nothing to complete; the verb itself says what is wrong
+        return []
+    names = [path.parent.name for path in plans]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+RunsDir = Annotated[Path, Option(group=STUDY, help="Directory of the studies.")]
+IsJson = Annotated[
+    bool,
+    Option(
+        group=STUDY, name="json", is_key=False, help="Print data as JSON on stdout."
+    ),
+]
+StudyArgument = Annotated[
+    str, Option(is_argument=True, complete=complete_study, is_key=False)
+]
+StudyArguments = Annotated[
+    tuple[str, ...],
+    Option(
+        is_argument=True,
+        is_key=False,
+        kind=kinds.TEXTS,
+        complete=complete_study,
+        metavar="STUDY...",
+    ),
+]
+Retry = Annotated[
+    Literal["failed"] | None,
+    Option(group=STUDY, help="Run trials with a recorded failure again."),
+]
+AreCheckpointsKept = Annotated[
+    bool,
+    Option(
+        group=STUDY,
+        name="keep-checkpoints",
+        help="Also keep the last checkpoint of quality runs that succeed.",
+    ),
+]
+Metric = Annotated[
+    str,
+    Option(metavar="NAME", help="`throughput`, `time_to_first_step` or `peak_memory`."),
+]
+DEFAULT_METRIC: Final = "throughput"
+Delta = Annotated[float, Option(kind=PERCENTAGE, help="The slowdown that matters.")]
+Alpha = Annotated[
+    float,
+    Option(
+        kind=PERCENTAGE,
+        help="Accepted probability of passing a slowdown of exactly `--delta`, below"
+        " 50 %.",
+    ),
+]
+DEFAULT_DELTA: Final = 0.05
+DEFAULT_ALPHA: Final = 0.05
+IsDifferentAllowed = Annotated[
+    bool,
+    Option(
+        name="allow-different",
+        help="Show studies of different machines, workload versions or placements; such"
+        " a result never passes.",
+    ),
+]

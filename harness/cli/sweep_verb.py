@@ -1,0 +1,93 @@
+"""The verbs ``sweep`` and ``plan``: what they request, and what they do with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from harness.cli import commands
+from harness.cli.launch_options import (
+    Launcher,
+    LauncherOptions,
+    ReplicasPerWorker,
+    Shard,
+    launching_of,
+)
+from harness.cli.shared_options import (
+    RUNS_DIR,
+    AreCheckpointsKept,
+    IsJson,
+    Retry,
+    RunsDir,
+)
+from harness.options.option import NO_OPTIONS, Option
+from harness.planning.request import STUDY, SweepRequest
+
+if TYPE_CHECKING:
+    from harness.cli.verb import Call
+
+
+class PlanRequest(SweepRequest):
+    """A sweep, where it runs, and its study."""
+
+    launcher: Launcher = "local"
+    replicas_per_worker: ReplicasPerWorker = 1
+    shard: Shard = None
+    launcher_options: LauncherOptions = NO_OPTIONS
+
+    study: Annotated[
+        str | None,
+        Option(
+            group=STUDY,
+            metavar="NAME",
+            help="Directory below `--runs-dir`.",
+            default="`<workload>-<preset>-<digest>`, so that the same command resumes"
+            " it",
+        ),
+    ] = None
+    runs_dir: RunsDir = RUNS_DIR
+    is_json: IsJson = False
+
+
+class RunRequest(PlanRequest):
+    """A sweep to run."""
+
+    retry: Retry = None
+    are_checkpoints_kept: AreCheckpointsKept = False
+    is_dry_run: Annotated[
+        bool,
+        Option(
+            group=STUDY,
+            name="dry-run",
+            is_key=False,
+            help="Only print the trials and a time estimate; run and write nothing.",
+        ),
+    ] = False
+
+
+def run(request: RunRequest, call: Call) -> int:
+    """Runs a sweep and writes the report, or prints its plan."""
+    return commands.sweep(
+        request,
+        study=request.study,
+        runs_dir=request.runs_dir,
+        is_json=request.is_json,
+        is_dry_run=request.is_dry_run,
+        launching=launching_of(request),
+        is_failed_retried=request.retry is not None,
+        are_checkpoints_kept=request.are_checkpoints_kept,
+        overrides=call.overrides,
+        command=call.command,
+    )
+
+
+def plan(request: PlanRequest, call: Call) -> int:
+    """Prints the trials of a sweep and a time estimate."""
+    return commands.sweep(
+        request,
+        study=request.study,
+        runs_dir=request.runs_dir,
+        is_json=request.is_json,
+        is_dry_run=True,
+        launching=launching_of(request),
+        command=call.command,
+    )

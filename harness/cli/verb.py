@@ -1,0 +1,305 @@
+"""A verb whose options are declared by a model; click shows and reads them.
+
+The module of a verb has the model of its options, such as ``ReportRequest``, and
+``run``, which takes one and returns the exit code. Both are imported when the verb is
+used, so that the list of all verbs needs neither Pydantic nor anything of the verb.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
+
+from harness.errors import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from harness.options.option import Declared, Options
+
+_GIVEN: Final = "harness.cli.verb.given"
+"""Key of what was given for each option, as it was written, by parameter."""
+_OF_FILE: Final = "harness.cli.verb.file"
+"""Key of what a study file gives for options that merge with those beside it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """The call of a verb, besides what it requests.
+
+    Attributes:
+      command: What to record: the command with all that a study file set.
+      overrides: Replaces fields of ``RunSettings``; for tests.
+    """
+
+    command: tuple[str, ...]
+    overrides: Mapping[str, Any]
+
+
+_OTHER: Final = "Options"
+
+
+class _Value(click.ParamType):  # type: ignore[type-arg]  # not in click 8.1
+    """A value that its declaration reads."""
+
+    def __init__(self, of: Declared) -> None:
+        self.name = of.metavar
+        self._of = of
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Returns the value, or raises ``ParseError``."""
+        del param, ctx
+        return self._of.kind.read(value, self._of.spelling)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Offers what the declaration knows."""
+        del param
+        complete = self._of.option.complete
+        found = (
+            [of for of in self._of.kind.choices if of.startswith(incomplete)]
+            if complete is None
+            else complete(ctx.params, incomplete)
+        )
+        return [CompletionItem(of) for of in found]
+
+
+class DeclaredOption(click.Option):
+    """An option of a model.
+
+    Attributes:
+      declared: Its declaration.
+      groups: The headings below which the help shows it.
+      owners: The names that it belongs to, such as launchers; empty for all.
+    """
+
+    def __init__(self, of: Declared, *, owners: Sequence[str] = ()) -> None:
+        self.declared = of
+        self.groups = [of.group]
+        self.owners = list(owners)
+        kind, names = of.kind, [of.spelling]
+        if kind.is_flag and of.default is not False:
+            names = [f"{of.spelling}/--no-{of.name}"]
+        self.is_deferred = bool(owners) and not kind.is_flag
+        default = of.default_text.replace("`", "")
+        super().__init__(
+            [*names, *of.option.also, of.field],
+            help=of.help + (f"  [default: {default}]" if default else ""),
+            required=of.is_required,
+            is_flag=kind.is_flag,
+            default=None,
+            multiple=kind.is_multiple,
+            type=None if kind.is_flag else _type_of(of, is_text=self.is_deferred),
+            metavar=of.metavar or None,
+        )
+
+    def consume_value(
+        self, ctx: click.Context, opts: Mapping[str, Any]
+    ) -> tuple[Any, ParameterSource]:
+        """Notes what was given, as it was written."""
+        value, source = super().consume_value(ctx, opts)
+        if source in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP):
+            of_file = (ctx.default_map or {}).get(str(self.name))
+            if self.multiple and source is ParameterSource.COMMANDLINE and of_file:
+                overridden = {text.partition("=")[0] for text in value}
+                kept = [t for t in of_file if t.partition("=")[0] not in overridden]
+                value = (*kept, *value)
+            ctx.meta.setdefault(_GIVEN, {})[self.name] = value
+        return value, source
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """Reads what was given; all texts of one that can be repeated together."""
+        if self.multiple:
+            kind, name = self.declared.kind, self.declared.spelling
+            return kind.read(list(value), name) if value else None
+        return super().type_cast_value(ctx, value)
+
+
+def _type_of(of: Declared, *, is_text: bool) -> click.ParamType:  # type: ignore[type-arg]  # not in click 8.1
+    return click.STRING if is_text or of.kind.is_multiple else _Value(of)
+
+
+class Verb(click.Command):
+    """One verb of the command line.
+
+    Args:
+      name: As users write it.
+      text: Its help: a line, and what else a user needs to know.
+      module: The module of the verb.
+      model: The name of its model there; by default that of the verb and ``Request``.
+      function: The name of what runs it.
+      options: Further options, such as that of a study file.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        module: str,
+        *,
+        model: str = "",
+        function: str = "run",
+        options: Sequence[click.Option] = (),
+    ) -> None:
+        super().__init__(name, help=text)
+        self._module, self._function = module, function
+        self._model = model or f"{name.capitalize()}Request"
+        self._options = options
+
+    @functools.cached_property
+    def request(self) -> type[Options]:
+        """The model of the options."""
+        module = importlib.import_module(self._module)
+        model: type[Options] = getattr(module, self._model)
+        return model
+
+    @property
+    def params(self) -> list[click.Parameter]:
+        """The options and arguments, from the model."""
+        return self._params
+
+    @params.setter
+    def params(self, _: list[click.Parameter]) -> None:
+        """Ignores that click sets an empty list."""
+
+    @functools.cached_property
+    def _params(self) -> list[click.Parameter]:
+        from harness.options import option
+
+        found: list[click.Parameter] = [*self._options]
+        found += [
+            _argument(of) if of.option.is_argument else DeclaredOption(of)
+            for of in option.declared(self.request)
+        ]
+        owned: dict[str, DeclaredOption] = {}
+        for mark in option.contributions(self.request).values():
+            for owner, model in mark.models().items():
+                for of in option.declared(model):
+                    heading = f"Options of --{mark.by} {owner}"
+                    made = owned.setdefault(of.name, DeclaredOption(of, owners=()))
+                    if not made.owners:
+                        made = owned[of.name] = DeclaredOption(of, owners=[owner])
+                        made.groups = [heading]
+                    else:
+                        made.owners.append(owner)
+                        made.groups.append(heading)
+        return [*found, *owned.values()]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Makes the request and runs the verb."""
+        function = getattr(importlib.import_module(self._module), self._function)
+        call = Call(command=command_of(ctx), overrides=ctx.obj or {})
+        return function(self.make_request(ctx), call)
+
+    def make_request(self, ctx: click.Context) -> Options:
+        """Returns the request that was parsed; what was not given has its default.
+
+        Raises:
+          HarnessError: An option belongs to another launcher than the chosen one.
+        """
+        from harness.options import option
+
+        given = {name: v for name, v in ctx.params.items() if v is not None}
+        fields = self.request.model_fields
+        for field, mark in option.contributions(self.request).items():
+            chosen = given.get(mark.by, fields[mark.by].default)
+            given[field] = _contributed(mark, chosen, given, self.params)
+        return self.request(**{k: v for k, v in given.items() if k in fields})
+
+    def format_options(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        """Writes the options below their headings."""
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                for group in getattr(param, "groups", [_OTHER]):
+                    rows.setdefault(group, []).append(record)
+        rows[_OTHER] = rows.pop(_OTHER)  # last: --help is among them
+        for group, records in rows.items():
+            with formatter.section(group):
+                formatter.write_dl(records)
+
+
+def _argument(of: Declared) -> click.Argument:
+    return click.Argument(
+        [of.field],
+        required=of.is_required,
+        metavar=of.option.metavar or None,
+        nargs=-1 if of.kind.is_multiple else 1,
+        type=_Value(of),
+    )
+
+
+def _contributed(
+    mark: Any, chosen: str, given: Mapping[str, Any], params: Sequence[click.Parameter]
+) -> Options:
+    """Returns the options of what was chosen.
+
+    Raises:
+      PlanError: One belongs to something else.
+    """
+    from harness.options import option
+
+    model = mark.models().get(chosen)
+    own = {} if model is None else {of.field: of for of in option.declared(model)}
+    values = {}
+    for param in params:
+        if not isinstance(param, DeclaredOption) or not param.owners:
+            continue
+        name = str(param.name)
+        if name not in given:
+            continue
+        if name not in own:
+            owners = " or ".join(f"--{mark.by} {owner}" for owner in param.owners)
+            spelling = param.declared.spelling
+            raise PlanError(
+                f"{spelling} {given[name]} has no effect with --{mark.by} {chosen};"
+                f" add {owners}, or leave {spelling} out"
+            )
+        of = own[name]
+        values[name] = (
+            of.kind.read(given[name], of.spelling) if param.is_deferred else given[name]
+        )
+    return option.NO_OPTIONS if model is None else model(**values)
+
+
+def use_file(ctx: click.Context, settings: Mapping[str, Any]) -> None:
+    """Takes the settings of a study file as defaults of the options."""
+    ctx.default_map = {**(ctx.default_map or {}), **settings}
+    ctx.meta[_OF_FILE] = True
+
+
+def command_of(ctx: click.Context) -> tuple[str, ...]:
+    """Returns the command as options only; what a study file set is written out."""
+    if _OF_FILE not in ctx.meta:
+        return ("python", "-m", "harness", *sys.argv[1:])
+    words = ["python", "-m", "harness", str(ctx.info_name)]
+    given = ctx.meta.get(_GIVEN, {})
+    for param in ctx.command.params:
+        if isinstance(param, DeclaredOption) and param.name in given:
+            words += _words(param, given[param.name])
+    return tuple(words)
+
+
+def _words(option: DeclaredOption, value: Any) -> list[str]:
+    name = option.declared.spelling
+    if option.is_flag:
+        return [name] if value else list(option.secondary_opts)
+    values = value if option.multiple else [value]
+    return [word for one in values for word in (name, _text(one))]
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,1 @@
+"""Options that are declared once, as fields of frozen models."""

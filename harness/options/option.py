@@ -1,0 +1,177 @@
+"""An option is declared once, as a field of a frozen model.
+
+    class SlurmOptions(Options):
+        '''Options of ``--launcher slurm``.'''
+
+        partition: Annotated[
+            str | None, Option(help="Of the cluster.", default="the cluster's")
+        ] = None
+
+The type of the field says what is allowed. The field is the option of the command
+line, under its group in ``--help``; the key of study files, with its check and its part
+of the published JSON Schema; and the row of the tables in ``harness/README.md``. A
+field without ``Option`` is none of these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from pydantic import BaseModel, ConfigDict
+from pydantic_core import PydanticUndefined
+
+from harness.options import kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from harness.options.kinds import Kind
+
+_LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
+
+
+class Options(BaseModel):
+    """Base of all models that declare options."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        arbitrary_types_allowed=True,
+        protected_namespaces=(),
+    )
+
+    not_options: ClassVar[frozenset[str]] = frozenset()
+    """Fields of a base class that are no options here."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """What an option is besides name, type and default of its field.
+
+    Attributes:
+      help: What it does, in Markdown: a sentence or two.
+      group: Its heading in ``--help``.
+      name: Without dashes; by default that of the field, with dashes for underscores.
+      also: Other spellings, such as ``-o``.
+      kind: How its value is read; by default this follows from the type.
+      metavar: What stands for the value; by default that of the kind.
+      default: Words for a default that is derived; by default that of the field.
+      is_argument: Whether its value stands without a name, as in ``report STUDY``.
+      is_key: Whether study files have it.
+      complete: Returns the values that a shell offers for what was typed, from the
+        other values.
+    """
+
+    help: str = ""
+    group: str = "Options"
+    name: str = ""
+    also: tuple[str, ...] = ()
+    kind: Kind | None = None
+    metavar: str = ""
+    default: str = ""
+    is_argument: bool = False
+    is_key: bool = True
+    complete: Callable[[Mapping[str, Any], str], list[str]] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Contributed:
+    """Marks the field with the options of what another option names.
+
+    Each of them is shown under the name that it belongs to, and refused with any other.
+
+    Attributes:
+      by: The field that chooses, such as ``launcher``.
+      models: Returns the model of each name that has options.
+    """
+
+    by: str
+    models: Callable[[], Mapping[str, type[Options]]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Declared:
+    """One declared option.
+
+    Attributes:
+      field: Name of the field.
+      option: What was declared.
+      kind: How its value is read.
+      default: Of the field; None where it has none, or where it is derived.
+      is_required: Whether the field has no default.
+      group: Its heading in ``--help``.
+    """
+
+    field: str
+    option: Option
+    kind: Kind
+    default: Any
+    is_required: bool
+    group: str
+
+    @property
+    def name(self) -> str:
+        """The name without dashes, which is the key in study files."""
+        return self.option.name or self.field.replace("_", "-")
+
+    @property
+    def spelling(self) -> str:
+        """The option as users write it, such as ``--replicas``."""
+        return f"--{self.name}"
+
+    @property
+    def help(self) -> str:
+        """The help as plain text."""
+        return _LINK.sub(r"\1", self.option.help).replace("`", "")
+
+    @property
+    def default_text(self) -> str:
+        """What holds without the option, in Markdown; empty for nothing."""
+        is_nothing = self.default is None or self.default is False
+        if self.option.default or is_nothing or self.default == {}:
+            return self.option.default
+        return f"`{self.kind.write(self.default)}`"
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the value."""
+        return self.option.metavar or self.kind.metavar
+
+
+def declared(model: type[Options]) -> list[Declared]:
+    """Returns the options of a model, in the order of its fields."""
+    found = []
+    for field, info in model.model_fields.items():
+        if field in model.not_options:
+            continue
+        for option in info.metadata:
+            if not isinstance(option, Option):
+                continue
+            default = info.get_default(call_default_factory=True)
+            found.append(
+                Declared(
+                    field=field,
+                    option=option,
+                    kind=option.kind or kinds.kind_of(info.annotation),
+                    default=None if default is PydanticUndefined else default,
+                    is_required=info.is_required(),
+                    group=option.group,
+                )
+            )
+    return found
+
+
+def contributions(model: type[Options]) -> dict[str, Contributed]:
+    """Returns the fields with the options of what another option names."""
+    return {
+        field: mark
+        for field, info in model.model_fields.items()
+        for mark in info.metadata
+        if isinstance(mark, Contributed)
+    }
+
+
+NO_OPTIONS: Final = Options()
+"""Of a name that has no options."""
