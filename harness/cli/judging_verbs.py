@@ -29,7 +29,7 @@ _COMPARE_FORMATS = ("text", "json", "markdown")
 def _names_of_gate() -> str:
     """Says what a gate judges: speed, memory, and what each workload learns."""
     learned = "; ".join(
-        f"{', '.join(of.name for of in catalog.metrics(info) if of.is_judged)} ({name})"
+        f"{', '.join(catalog.judged_metrics(info))} ({name})"
         for name, info in catalog.WORKLOADS.items()
     )
     return f"throughput, time_to_first_step, peak_memory; or what is learned: {learned}"
