@@ -14,7 +14,6 @@ from replicator.catalog import (
     WORKERS,
     BackendInfo,
 )
-from results.records.models import MetricFacts
 from workloads import catalog as workload_catalog
 from workloads.catalog import SYNTHETIC, WORKLOADS, PresetInfo, WorkloadInfo
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from results.records.models import OptionValue
+    from results.records.models import MetricFacts, OptionValue
 
 __all__ = [
     "BACKENDS",
@@ -41,6 +40,7 @@ __all__ = [
     "check_devices",
     "check_machine",
     "check_options",
+    "judged_metrics",
     "metrics",
     "preset",
     "workload",
@@ -86,6 +86,8 @@ def preset(info: WorkloadInfo, name: str) -> PresetInfo:
 
 def metrics(info: WorkloadInfo) -> tuple[MetricFacts, ...]:
     """Returns what a workload measures, as plans record it."""
+    from results.records.models import MetricFacts  # --help needs no Pydantic
+
     return tuple(
         MetricFacts(
             name=metric.name,
@@ -98,6 +100,12 @@ def metrics(info: WorkloadInfo) -> tuple[MetricFacts, ...]:
         )
         for metric in workload_catalog.metrics_of(info.name)
     )
+
+
+def judged_metrics(info: WorkloadInfo) -> list[str]:
+    """Returns the names of what a workload learns and a gate judges."""
+    metrics = workload_catalog.metrics_of(info.name)
+    return [metric.name for metric in metrics if metric.is_judged]
 
 
 def check_data(info: WorkloadInfo, name: str, data_dir: Path | None = None) -> str:

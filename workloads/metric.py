@@ -41,6 +41,11 @@ class Metric:
     is_of_window: bool = False
     of: Callable[..., Any] | None = None
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether a gate can say which of two results is better."""
+        return self.is_higher_better is not None and not self.is_of_window
+
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(

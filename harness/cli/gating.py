@@ -102,8 +102,7 @@ def make_rule(*, workload: str, metric: str, delta: float | None, alpha: float) 
 def _learnable() -> str:
     """Says which metrics of quality a gate judges, by workload."""
     return "; ".join(
-        f"{', '.join(f'`{of.name}`' for of in catalog.metrics(info) if of.is_judged)}"
-        f" ({name})"
+        f"{', '.join(f'`{of}`' for of in catalog.judged_metrics(info))} ({name})"
         for name, info in catalog.WORKLOADS.items()
     )
 
@@ -305,6 +304,7 @@ def _of_gate(
     """
     if rule.metric.is_quality:
         return _of_quality_gate(request, rule, quality_repeats)
+    learned = catalog.judged_metrics(catalog.workload(request.workload))
     for name, value in (
         ("--budget", request.budget),
         ("--evaluations", request.num_evaluations),
@@ -314,7 +314,7 @@ def _of_gate(
             raise PlanError(
                 f"{name} {value} has no effect with --metric {rule.metric.name}: such a"
                 " gate has no quality runs; leave it out, or use --metric"
-                f" {'|'.join(_learned(request.workload))}"
+                f" {'|'.join(learned)}"
             )
     if request.repeats is not None and request.repeats < judge.FEWEST_GENERATIONS:
         raise PlanError(
@@ -335,12 +335,6 @@ def _of_gate(
     order = request.order or Order.SEQUENTIAL
     repeats = request.repeats or defaults.GENERATIONS
     return request.model_copy(update={"order": order, "repeats": repeats})
-
-
-def _learned(workload: str) -> list[str]:
-    """Returns the metrics of a workload that quality runs are judged by."""
-    facts = catalog.metrics(catalog.workload(workload))
-    return [of.name for of in facts if of.is_judged]
 
 
 def _of_quality_gate(

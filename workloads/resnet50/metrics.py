@@ -1,12 +1,17 @@
-"""The metrics of ResNet-50: a new one is a new entry here; without TensorFlow."""
+"""The metrics of ResNet-50: a new one is a new entry here; without TensorFlow.
+
+``--help`` reads their names, so NumPy is imported only to measure.
+"""
 
 from __future__ import annotations
 
 import functools
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from workloads.metric import Metric
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def is_in_top(logits: np.ndarray, labels: np.ndarray, *, k: int) -> np.ndarray:
@@ -20,6 +25,8 @@ def is_in_top(logits: np.ndarray, labels: np.ndarray, *, k: int) -> np.ndarray:
       labels: Integers, [n].
       k: At least 1.
     """
+    import numpy as np
+
     own = np.take_along_axis(logits, labels[:, np.newaxis], axis=1)
     is_near: np.ndarray = (logits > own).sum(axis=1) < k
     return is_near & np.isfinite(logits).all(axis=1)
