@@ -30,7 +30,6 @@ class BucketLinks:
     """``collectives.linking.Links`` of one bucket of a plan.
 
     Attributes:
-      operands: By replica of this program, the bucket's first tensor.
       num_replicas: Replicas of the job.
       first_replica_id: Id in the job of this program's first replica.
       num_workers: Programs that run side by side; 1 if this one has all replicas.
@@ -74,7 +73,7 @@ class BucketLinks:
         self._rows = rows
         call, position = plan.collective, bucket.positions[0]
         self._dtype, self._shape = call.dtypes[position], call.shapes[position]
-        self.operands: Sequence[Tensor] = self._operands(position)
+        self._by_position: dict[int, list[Tensor]] = {}
         self.num_replicas = call.num_replicas
         self.first_replica_id = topology.first_replica_id
         self.num_workers = 1 if workers is None else workers.num_workers
@@ -82,6 +81,11 @@ class BucketLinks:
             NodeOps(emit, f"{name}/on_{replica}", self._dtype, device)
             for replica, device in enumerate(self._devices)
         ]
+
+    @property
+    def operands(self) -> Sequence[Tensor]:
+        """By replica of this program, the operand, if it is a single tensor."""
+        return self._operands(self._bucket.positions[0])
 
     def ops(self, replica: int) -> NodeOps:
         """Emits nodes on the device of a replica of this program."""
@@ -208,8 +212,12 @@ class BucketLinks:
         return self._devices[self._bucket.owner]
 
     def _operands(self, position: int) -> list[Tensor]:
-        node = self._plan.collective.operands[position]
-        return [self._operand(replica, node) for replica in range(len(self._devices))]
+        # Found once: what is behind a gate is emitted when it is asked for.
+        if position not in self._by_position:
+            node = self._plan.collective.operands[position]
+            replicas = range(len(self._devices))
+            self._by_position[position] = [self._operand(r, node) for r in replicas]
+        return self._by_position[position]
 
     def _within_memories(
         self, op: str, name: str, operands: Sequence[Tensor]

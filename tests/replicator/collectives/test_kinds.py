@@ -243,7 +243,7 @@ def test_kinds_say_what_goes_over_the_wire(kind, op, num_bytes):
     assert BetweenWorkers(op, num_bytes) == kind.between_workers(64, places)
     text = plan.explain(plan.make_plan([call], places), places).splitlines()[0]
     assert text.endswith(
-        f"{num_bytes:g} bytes in all" if op else "; nothing over 2 workers"
+        f"{round(num_bytes)} bytes in all" if op else "; nothing over 2 workers"
     )
 
 
