@@ -28,7 +28,7 @@ from replicator.step.outputs import check_outputs
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from replicator.collectives.kind import Kind
+    from replicator.collectives.kind import CollectiveKind
 
 MARKER_PREFIX = "replicator_collective"
 REPLICA_ID_NAME = "replicator_replica_id"
@@ -98,7 +98,7 @@ class TraceContext(context.ReplicaContext):
 
     def communicate(
         self,
-        kind: Kind,
+        kind: CollectiveKind,
         tensors: Sequence[tf.Tensor],
         needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:

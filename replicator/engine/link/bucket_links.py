@@ -1,4 +1,4 @@
-"""Links of one bucket: how the linker carries out what a kind asks for.
+"""Links of one bucket: how the linker carries out what a kind requests.
 
 See ``collectives/linking.py``. Kinds say what is joined; here are the ways of this
 program: the memories of its replicas, buckets, and the other workers.
@@ -17,7 +17,7 @@ from replicator.engine.link.uneven_rows import UnevenRows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replicator.collectives.kind import Kind
+    from replicator.collectives.kind import CollectiveKind
     from replicator.engine.analysis.plan import Bucket, CollectivePlan
     from replicator.engine.graph.emitter import Emitter
     from replicator.engine.link.cross_worker import CrossWorker
@@ -91,7 +91,7 @@ class BucketLinks:
         """Emits nodes on the device of a replica of this program."""
         return self._ops[replica]
 
-    def alone(self, kind: Kind) -> tuple[Tensor, ...]:
+    def alone(self, kind: CollectiveKind) -> tuple[Tensor, ...]:
         """The result of the only replica."""
         ops = NodeOps(self._emit, self._name, self._dtype, self._owner_device)
         return (kind.of_own(ops, self.operands[0], 0, 1),)
