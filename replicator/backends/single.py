@@ -21,7 +21,7 @@ from replicator.step.per_replica import per_replica_nest
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from replicator.collectives.kind import Kind
+    from replicator.collectives.kind import CollectiveKind
 
 
 class SingleReplicaContext(context.ReplicaContext):
@@ -41,7 +41,7 @@ class SingleReplicaContext(context.ReplicaContext):
 
     def communicate(
         self,
-        kind: Kind,
+        kind: CollectiveKind,
         tensors: Sequence[tf.Tensor],
         needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:

@@ -18,7 +18,7 @@ from replicator.step import context, logical
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replicator.collectives.kind import Kind
+    from replicator.collectives.kind import CollectiveKind
 
 _TF_REDUCE = {"sum": tf.distribute.ReduceOp.SUM, "mean": tf.distribute.ReduceOp.MEAN}
 
@@ -51,7 +51,7 @@ class StrategyReplicaContext(context.ReplicaContext):
 
     def communicate(
         self,
-        kind: Kind,
+        kind: CollectiveKind,
         tensors: Sequence[tf.Tensor],
         needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
@@ -118,7 +118,7 @@ class LocalReplicaContext(StrategyReplicaContext):
 
     def communicate(
         self,
-        kind: Kind,
+        kind: CollectiveKind,
         tensors: Sequence[tf.Tensor],
         needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:

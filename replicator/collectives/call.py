@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from replicator.collectives.kind import Kind
+    from replicator.collectives.kind import CollectiveKind
     from replicator.placement.topology import Topology
 
 
@@ -29,7 +29,7 @@ class Collective:
     """
 
     index: int
-    kind: Kind
+    kind: CollectiveKind
     num_replicas: int
     operands: tuple[str, ...]
     markers: tuple[str, ...]

@@ -22,12 +22,12 @@ from replicator.collectives import reducible
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replicator.collectives.kind import Kind
+    from replicator.collectives.kind import CollectiveKind
     from replicator.step.context import ReplicaContext
 
 
 def communicate(
-    context: ReplicaContext, kind: Kind, tensors: Sequence[tf.Tensor]
+    context: ReplicaContext, kind: CollectiveKind, tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
     """Carries out a collective so that its gradient is that of its kind.
 

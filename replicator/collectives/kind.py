@@ -1,4 +1,4 @@
-"""Kind: all that the library knows of one sort of collective, asked in one place.
+"""Kinds: all that the library knows of a collective, asked in one place.
 
 The engine, the plan, traffic, vectorized loops and backends never compare the names of
 collectives: they ask the kind. So an answer that is missing is an error when the class
@@ -45,7 +45,7 @@ class BetweenWorkers(NamedTuple):
     num_bytes: float
 
 
-class Kind(abc.ABC):
+class CollectiveKind(abc.ABC):
     """One sort of collective. An instance has its parameters, such as the reduction.
 
     Subclasses are frozen dataclasses, one per file of ``kinds/``, which also has the
@@ -62,7 +62,7 @@ class Kind(abc.ABC):
         super().__init_subclass__(**options)
         missing = [
             name
-            for name in Kind.__abstractmethods__
+            for name in CollectiveKind.__abstractmethods__
             if getattr(getattr(cls, name), "__isabstractmethod__", False)
         ]
         if missing:
@@ -98,7 +98,7 @@ class Kind(abc.ABC):
     @property
     @abc.abstractmethod
     def is_fused(self) -> bool:
-        """Whether small tensors of one call travel in one bucket.
+        """Whether small tensors of one call are sent in one bucket.
 
         ``Links.operands`` are those of one tensor otherwise.
         """
@@ -199,7 +199,7 @@ class Kind(abc.ABC):
 
         Args:
           num_bytes: b.
-          topology: Of one worker; all are alike.
+          topology: Of one worker; all have the same.
         """
 
 

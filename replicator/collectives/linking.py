@@ -47,16 +47,18 @@ class Links(Protocol):
     """One transfer of a collective in the graph of one program.
 
     Attributes:
-      operands: By replica of this program, the operand, if it is a single tensor.
       num_replicas: Replicas of the job.
       first_replica_id: Id in the job of this program's first replica.
       num_workers: Programs that run side by side; 1 if this one has all replicas.
     """
 
-    operands: Sequence[Node]
     num_replicas: int
     first_replica_id: int
     num_workers: int
+
+    @property
+    def operands(self) -> Sequence[Node]:
+        """By replica of this program, the operand, if it is a single tensor."""
 
     def ops(self, replica: int) -> Ops:
         """Emits nodes on the device of a replica of this program."""
@@ -118,8 +120,9 @@ class TensorOps:
         return value * tf.cast(factor, value.dtype)
 
     def zeros_like(self, value: tf.Tensor) -> tf.Tensor:
-        """See ``Ops``."""
-        return tf.zeros_like(value)
+        """See ``Ops``; gradients are zeros too, and not None as of a constant."""
+        nothing = tf.zeros_like(value)
+        return tf.where(tf.zeros_like(value, tf.bool), value, nothing)
 
     def reduce(self, op: str, values: Sequence[tf.Tensor]) -> tf.Tensor:
         """See ``Ops``."""

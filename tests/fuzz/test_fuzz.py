@@ -9,6 +9,7 @@ import covering
 import pytest
 import tensorflow as tf
 from fuzzing import (
+    collectives,
     drawing,
     engine,
     lockstep,
@@ -20,6 +21,8 @@ from fuzzing import (
 )
 from hypothesis import HealthCheck, Phase, given, settings
 
+import replicator
+from replicator.collectives import kinds
 from replicator.collectives.kinds.all_reduce import AllReduce
 from replicator.engine.graph import trace
 
@@ -80,7 +83,7 @@ def test_the_interpreter_gives_gradients_of_the_sum_of_targets():
     inner = _tape(
         "g",
         syntax.Communicate(
-            results=("s",), arguments=("b",), kind="all_reduce", op="sum"
+            results=("s",), arguments=("b",), kind="all_reduce", parameter="sum"
         ),
         _compute("y", "tf.square({0})", "s"),
     )
@@ -94,21 +97,27 @@ def test_the_interpreter_gives_gradients_of_the_sum_of_targets():
         assert [192.0, 32.0, 256.0] == second.tolist()
 
 
-@pytest.mark.parametrize("kind", ["all_gather", "broadcast", "mean", "min", "max"])
-def test_gradients_of_the_interpreter_are_those_of_finite_differences(kind):
+@pytest.mark.parametrize(
+    ("kind", "parameter"),
+    [
+        *(("all_reduce", op) for op in ("mean", "min", "max")),
+        *(("reduce_scatter", op) for op in ("sum", "mean", "min", "max")),
+        ("all_gather", None),
+        ("all_to_all", None),
+        ("broadcast", 1),
+        ("permute", ((0, 1),)),
+    ],
+)
+def test_gradients_of_the_interpreter_are_those_of_finite_differences(kind, parameter):
     """Of the sum over replicas of the targets, by each element of each replica."""
-    is_reduction = kind in ("mean", "min", "max")
+    twice = _compute("c", "tf.stack([{0}, tf.sin({0})])", "b")
     collective = syntax.Communicate(
-        results=("s",),
-        arguments=("b",),
-        kind="all_reduce" if is_reduction else kind,
-        op=kind if is_reduction else "",
-        source=1 if kind == "broadcast" else 0,
+        results=("s",), arguments=("c",), kind=kind, parameter=parameter
     )
     # Replicas use what they get differently: squared, times their own value.
     use = _compute("y", "tf.reduce_sum(tf.square({0}) * {1})", "s", "b")
     replicas = lockstep.Lockstep(
-        _program([_tape("g", collective, use)], "g", "y"), {}, tf.float64
+        _program([_tape("g", twice, collective, use)], "g", "y"), {}, tf.float64
     )
     batches = [{"b": [0.3, -1.2, 0.7]}, {"b": [0.9, 0.4, -0.6]}]
 
@@ -126,11 +135,11 @@ def test_gradients_of_the_interpreter_are_those_of_finite_differences(kind):
 
 
 def test_a_fault_of_the_library_is_found(monkeypatch):
-    """A mean that is a sum: a program that shows the difference comes back."""
+    """A minimum that is a sum: a program that shows the difference comes back."""
     right = trace.TraceContext.communicate
 
     def wrong(self, kind, *arguments, **options):
-        kind = AllReduce(op="sum") if kind == AllReduce(op="mean") else kind
+        kind = AllReduce(op="sum") if kind == AllReduce(op="min") else kind
         return right(self, kind, *arguments, **options)
 
     monkeypatch.setattr(trace.TraceContext, "communicate", wrong)
@@ -138,7 +147,7 @@ def test_a_fault_of_the_library_is_found(monkeypatch):
     found = series.run_series(SEED, NUM_PROGRAMS_WITH_A_FAULT, is_shrunk=False)
 
     assert 1 == len(found.differences)
-    assert "'mean')" in found.differences[0]
+    assert "'min')" in found.differences[0]
 
 
 def test_a_tampered_result_is_a_difference():
@@ -161,7 +170,7 @@ def test_drift_of_a_trainable_variable_is_expected_to_be_refused():
     """A write of the replica's own batch must be, of a mean must not be."""
     own = syntax.Write(variable="w", method="assign_sub", argument="b")
     mean = syntax.Communicate(
-        results=("s",), arguments=("b",), kind="all_reduce", op="mean"
+        results=("s",), arguments=("b",), kind="all_reduce", parameter="mean"
     )
     shared = syntax.Write(variable="w", method="assign_sub", argument="s")
     weight = _weight(trainable=True)
@@ -225,16 +234,34 @@ def test_programs_are_as_varied_as_the_grammar():
         setting = program.setting
         seen.update([setting.placement, setting.num_replicas, setting.feed])
         for statement in program.statements:
-            seen.update(type(part) for part in structure.inside(statement))
+            parts = list(structure.inside(statement))
+            seen.update(map(type, parts))
+            seen.update(p.kind for p in parts if isinstance(p, syntax.Communicate))
 
     draw()
 
-    kinds = {*syntax.Statement.__args__, "shared", "mirrored", "separate"}
-    assert {*kinds, 1, 2, 3, "values", "iterator", "loop"} <= seen
+    wanted = {*syntax.Statement.__args__, "shared", "mirrored", "separate"}
+    assert {*wanted, 1, 2, 3, "values", "iterator", "loop"} <= seen
+    assert set(collectives.COLLECTIVES) <= seen
+
+
+def test_the_grammar_has_every_collective_that_users_call():
+    """A new one is drawn and interpreted, too."""
+    folder = Path(kinds.__file__).parent
+    public = {path.stem for path in folder.glob("*.py")} & {*replicator.__all__}
+
+    assert public | {"all_reduce"} == set(collectives.COLLECTIVES)
 
 
 def test_the_interpreter_does_not_use_the_library():
     """Otherwise both could be wrong in the same way."""
-    for module in (lockstep, transformations, variance, structure, syntax):
+    for module in (
+        collectives,
+        lockstep,
+        transformations,
+        variance,
+        structure,
+        syntax,
+    ):
         lines = Path(module.__file__).read_text(encoding="utf-8").splitlines()
         assert not [line for line in lines if "import" in line and "replicator" in line]

@@ -65,8 +65,7 @@ def apply(guide: str, tree: Path) -> None:
         target.write_text(text, encoding="utf-8")
     for diff in diffs_of(guide):
         done = subprocess.run(
-            # The numbers of lines change with every other change of the file.
-            ["git", "apply", "--recount", "-"],
+            ["git", "apply", "-"],
             input=diff,
             capture_output=True,
             text=True,
@@ -134,6 +133,30 @@ def test_a_backend_is_added(followed: Any) -> None:
     tested = python(tree, [*conformance[:-2], INVENTORIES, "-k", chosen])
     assert re.search(r"\d\d+ passed", tested), tested
     assert "failed" not in tested
+
+
+def test_a_collective_is_added(followed: Any) -> None:
+    """It works on every backend, is fuzzed, and touches two files of the product.
+
+    In the full run, on every target; the cases that cover run without clusters.
+    """
+    tree, guide = followed("collective")
+    changed = {*files_of(guide), *re.findall(r"^\+\+\+ b/(.+)$", guide, re.MULTILINE)}
+    product = {path for path in changed if path.startswith("replicator/")}
+    fuzz, conformance = commands_of(guide)[:2]
+
+    assert 2 == len(product - {"replicator/README.md"})
+    chosen = conformance[-1]
+    if not covering.is_full():
+        chosen = f"{chosen} and (single or in_graph or tf_) and not worker"
+        fuzz = [*fuzz, "-k", "grammar or agree"]
+    own = "tests/replicator/collectives/test_shift.py"
+    tested = python(tree, [*conformance[:-2], "-k", chosen])
+    assert re.search(r"\d passed", tested), tested
+    assert "failed" not in tested
+    kinds = "tests/architecture/test_kinds.py"
+    for arguments in (fuzz, ["-m", "pytest", "-q", own, kinds, INVENTORIES]):
+        assert "failed" not in python(tree, arguments)
 
 
 def test_a_workload_is_added(followed: Any) -> None:

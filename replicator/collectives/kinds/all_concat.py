@@ -15,7 +15,7 @@ from replicator.collectives import differentiable
 from replicator.collectives.kind import (
     GATHER,
     BetweenWorkers,
-    Kind,
+    CollectiveKind,
     Transfer,
     gathered_bytes,
 )
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AllConcat(Kind):
+class AllConcat(CollectiveKind):
     """The rows of all replicas, which every replica gets."""
 
     name = "all_concat"

@@ -14,7 +14,7 @@ from replicator.collectives import differentiable
 from replicator.collectives.kind import (
     GATHER,
     BetweenWorkers,
-    Kind,
+    CollectiveKind,
     Transfer,
     gathered_bytes,
 )
@@ -55,7 +55,7 @@ def all_gather(value: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AllGather(Kind):
+class AllGather(CollectiveKind):
     """A stack of the values of all replicas, which every replica gets."""
 
     name = "all_gather"

@@ -15,7 +15,7 @@ from replicator.collectives import differentiable
 from replicator.collectives.kind import (
     REDUCE,
     BetweenWorkers,
-    Kind,
+    CollectiveKind,
     Transfer,
     reduced_bytes,
 )
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AllReduce(Kind):
+class AllReduce(CollectiveKind):
     """A reduction over replicas, whose result every replica gets.
 
     Attributes:

@@ -14,7 +14,7 @@ from replicator.collectives import differentiable
 from replicator.collectives.kind import (
     GATHER,
     BetweenWorkers,
-    Kind,
+    CollectiveKind,
     Transfer,
     gathered_bytes,
 )
@@ -64,7 +64,7 @@ def all_to_all(value: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AllToAll(Kind):
+class AllToAll(CollectiveKind):
     """The parts of all replicas that are for this one."""
 
     name = "all_to_all"

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.collectives import differentiable
-from replicator.collectives.kind import BROADCAST, BetweenWorkers, Kind, Transfer
+from replicator.collectives.kind import (
+    BROADCAST,
+    BetweenWorkers,
+    CollectiveKind,
+    Transfer,
+)
 from replicator.collectives.kinds.all_reduce import all_sum
 from replicator.collectives.nests import as_written
 from replicator.step import context as context_lib
@@ -83,7 +88,7 @@ def broadcast(value: Any, source_replica_id: int = 0) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Broadcast(Kind):
+class Broadcast(CollectiveKind):
     """The value of one replica, which every replica gets.
 
     Attributes:

@@ -15,7 +15,7 @@ from replicator.collectives.kind import (
     GATHER,
     NOTHING,
     BetweenWorkers,
-    Kind,
+    CollectiveKind,
     Transfer,
     gathered_bytes,
 )
@@ -67,7 +67,7 @@ def permute(value: Any, pairs: Sequence[tuple[int, int]]) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Permute(Kind):
+class Permute(CollectiveKind):
     """The value of the replica that sends to this one; zeros if none does.
 
     Attributes:

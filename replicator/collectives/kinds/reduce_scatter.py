@@ -16,7 +16,7 @@ from replicator.collectives import differentiable, reducible
 from replicator.collectives.kind import (
     REDUCE,
     BetweenWorkers,
-    Kind,
+    CollectiveKind,
     Transfer,
     reduced_bytes,
 )
@@ -73,7 +73,7 @@ def reduce_scatter(value: Any, op: str = "sum") -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReduceScatter(Kind):
+class ReduceScatter(CollectiveKind):
     """A reduction over replicas, of which each replica gets its part of the rows.
 
     Attributes:

@@ -184,7 +184,9 @@ def _between_workers(plan: CollectivePlan, topology: Topology) -> str:
     owners = {topology.replica_devices[bucket.owner] for bucket in plan.buckets}
     is_nccl = all(map(device_lib.is_gpu, owners))
     way = _WAYS.get(op, "NCCL" if is_nccl else "ring")
-    return f"; then {op} over {num_workers} workers ({way}), {total:g} bytes in all"
+    return (
+        f"; then {op} over {num_workers} workers ({way}), {round(total)} bytes in all"
+    )
 
 
 def _compression(collective: Collective, topology: Topology) -> str:

@@ -28,7 +28,7 @@ from replicator.step.outputs import check_outputs
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from replicator.collectives.kind import Kind
+    from replicator.collectives.kind import CollectiveKind
 
 MARKER_PREFIX = "replicator_collective"
 REPLICA_ID_NAME = "replicator_replica_id"
@@ -98,7 +98,7 @@ class TraceContext(context.ReplicaContext):
 
     def communicate(
         self,
-        kind: Kind,
+        kind: CollectiveKind,
         tensors: Sequence[tf.Tensor],
         needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
@@ -110,9 +110,10 @@ class TraceContext(context.ReplicaContext):
         results = []
         for position, tensor in enumerate(operands):
             shape = kind.result_shape(tensor.shape, count)
-            # A value of its shape, which is never computed: until then, the operand.
-            is_alike = shape == tensor.shape
-            stand_in = tensor if is_alike else kind.of_own(TENSORS, tensor, 0, count)
+            # A value of its shape, which is never computed. Of one replica it is the
+            # result, through which gradients flow as through any operation.
+            is_any = count > 1 and shape == tensor.shape
+            stand_in = tensor if is_any else kind.of_own(TENSORS, tensor, 0, count)
             results.append(
                 _tf_gradients.marker(
                     stand_in, shape, name=f"{MARKER_PREFIX}_{index}_{position}"

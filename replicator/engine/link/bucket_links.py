@@ -1,4 +1,4 @@
-"""Links of one bucket: how the linker carries out what a kind asks for.
+"""Links of one bucket: how the linker carries out what a kind requests.
 
 See ``collectives/linking.py``. Kinds say what is joined; here are the ways of this
 program: the memories of its replicas, buckets, and the other workers.
@@ -17,7 +17,7 @@ from replicator.engine.link.uneven_rows import UnevenRows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replicator.collectives.kind import Kind
+    from replicator.collectives.kind import CollectiveKind
     from replicator.engine.analysis.plan import Bucket, CollectivePlan
     from replicator.engine.graph.emitter import Emitter
     from replicator.engine.link.cross_worker import CrossWorker
@@ -30,7 +30,6 @@ class BucketLinks:
     """``collectives.linking.Links`` of one bucket of a plan.
 
     Attributes:
-      operands: By replica of this program, the bucket's first tensor.
       num_replicas: Replicas of the job.
       first_replica_id: Id in the job of this program's first replica.
       num_workers: Programs that run side by side; 1 if this one has all replicas.
@@ -74,7 +73,7 @@ class BucketLinks:
         self._rows = rows
         call, position = plan.collective, bucket.positions[0]
         self._dtype, self._shape = call.dtypes[position], call.shapes[position]
-        self.operands: Sequence[Tensor] = self._operands(position)
+        self._by_position: dict[int, list[Tensor]] = {}
         self.num_replicas = call.num_replicas
         self.first_replica_id = topology.first_replica_id
         self.num_workers = 1 if workers is None else workers.num_workers
@@ -83,11 +82,16 @@ class BucketLinks:
             for replica, device in enumerate(self._devices)
         ]
 
+    @property
+    def operands(self) -> Sequence[Tensor]:
+        """By replica of this program, the operand, if it is a single tensor."""
+        return self._operands(self._bucket.positions[0])
+
     def ops(self, replica: int) -> NodeOps:
         """Emits nodes on the device of a replica of this program."""
         return self._ops[replica]
 
-    def alone(self, kind: Kind) -> tuple[Tensor, ...]:
+    def alone(self, kind: CollectiveKind) -> tuple[Tensor, ...]:
         """The result of the only replica."""
         ops = NodeOps(self._emit, self._name, self._dtype, self._owner_device)
         return (kind.of_own(ops, self.operands[0], 0, 1),)
@@ -208,8 +212,12 @@ class BucketLinks:
         return self._devices[self._bucket.owner]
 
     def _operands(self, position: int) -> list[Tensor]:
-        node = self._plan.collective.operands[position]
-        return [self._operand(replica, node) for replica in range(len(self._devices))]
+        # Found once: what is behind a gate is emitted when it is asked for.
+        if position not in self._by_position:
+            node = self._plan.collective.operands[position]
+            replicas = range(len(self._devices))
+            self._by_position[position] = [self._operand(r, node) for r in replicas]
+        return self._by_position[position]
 
     def _within_memories(
         self, op: str, name: str, operands: Sequence[Tensor]

@@ -1,10 +1,10 @@
 """Local links: a step without communication, to measure what communication costs.
 
-Every replica computes as if all others held its own values (``Kind.of_own``): a mean is
-its operand, a sum is R times its operand, a gather is R copies of it. So values keep
-their magnitude and shapes, and everything but the collectives is the same.
-What replicas that share memory compute once from results is still computed once, from
-the values of one of them: that includes the update of shared variables. An operand that
+Every replica computes as if all others held its own values (``of_own`` of the kind): a
+mean is its operand, a sum is R times its operand, a gather is R copies of it. So values
+keep their magnitude and shapes, and everything but the collectives is the same. What
+replicas that share memory compute once from results is still computed once, from the
+values of one of them: that includes the update of shared variables. An operand that
 nothing reads is still computed, because the step ends after it.
 """
 

@@ -178,6 +178,77 @@ def all_reduce_sparse(repl):
     return repl.run(step, (share(repl, values), share(repl, indices)))
 
 
+def _rows(num_replicas):
+    """Per replica, as many rows as there are replicas."""
+    rng = np.random.default_rng(2)
+    shape = (num_replicas, num_replicas, 3)
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def _pipeline(num_replicas):
+    return [(r, r + 1) for r in range(num_replicas - 1)]
+
+
+def _dealt(topology):
+    n = topology.num_replicas
+    xs = _rows(n)
+    return {
+        **{
+            f"reduce_scatter {op}": replicator.PerReplica(
+                list(getattr(xs, op)(axis=0)[:, None])
+            )
+            for op in OPS
+        },
+        "all_to_all": replicator.PerReplica(list(xs.swapaxes(0, 1))),
+        "permute": replicator.PerReplica([np.zeros_like(xs[0]), *xs[:-1]]),
+        "integers": replicator.PerReplica([np.int32([n * r]) for r in range(n)]),
+    }
+
+
+@case("collectives", reference=_dealt)
+def results_of_their_own(repl):
+    """Each replica gets its part of a reduction, of all values, or a neighbour's."""
+    n = repl.num_replicas
+
+    def step(x):
+        return {
+            **{f"reduce_scatter {op}": replicator.reduce_scatter(x, op) for op in OPS},
+            "all_to_all": replicator.all_to_all(x),
+            "permute": replicator.permute(x, _pipeline(n)),
+            "integers": replicator.reduce_scatter(tf.range(n)),
+        }
+
+    return repl.run(step, share(repl, _rows(n)))
+
+
+@case(
+    "collectives",
+    "replica_local_state",
+    reference=lambda t: {
+        "seen": np.float32(np.mean(np.arange(t.num_replicas))),
+        "found": replicator.PerReplica(np.arange(t.num_replicas, dtype=np.float32)),
+    },
+)
+def state_of_what_differs(repl):
+    """A variable that is written with such a result keeps a value per replica."""
+    with repl.context():
+        seen = tf.Variable(
+            0.0,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.MEAN,
+        )
+    n = repl.num_replicas
+
+    def step():
+        ids = tf.range(n, dtype=tf.float32)
+        seen.assign(replicator.reduce_scatter(ids, "mean")[0])
+        return seen.read_value()
+
+    found = repl.run(step)
+    return {"seen": repl.reduce("mean", found), "found": found}
+
+
 def _weights(num_replicas):
     return np.arange(1, num_replicas + 1, dtype=np.float32)
 
@@ -188,6 +259,7 @@ def _gradients(topology):
     xs, total = np.stack(_operands(n)), 2 * _weights(n).sum()
     best, worst = xs.max(axis=0), xs.min(axis=0)
     zero = np.zeros_like(xs[0])
+    rows, weights = _rows(n), 2 * _weights(n)
     by_replica = {
         "all_sum": [total * xs.sum(axis=0)] * n,
         "all_mean": [total / n * xs.mean(axis=0)] * n,
@@ -195,6 +267,10 @@ def _gradients(topology):
         "all_min": [np.where(x == worst, total * worst, 0) for x in xs],
         "all_gather": [total * x for x in xs],
         "broadcast": [zero] * (n - 1) + [total * xs[-1]],
+        "permute": [weights[r + 1] * xs[r] for r in range(n - 1)] + [zero],
+        # Part r is squared on replica r, which weights it.
+        "reduce_scatter": [weights[:, None] * rows.sum(axis=0)] * n,
+        "all_to_all": [weights[:, None] * x for x in rows],
     }
     return {
         name: replicator.PerReplica([np.float32(g) for g in grads])
@@ -207,8 +283,8 @@ def gradients(repl):
     """Each collective's gradient with respect to each replica's operand."""
     n = repl.num_replicas
 
-    def step(pair):
-        x, weight = pair
+    def step(batch):
+        x, rows, weight = batch
         collectives = {
             "all_sum": replicator.all_sum,
             "all_mean": replicator.all_mean,
@@ -216,16 +292,21 @@ def gradients(repl):
             "all_min": replicator.all_min,
             "all_gather": replicator.all_gather,
             "broadcast": lambda v: replicator.broadcast(v, n - 1),
+            "permute": lambda v: replicator.permute(v, _pipeline(n)),
+            "reduce_scatter": replicator.reduce_scatter,
+            "all_to_all": replicator.all_to_all,
         }
         results = {}
         for name, collective in collectives.items():
+            source = rows if name in ("reduce_scatter", "all_to_all") else x
             with tf.GradientTape() as tape:
-                tape.watch(x)
-                loss = weight * tf.reduce_sum(collective(x) ** 2)
-            results[name] = tape.gradient(loss, x)
+                tape.watch(source)
+                loss = weight * tf.reduce_sum(collective(source) ** 2)
+            results[name] = tape.gradient(loss, source)
         return results
 
-    return repl.run(step, (share(repl, _operands(n)), share(repl, _weights(n))))
+    values = _operands(n), _rows(n), _weights(n)
+    return repl.run(step, tuple(share(repl, of_all) for of_all in values))
 
 
 @case(

@@ -47,18 +47,21 @@ def _tangents(topology):
     return {
         "all_mean": on_every(topology, (2 * xs).mean(axis=0)),
         "all_gather": on_every(topology, 2 * xs),
+        "permute": replicator.PerReplica([0 * xs[0], *(2 * xs[:-1])]),
     }
 
 
 @case("collectives", "higher_derivatives", reference=_tangents)
 def forward_mode(repl):
     """Tangents of a result include those of all replicas."""
+    pairs = [(r, r + 1) for r in range(repl.num_replicas - 1)]
 
     def step(x):
         with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as forward:
             results = {
                 "all_mean": replicator.all_mean(x * x),
                 "all_gather": replicator.all_gather(x * x),
+                "permute": replicator.permute(x * x, pairs),
             }
         return {name: forward.jvp(result) for name, result in results.items()}
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 
 from fuzzing import syntax
-from fuzzing.operations import MAX_RANK, MAX_SIZE, OPERATIONS, PLAIN_OPERATIONS, size
-from fuzzing.syntax import BOOL, FLOAT, Block, Type
+from fuzzing.collectives import COLLECTIVES
+from fuzzing.operations import OPERATIONS, PLAIN_OPERATIONS
+from fuzzing.syntax import Block, Type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 MAX_INNER = 3
-MAX_REPLICAS = 3
 
 
 @dataclasses.dataclass
@@ -137,21 +137,26 @@ class Choices(abc.ABC):
         scope.values.append((name, type_))
         return name
 
+    def join(
+        self,
+        scope: Scope,
+        kind: str,
+        parameter: Any,
+        values: Sequence[tuple[str, Type]],
+    ) -> syntax.Communicate:
+        """A collective of named values."""
+        gives, count = COLLECTIVES[kind].gives, self.num_replicas
+        return syntax.Communicate(
+            results=tuple(self.define(scope, gives(t, count)) for _, t in values),
+            arguments=tuple(name for name, _ in values),
+            kind=kind,
+            parameter=parameter,
+        )
+
+    def can_join(self, kind: str, parameter: Any) -> Callable[[Type], bool]:
+        """Whether a collective takes values of a type."""
+        return lambda t: COLLECTIVES[kind].takes(t, parameter, self.num_replicas)
+
     @abc.abstractmethod
     def kinds(self, scope: Scope) -> list[Callable[[Scope], Any]]:
         """The kinds of statement that can stand somewhere, those wanted more often."""
-
-
-def can_communicate(type_: Type, kind: str, op: str) -> bool:
-    """Whether a collective takes values of a type."""
-    if kind == "all_gather":
-        is_small = size(type_.shape) * MAX_REPLICAS <= MAX_SIZE
-        return len(type_.shape) < MAX_RANK and is_small
-    if kind == "broadcast":
-        return True
-    return {
-        "sum": type_.dtype != BOOL,
-        "mean": type_.dtype == FLOAT,
-        "min": True,
-        "max": True,
-    }[op]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 
 from fuzzing import structure, syntax
-from fuzzing.choices import Scope, can_communicate
+from fuzzing.choices import Scope
+from fuzzing.collectives import COLLECTIVES
 from fuzzing.drawn_flow import Flow
 from fuzzing.drawn_tapes import MAX_TAPES, Tapes
 from fuzzing.syntax import BOOL, FLOAT, INT, Type
@@ -66,27 +67,14 @@ class Drawer(Tapes, Flow):
 
     def communicate(self, scope: Scope) -> syntax.Statement | None:
         """A collective on one to three values."""
-        kind = self.choose(["all_reduce"] * 4 + ["all_gather", "broadcast"])
-        op = ""
-        if kind == "all_reduce":
-            op = self.choose(["sum", "mean", "min", "max"])
+        kind = self.choose(["all_reduce"] * len(COLLECTIVES) + list(COLLECTIVES)[1:])
+        parameter = self.choose(COLLECTIVES[kind].parameters(self.num_replicas))
         picked = []
         for _ in range(self.number(1, 3)):
-            value = self.pick(scope, lambda t: can_communicate(t, kind, op))
+            value = self.pick(scope, self.can_join(kind, parameter))
             if value is not None:
                 picked.append(value)
-        if not picked:
-            return None
-        stack = (self.num_replicas,) if kind == "all_gather" else ()
-        return syntax.Communicate(
-            results=tuple(
-                self.define(scope, Type(t.dtype, (*stack, *t.shape))) for _, t in picked
-            ),
-            arguments=tuple(name for name, _ in picked),
-            kind=kind,
-            op=op,
-            source=self.number(0, self.num_replicas - 1) if kind == "broadcast" else 0,
-        )
+        return self.join(scope, kind, parameter, picked) if picked else None
 
     def read(self, scope: Scope) -> syntax.Statement:
         """The value of a variable."""

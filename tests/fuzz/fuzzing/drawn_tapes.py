@@ -6,7 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from fuzzing import syntax
-from fuzzing.choices import Choices, Scope, can_communicate
+from fuzzing.choices import Choices, Scope
+from fuzzing.collectives import COLLECTIVES
 from fuzzing.operations import size
 from fuzzing.syntax import FLOAT, Block, Type
 
@@ -102,20 +103,12 @@ class Tapes(Choices):
         self, scope: Scope, value: tuple[str, Type]
     ) -> tuple[tuple[str, Type], syntax.Statement]:
         """A collective of a value."""
-        kind = self.choose(["sum", "mean", "max", "min", "broadcast", "all_gather"])
-        if kind == "all_gather" and not can_communicate(value[1], kind, ""):
-            kind = "sum"
-        is_reduction = kind not in ("broadcast", "all_gather")
-        stack = (self.num_replicas,) if kind == "all_gather" else ()
-        type_ = Type(FLOAT, (*stack, *value[1].shape))
-        name = self.define(scope, type_)
-        return (name, type_), syntax.Communicate(
-            results=(name,),
-            arguments=(value[0],),
-            kind="all_reduce" if is_reduction else kind,
-            op=kind if is_reduction else "",
-            source=self.number(0, self.num_replicas - 1) if kind == "broadcast" else 0,
-        )
+        kind = self.choose(["all_reduce"] * 4 + list(COLLECTIVES)[1:])
+        parameter = self.choose(COLLECTIVES[kind].parameters(self.num_replicas))
+        if not self.can_join(kind, parameter)(value[1]):
+            kind, parameter = "all_reduce", "sum"
+        statement = self.join(scope, kind, parameter, [value])
+        return scope.values[-1], statement
 
     def _watched(self, scope: Scope) -> list[tuple[str, Type]]:
         """What a tape watches: often what the tapes around it watch, too."""

@@ -5,9 +5,9 @@ program statement by statement: eager, without graphs, without a thought of spee
 collective is what its documentation says, on such a list: a sum is a sum of R tensors.
 Control flow is Python's, once per replica. Nothing of the engine is used here.
 
-**Gradients.** ``collectives/primitives.py`` defines the gradient of an all-sum as the
-all-sum of the gradients. So what the tape of replica r gives for its target y_r and its
-source x_r is the derivative of the *sum over replicas* of the targets:
+**Gradients.** ``collectives/kinds/all_reduce.py`` defines the gradient of an all-sum as
+the all-sum of the gradients. So what the tape of replica r gives for its target y_r and
+its source x_r is the derivative of the *sum over replicas* of the targets:
 
     g_r = d(y_0 + ... + y_{R-1}) / d x_r
 
@@ -16,7 +16,8 @@ With the values of all replicas in one process that needs no rule of ours: an or
 the list of sources is g_0 ... g_{R-1}. The rules of the other collectives follow: a
 gather is a stack, so its gradient is the own slice of the summed gradient; a broadcast
 is a copy, so its gradient is the sum, delivered to the source; a minimum or maximum is
-that of a stack, whose gradient TensorFlow shares equally among those that hold it. And
+that of a stack, whose gradient TensorFlow shares equally among those that hold it; what
+is sent from replica to replica is sent back. And
 since the definition is about functions of all replicas' values, it nests: a tape
 inside a tape gives the same at every order.
 
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from fuzzing import syntax
+from fuzzing.collectives import COLLECTIVES, reduce_all
 from fuzzing.transformations import Transformations
 
 if TYPE_CHECKING:
@@ -237,15 +239,9 @@ class Lockstep(Transformations):
         environment: Environment,
         _: Sequence[int],
     ) -> None:
+        meaning = COLLECTIVES[statement.kind].meaning
         for name, argument in zip(statement.results, statement.arguments, strict=True):
-            values = environment[argument]
-            if statement.kind == "all_gather":
-                joined = tf.stack(values)
-            elif statement.kind == "broadcast":
-                joined = values[statement.source]
-            else:
-                joined = reduce_all(statement.op, values)
-            environment[name] = [tf.identity(joined) for _ in values]
+            environment[name] = meaning(environment[argument], statement.parameter)
 
     def _map(
         self, statement: syntax.Map, environment: Environment, _: Sequence[int]
@@ -277,19 +273,6 @@ class Lockstep(Transformations):
         if statement.op == "mean":
             reduced /= tf.cast(len(done), reduced.dtype)
         environment[statement.results[0]] = [tf.identity(reduced) for _ in range(count)]
-
-
-def reduce_all(op: str, values: Values) -> tf.Tensor:
-    """A reduction over replicas, as the documentation words it."""
-    stacked = tf.stack(values)
-    if stacked.dtype == tf.bool:
-        return {"min": tf.reduce_all, "max": tf.reduce_any}[op](stacked, axis=0)
-    return {
-        "sum": tf.reduce_sum,
-        "mean": tf.reduce_mean,
-        "min": tf.reduce_min,
-        "max": tf.reduce_max,
-    }[op](stacked, axis=0)
 
 
 @functools.cache

@@ -86,11 +86,8 @@ def _lines(  # noqa: PLR0911 - a line for each kind of statement
 
 def _collective(statement: syntax.Communicate) -> str:
     operands = _listed(statement.arguments)
-    call = {
-        "all_reduce": f"all_reduce({operands}, {statement.op!r})",
-        "all_gather": f"all_gather({operands})",
-        "broadcast": f"broadcast({operands}, {statement.source})",
-    }[statement.kind]
+    more = "" if statement.parameter is None else f", {statement.parameter!r}"
+    call = f"{statement.kind}({operands}{more})"
     return f"{_listed(statement.results)} = replicator.{call}"
 
 

@@ -7,7 +7,7 @@ of the printed Python; nested blocks see the values of the blocks around them.
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 FLOAT, INT, BOOL = "float", "int", "bool"
 
@@ -59,21 +59,19 @@ class ReplicaId:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Communicate:
-    """A collective on a nest: ``all_reduce``, ``all_gather`` or ``broadcast``.
+    """A collective on a nest.
 
     Attributes:
       results: One name per argument.
       arguments: Names of operands; one collective communicates all of them.
-      kind: Which collective.
-      op: Of an ``all_reduce``.
-      source: Of a ``broadcast``.
+      kind: Which one of ``collectives.COLLECTIVES``.
+      parameter: Its second argument, such as the reduction; None for no argument.
     """
 
     results: tuple[str, ...]
     arguments: tuple[str, ...]
     kind: str
-    op: str = ""
-    source: int = 0
+    parameter: Any = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

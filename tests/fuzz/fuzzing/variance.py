@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fuzzing import structure, syntax
+from fuzzing.collectives import COLLECTIVES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,8 +51,10 @@ class _Pass:
                 self.run(block.statements, outer=varies)
             if varies:
                 self.local |= structure.written(statement)
-            # What replicas joined is the same on all of them.
-            if varies and not isinstance(statement, (syntax.Communicate, syntax.Map)):
+            # What replicas joined is the same on all of them, or never is.
+            if isinstance(statement, syntax.Communicate):
+                varies = not COLLECTIVES[statement.kind].is_same
+            if varies and not isinstance(statement, syntax.Map):
                 self.varying |= set(structure.results(statement))
 
     def _varies(self, statement: syntax.Statement) -> bool:

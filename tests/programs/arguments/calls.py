@@ -60,8 +60,23 @@ def _identity(batch):
 IN_STEP = {
     **{
         f"{name}(value)": in_step(getattr(replicator, name))
-        for name in ("all_sum", "all_mean", "all_min", "all_max", "all_gather")
+        for name in (
+            "all_sum",
+            "all_mean",
+            "all_min",
+            "all_max",
+            "all_gather",
+            "reduce_scatter",
+            "all_to_all",
+        )
     },
+    "reduce_scatter(x, value)": in_step(
+        lambda v: replicator.reduce_scatter(tf.ones([2]), v)
+    ),
+    "permute(value, pairs)": in_step(lambda v: replicator.permute(v, [(0, 1)])),
+    "permute(x, value)": in_step(lambda v: replicator.permute(1.0, v)),
+    "permute(x, [value])": in_step(lambda v: replicator.permute(1.0, [v])),
+    "permute(x, [(0, value)])": in_step(lambda v: replicator.permute(1.0, [(0, v)])),
     "all_reduce(x, value)": in_step(lambda v: replicator.all_reduce(1.0, v)),
     "all_reduce(x, compression=value)": in_step(
         lambda v: replicator.all_reduce(1.0, compression=v)

@@ -15,22 +15,57 @@ VALUES = np.array([[0.5, -1.25], [1.5, 0.75], [-0.25, 2.0], [0.25, -0.5]])
 # Products of a few float64 numbers, in another order.
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
 
-# What a collective does to the values of all replicas, as one replica sees it.
+
+def _shared(function):
+    """What a collective gives to all replicas."""
+    return lambda xs: [function(xs)] * len(xs)
+
+
+def _rows(x):
+    """A row for each replica."""
+    count = replicator.get_replica_context().num_replicas_in_sync
+    return tf.stack([x * (row + 1.0) for row in range(count)])
+
+
+def _all_rows(xs):
+    return [tf.stack([x * (row + 1.0) for row in range(len(xs))]) for x in xs]
+
+
+def _mean_rows(xs):
+    return tf.add_n(_all_rows(xs)) / len(xs)
+
+
+# What a collective does to the values of all replicas, for each replica.
 JOINT = {
-    "all_sum": tf.add_n,
-    "all_mean": lambda xs: tf.add_n(xs) / len(xs),
-    "all_min": lambda xs: tf.reduce_min(tf.stack(xs), axis=0),
-    "all_max": lambda xs: tf.reduce_max(tf.stack(xs), axis=0),
-    "all_gather": tf.stack,
-    "broadcast": lambda xs: xs[-1],
+    "all_sum": _shared(tf.add_n),
+    "all_mean": _shared(lambda xs: tf.add_n(xs) / len(xs)),
+    "all_min": _shared(lambda xs: tf.reduce_min(tf.stack(xs), axis=0)),
+    "all_max": _shared(lambda xs: tf.reduce_max(tf.stack(xs), axis=0)),
+    "all_gather": _shared(tf.stack),
+    "broadcast": _shared(lambda xs: xs[-1]),
+    "reduce_scatter": lambda xs: tf.split(_mean_rows(xs), len(xs)),
+    "reduce_scatter_max": lambda xs: tf.split(
+        tf.reduce_max(tf.stack(_all_rows(xs)), axis=0), len(xs)
+    ),
+    "all_to_all": lambda xs: [
+        tf.stack(column) for column in zip(*map(tf.unstack, _all_rows(xs)), strict=True)
+    ],
+    "permute": lambda xs: [*xs[1:], 0.0 * xs[0]],
+}
+CALLS = {
+    "broadcast": replicator.broadcast,
+    "reduce_scatter": lambda x, _: replicator.reduce_scatter(_rows(x), "mean"),
+    "reduce_scatter_max": lambda x, _: replicator.reduce_scatter(_rows(x), "max"),
+    "all_to_all": lambda x, _: replicator.all_to_all(_rows(x)),
+    "permute": lambda x, last: replicator.permute(x, [(r + 1, r) for r in range(last)]),
 }
 
 
 def _collective(name, x):
-    if name == "broadcast":
-        last = replicator.get_replica_context().num_replicas_in_sync - 1
-        return replicator.broadcast(x, last)
-    return getattr(replicator, name)(x)
+    if name not in CALLS:
+        return getattr(replicator, name)(x)
+    last = replicator.get_replica_context().num_replicas_in_sync - 1
+    return CALLS[name](x, last)
 
 
 def _target(x, y):
@@ -73,8 +108,8 @@ def _on_one_device(name, values):
 
     def targets(k):
         if k == 0:
-            shared = JOINT[name]([x * x for x in xs])
-            return [_target(x, shared) for x in xs]
+            results = JOINT[name]([x * x for x in xs])
+            return [_target(x, y) for x, y in zip(xs, results, strict=True)]
         return [tf.reduce_sum(g**2) for g in gradients(k)]
 
     def gradients(k):
@@ -184,29 +219,7 @@ def test_a_gradient_penalty_through_a_shared_norm_trains_as_one_device(in_graph)
     np.testing.assert_allclose(grad[0], want_grad, **EXACT)
 
 
-FORWARD = {
-    "all_sum": lambda xs, ts: tf.add_n(
-        [2 * x * t for x, t in zip(xs, ts, strict=True)]
-    ),
-    "all_mean": lambda xs, ts: FORWARD["all_sum"](xs, ts) / len(xs),
-    "all_max": lambda xs, ts: tf.reduce_sum(
-        tf.stack([2 * x * t for x, t in zip(xs, ts, strict=True)])
-        * tf.one_hot(
-            tf.argmax(tf.stack([x * x for x in xs])),
-            len(xs),
-            axis=0,
-            dtype=xs[0].dtype,
-        ),
-        axis=0,
-    ),
-    "all_gather": lambda xs, ts: tf.stack(
-        [2 * x * t for x, t in zip(xs, ts, strict=True)]
-    ),
-    "broadcast": lambda xs, ts: 2 * xs[-1] * ts[-1],
-}
-
-
-@pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.parametrize("name", JOINT)
 def test_forward_mode_sees_the_other_replicas(in_graph, name):
     """The tangent of a result has the tangents of all replicas in it."""
     values = VALUES[: in_graph.num_replicas]
@@ -225,10 +238,12 @@ def test_forward_mode_sees_the_other_replicas(in_graph, name):
         ),
     )
 
-    want = FORWARD[name](
-        [tf.constant(v) for v in values], [tf.constant(t) for t in tangents]
-    )
-    for got in found:
+    # The same with the values of all replicas at hand.
+    xs = [tf.constant(v) for v in values]
+    with tf.autodiff.ForwardAccumulator(xs, list(map(tf.constant, tangents))) as joint:
+        results = JOINT[name]([x * x for x in xs])
+    for got, result in zip(found, results, strict=True):
+        want = joint.jvp(result, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         np.testing.assert_allclose(got, want, **EXACT)
 
 

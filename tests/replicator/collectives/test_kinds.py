@@ -12,7 +12,7 @@ from collective_calls import make_call
 import replicator
 from replicator import PerReplica, errors
 from replicator.collectives import differentiable
-from replicator.collectives.kind import BetweenWorkers, Kind, Transfer
+from replicator.collectives.kind import BetweenWorkers, CollectiveKind, Transfer
 from replicator.collectives.kinds.all_reduce import AllReduce
 from replicator.collectives.kinds.all_to_all import AllToAll
 from replicator.collectives.kinds.permute import Permute
@@ -69,12 +69,14 @@ def test_a_weight_that_gets_the_result_of_such_a_kind_is_refused(in_graph, per_r
 
 def _without(name):
     """Makes a kind that answers everything but one question."""
-    answers = {n: getattr(RING.__class__, n) for n in Kind.__abstractmethods__}
+    answers = {
+        n: getattr(RING.__class__, n) for n in CollectiveKind.__abstractmethods__
+    }
     del answers[name]
-    return type("Forgetful", (Kind,), answers)
+    return type("Forgetful", (CollectiveKind,), answers)
 
 
-@pytest.mark.parametrize("name", sorted(Kind.__abstractmethods__))
+@pytest.mark.parametrize("name", sorted(CollectiveKind.__abstractmethods__))
 def test_a_kind_that_lacks_an_answer_cannot_be_made(name):
     """The message names the question."""
     with pytest.raises(TypeError, match=rf"Forgetful does not say {name}: a kind answ"):
@@ -217,7 +219,7 @@ def test_bad_input_says_what_is_allowed(in_graph, call, error, message):
     ids=str,
 )
 def test_traffic_counts_what_leaves_a_worker(kind, sent):
-    """Where one program has all replicas, parts travel and not whole tensors."""
+    """Where one program has all replicas, parts are sent and not whole tensors."""
     places = make_topology([[device] for device in REMOTE])
     plans = plan.make_plan([make_call([[16]], kind, num_replicas=4)], places)
 
@@ -243,7 +245,7 @@ def test_kinds_say_what_goes_over_the_wire(kind, op, num_bytes):
     assert BetweenWorkers(op, num_bytes) == kind.between_workers(64, places)
     text = plan.explain(plan.make_plan([call], places), places).splitlines()[0]
     assert text.endswith(
-        f"{num_bytes:g} bytes in all" if op else "; nothing over 2 workers"
+        f"{round(num_bytes)} bytes in all" if op else "; nothing over 2 workers"
     )
 
 

@@ -45,6 +45,9 @@ LOOP_BODIES = {
     "all_max": replicator.all_max,
     "all_gather": replicator.all_gather,
     "broadcast": lambda row: replicator.broadcast(row, 1),
+    "reduce_scatter": replicator.reduce_scatter,
+    "all_to_all": replicator.all_to_all,
+    "permute": lambda row: replicator.permute(row, [(1, 0)]),
     "nest": lambda row: replicator.all_sum({"a": row, "b": 2.0 * row})["b"],
     "of what does not vary": lambda row: (
         row + replicator.all_sum(tf.constant(1.0, tf.float64))

@@ -1,0 +1,78 @@
+"""What is known of a collective is in its own file."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from replicator.collectives import kinds
+from replicator.collectives.kind import CollectiveKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FOLDER = Path(kinds.__file__).parent
+PRODUCT = FOLDER.parents[1]
+FILES = sorted(path for path in FOLDER.glob("*.py") if path.stem != "__init__")
+NAMES = {path.stem for path in FILES}
+
+
+def compared(tree: ast.AST) -> Iterator[str]:
+    """Texts by which code chooses: in comparisons, keys of tables, and cases."""
+    for node in ast.walk(tree):
+        parts: list[ast.AST | None] = []
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+        elif isinstance(node, ast.Dict):
+            parts = list(node.keys)
+        elif isinstance(node, ast.MatchValue):
+            parts = [node.value]
+        for part in parts:
+            for leaf in ast.walk(part) if part is not None else ():
+                if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str):
+                    yield leaf.value
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_has_one_kind_of_its_name(path: Path) -> None:
+    """The folder is the list of kinds."""
+    module = importlib.import_module(f"{kinds.__name__}.{path.stem}")
+    found = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, CollectiveKind)
+        and value.__module__ == module.__name__
+    ]
+
+    assert [path.stem] == [kind.name for kind in found]
+
+
+def test_nobody_compares_the_name_of_a_collective() -> None:
+    """Whoever did would take a new one for one of those that it knows."""
+    found = {
+        (str(path.relative_to(PRODUCT)), text)
+        for path in PRODUCT.rglob("*.py")
+        for text in compared(ast.parse(path.read_text(encoding="utf-8")))
+        if text in NAMES
+    }
+
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "kind == 'all_gather'",
+        "kind in ('all_gather', 'x')",
+        "{'all_gather': 1}",
+        "match kind:\n  case 'all_gather': pass",
+    ],
+)
+def test_a_comparison_is_found(code: str) -> None:
+    """Of every form."""
+    assert "all_gather" in list(compared(ast.parse(code)))
