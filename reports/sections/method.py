@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from reports import marks, page, reproduce
 from results.figures import relay
 from results.records.models import Order
-from results.statistics import estimates
+from results.statistics import repetitions
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -29,5 +29,5 @@ def render(view: View) -> Markup:
         is_relay=view.study.plan.measuring.order is Order.RELAY,
         marks=marks,
         relay=relay,
-        statistics=estimates,
+        statistics=repetitions,
     )

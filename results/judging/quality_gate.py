@@ -10,7 +10,7 @@ the baseline's runs:
 
 Its mean over seeds has an interval by Student's t, which is judged by the rule of
 ``results/statistics/judge.py`` with the margin ``delta``. Against a stored study
-nothing is paired, and the interval is Welch's (``results/statistics/two_groups.py``). q
+nothing is paired, and the interval is Welch's (``results/statistics/estimates.py``). q
 is taken as known: its own error changes a loss of 5 % by a twentieth of that error.
 """
 
@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 from results.figures import learning_gains
 from results.judging import gate
 from results.judging.gate import JudgedCase
-from results.statistics import estimates, judge, two_groups
-from results.statistics.estimates import Estimate
+from results.statistics import estimates, judge
 from results.study import case_pairs
 
 if TYPE_CHECKING:
@@ -172,26 +171,15 @@ def _judgement(
     sign = 1.0 if metric.is_cost else -1.0
     here = [sign * value / mean for value in here]
     there = [sign * value / mean for value in there]
-    confidence = 1 - 2 * alpha
     if is_paired:
         losses = [a - b for a, b in zip(here, there, strict=True)]
-        centre, n = math.fsum(losses) / len(losses), len(losses)
-        half = estimates.half_width(losses, confidence=confidence)
-        assert half is not None
+        loss = estimates.one_group(losses)
     else:
-        shift = two_groups.shift(here, there)
-        centre, half, n = shift.centre, shift.half_width(confidence), shift.n
-    return judge.Judgement(
-        verdict=judge.verdict_of(centre - half, centre + half, margin=delta),
-        slowdown=Estimate(
-            value=1 + centre,
-            low=1 + centre - half,
-            high=1 + centre + half,
-            n=n,
-            unit="",
-            method=PAIRED if is_paired else UNPAIRED,
-            confidence=confidence,
-        ),
+        loss = estimates.two_groups(here, there)
+    return judge.of_mean(
+        loss,
         delta=delta,
         alpha=alpha,
+        method=PAIRED if is_paired else UNPAIRED,
+        is_log=False,
     )

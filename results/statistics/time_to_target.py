@@ -24,16 +24,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from results import errors
+from results.statistics.estimates import CONFIDENCE, Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-CONFIDENCE = 0.95
 FEWEST_RUNS = 3
 
 METHOD = "median of censored times, ends by order statistics"
@@ -58,47 +59,15 @@ class TimeToTarget:
     """The median time of several runs.
 
     Attributes:
-      value: The median, or None if it is longer than ``budget``.
-      low: Lower end of the interval; None if it is longer than ``budget``, or if there
-        is no interval.
-      high: Upper end; None if it is longer than ``budget``, or there is no interval.
+      median: The median and its interval; what is longer than ``budget`` is infinite.
       budget: Where the first run that did not reach the target ended, or None if all
         have reached it.
       num_reached: Runs that reached the target.
-      n: Runs.
-      unit: Of all numbers.
-      method: How the interval was computed, or why there is none.
-      confidence: Coverage of the interval; 0 without one.
     """
 
-    value: float | None
-    low: float | None
-    high: float | None
+    median: Estimate
     budget: float | None
     num_reached: int
-    n: int
-    unit: str
-    method: str
-    confidence: float
-
-    @property
-    def has_interval(self) -> bool:
-        """Whether there is one; an end that is None is then beyond the budget."""
-        return self.confidence > 0
-
-    def describe(self) -> str:
-        """Says in words what is known."""
-
-        def write(end: float | None) -> str:
-            return f"more than {self.budget:g}" if end is None else f"{end:g}"
-
-        text = f"{write(self.value)} {self.unit}"
-        if self.has_interval:
-            text += (
-                f" ({self.confidence:.0%} interval from {write(self.low)} to "
-                f"{write(self.high)})"
-            )
-        return f"{text}, reached by {self.num_reached} of {self.n} runs"
 
 
 def first_reached(
@@ -146,19 +115,21 @@ def median(times: Sequence[Time], *, unit: str) -> TimeToTarget:
     budget = min(ended) if ended else None
     # Where runs end at different times, what is beyond the first end is not known.
     known = [amount for amount in reached if budget is None or amount <= budget]
-    ordered: list[float | None] = [*known, *[None] * (len(times) - len(known))]
     n = len(times)
+    ordered = [*known, *[math.inf] * (n - len(known))]
     rank, confidence = _rank(n)
     return TimeToTarget(
-        value=_middle(ordered),
-        low=ordered[rank] if confidence else None,
-        high=ordered[n - 1 - rank] if confidence else None,
+        median=Estimate(
+            value=statistics.median(ordered),
+            low=ordered[rank] if confidence else None,
+            high=ordered[n - 1 - rank] if confidence else None,
+            n=n,
+            unit=unit,
+            method=METHOD if confidence else TOO_FEW,
+            confidence=confidence,
+        ),
         budget=budget,
         num_reached=len(reached),
-        n=n,
-        unit=unit,
-        method=METHOD if confidence else TOO_FEW,
-        confidence=confidence,
     )
 
 
@@ -187,12 +158,6 @@ def kaplan_meier(times: Sequence[Time]) -> tuple[tuple[float, float], ...]:
     if last > steps[-1][0]:
         steps.append((last, share))
     return tuple(steps)
-
-
-def _middle(ordered: Sequence[float | None]) -> float | None:
-    """The median; of an even number of runs, the mean of the two in the middle."""
-    lower, upper = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
-    return None if lower is None or upper is None else (lower + upper) / 2
 
 
 def _rank(n: int) -> tuple[int, float]:
