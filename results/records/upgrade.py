@@ -1,9 +1,12 @@
-"""Upgrades records of older schema versions to the current one, step by step."""
+"""Reads records of the schema version before the current one.
+
+Two of the three published studies are of version 4, whose records are never rewritten.
+Older ones were never published, and are refused.
+"""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from results import errors
@@ -12,103 +15,67 @@ from results.records.models import SCHEMA_VERSION
 if TYPE_CHECKING:
     import pathlib
 
-Upgrader = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""Takes a kind (``plan``, ``spec``, ``env``, ``status``, ``result``) and the fields of
-version v, returns the fields of version v + 1."""
+OLDEST_VERSION = 4
+_MAX_VERSION = 9_999  # a larger number was not written by this program
 
 
-MAX_VERSION = 9_999
-"""Upper limit of versions: a larger number was not written by this program."""
+def upgrade(kind: str, data: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
+    """Returns the fields of a record in the format of the current version.
 
-
-def _with_specs_of(version: int) -> Upgrader:
-    """Upgrades where all new fields have defaults: updates only the specs in plans."""
-
-    def upgrade(kind: str, data: dict[str, Any]) -> dict[str, Any]:
-        if kind != "plan":
-            return data
-        trials = data.get("trials")
-        if not isinstance(trials, list):
-            return data
-        return {**data, "trials": [_with_version(trial, version) for trial in trials]}
-
-    return upgrade
-
-
-def _with_version(trial: Any, version: int) -> Any:
-    """Returns a trial of a plan with the next version; anything else unchanged.
-
-    An upgrader changes only what it recognizes. The whole record is checked afterwards.
-    """
-    spec = trial.get("spec") if isinstance(trial, dict) else None
-    if not isinstance(spec, dict):
-        return trial
-    return {**trial, "spec": {**spec, "schema_version": version}}
-
-
-def _with_drawing_workloads(kind: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Adds to a plan whether steps draw random numbers: of ``sngan`` they did."""
-    if kind != "plan":
-        return data
-    data = _with_specs_of(5)(kind, data)
-    matching, trials = data.get("matching"), data.get("trials")
-    if isinstance(matching, dict):
-        data = {**data, "matching": _with_specs_of(5)(kind, matching)}
-    if not isinstance(trials, list):
-        return data
-    specs = [trial.get("spec") for trial in trials if isinstance(trial, dict)]
-    names = {spec.get("workload") for spec in specs if isinstance(spec, dict)}
-    return {**data, "draws_random_numbers": names == {"sngan"}}
-
-
-UPGRADERS: dict[int, Upgrader] = {
-    1: _with_specs_of(2),  # quality runs
-    2: _with_specs_of(3),  # window metrics, environment steps of a point
-    3: _with_specs_of(4),  # relays
-    4: _with_drawing_workloads,
-}
-"""Version v -> the function that upgrades to v + 1."""
-
-
-def upgrade(
-    kind: str,
-    data: dict[str, Any],
-    path: pathlib.Path,
-    *,
-    upgraders: Mapping[int, Upgrader] = UPGRADERS,
-    current: int = SCHEMA_VERSION,
-) -> dict[str, Any]:
-    """Returns ``data`` in the format of the current version.
+    Args:
+      kind: ``plan``, ``spec``, ``env``, ``status`` or ``result``.
+      data: Its fields.
+      path: Its file, for messages.
 
     Raises:
       NewerSchemaError: ``data`` is of a newer version than this program knows.
-      CorruptRecordError: ``data`` has no version, or one that cannot be upgraded.
+      OlderSchemaError: It is of a version that is no longer read.
+      CorruptRecordError: It has no version.
     """
     version = data.get("schema_version")
     if (
         not isinstance(version, int)
         or isinstance(version, bool)
-        or not 1 <= version <= MAX_VERSION
+        or not 1 <= version <= _MAX_VERSION
     ):
         raise errors.CorruptRecordError(
             path,
             f"schema_version is {reprlib.repr(version)}, must be an integer, 1 or more",
         )
-    if version > current:
-        raise errors.NewerSchemaError(path, version, current)
-    while version < current:
-        if version not in upgraders:
-            raise errors.CorruptRecordError(
-                path,
-                f"there is no upgrade of schema_version {version} to {version + 1}",
-            )
-        try:
-            data = {**upgraders[version](kind, data), "schema_version": version + 1}
-        except (LookupError, TypeError, AttributeError, ValueError) as error:
-            raise errors.CorruptRecordError(
-                path,
-                f"not a {kind} of schema_version {version}: upgrading it raised "
-                f"{type(error).__name__} {reprlib.repr(str(error))}",
-            ) from error
-        version += 1
-    return data
+    if version > SCHEMA_VERSION:
+        raise errors.NewerSchemaError(path, version, SCHEMA_VERSION)
+    if version < OLDEST_VERSION:
+        raise errors.OlderSchemaError(path, version, OLDEST_VERSION)
+    if version == SCHEMA_VERSION:
+        return data
+    return _of_plan(data) if kind == "plan" else {**data, "schema_version": 5}
+
+
+def _of_plan(data: dict[str, Any]) -> dict[str, Any]:
+    """Adds to a plan whether steps draw random numbers: those of ``sngan`` did.
+
+    It changes only what it recognizes. The whole record is checked afterwards.
+    """
+    found = {**data, "schema_version": 5}
+    matching, trials = data.get("matching"), data.get("trials")
+    if isinstance(matching, dict):
+        found["matching"] = {**matching, "trials": _of_trials(matching.get("trials"))}
+    if isinstance(trials, list):
+        specs = [trial.get("spec") for trial in trials if isinstance(trial, dict)]
+        names = {spec.get("workload") for spec in specs if isinstance(spec, dict)}
+        found |= {
+            "trials": _of_trials(trials),
+            "draws_random_numbers": names == {"sngan"},
+        }
+    return found
+
+
+def _of_trials(trials: Any) -> Any:
+    if not isinstance(trials, list):
+        return trials
+    return [
+        {**trial, "spec": {**trial["spec"], "schema_version": 5}}
+        if isinstance(trial, dict) and isinstance(trial.get("spec"), dict)
+        else trial
+        for trial in trials
+    ]
