@@ -1,4 +1,4 @@
-"""Scaling laws of a study: throughput, speedup and parallel efficiency per case.
+"""Scaling of a study: throughput, speedup and parallel efficiency per case.
 
 Definitions, with n replicas, n_b replicas of the baseline of the same backend, global
 batch size B, K measured steps and a window of W seconds from the latest start to the

@@ -1,4 +1,4 @@
-"""Scaling laws: definitions, baselines, flags, and what is refused."""
+"""Scaling: definitions, baselines, flags, and what is refused."""
 
 from __future__ import annotations
 
