@@ -2,12 +2,9 @@
 
 A run that ends before it reaches the target is *censored*: it would have taken longer
 than its budget, nobody knows how much. It is never dropped, since that would show only
-the runs that went well. Two figures can be stated nevertheless:
-
-- the **Kaplan-Meier** estimate (1958) of the share of runs that have not reached the
-  target by a given time;
-- the **median** time: the first at which at least half of the runs have reached it. If
-  fewer than half do within the budget, it is "longer than the budget".
+the runs that went well. The **median** time can be stated nevertheless: the first at
+which at least half of the runs have reached it. If fewer than half do within the
+budget, it is "longer than the budget".
 
 The interval of the median needs no model of the times: the k-th fastest and k-th
 slowest of n runs enclose the median with the probability that at least k and at most
@@ -131,33 +128,6 @@ def median(times: Sequence[Time], *, unit: str) -> TimeToTarget:
         budget=budget,
         num_reached=len(reached),
     )
-
-
-def kaplan_meier(times: Sequence[Time]) -> tuple[tuple[float, float], ...]:
-    """Returns the share of runs that have not reached the target, as steps.
-
-    Args:
-      times: One per run.
-
-    Returns:
-      Pairs of time and share from that time on, ascending, starting with (0, 1). The
-      curve ends at the last time that anything is known about; its last share is that
-      of runs that never reached the target, as far as it is known.
-
-    Raises:
-      ResultsError: As for ``median``.
-    """
-    _check(times)
-    share, steps = 1.0, [(0.0, 1.0)]
-    for amount in sorted({time.amount for time in times if time.is_reached}):
-        at_risk = sum(time.amount >= amount for time in times)
-        events = sum(time.is_reached and time.amount == amount for time in times)
-        share *= 1 - events / at_risk
-        steps.append((amount, share))
-    last = max(time.amount for time in times)
-    if last > steps[-1][0]:
-        steps.append((last, share))
-    return tuple(steps)
 
 
 def _rank(n: int) -> tuple[int, float]:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from results import errors
-from results.statistics.time_to_target import Time, first_reached, kaplan_meier, median
+from results.statistics.time_to_target import Time, first_reached, median
 
 
 def _times(*amounts: float, ended: tuple[float, ...] = ()) -> list[Time]:
@@ -98,14 +98,6 @@ def test_what_lies_beyond_the_first_end_is_not_known() -> None:
     assert found.median.value == math.inf
     assert found.budget == 15
     assert found.num_reached == 2
-
-
-def test_the_share_of_unfinished_runs_falls_in_steps() -> None:
-    """Kaplan and Meier's estimate, with a run that ended early."""
-    steps = kaplan_meier(_times(10, 30, 30, ended=(20, 60)))
-
-    assert [time for time, _ in steps] == [0, 10, 30, 60]
-    assert [share for _, share in steps] == pytest.approx([1, 4 / 5, 4 / 15, 4 / 15])
 
 
 def test_a_curve_without_evaluations_is_an_error() -> None:
