@@ -2,7 +2,7 @@
 
 The unit is the generation, a fresh process, never the round: the repeats within a
 process share its memory layout and caches. The two files were measured at different
-times, so they are compared as two studies are (``results/statistics/two_groups.py``).
+times, so they are compared as two studies are (``results/statistics/estimates.py``).
 """
 
 from __future__ import annotations

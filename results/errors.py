@@ -9,6 +9,7 @@
         MissingRecordError      a required record does not exist
         CorruptRecordError      a record cannot be read (has .path and .reason)
         NewerSchemaError        a record was written by a newer version
+        OlderSchemaError        a record is of a version that is no longer read
         StudyLockedError        another process works on this study (has .pid)
         MergeError              stores that cannot become one study
         StudyInUseElsewhereError  one of another machine does
@@ -62,6 +63,17 @@ class NewerSchemaError(ResultsError):
         super().__init__(
             f"{str(path)!r} was written by a newer version (schema {version}, this "
             f"reads up to {supported}): upgrade replicator-harness"
+        )
+
+
+class OlderSchemaError(ResultsError):
+    """A record was written by an older version, which is no longer read."""
+
+    def __init__(self, path: pathlib.Path, version: int, oldest: int) -> None:
+        super().__init__(
+            f"{str(path)!r} was written by an older version (schema {version}, this "
+            f"reads {oldest} and newer): read it with the release that wrote it, or "
+            "measure again under another study name"
         )
 
 

@@ -247,7 +247,7 @@ def gate(
     commit = revisions.find_commit(name)
 
     def judge_revisions(store: Store, _trials: Sequence[PlannedTrial]) -> int:
-        found = _module_of(rule).of_revisions(
+        found = gate_module.of_revisions(
             load_study(store),
             rule.metric,
             baseline=f"revision {name} ({commit[: revisions.SHOWN_DIGITS]})",
@@ -284,10 +284,6 @@ def _tree(name: str, commit: str, device: str) -> Iterator[SourceTree]:
 
     with revisions.checked_out(name, commit, note, device) as tree:
         yield tree
-
-
-def _module_of(rule: Rule) -> Any:
-    return quality_gate if rule.metric.is_quality else gate_module
 
 
 def _name_prefix(rule: Rule) -> str:
@@ -417,7 +413,7 @@ def _against_study(
     """Measures this tree alone, and judges it against a stored study."""
 
     def judge_studies(store: Store, _trials: Sequence[PlannedTrial]) -> int:
-        found = _module_of(rule).of_studies(
+        found = gate_module.of_studies(
             load_study(store),
             stored,
             rule.metric,

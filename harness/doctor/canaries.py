@@ -24,7 +24,7 @@ from harness.doctor.canary_worker import COMPUTE, MEMORY
 from harness.doctor.finding import Finding, caution, ok
 from harness.errors import DoctorError
 from harness.machine import machine_state
-from results.statistics import estimates
+from results.statistics import repetitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -171,8 +171,8 @@ def measure_ceilings(
         Ceiling(
             kind=kind,
             num_cores=len(cores),
-            alone=estimates.geometric_mean(alone[kind], unit=_UNITS[kind]),
-            ratio=estimates.geometric_mean(ratios[kind], unit=""),
+            alone=repetitions.geometric_mean(alone[kind], unit=_UNITS[kind]),
+            ratio=repetitions.geometric_mean(ratios[kind], unit=""),
             spread=standard.stdev(math.log(value) for value in alone[kind]),
         )
         for kind in (COMPUTE, MEMORY)

@@ -1,4 +1,4 @@
-"""A fitted law of throughput: its band, what was measured, and its knee."""
+"""Amdahl's law of throughput: its band, and what was measured."""
 
 from __future__ import annotations
 
@@ -14,35 +14,26 @@ if TYPE_CHECKING:
 
     from markupsafe import Markup
 
-    from results.statistics.laws import Fit
+    from results.statistics.amdahl import Fit
 
 WIDTH, HEIGHT = 300, 205
-NAMES: Final = {"amdahl": "Amdahl", "usl": "USL"}
-DASHES: Final = {"amdahl": "--", "usl": "-"}
 BAND: Final = 0.22
 MOST_LINEAR: Final = 16
 
 
-def describe(fits: tuple[Fit, ...], name: str) -> str:
+def describe(fit: Fit, name: str) -> str:
     """Describes the figure in words."""
-    parts = []
-    for fit in fits:
-        test = fit.backtest
-        where = "inside" if test.is_inside else "outside"
-        parts.append(
-            f"{NAMES[fit.law]}: sigma {formats.significant(fit.sigma.value)}; measured "
-            f"at {formats.count(test.num_replicas, 'replica')}, held out: {where} the "
-            f"prediction"
-        )
-        if fit.knee.num_replicas is not None:
-            parts.append(
-                f"knee at {formats.significant(fit.knee.num_replicas)} replicas"
-            )
-    return f"{name}. {'; '.join(parts)}."
+    test = fit.backtest
+    where = "inside" if test.is_inside else "outside"
+    return (
+        f"{name}. Amdahl: sigma {formats.significant(fit.sigma.value)}; measured at "
+        f"{formats.count(test.num_replicas, 'replica')}, held out: {where} the "
+        f"prediction."
+    )
 
 
 def draw(
-    fits: tuple[Fit, ...],
+    fit: Fit,
     measured: Mapping[int, float],
     *,
     series: int,
@@ -50,10 +41,10 @@ def draw(
     unit: str,
     slug: str,
 ) -> Markup:
-    """Draws the laws of one curve, linear from zero.
+    """Draws the law of one curve, linear from zero.
 
     Args:
-      fits: Of one backend in one scaling mode; at least one.
+      fit: Of one backend in one scaling mode.
       measured: Mean throughput by number of replicas.
       series: Colour and marker.
       name: Backend and scaling mode.
@@ -63,27 +54,16 @@ def draw(
     color = svg.SERIES[series]
     with svg.style():
         figure, axes = svg.new_axes(WIDTH, HEIGHT)
-        # The law with the most parameters has the band that covers what is unknown.
-        widest = fits[-1].curve
+        curve = fit.curve
         axes.fill_between(
-            widest.num_replicas,
-            widest.lows,
-            widest.highs,
+            curve.num_replicas,
+            curve.lows,
+            curve.highs,
             color=color,
             alpha=BAND,
             linewidth=0,
         )
-        for fit in fits:
-            curve = fit.curve
-            axes.plot(
-                curve.num_replicas,
-                curve.throughputs,
-                color=color,
-                linestyle=DASHES[fit.law],
-                linewidth=1.6,
-            )
-            if fit.knee.num_replicas is not None:
-                axes.axvline(fit.knee.num_replicas, color=svg.MUTED, linewidth=1.1)
+        axes.plot(curve.num_replicas, curve.throughputs, color=color, linewidth=1.6)
         axes.plot(
             list(measured),
             list(measured.values()),
@@ -105,6 +85,6 @@ def draw(
         return svg.inline(
             figure,
             slug=slug,
-            title=f"Laws of throughput, {name}",
-            description=describe(fits, name),
+            title=f"Amdahl's law of throughput, {name}",
+            description=describe(fit, name),
         )

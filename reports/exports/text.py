@@ -13,6 +13,7 @@ import rich.text
 from reports.page.sections import learning, lost_time, seeds
 from reports.view.view import View, view_store
 from reports.words import brief, formats, narrow, verdict
+from results.statistics import run_scores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -154,7 +155,8 @@ def _over(metric: QualityMetric, view: View) -> str:
 def _seed_lines(view: View) -> list[str]:
     """Returns the robust mean of every case with several runs."""
     return [
-        f"{_name(found.case)}, {found.score.n} runs: {found.score.statistic}, {name} "
+        f"{_name(found.case)}, {found.score.n} runs:"
+        f" {run_scores.statistic_of(found.score.n)}, {name} "
         + " ".join(formats.run_score(found.score, runs[0].points[-1][1].unit)).strip()
         for name, runs in learning.collect(view).items()
         for found in seeds.collect(runs)

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
     from results.records.models import QualityMetric
     from results.statistics.estimates import Estimate
-    from results.statistics.run_scores import RunScore
     from results.statistics.time_to_target import TimeToTarget
 
 GIBIBYTE = 2**30
@@ -170,7 +169,7 @@ def measured(metric: QualityMetric) -> tuple[str, str]:
     return quality_with_interval(metric.value, metric.low, metric.high, metric.unit)
 
 
-def run_score(score: RunScore, unit: str) -> tuple[str, str]:
+def run_score(score: Estimate, unit: str) -> tuple[str, str]:
     """Writes the score of several runs, and its interval if there is one."""
     if score.low is None or score.high is None:
         return quality(score.value, unit), ""
@@ -188,18 +187,19 @@ def _digits_that_tell(low: float, high: float) -> int:
 def time_to_target(time: TimeToTarget) -> str:
     """Writes a median time to a target, its interval and how many runs reached it."""
 
-    def end(value: float | None) -> str:
-        if value is None:
+    def end(value: float) -> str:
+        if value == math.inf:
             assert time.budget is not None
             return f"more than {significant(time.budget)}"
         return significant(value)
 
-    unit = " s" if time.unit == "s" else ""
-    text = f"{end(time.value)}{unit}"
-    if time.has_interval:
-        covered = f"{100 * time.confidence:.0f} %"
-        text += f" ({covered} interval: {end(time.low)} to {end(time.high)})"
-    return f"{text}; reached by {time.num_reached} of {time.n} runs"
+    median = time.median
+    unit = " s" if median.unit == "s" else ""
+    text = f"{end(median.value)}{unit}"
+    if median.low is not None and median.high is not None:
+        covered = f"{100 * median.confidence:.0f} %"
+        text += f" ({covered} interval: {end(median.low)} to {end(median.high)})"
+    return f"{text}; reached by {time.num_reached} of {median.n} runs"
 
 
 def short_id(trial_id: str) -> str:

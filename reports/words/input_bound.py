@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from reports.view.view import View
-    from results.figures.input_bound import GenerationMean, InputBound
+    from results.figures.input_bound import InputBound
+    from results.statistics.estimates import Estimate
 
 _MEANINGS = {
     "input-bound": "faster replicas would wait for their batches",
@@ -20,7 +21,7 @@ _MEANINGS = {
 }
 
 
-def with_interval(found: GenerationMean, write: Callable[[float], str]) -> str:
+def with_interval(found: Estimate, write: Callable[[float], str]) -> str:
     """Writes a value with its interval, if it has one."""
     if found.low is None or found.high is None:
         return write(found.value)

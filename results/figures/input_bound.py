@@ -19,31 +19,19 @@ alone take longer than the step that N replicas are compared with.
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING
+
+from results.statistics import estimates
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from results.statistics.estimates import Estimate
+
+METHOD = "Student's t of differences of step times over generations"
+ONE_GENERATION = "no interval: one generation tells nothing about other processes"
 FRACTION = 0.9
 """Least fraction of a step that the pipelines of an input-bound step take alone."""
-
-CONFIDENCE = 0.95
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class GenerationMean:
-    """A mean over generations.
-
-    Attributes:
-      value: The mean.
-      low: Lower end of its interval, or None with one generation.
-      high: Upper end, or None.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,23 +47,19 @@ class InputBound:
         than the step of one replica.
     """
 
-    input_sec: GenerationMean
-    fraction: GenerationMean
-    excess_sec: GenerationMean
+    input_sec: Estimate
+    fraction: Estimate
+    excess_sec: Estimate
     verdict: str
     explains_loss: bool
 
 
-def mean_interval(values: np.ndarray) -> GenerationMean:
+def over_generations(values: np.ndarray, unit: str = "") -> Estimate:
     """Returns the mean over generations with the interval of Student's t."""
-    mean, n = float(values.mean()), values.size
-    if n == 1:
-        return GenerationMean(value=mean, low=None, high=None)
-    from scipy import special  # a tenth of the import time of scipy.stats
-
-    quantile = float(special.stdtrit(n - 1, (1 + CONFIDENCE) / 2))
-    half = quantile * float(values.std(ddof=1)) / math.sqrt(n)
-    return GenerationMean(value=mean, low=mean - half, high=mean + half)
+    mean = estimates.one_group(values)
+    half = mean.half_width()
+    method = ONE_GENERATION if half is None else METHOD
+    return estimates.around(mean.centre, half, n=mean.n, unit=unit, method=method)
 
 
 def judge(case: np.ndarray, baseline: np.ndarray, input_only: np.ndarray) -> InputBound:
@@ -86,15 +70,15 @@ def judge(case: np.ndarray, baseline: np.ndarray, input_only: np.ndarray) -> Inp
       baseline: Those of one replica.
       input_only: Those of its pipelines alone.
     """
-    fraction = mean_interval(input_only / case)
-    excess = mean_interval(input_only - baseline)
+    fraction = over_generations(input_only / case)
+    excess = over_generations(input_only - baseline, "s")
     verdict = "inconclusive"
     if fraction.low is not None and fraction.low >= FRACTION:
         verdict = "input-bound"
     elif fraction.high is not None and fraction.high < FRACTION:
         verdict = "not input-bound"
     return InputBound(
-        input_sec=mean_interval(input_only),
+        input_sec=over_generations(input_only, "s"),
         fraction=fraction,
         excess_sec=excess,
         verdict=verdict,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from results.records.models import QualityMetric
-    from results.statistics.improvement import Improvement
+    from results.statistics.estimates import Estimate
     from results.statistics.time_to_target import TimeToTarget
     from results.study.cases import Case, Entry, Study
 
@@ -40,7 +40,7 @@ class Gain:
     """
 
     case: Case
-    better: Improvement | None
+    better: Estimate | None
     seconds: TimeToTarget
     examples: TimeToTarget
 
@@ -134,7 +134,7 @@ def _of_backend(metric: str, cases: Sequence[Case], *, is_higher_better: bool) -
     reached = _reached(fewest, metric)
     target = statistics.median(reached)
 
-    def better(case: Case) -> Improvement | None:
+    def better(case: Case) -> Estimate | None:
         if case is fewest:
             return None
         return improvement.probability(

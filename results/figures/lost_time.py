@@ -45,14 +45,9 @@ from results.figures import input_bound
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
-    from results.figures.input_bound import GenerationMean
+    from results.statistics.estimates import Estimate
 
     StepTimes = Mapping[Hashable, float]  # generation -> mean seconds per step
-
-CONFIDENCE = input_bound.CONFIDENCE
-
-METHOD = "Student's t of differences of step times over generations"
-ONE_GENERATION = "no interval: one generation tells nothing about other processes"
 
 PARTS = (
     "alone",
@@ -103,26 +98,31 @@ class Part:
 
     Attributes:
       name: One of ``PARTS``, or ``step``.
-      value_sec: Mean over generations; None if it was not measured.
-      low_sec: Lower end of the interval, or None where there is none.
-      high_sec: Upper end of the interval, or None where there is none.
+      time: Mean seconds over generations; None if it was not measured.
       reason: Why there is no value, or what else the value holds; empty if nothing.
       share: Of the step: the mean over generations of their shares, with its interval;
         None if it was not measured.
     """
 
     name: str
-    value_sec: float | None
-    low_sec: float | None = None
-    high_sec: float | None = None
+    time: Estimate | None
     reason: str = ""
-    share: GenerationMean | None = None
+    share: Estimate | None = None
 
-    def holds(self, value_sec: float) -> bool:
-        """Whether there is an interval and it includes a value."""
-        if self.low_sec is None or self.high_sec is None:
-            return False
-        return self.low_sec <= value_sec <= self.high_sec
+    @property
+    def value_sec(self) -> float | None:
+        """The mean, or None."""
+        return None if self.time is None else self.time.value
+
+    @property
+    def low_sec(self) -> float | None:
+        """The lower end of its interval, or None."""
+        return None if self.time is None else self.time.low
+
+    @property
+    def high_sec(self) -> float | None:
+        """The upper end of its interval, or None."""
+        return None if self.time is None else self.time.high
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,21 +132,31 @@ class LostTime:
     Attributes:
       step: The case; its value is the sum of the values of all parts.
       parts: In the order of ``PARTS``.
-      num_generations: Generations in which the case and all given controls ran.
       num_left_out: Generations of the case in which one of them is missing.
-      method: How intervals were computed, or why there are none.
-      confidence: Nominal coverage of each interval.
       input_bound: What the input pipelines take alone, which is no part of the sum;
         None if it was not measured.
     """
 
     step: Part
     parts: tuple[Part, ...]
-    num_generations: int
     num_left_out: int
-    method: str
-    confidence: float = CONFIDENCE
     input_bound: input_bound.InputBound | None = None
+
+    @property
+    def whole(self) -> Estimate:
+        """The time of the step, in seconds."""
+        assert self.step.time is not None
+        return self.step.time
+
+    @property
+    def num_generations(self) -> int:
+        """Generations in which the case and all given controls ran."""
+        return self.whole.n
+
+    @property
+    def method(self) -> str:
+        """How intervals were computed, or why there are none."""
+        return self.whole.method
 
     def part(self, name: str) -> Part:
         """Returns the part of a name."""
@@ -192,9 +202,7 @@ def decompose(observed: Observed) -> LostTime:
             )
             for name in PARTS
         ),
-        num_generations=len(generations),
         num_left_out=len(observed.case) - len(generations),
-        method=METHOD if len(generations) > 1 else ONE_GENERATION,
         input_bound=(
             input_bound.judge(times["case"], times["baseline"], times["input_only"])
             if "input_only" in times
@@ -250,18 +258,15 @@ def make_part(
       reason: As ``Part`` has it.
     """
     if values is None:
-        return Part(name=name, value_sec=None, reason=reason)
-    found = input_bound.mean_interval(values)
-    low = found.low
-    if low is not None and name in _DURATIONS:
-        low = max(low, 0.0)
+        return Part(name=name, time=None, reason=reason)
+    found = input_bound.over_generations(values, "s")
+    if found.low is not None and name in _DURATIONS:
+        found = dataclasses.replace(found, low=max(found.low, 0.0))
     return Part(
         name=name,
-        value_sec=found.value,
-        low_sec=low,
-        high_sec=found.high,
+        time=found,
         reason=reason,
-        share=input_bound.mean_interval(values / of),
+        share=input_bound.over_generations(values / of),
     )
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from results.figures import explain, recorded_loss, scaling
 from results.figures.point_columns import POINT_COLUMNS, modes_text, new_row, types
 from results.records.models import Control
-from results.statistics import estimates
+from results.statistics import repetitions as over_repetitions
 from results.study.cases import Study, load_study
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def repetitions(point: Point, quantity: str) -> list[tuple[str, int, float]]:
         return [(entries[key], key[0], value) for key, value in here.items()]
     if point.is_baseline or point.baseline is None or point.speedup is None:
         return []
-    if point.speedup.method == estimates.TWO_GROUPS:
+    if point.speedup.method == over_repetitions.TWO_GROUPS:
         return []
     there = scaling.values(point.baseline, scaling.throughput_of)
     factor: float = point.baseline.spec.num_replicas
@@ -200,16 +200,9 @@ def _part_rows(losses: Sequence[Explained | RecordedLoss]) -> Iterator[Row]:
         if item.lost is None:
             continue
         for part in (*item.lost.parts, item.lost.step):
-            if part.value_sec is not None:
+            if part.time is not None:
                 kind = "whole" if part is item.lost.step else "part"
-                more = {
-                    "value": part.value_sec,
-                    "low": part.low_sec,
-                    "high": part.high_sec,
-                    "n": item.lost.num_generations,
-                    "unit": "s",
-                    "method": item.lost.method,
-                }
+                more = _of(part.time)
                 yield new_row("waterfall", part.name, kind, item.case, **more)
 
 

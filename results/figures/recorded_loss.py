@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from results.figures import explain, lost_time
-from results.figures.lost_time import METHOD, ONE_GENERATION, LostTime
+from results.figures.lost_time import LostTime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -138,9 +138,7 @@ def _parts(case: Case, baseline: Case, steps: list[tuple[_Step, _Step]]) -> Lost
             )
             for name in PARTS
         ),
-        num_generations=len(steps),
         num_left_out=len(case.ok_entries) - len(steps),
-        method=METHOD if len(steps) > 1 else ONE_GENERATION,
     )
 
 

@@ -107,14 +107,15 @@ def twin_of(study: Study) -> Twin | None:
 
 
 def _strict(control: Case, case: Case) -> Estimate | None:
-    means = [generations.mean(of) for of in scaling.turn_logs(control, case)]
-    half = estimates.half_width(means, confidence=TWIN_CONFIDENCE)
-    if half is None:
+    logs = [generations.mean(of) for of in scaling.turn_logs(control, case)]
+    mean = estimates.one_group(logs) if logs else None
+    half = None if mean is None else mean.half_width(TWIN_CONFIDENCE)
+    if mean is None or half is None:
         return None
     return estimates.from_logs(
-        generations.mean(means),
+        mean.centre,
         half,
-        n=len(means),
+        n=mean.n,
         unit="",
         method=generations.OVER_GENERATIONS,
         confidence=TWIN_CONFIDENCE,

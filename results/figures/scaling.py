@@ -1,4 +1,4 @@
-"""Scaling laws of a study: throughput, speedup and parallel efficiency per case.
+"""Scaling of a study: throughput, speedup and parallel efficiency per case.
 
 Definitions, with n replicas, n_b replicas of the baseline of the same backend, global
 batch size B, K measured steps and a window of W seconds from the latest start to the
@@ -26,7 +26,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
-from results.statistics import estimates, generations
+from results.statistics import generations, repetitions
 from results.study import agreement, case_index
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def estimate(
             for entry in case.ok_entries
         ]
         return _from_generations(case, logs, unit=unit)
-    return estimates.geometric_mean(list(found.values()), unit=unit)
+    return repetitions.geometric_mean(list(found.values()), unit=unit)
 
 
 def _from_generations(
@@ -205,7 +205,7 @@ def throughput_ratio(first: Case, second: Case) -> Estimate | None:
     denominator = values(second, throughput_of)
     if not numerator or not denominator:
         return None
-    return estimates.ratio(dict(numerator), dict(denominator))
+    return repetitions.ratio(dict(numerator), dict(denominator))
 
 
 def _best_baselines(

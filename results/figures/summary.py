@@ -7,14 +7,16 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from results.figures import explain, learning_gains, scaling, scaling_laws
+from results.figures import amdahl_fits, explain, learning_gains, scaling
 from results.study import agreement, matching
 from results.study import cases as study_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from results.figures import lost_time
     from results.statistics.estimates import Estimate
+    from results.statistics.time_to_target import TimeToTarget
     from results.store.study_store import Store
 
 SUMMARY_VERSION = 1
@@ -132,27 +134,79 @@ def _explained(item: explain.Explained) -> dict[str, Any]:
         "backend": spec.backend,
         "num_replicas": spec.num_replicas,
         "per_replica_batch_size": spec.per_replica_batch_size,
-        "lost_time": None if item.lost is None else dataclasses.asdict(item.lost),
+        "lost_time": None if item.lost is None else _lost(item.lost),
         "missing_reason": item.reason,
         "trial_ids": list(item.trial_ids),
     }
 
 
-def _laws(found: scaling_laws.CurveLaws) -> dict[str, Any]:
+def _lost(lost: lost_time.LostTime) -> dict[str, Any]:
+    bound = lost.input_bound
+    return {
+        "step": _part(lost.step),
+        "parts": [_part(part) for part in lost.parts],
+        "num_generations": lost.num_generations,
+        "num_left_out": lost.num_left_out,
+        "method": lost.method,
+        "confidence": lost.whole.confidence,
+        "input_bound": None
+        if bound is None
+        else {
+            "input_sec": _ends(bound.input_sec),
+            "fraction": _ends(bound.fraction),
+            "excess_sec": _ends(bound.excess_sec),
+            "verdict": bound.verdict,
+            "explains_loss": bound.explains_loss,
+        },
+    }
+
+
+def _part(part: lost_time.Part) -> dict[str, Any]:
+    return {
+        "name": part.name,
+        "value_sec": part.value_sec,
+        "low_sec": part.low_sec,
+        "high_sec": part.high_sec,
+        "reason": part.reason,
+        "share": None if part.share is None else _ends(part.share),
+    }
+
+
+def _ends(estimate: Estimate) -> dict[str, Any]:
+    # JSON has no infinity: what is beyond what was measured.
+    return {name: _finite(getattr(estimate, name)) for name in ("value", "low", "high")}
+
+
+def _law(found: amdahl_fits.AmdahlFit) -> dict[str, Any]:
+    fits = []
+    if found.fit is not None:
+        fit, test = found.fit, found.fit.backtest
+        fits.append(
+            {
+                "law": "amdahl",
+                "sigma": _ends(fit.sigma),
+                "spread": fit.spread,
+                "num_numbers": fit.sigma.n,
+                "curve": dataclasses.asdict(fit.curve),
+                "backtest": {
+                    "num_replicas": test.num_replicas,
+                    "predicted": _ends(test.predicted),
+                    "measured": test.measured,
+                    "is_inside": test.is_inside,
+                },
+                "confidence": fit.sigma.confidence,
+            }
+        )
     return {
         "backend": found.backend,
         "mode": found.mode.value,
-        "serial_fractions": [
-            {"num_replicas": n, **dataclasses.asdict(fraction)}
-            for n, fraction in sorted(found.fractions.items())
-        ],
-        "trend": found.trend,
-        "fits": [dataclasses.asdict(fit) for fit in found.fits],
+        "fits": fits,
         "refusal": found.refusal,
     }
 
 
 def _gains(found: learning_gains.Gains) -> dict[str, Any]:
+    num_fewest = len(found.cases[0].case.ok_entries)
     return {
         "metric": found.metric,
         "backend": found.backend,
@@ -163,13 +217,31 @@ def _gains(found: learning_gains.Gains) -> dict[str, Any]:
                 "num_replicas": gain.case.spec.num_replicas,
                 "better": None
                 if gain.better is None
-                else dataclasses.asdict(gain.better),
-                "seconds_to_target": dataclasses.asdict(gain.seconds),
-                "examples_to_target": dataclasses.asdict(gain.examples),
+                else {
+                    **_ends(gain.better),
+                    "num_first": len(gain.case.ok_entries),
+                    "num_second": num_fewest,
+                    "method": gain.better.method,
+                    "confidence": gain.better.confidence,
+                },
+                "seconds_to_target": _time(gain.seconds),
+                "examples_to_target": _time(gain.examples),
                 "trial_ids": [entry.trial_id for entry in gain.case.entries],
             }
             for gain in found.cases
         ],
+    }
+
+
+def _time(time: TimeToTarget) -> dict[str, Any]:
+    return {
+        **_ends(time.median),
+        "budget": time.budget,
+        "num_reached": time.num_reached,
+        "n": time.median.n,
+        "unit": time.median.unit,
+        "method": time.median.method,
+        "confidence": time.median.confidence,
     }
 
 
@@ -188,12 +260,7 @@ def summarize(study: study_module.Study) -> dict[str, Any]:
         "agreement": _agreements(agreement.of_study(study)),
         "matches": [_match(match) for match in study.matches],
         "lost_time": [_explained(item) for item in explain.explain(study)],
-        "laws": [
-            _laws(found)
-            for found in scaling_laws.of_points(
-                points, study.plan.baseline_num_replicas
-            )
-        ],
+        "laws": [_law(found) for found in amdahl_fits.of_points(points)],
         "metrics": [facts.model_dump(mode="json") for facts in study.plan.metrics],
         "learning_gains": [_gains(gains) for gains in learning_gains.of_study(study)],
         "quality_runs": [

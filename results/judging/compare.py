@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from results import errors
 from results.judging import gate_metrics
-from results.statistics import generations, simultaneous, two_groups
+from results.statistics import estimates, judge, simultaneous
 from results.study import case_pairs, study_differences
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from results.judging.gate_metrics import Metric
-    from results.statistics.estimates import Estimate
+    from results.statistics.estimates import Mean
     from results.statistics.simultaneous import Difference
     from results.study.cases import Case, Study
 
@@ -80,7 +80,7 @@ def of_studies(first: Study, second: Study, metric: Metric) -> RatioTable:
     Raises:
       ResultsError: They share none, or none was measured in both.
     """
-    tested: dict[str, tuple[Estimate, float | None]] = {}
+    means: dict[str, Mean] = {}
     sides: dict[str, tuple[Case, Case]] = {}
     settings: list[str] = []
     for case, other in case_pairs.pairs(first, second):
@@ -89,17 +89,9 @@ def of_studies(first: Study, second: Study, metric: Metric) -> RatioTable:
         there = gate_metrics.logs(other, metric)
         if not here or not there:
             continue
-        name = case.label
-        sides[name] = (case, other)
-        if min(len(here), len(there)) < two_groups.FEWEST:
-            ratio = generations.over_generations(
-                [sum(here) / len(here) - sum(there) / len(there)]
-            )
-            tested[name] = (ratio, None)
-            continue
-        shift = two_groups.shift(here, there)
-        tested[name] = (shift.estimate(), shift.p_value())
-    if not tested:
+        sides[case.label] = (case, other)
+        means[case.label] = estimates.two_groups(here, there)
+    if not means:
         raise errors.ResultsError(
             f"no case was measured in both {first.plan.study!r} and"
             f" {second.plan.study!r}; see 'status' of both"
@@ -108,7 +100,7 @@ def of_studies(first: Study, second: Study, metric: Metric) -> RatioTable:
         first=first.plan.study,
         second=second.plan.study,
         metric=metric,
-        rows=_rows(simultaneous.of_set(tested), sides),
+        rows=_rows(simultaneous.differences(means, method=judge.OF_TWO_STUDIES), sides),
         is_weaker=True,
         settings=tuple(dict.fromkeys(settings)),
         differences=study_differences.why_not_comparable(first, second),
@@ -137,7 +129,7 @@ def within(study: Study, first: str, second: str, metric: Metric) -> RatioTable:
     selected = here.keys() | there.keys()
     numerators = _select(study, first, here, selected)
     denominators = _select(study, second, there, selected)
-    logs: dict[str, list[float]] = {}
+    means: dict[str, Mean] = {}
     sides: dict[str, tuple[Case, Case]] = {}
     compared: set[tuple[str, str]] = set()
     for rest, case in numerators.items():
@@ -148,8 +140,9 @@ def within(study: Study, first: str, second: str, metric: Metric) -> RatioTable:
         if ratios:
             compared.add((case.case_id, other.case_id))
             name = ", ".join(f"{key} {value}" for key, value in rest) or "all"
-            logs[name], sides[name] = ratios, (case, other)
-    if not logs:
+            means[name] = estimates.one_group(ratios)
+            sides[name] = (case, other)
+    if not means:
         raise errors.ResultsError(
             f"study {study.plan.study!r} has no generation in which {first!r} and"
             f" {second!r} were measured with all else equal; see 'status'"
@@ -158,7 +151,7 @@ def within(study: Study, first: str, second: str, metric: Metric) -> RatioTable:
         first=first,
         second=second,
         metric=metric,
-        rows=_rows(simultaneous.differences(logs), sides),
+        rows=_rows(simultaneous.differences(means), sides),
     )
 
 

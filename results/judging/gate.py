@@ -14,7 +14,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from results.figures import relay
-from results.judging import gate_metrics
+from results.judging import gate_metrics, quality_gate
 from results.statistics import judge
 from results.statistics.judge import Verdict
 from results.study import case_pairs
@@ -126,20 +126,19 @@ def of_revisions(
     """Judges a study that holds every case twice: of this tree, and of a revision.
 
     Raises:
-      ResultsError: ``delta`` or ``alpha`` is out of range.
+      ResultsError: ``delta`` or ``alpha`` is out of range, or quality runs do not
+        measure this metric.
     """
-    others = {case_pairs.key_of(case): case for case in study.other_revisions}
-    judged = []
-    for case in study.cases:
-        other = others[case_pairs.key_of(case)]
-        logs = gate_metrics.log_ratios(case, other, metric)
-        slowdowns = logs if metric.is_cost else [-log for log in logs]
-        if len(slowdowns) < judge.FEWEST_GENERATIONS:
-            judged.append(_without_verdict(case, len(slowdowns)))
-            continue
-        judgement = judge.judge(slowdowns, delta=delta, alpha=alpha)
-        judged.append(JudgedCase(name=name_of(case), case=case, judgement=judgement))
-    return conclude(study, metric, baseline, delta, alpha, judged)
+    cases = [*study.cases, *study.other_revisions]
+    if metric.is_quality:
+        cases = [*study.quality_runs]
+    others = {case_pairs.key_of(case): case for case in cases if case.spec.revision}
+    pairs = [
+        (case, others[case_pairs.key_of(case)])
+        for case in cases
+        if not case.spec.revision
+    ]
+    return _conclude(study, pairs, metric, baseline, delta, alpha, is_paired=True)
 
 
 def of_studies(
@@ -154,48 +153,46 @@ def of_studies(
     """Judges a study of this tree against a stored one.
 
     Raises:
-      ResultsError: No case is in both, or ``delta`` or ``alpha`` is out of range.
+      ResultsError: No case is in both, ``delta`` or ``alpha`` is out of range, or
+        quality runs do not measure this metric.
     """
-    judged = []
-    differences = list(case_pairs.differences(study, stored))
-    sign = 1.0 if metric.is_cost else -1.0
-    for case, other in case_pairs.pairs(study, stored):
+    are_quality_runs = metric.is_quality
+    pairs = case_pairs.pairs(study, stored, are_quality_runs=are_quality_runs)
+    differences = [
+        *case_pairs.differences(study, stored, are_quality_runs=are_quality_runs)
+    ]
+    for case, other in pairs:
         differences += case_pairs.settings(case, other)
-        here = [sign * log for log in gate_metrics.logs(case, metric)]
-        there = [sign * log for log in gate_metrics.logs(other, metric)]
-        fewest = min(len(here), len(there))
-        if fewest < judge.FEWEST_GENERATIONS:
-            judged.append(_without_verdict(case, fewest))
-            continue
-        judgement = judge.judge_groups(here, there, delta=delta, alpha=alpha)
-        judged.append(JudgedCase(name=name_of(case), case=case, judgement=judgement))
-    gate = conclude(study, metric, baseline, delta, alpha, judged)
+    gate = _conclude(study, pairs, metric, baseline, delta, alpha, is_paired=False)
     return dataclasses.replace(
         gate, is_weaker=True, differences=tuple(dict.fromkeys(differences))
     )
 
 
-def _without_verdict(case: Case, number: int) -> JudgedCase:
-    return JudgedCase(
-        name=name_of(case),
-        case=case,
-        judgement=None,
-        reason=(
-            f"{number} generation(s) have both, a verdict needs"
-            f" {judge.FEWEST_GENERATIONS} or more"
-        ),
-    )
-
-
-def conclude(
+def _conclude(
     study: Study,
+    pairs: Sequence[tuple[Case, Case]],
     metric: Metric,
     baseline: str,
     delta: float,
     alpha: float,
-    judged: Sequence[JudgedCase],
+    *,
+    is_paired: bool,
 ) -> Gate:
-    """Returns the gate of cases that are judged, with what failed in the study."""
+    """Judges pairs of cases, and adds what failed in the study."""
+    judge.check_delta(delta)
+    judge.check_alpha(alpha)
+    judged = quality_gate.judged if metric.is_quality else _judged
+    cases = []
+    for case, other in pairs:
+        judgement, reason = judged(
+            case, other, metric, delta=delta, alpha=alpha, is_paired=is_paired
+        )
+        cases.append(
+            JudgedCase(
+                name=name_of(case), case=case, judgement=judgement, reason=reason
+            )
+        )
     failures = tuple(
         f"{entry.spec.backend} x{entry.spec.num_replicas}"
         f"{' of ' + entry.spec.revision if entry.spec.revision else ''}, repetition"
@@ -208,9 +205,34 @@ def conclude(
         baseline=baseline,
         delta=delta,
         alpha=alpha,
-        cases=tuple(judged),
+        cases=tuple(cases),
         twin=relay.twin_of(study),
         turns=relay.count_turns(study),
         failures=failures,
         num_ok=sum(entry.is_ok for entry in study.planned),
     )
+
+
+def _judged(
+    case: Case,
+    other: Case,
+    metric: Metric,
+    *,
+    delta: float,
+    alpha: float,
+    is_paired: bool,
+) -> tuple[Judgement | None, str]:
+    """The verdict on a figure of trials, or why there is none."""
+    sign = 1.0 if metric.is_cost else -1.0
+    groups = [gate_metrics.logs(of, metric) for of in (case, other)]
+    if is_paired:
+        groups = [gate_metrics.log_ratios(case, other, metric)]
+    costs = [[sign * log for log in group] for group in groups]
+    fewest = min(map(len, costs))
+    if fewest < judge.FEWEST_GENERATIONS:
+        return None, (
+            f"{fewest} generation(s) have both, a verdict needs"
+            f" {judge.FEWEST_GENERATIONS} or more"
+        )
+    decide = judge.judge if is_paired else judge.judge_groups
+    return decide(*costs, delta=delta, alpha=alpha), ""

@@ -10,31 +10,23 @@ the baseline's runs:
 
 Its mean over seeds has an interval by Student's t, which is judged by the rule of
 ``results/statistics/judge.py`` with the margin ``delta``. Against a stored study
-nothing is paired, and the interval is Welch's (``results/statistics/two_groups.py``). q
+nothing is paired, and the interval is Welch's (``results/statistics/estimates.py``). q
 is taken as known: its own error changes a loss of 5 % by a twentieth of that error.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING
 
 from results.figures import learning_gains
-from results.judging import gate
-from results.judging.gate import JudgedCase
-from results.statistics import estimates, judge, two_groups
-from results.statistics.estimates import Estimate
-from results.study import case_pairs
+from results.statistics import estimates, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from results.judging.gate import Gate
     from results.judging.gate_metrics import Metric
     from results.records.models import QualityMetric
     from results.statistics.judge import Judgement
-    from results.study.cases import Case, Key, Study
+    from results.study.cases import Case, Key
 
 FEWEST_SEEDS = learning_gains.FEWEST_RUNS
 PAIRED = (
@@ -46,87 +38,57 @@ UNPAIRED = (
 )
 
 
-def of_revisions(
-    study: Study, metric: Metric, *, baseline: str, delta: float, alpha: float
-) -> Gate:
-    """Judges the quality runs of a study, of this tree and of another revision.
-
-    Raises:
-      ResultsError: The runs do not measure this metric, or ``delta`` or ``alpha`` is
-        out of range.
-    """
-    _check(delta, alpha)
-    runs = study.quality_runs
-    others = {case_pairs.key_of(case): case for case in runs if case.spec.revision}
-    judged = []
-    for case in runs:
-        if case.spec.revision:
-            continue
-        other = others[case_pairs.key_of(case)]
-        judged.append(_judged(case, other, metric, delta, alpha, is_paired=True))
-    return gate.conclude(study, metric, baseline, delta, alpha, judged)
-
-
-def of_studies(
-    study: Study,
-    stored: Study,
-    metric: Metric,
-    *,
-    baseline: str,
-    delta: float,
-    alpha: float,
-) -> Gate:
-    """Judges the quality runs of a study against those of a stored one.
-
-    Raises:
-      ResultsError: No case is in both, the runs do not measure this metric, or
-        ``delta`` or ``alpha`` is out of range.
-    """
-    _check(delta, alpha)
-    judged = []
-    differences = list(case_pairs.differences(study, stored, are_quality_runs=True))
-    for case, other in case_pairs.pairs(study, stored, are_quality_runs=True):
-        differences += case_pairs.settings(case, other)
-        judged.append(_judged(case, other, metric, delta, alpha, is_paired=False))
-    found = gate.conclude(study, metric, baseline, delta, alpha, judged)
-    return dataclasses.replace(
-        found, is_weaker=True, differences=tuple(dict.fromkeys(differences))
-    )
-
-
-def _check(delta: float, alpha: float) -> None:
-    judge.check_delta(delta)
-    judge.check_alpha(alpha)
-
-
-def _judged(
+def judged(
     case: Case,
     other: Case,
     metric: Metric,
+    *,
     delta: float,
     alpha: float,
-    *,
     is_paired: bool,
-) -> JudgedCase:
+) -> tuple[Judgement | None, str]:
+    """Judges the quality runs of one case against those of its baseline.
+
+    Args:
+      case: Of the change.
+      other: Of the baseline.
+      metric: What they learned.
+      delta: The loss that matters, relative to the baseline's mean.
+      alpha: The accepted probability of passing a loss of exactly ``delta``.
+      is_paired: Whether seeds are compared one by one.
+
+    Returns:
+      The judgement and "", or None and why there is none.
+
+    Raises:
+      ResultsError: The runs do not measure this metric.
+    """
     here, there = _final(case, metric), _final(other, metric)
     if is_paired:
         keys = [key for key in here if key in there]
         here = {key: here[key] for key in keys}
         there = {key: there[key] for key in keys}
     reason = _why_not(here, there)
-    judgement = None
-    if not reason:
-        judgement = _judgement(
-            [found.value for found in here.values()],
-            [found.value for found in there.values()],
-            metric,
-            delta,
-            alpha,
-            is_paired=is_paired,
-        )
-    return JudgedCase(
-        name=gate.name_of(case), case=case, judgement=judgement, reason=reason
+    if reason:
+        return None, reason
+    mean = math.fsum(found.value for found in there.values()) / len(there)
+    scale = (1.0 if metric.is_cost else -1.0) / mean
+    ours, theirs = (
+        [scale * found.value for found in of.values()] for of in (here, there)
     )
+    if is_paired:
+        losses = [a - b for a, b in zip(ours, theirs, strict=True)]
+        loss = estimates.one_group(losses)
+    else:
+        loss = estimates.two_groups(ours, theirs)
+    judgement = judge.of_mean(
+        loss,
+        delta=delta,
+        alpha=alpha,
+        method=PAIRED if is_paired else UNPAIRED,
+        is_log=False,
+    )
+    return judgement, ""
 
 
 def _final(case: Case, metric: Metric) -> dict[Key, QualityMetric]:
@@ -157,41 +119,3 @@ def _why_not(here: dict[Key, QualityMetric], there: dict[Key, QualityMetric]) ->
             " meaning; train longer"
         )
     return ""
-
-
-def _judgement(
-    here: Sequence[float],
-    there: Sequence[float],
-    metric: Metric,
-    delta: float,
-    alpha: float,
-    *,
-    is_paired: bool,
-) -> Judgement:
-    mean = math.fsum(there) / len(there)
-    sign = 1.0 if metric.is_cost else -1.0
-    here = [sign * value / mean for value in here]
-    there = [sign * value / mean for value in there]
-    confidence = 1 - 2 * alpha
-    if is_paired:
-        losses = [a - b for a, b in zip(here, there, strict=True)]
-        centre, n = math.fsum(losses) / len(losses), len(losses)
-        half = estimates.half_width(losses, confidence=confidence)
-        assert half is not None
-    else:
-        shift = two_groups.shift(here, there)
-        centre, half, n = shift.centre, shift.half_width(confidence), shift.n
-    return judge.Judgement(
-        verdict=judge.verdict_of(centre - half, centre + half, margin=delta),
-        slowdown=Estimate(
-            value=1 + centre,
-            low=1 + centre - half,
-            high=1 + centre + half,
-            n=n,
-            unit="",
-            method=PAIRED if is_paired else UNPAIRED,
-            confidence=confidence,
-        ),
-        delta=delta,
-        alpha=alpha,
-    )

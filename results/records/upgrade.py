@@ -1,9 +1,12 @@
-"""Upgrades records of older schema versions to the current one, step by step."""
+"""Reads records of the schema versions before the current one.
+
+The published studies are of versions 4 and 5, whose records are never rewritten. Older
+ones were never published, and are refused.
+"""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from results import errors
@@ -13,126 +16,77 @@ from results.records.models import SCHEMA_VERSION
 if TYPE_CHECKING:
     import pathlib
 
-Upgrader = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""Takes a kind (``plan``, ``spec``, ``env``, ``status``, ``result``) and the fields of
-version v, returns the fields of version v + 1."""
+OLDEST_VERSION = 4
+_MAX_VERSION = 9_999  # a larger number was not written by this program
 
 
-MAX_VERSION = 9_999
-"""Upper limit of versions: a larger number was not written by this program."""
+def upgrade(kind: str, data: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
+    """Returns the fields of a record in the format of the current version.
 
-
-def _with_specs_of(version: int) -> Upgrader:
-    """Upgrades where all new fields have defaults: updates only the specs in plans."""
-
-    def upgrade(kind: str, data: dict[str, Any]) -> dict[str, Any]:
-        if kind != "plan":
-            return data
-        trials = data.get("trials")
-        if not isinstance(trials, list):
-            return data
-        return {**data, "trials": [_with_version(trial, version) for trial in trials]}
-
-    return upgrade
-
-
-def _with_version(trial: Any, version: int) -> Any:
-    """Returns a trial of a plan with the next version; anything else unchanged.
-
-    An upgrader changes only what it recognizes. The whole record is checked afterwards.
-    """
-    spec = trial.get("spec") if isinstance(trial, dict) else None
-    if not isinstance(spec, dict):
-        return trial
-    return {**trial, "spec": {**spec, "schema_version": version}}
-
-
-def _with_all_specs_of(version: int, data: dict[str, Any]) -> dict[str, Any]:
-    """Updates the specs of a plan, those of trials that match too."""
-    data = _with_specs_of(version)("plan", data)
-    matching = data.get("matching")
-    if isinstance(matching, dict):
-        data = {**data, "matching": _with_specs_of(version)("plan", matching)}
-    return data
-
-
-def _workloads(plan: dict[str, Any]) -> set[Any]:
-    trials = plan.get("trials")
-    if not isinstance(trials, list):
-        return set()
-    specs = [trial.get("spec") for trial in trials if isinstance(trial, dict)]
-    return {spec.get("workload") for spec in specs if isinstance(spec, dict)}
-
-
-def _with_drawing_workloads(kind: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Adds to a plan whether steps draw random numbers: of ``sngan`` they did."""
-    if kind != "plan":
-        return data
-    is_drawing = _workloads(data) == {"sngan"}
-    return {**_with_all_specs_of(5, data), "draws_random_numbers": is_drawing}
-
-
-def _with_metrics(kind: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Adds to a plan what the metrics of its workload meant."""
-    if kind != "plan":
-        return data
-    found = [
-        facts
-        for workload in sorted(map(str, _workloads(data)))
-        for facts in kept_metrics.of_workload(workload)
-    ]
-    return {**_with_all_specs_of(6, data), "metrics": found}
-
-
-UPGRADERS: dict[int, Upgrader] = {
-    1: _with_specs_of(2),  # quality runs
-    2: _with_specs_of(3),  # window metrics, environment steps of a point
-    3: _with_specs_of(4),  # relays
-    4: _with_drawing_workloads,
-    5: _with_metrics,
-}
-"""Version v -> the function that upgrades to v + 1."""
-
-
-def upgrade(
-    kind: str,
-    data: dict[str, Any],
-    path: pathlib.Path,
-    *,
-    upgraders: Mapping[int, Upgrader] = UPGRADERS,
-    current: int = SCHEMA_VERSION,
-) -> dict[str, Any]:
-    """Returns ``data`` in the format of the current version.
+    Args:
+      kind: ``plan``, ``spec``, ``env``, ``status`` or ``result``.
+      data: Its fields.
+      path: Its file, for messages.
 
     Raises:
       NewerSchemaError: ``data`` is of a newer version than this program knows.
-      CorruptRecordError: ``data`` has no version, or one that cannot be upgraded.
+      OlderSchemaError: It is of a version that is no longer read.
+      CorruptRecordError: It has no version.
     """
     version = data.get("schema_version")
     if (
         not isinstance(version, int)
         or isinstance(version, bool)
-        or not 1 <= version <= MAX_VERSION
+        or not 1 <= version <= _MAX_VERSION
     ):
         raise errors.CorruptRecordError(
             path,
             f"schema_version is {reprlib.repr(version)}, must be an integer, 1 or more",
         )
-    if version > current:
-        raise errors.NewerSchemaError(path, version, current)
-    while version < current:
-        if version not in upgraders:
-            raise errors.CorruptRecordError(
-                path,
-                f"there is no upgrade of schema_version {version} to {version + 1}",
-            )
-        try:
-            data = {**upgraders[version](kind, data), "schema_version": version + 1}
-        except (LookupError, TypeError, AttributeError, ValueError) as error:
-            raise errors.CorruptRecordError(
-                path,
-                f"not a {kind} of schema_version {version}: upgrading it raised "
-                f"{type(error).__name__} {reprlib.repr(str(error))}",
-            ) from error
-        version += 1
-    return data
+    if version > SCHEMA_VERSION:
+        raise errors.NewerSchemaError(path, version, SCHEMA_VERSION)
+    if version < OLDEST_VERSION:
+        raise errors.OlderSchemaError(path, version, OLDEST_VERSION)
+    if version == SCHEMA_VERSION:
+        return data
+    return _of_plan(data) if kind == "plan" else _current(data)
+
+
+def _current(data: dict[str, Any]) -> dict[str, Any]:
+    return {**data, "schema_version": SCHEMA_VERSION}
+
+
+def _of_plan(data: dict[str, Any]) -> dict[str, Any]:
+    """Adds to a plan what its metrics mean, and whether steps draw random numbers.
+
+    Version 5 says the latter; before, those of ``sngan`` did. It changes only what it
+    recognizes. The whole record is checked afterwards.
+    """
+    found = _current(data)
+    matching, trials = data.get("matching"), data.get("trials")
+    if isinstance(matching, dict):
+        found["matching"] = {**matching, "trials": _of_trials(matching.get("trials"))}
+    if isinstance(trials, list):
+        specs = [trial.get("spec") for trial in trials if isinstance(trial, dict)]
+        names = {spec.get("workload") for spec in specs if isinstance(spec, dict)}
+        found |= {
+            "trials": _of_trials(trials),
+            "metrics": [
+                facts
+                for workload in sorted(map(str, names))
+                for facts in kept_metrics.of_workload(workload)
+            ],
+        }
+        found.setdefault("draws_random_numbers", names == {"sngan"})
+    return found
+
+
+def _of_trials(trials: Any) -> Any:
+    if not isinstance(trials, list):
+        return trials
+    return [
+        {**trial, "spec": _current(trial["spec"])}
+        if isinstance(trial, dict) and isinstance(trial.get("spec"), dict)
+        else trial
+        for trial in trials
+    ]

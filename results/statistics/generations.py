@@ -137,16 +137,16 @@ def over_generations(
     Raises:
       ResultsError: No generation, or a number that is not finite.
     """
-    array = estimates.finite_logs(logs, "logs")
-    half = estimates.half_width(array)
+    mean = estimates.one_group(logs, "logs")
+    half = mean.half_width()
     method = OVER_GENERATIONS
-    if half is not None and is_stopped_on_width and widening(array.size) > 1:
-        half *= widening(array.size)
+    if half is not None and is_stopped_on_width and widening(mean.n) > 1:
+        half *= widening(mean.n)
         method = STOPPED
     return estimates.from_logs(
-        float(array.mean()),
+        mean.centre,
         half,
-        n=array.size,
+        n=mean.n,
         unit=unit,
         method=NO_GENERATIONS if half is None else method,
     )
@@ -181,12 +181,12 @@ def these_processes_only(logs_by_round: Sequence[float], *, unit: str = "") -> E
     Raises:
       ResultsError: No round, or a number that is not finite.
     """
-    logs = estimates.finite_logs(logs_by_round, "logs_by_round")
+    logs = estimates.finite(logs_by_round, "logs_by_round")
     number = num_batches(logs.size)
     half = None
     if number:
         means = [float(batch.mean()) for batch in np.array_split(logs, number)]
-        half = estimates.half_width(means)
+        half = estimates.one_group(means).half_width()
     return estimates.from_logs(
         float(logs.mean()),
         half,
@@ -227,6 +227,6 @@ def is_precise_enough(logs_by_generation: Sequence[float], target: float) -> boo
     check_target(target)
     if len(logs_by_generation) < FEWEST_TO_STOP:
         return False
-    logs = estimates.finite_logs(logs_by_generation, "logs_by_generation")
-    half = estimates.half_width(logs)
-    return half is not None and widening(logs.size) * half <= math.log1p(target)
+    mean = estimates.one_group(logs_by_generation, "logs_by_generation")
+    half = mean.half_width()
+    return half is not None and widening(mean.n) * half <= math.log1p(target)

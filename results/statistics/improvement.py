@@ -26,18 +26,15 @@ Fewer than ``FEWEST_RUNS`` runs of either case get no interval.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from results import errors
+from results.statistics import estimates
+from results.statistics.estimates import Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-CONFIDENCE = 0.95
 FEWEST_RUNS = 3
 _ABOVE_0, _BELOW_1 = 1e-9, 1 - 1e-9
 
@@ -45,33 +42,10 @@ METHOD = "share of better pairs of runs (Mann-Whitney), Newcombe's interval"
 TOO_FEW = f"no interval: fewer than {FEWEST_RUNS} runs say too little about the spread"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Improvement:
-    """How probably a run of the first case is better than one of the second.
-
-    Attributes:
-      value: From 0 to 1; 0.5 says that neither is better.
-      low: Lower end of the interval, or None where there is none.
-      high: Upper end of the interval, or None where there is none.
-      num_first: Runs of the first case.
-      num_second: Runs of the second case.
-      method: How the interval was computed, or why there is none.
-      confidence: Nominal coverage.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-    num_first: int
-    num_second: int
-    method: str
-    confidence: float = CONFIDENCE
-
-
 def probability(
     first: Sequence[float], second: Sequence[float], *, is_higher_better: bool
-) -> Improvement:
-    """Returns the probability that a run of ``first`` is better.
+) -> Estimate:
+    """Returns the probability that a run of ``first`` is better: 0.5 says neither is.
 
     Args:
       first: The result of each run, such as those with more replicas.
@@ -81,7 +55,7 @@ def probability(
     Raises:
       ResultsError: No runs, or a result that is not finite.
     """
-    a, b = _checked("first", first), _checked("second", second)
+    a, b = estimates.finite(first, "first"), estimates.finite(second, "second")
     if not is_higher_better:
         a, b = -a, -b
     better = (a[:, None] > b).sum() + 0.5 * (a[:, None] == b).sum()
@@ -91,21 +65,21 @@ def probability(
     else:
         low, high = _ends(value, a.size, b.size)
         method = METHOD
-    return Improvement(
+    return Estimate(
         value=value,
         low=low,
         high=high,
-        num_first=a.size,
-        num_second=b.size,
+        n=min(a.size, b.size),
+        unit="",
         method=method,
     )
 
 
 def _ends(value: float, m: int, n: int) -> tuple[float, float]:
     """Where the estimate is t standard errors away from the probability."""
-    from scipy import optimize, special
+    from scipy import optimize
 
-    quantile = float(special.stdtrit(m + n - 2, (1 + CONFIDENCE) / 2))
+    quantile = estimates.student_quantile(m + n - 2)
 
     def distance(truth: float) -> float:
         others = (m + n) / 2 - 1
@@ -117,13 +91,3 @@ def _ends(value: float, m: int, n: int) -> tuple[float, float]:
     low = 0.0 if value == 0 else optimize.brentq(distance, 0.0, min(value, _BELOW_1))
     high = 1.0 if value == 1 else optimize.brentq(distance, max(value, _ABOVE_0), 1.0)
     return float(low), float(high)
-
-
-def _checked(name: str, values: Sequence[float]) -> np.ndarray:
-    array = np.asarray(values, np.float64)
-    if array.ndim != 1 or not array.size or not np.isfinite(array).all():
-        raise errors.ResultsError(
-            f"{name} has the results {list(values)!r}, must be one or more finite "
-            "numbers; runs that failed must be left out, and reported"
-        )
-    return array

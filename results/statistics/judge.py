@@ -29,17 +29,21 @@ import math
 from typing import TYPE_CHECKING
 
 from results import errors
-from results.statistics import estimates, two_groups
+from results.statistics import estimates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.statistics.estimates import Estimate
+    from results.statistics.estimates import Estimate, Mean
 
 DEFAULT_DELTA = 0.05
 DEFAULT_ALPHA = 0.05
 FEWEST_GENERATIONS = 2
 METHOD = "Student's t over generations of the log slowdown"
+OF_TWO_STUDIES = (
+    "Welch's t over the generations of two studies, which were not measured in the "
+    "same rounds"
+)
 
 
 class Verdict(str, enum.Enum):  # Python 3.10 has no StrEnum
@@ -127,27 +131,8 @@ def judge(
       ResultsError: Fewer than two generations, a number that is not finite, or a
         ``delta`` or ``alpha`` that is out of range.
     """
-    check_delta(delta)
-    check_alpha(alpha)
-    if len(log_slowdowns) < FEWEST_GENERATIONS:
-        raise errors.ResultsError(
-            f"log_slowdowns holds {len(log_slowdowns)} generation(s), a verdict needs "
-            f"{FEWEST_GENERATIONS} or more: one says nothing about the spread between "
-            "processes; measure longer"
-        )
-    logs = estimates.finite_logs(log_slowdowns, "log_slowdowns")
-    confidence = 1 - 2 * alpha
-    half = estimates.half_width(logs, confidence=confidence)
-    assert half is not None
-    centre = float(logs.mean())
-    return Judgement(
-        verdict=verdict_of(centre - half, centre + half, margin=math.log1p(delta)),
-        slowdown=estimates.from_logs(
-            centre, half, n=logs.size, unit="", method=METHOD, confidence=confidence
-        ),
-        delta=delta,
-        alpha=alpha,
-    )
+    mean = estimates.one_group(log_slowdowns, "log_slowdowns")
+    return of_mean(mean, delta=delta, alpha=alpha, method=METHOD)
 
 
 def judge_groups(
@@ -171,16 +156,51 @@ def judge_groups(
       ResultsError: Fewer than two generations on a side, a number that is not finite,
         or a ``delta`` or ``alpha`` that is out of range.
     """
+    mean = estimates.two_groups(change, baseline)
+    return of_mean(mean, delta=delta, alpha=alpha, method=OF_TWO_STUDIES)
+
+
+def of_mean(
+    mean: Mean, *, delta: float, alpha: float, method: str, is_log: bool = True
+) -> Judgement:
+    """Judges a mean loss.
+
+    Args:
+      mean: Positive where the change is worse.
+      delta: The loss that matters, as a ratio.
+      alpha: The accepted probability of passing a loss of exactly ``delta``.
+      method: How the mean was computed.
+      is_log: Whether the loss is the logarithm of a ratio, or relative.
+
+    Raises:
+      ResultsError: One value on a side, or a ``delta`` or ``alpha`` that is out of
+        range.
+    """
     check_delta(delta)
     check_alpha(alpha)
-    shift = two_groups.shift(change, baseline)
     confidence = 1 - 2 * alpha
-    half = shift.half_width(confidence)
+    half = mean.half_width(confidence)
+    if half is None:
+        raise errors.ResultsError(
+            f"there is {mean.n} generation, a verdict needs {FEWEST_GENERATIONS} or "
+            "more of each side: one says nothing about the spread between processes; "
+            "measure longer"
+        )
+    write = estimates.from_logs if is_log else estimates.around
     return Judgement(
         verdict=verdict_of(
-            shift.centre - half, shift.centre + half, margin=math.log1p(delta)
+            mean.centre - half,
+            mean.centre + half,
+            margin=math.log1p(delta) if is_log else delta,
         ),
-        slowdown=shift.estimate(confidence),
+        slowdown=write(
+            mean.centre if is_log else 1 + mean.centre,
+            half,
+            n=mean.n,
+            unit="",
+            method=method,
+            confidence=confidence,
+        ),
         delta=delta,
         alpha=alpha,
     )

@@ -39,11 +39,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from results import errors
+from results.statistics import estimates
+from results.statistics.estimates import CONFIDENCE, Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
-CONFIDENCE = 0.95
 NUM_DRAWS = 4_000
 BOOTSTRAP_SEED = 20_211_029
 FEWEST_RUNS = 3
@@ -57,29 +58,6 @@ INTERQUARTILE_MEAN = "interquartile mean"
 TRIMMED_MEAN = "mean without a fifth of the runs at either end"
 MEAN = "mean"
 TOO_FEW = f"no interval: fewer than {FEWEST_RUNS} runs say too little about the spread"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RunScore:
-    """A robust mean of runs.
-
-    Attributes:
-      value: In the unit of the quality figure.
-      low: Lower end of the interval, or None where there is none.
-      high: Upper end of the interval, or None where there is none.
-      n: Runs.
-      method: How the interval was computed, or why there is none.
-      statistic: Which mean it is, in words.
-      confidence: Nominal coverage.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-    n: int
-    method: str
-    statistic: str = INTERQUARTILE_MEAN
-    confidence: float = CONFIDENCE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +91,14 @@ def interquartile_mean(values: Sequence[float] | np.ndarray) -> float:
     return float(found[0])
 
 
-def score(strata: Mapping[Hashable, Sequence[float]]) -> RunScore:
+def statistic_of(num_runs: int, num_strata: int = 1) -> str:
+    """Returns in words which mean ``score`` takes of so many runs."""
+    if num_strata > 1 or num_runs >= FEWEST_RESAMPLED:
+        return INTERQUARTILE_MEAN
+    return TRIMMED_MEAN if int(_TRIMMED_OF_FEW * num_runs) else MEAN
+
+
+def score(strata: Mapping[Hashable, Sequence[float]]) -> Estimate:
     """Returns a robust mean of all runs, with its interval.
 
     Args:
@@ -126,45 +111,32 @@ def score(strata: Mapping[Hashable, Sequence[float]]) -> RunScore:
     """
     arrays = _checked(strata)
     everything = np.concatenate(arrays)
-    if len(arrays) == 1 and everything.size < FEWEST_RESAMPLED:
-        return _trimmed_t(everything)
+    n = everything.size
+    if len(arrays) == 1 and n < FEWEST_RESAMPLED:
+        value, half = _trimmed_t(everything)
+        method = TOO_FEW if half is None else TRIMMED_T
+        return estimates.around(value, half, n=n, unit="", method=method)
+    low, high, method = None, None, TOO_FEW
+    if n >= FEWEST_RUNS:
+        low, high = _ends(_trimmed_means(_resampled(arrays)))
+        method = METHOD
     value = float(_trimmed_means(everything[None])[0])
-    if everything.size < FEWEST_RUNS:
-        return RunScore(
-            value=value, low=None, high=None, n=everything.size, method=TOO_FEW
-        )
-    low, high = _ends(_trimmed_means(_resampled(arrays)))
-    return RunScore(
-        value=value, low=float(low), high=float(high), n=everything.size, method=METHOD
-    )
+    return Estimate(value=value, low=low, high=high, n=n, unit="", method=method)
 
 
-def _trimmed_t(values: np.ndarray) -> RunScore:
-    """The trimmed mean of a few runs, and its interval."""
+def _trimmed_t(values: np.ndarray) -> tuple[float, float | None]:
+    """The trimmed mean of a few runs, and half its interval."""
     n = values.size
     cut = int(_TRIMMED_OF_FEW * n)
     num_kept = n - 2 * cut
     ordered = np.sort(values)
     mean = float(ordered[cut : n - cut].mean())
-    statistic = TRIMMED_MEAN if cut else MEAN
     if n < FEWEST_RUNS:
-        return RunScore(
-            value=mean, low=None, high=None, n=n, method=TOO_FEW, statistic=statistic
-        )
-    from scipy import special  # a tenth of the import time of scipy.stats
-
+        return mean, None
     winsorized = np.clip(ordered, ordered[cut], ordered[n - cut - 1])
     squares = float(((winsorized - winsorized.mean()) ** 2).sum())
     standard_error = math.sqrt(squares / (num_kept * (num_kept - 1)))
-    quantile = float(special.stdtrit(num_kept - 1, (1 + CONFIDENCE) / 2))
-    return RunScore(
-        value=mean,
-        low=mean - quantile * standard_error,
-        high=mean + quantile * standard_error,
-        n=n,
-        method=TRIMMED_T,
-        statistic=statistic,
-    )
+    return mean, estimates.student_quantile(num_kept - 1) * standard_error
 
 
 def profile(

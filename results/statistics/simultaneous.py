@@ -13,7 +13,6 @@ An interval may therefore exclude 1 where the difference does not hold within th
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +23,7 @@ from results.statistics import estimates, generations
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from results.statistics.estimates import Estimate
+    from results.statistics.estimates import Estimate, Mean
 
 DEFAULT_ALPHA = 0.05
 
@@ -43,30 +42,6 @@ class Difference:
     ratio: Estimate
     p_value: float | None
     holds: bool
-
-
-def p_value(logs: Sequence[float]) -> float | None:
-    """Returns the two-sided p-value of Student's t test that exp(mean(logs)) is 1.
-
-    Args:
-      logs: A log ratio per generation.
-
-    Returns:
-      A probability, or None for fewer than two generations.
-
-    Raises:
-      ResultsError: No generation, or a number that is not finite.
-    """
-    from scipy import special
-
-    array = estimates.finite_logs(logs, "logs")
-    if array.size < estimates.FEWEST_FOR_INTERVAL:
-        return None
-    centre = abs(float(array.mean()))
-    standard_error = float(array.std(ddof=1)) / math.sqrt(array.size)
-    if standard_error == 0:
-        return 1.0 if centre == 0 else 0.0
-    return 2 * float(special.stdtr(array.size - 1, -centre / standard_error))
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
@@ -89,32 +64,16 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
 
 
 def differences(
-    logs_by_name: Mapping[str, Sequence[float]], *, alpha: float = DEFAULT_ALPHA
+    means: Mapping[str, Mean],
+    *,
+    method: str = generations.OVER_GENERATIONS,
+    alpha: float = DEFAULT_ALPHA,
 ) -> dict[str, Difference]:
     """Returns each comparison with its interval, and whether it holds within the set.
 
     Args:
-      logs_by_name: Log ratios, one per generation, by the name of the comparison.
-      alpha: The accepted probability of one or more false differences.
-
-    Raises:
-      ResultsError: ``alpha`` is out of range, or a comparison has no generation or a
-        number that is not finite.
-    """
-    tested = {
-        name: (generations.over_generations(logs), p_value(logs))
-        for name, logs in logs_by_name.items()
-    }
-    return of_set(tested, alpha=alpha)
-
-
-def of_set(
-    tested: Mapping[str, tuple[Estimate, float | None]], *, alpha: float = DEFAULT_ALPHA
-) -> dict[str, Difference]:
-    """Returns each comparison, and whether it holds within the set.
-
-    Args:
-      tested: Each ratio with its own p-value, None where nothing was tested.
+      means: Mean log ratios over generations, by the name of the comparison.
+      method: How they were computed.
       alpha: The accepted probability of one or more false differences.
 
     Raises:
@@ -125,13 +84,23 @@ def of_set(
             f"alpha is {alpha!r}, must be more than 0 and less than 1: the accepted "
             "probability of a false difference in the set, such as 0.05"
         )
-    single = {name: value for name, (_, value) in tested.items() if value is not None}
+    single = {
+        name: value
+        for name, mean in means.items()
+        if (value := mean.p_value()) is not None
+    }
     adjusted = dict(zip(single, holm(list(single.values())), strict=True))
     return {
         name: Difference(
-            ratio=ratio,
+            ratio=estimates.from_logs(
+                mean.centre,
+                mean.half_width(),
+                n=mean.n,
+                unit="",
+                method=method if name in adjusted else generations.NO_GENERATIONS,
+            ),
             p_value=adjusted.get(name),
             holds=adjusted.get(name, 1.0) < alpha,
         )
-        for name, (ratio, _) in tested.items()
+        for name, mean in means.items()
     }

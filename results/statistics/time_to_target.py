@@ -2,12 +2,9 @@
 
 A run that ends before it reaches the target is *censored*: it would have taken longer
 than its budget, nobody knows how much. It is never dropped, since that would show only
-the runs that went well. Two figures can be stated nevertheless:
-
-- the **Kaplan-Meier** estimate (1958) of the share of runs that have not reached the
-  target by a given time;
-- the **median** time: the first at which at least half of the runs have reached it. If
-  fewer than half do within the budget, it is "longer than the budget".
+the runs that went well. The **median** time can be stated nevertheless: the first at
+which at least half of the runs have reached it. If fewer than half do within the
+budget, it is "longer than the budget".
 
 The interval of the median needs no model of the times: the k-th fastest and k-th
 slowest of n runs enclose the median with the probability that at least k and at most
@@ -24,16 +21,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from results import errors
+from results.statistics.estimates import CONFIDENCE, Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-CONFIDENCE = 0.95
 FEWEST_RUNS = 3
 
 METHOD = "median of censored times, ends by order statistics"
@@ -58,47 +56,15 @@ class TimeToTarget:
     """The median time of several runs.
 
     Attributes:
-      value: The median, or None if it is longer than ``budget``.
-      low: Lower end of the interval; None if it is longer than ``budget``, or if there
-        is no interval.
-      high: Upper end; None if it is longer than ``budget``, or there is no interval.
+      median: The median and its interval; what is longer than ``budget`` is infinite.
       budget: Where the first run that did not reach the target ended, or None if all
         have reached it.
       num_reached: Runs that reached the target.
-      n: Runs.
-      unit: Of all numbers.
-      method: How the interval was computed, or why there is none.
-      confidence: Coverage of the interval; 0 without one.
     """
 
-    value: float | None
-    low: float | None
-    high: float | None
+    median: Estimate
     budget: float | None
     num_reached: int
-    n: int
-    unit: str
-    method: str
-    confidence: float
-
-    @property
-    def has_interval(self) -> bool:
-        """Whether there is one; an end that is None is then beyond the budget."""
-        return self.confidence > 0
-
-    def describe(self) -> str:
-        """Says in words what is known."""
-
-        def write(end: float | None) -> str:
-            return f"more than {self.budget:g}" if end is None else f"{end:g}"
-
-        text = f"{write(self.value)} {self.unit}"
-        if self.has_interval:
-            text += (
-                f" ({self.confidence:.0%} interval from {write(self.low)} to "
-                f"{write(self.high)})"
-            )
-        return f"{text}, reached by {self.num_reached} of {self.n} runs"
 
 
 def first_reached(
@@ -146,53 +112,22 @@ def median(times: Sequence[Time], *, unit: str) -> TimeToTarget:
     budget = min(ended) if ended else None
     # Where runs end at different times, what is beyond the first end is not known.
     known = [amount for amount in reached if budget is None or amount <= budget]
-    ordered: list[float | None] = [*known, *[None] * (len(times) - len(known))]
     n = len(times)
+    ordered = [*known, *[math.inf] * (n - len(known))]
     rank, confidence = _rank(n)
     return TimeToTarget(
-        value=_middle(ordered),
-        low=ordered[rank] if confidence else None,
-        high=ordered[n - 1 - rank] if confidence else None,
+        median=Estimate(
+            value=statistics.median(ordered),
+            low=ordered[rank] if confidence else None,
+            high=ordered[n - 1 - rank] if confidence else None,
+            n=n,
+            unit=unit,
+            method=METHOD if confidence else TOO_FEW,
+            confidence=confidence,
+        ),
         budget=budget,
         num_reached=len(reached),
-        n=n,
-        unit=unit,
-        method=METHOD if confidence else TOO_FEW,
-        confidence=confidence,
     )
-
-
-def kaplan_meier(times: Sequence[Time]) -> tuple[tuple[float, float], ...]:
-    """Returns the share of runs that have not reached the target, as steps.
-
-    Args:
-      times: One per run.
-
-    Returns:
-      Pairs of time and share from that time on, ascending, starting with (0, 1). The
-      curve ends at the last time that anything is known about; its last share is that
-      of runs that never reached the target, as far as it is known.
-
-    Raises:
-      ResultsError: As for ``median``.
-    """
-    _check(times)
-    share, steps = 1.0, [(0.0, 1.0)]
-    for amount in sorted({time.amount for time in times if time.is_reached}):
-        at_risk = sum(time.amount >= amount for time in times)
-        events = sum(time.is_reached and time.amount == amount for time in times)
-        share *= 1 - events / at_risk
-        steps.append((amount, share))
-    last = max(time.amount for time in times)
-    if last > steps[-1][0]:
-        steps.append((last, share))
-    return tuple(steps)
-
-
-def _middle(ordered: Sequence[float | None]) -> float | None:
-    """The median; of an even number of runs, the mean of the two in the middle."""
-    lower, upper = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
-    return None if lower is None or upper is None else (lower + upper) / 2
 
 
 def _rank(n: int) -> tuple[int, float]:

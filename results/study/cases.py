@@ -160,11 +160,6 @@ class Study:
         return tuple(entry for entry in self.entries if entry.modes)
 
     @property
-    def unplanned(self) -> tuple[Entry, ...]:
-        """Trials in the store that the plan does not name; no figure uses them."""
-        return tuple(entry for entry in self.entries if not entry.modes)
-
-    @property
     def cases(self) -> tuple[Case, ...]:
         """The planned cases of this tree without quality runs and controls, in order.
 

@@ -83,7 +83,7 @@ def test_six_numbers_of_replicas_have_a_law_with_a_band(
     shown = _plain(laws.render(many))
 
     assert laws.render(few) == ""
-    assert "Laws of throughput, in_graph, weak" in shown
+    assert "law of throughput, in_graph, weak" in shown
     assert "Amdahl: sigma" in shown
     assert re.search(r"held out: (in|out)side the prediction", shown)
 

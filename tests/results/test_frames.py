@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import json
 import pathlib
+import subprocess
+import sys
 from typing import Any
 
 import jsonschema
 import pytest
 
+import results
 from results.figures import frame, summary
 from results.records import schema
 from results.store.study_store import Store
 
 SCHEMAS = pathlib.Path(__file__).parents[2] / "docs" / "schema"
+
+
+def test_notebooks_need_one_import(tmp_path: pathlib.Path, synthetic: Any) -> None:
+    """Everything in it works; what loads pandas is loaded on first use."""
+    loads = "import sys, results; assert 'pandas' not in sys.modules; results.summary"
+    subprocess.run([sys.executable, "-c", loads], check=True)
+    store = results.Store.open(synthetic.make_store(tmp_path / "study").root)
+    names = set(dir(results)) - {"Estimate", "Store", "Study", "load_study", "summary"}
+
+    assert {"points_frame", "trials_frame", "steps_frame", "curves_frame"} == names
+    assert all(len(getattr(results, name)(store).columns) > 4 for name in names)
+    assert isinstance(results.load_study(store), results.Study)
+    assert results.summary(store)["points"]
 
 
 @pytest.fixture(scope="module")

@@ -198,8 +198,8 @@ def test_a_target_that_no_interval_reaches_is_refused(target: float) -> None:
 @pytest.mark.parametrize(
     ("logs", "message"),
     [
-        ([], r"logs is \[\], must be a sequence of one or more logarithms"),
-        ([0.1, float("nan")], r"logs holds \[0\.1, nan\], all must be finite; a gener"),
+        ([], r"logs is \[\], must be a sequence of one or more numbers"),
+        ([0.1, float("nan")], r"logs holds \[0\.1, nan\], all must be finite; what f"),
     ],
 )
 def test_generations_that_measured_nothing_are_refused(

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from results.statistics import estimates, generations
+from results.statistics import generations, repetitions
 from results.verify import recomputed
+
+if TYPE_CHECKING:
+    from results.statistics.estimates import Estimate
 
 FIGURES = 1e-12
 # The half width over unpaired groups is drawn twice, 20,000 and 200,000 times.
 DRAWN = 0.03
 
 
-def same(stated: estimates.Estimate, found: Any, tolerance: float = FIGURES) -> bool:
+def same(stated: Estimate, found: Any, tolerance: float = FIGURES) -> bool:
     """Whether two figures are equal."""
     pairs = [(stated.value, found.value), (stated.low, found.low)]
     pairs.append((stated.high, found.high))
@@ -33,7 +36,9 @@ def test_repetitions(number: int) -> None:
     """Geometric mean and Student's interval."""
     values = list(np.random.default_rng(number).lognormal(3, 0.2, number))
 
-    assert same(estimates.geometric_mean(values, unit=""), recomputed.of_values(values))
+    assert same(
+        repetitions.geometric_mean(values, unit=""), recomputed.of_values(values)
+    )
 
 
 @pytest.mark.parametrize("number", [1, 3, 4, 5, 19, 20, 23, 150, 1000])
@@ -71,10 +76,10 @@ def test_ratios() -> None:
         found = recomputed.ratio(rates(first), rates(other), is_relay=False)
         assert found is not None
         assert found.is_drawn == (other is third)
-        stated = estimates.ratio(first, other)
+        stated = repetitions.ratio(first, other)
         assert same(stated, found, DRAWN if found.is_drawn else FIGURES)
     one = recomputed.ratio(rates(first), rates({9: 2.0}), is_relay=False)
-    assert same(estimates.ratio(first, {9: 2.0}), one)
+    assert same(repetitions.ratio(first, {9: 2.0}), one)
     assert recomputed.ratio(rates(first), {}, is_relay=False) is None
 
 

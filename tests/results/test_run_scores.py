@@ -53,7 +53,7 @@ def test_three_runs_have_the_interval_of_students_t() -> None:
     )
 
     assert (low, high) == pytest.approx((found.low, found.high))
-    assert (found.statistic, found.method) == ("mean", run_scores.TRIMMED_T)
+    assert found.method == run_scores.TRIMMED_T
 
 
 @pytest.mark.parametrize("count", [5, 8, 9])
@@ -78,14 +78,30 @@ def test_a_few_runs_are_trimmed_like_yuens_test_does(count: int) -> None:
     assert (truth - shifted) / expected.statistic == pytest.approx(
         half / quantile, rel=1e-6
     )
-    assert found.statistic == "mean without a fifth of the runs at either end"
 
 
 def test_ten_runs_have_an_interquartile_mean() -> None:
     """The bootstrap covers well enough from there on."""
     found = run_scores.score({"": list(map(float, range(10)))})
 
-    assert (found.statistic, found.method) == ("interquartile mean", run_scores.METHOD)
+    assert found.value == 4.5
+    assert found.method == run_scores.METHOD
+
+
+@pytest.mark.parametrize(
+    ("runs", "strata", "statistic"),
+    [
+        (3, 1, "mean"),
+        (5, 1, "mean without a fifth of the runs at either end"),
+        (10, 1, "interquartile mean"),
+        (8, 2, "interquartile mean"),
+    ],
+)
+def test_the_mean_that_is_taken_has_a_name(
+    runs: int, strata: int, statistic: str
+) -> None:
+    """For whoever writes the value."""
+    assert statistic == run_scores.statistic_of(runs, strata)
 
 
 @pytest.mark.parametrize("count", [3, 7, 20])

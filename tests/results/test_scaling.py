@@ -1,4 +1,4 @@
-"""Scaling laws: definitions, baselines, flags, and what is refused."""
+"""Scaling: definitions, baselines, flags, and what is refused."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_states_of_a_broken_study(tmp_path: pathlib.Path, synthetic: Any) -> Non
     states = [entry.state for entry in loaded.entries]
 
     assert states[:4] == ["missing", "unfinished", "corrupt", "ok"]
-    assert [ids[-1]] == [entry.trial_id for entry in loaded.unplanned]
+    assert [ids[-1]] == [entry.trial_id for entry in loaded.entries if not entry.modes]
     assert loaded.entries[2].reason.startswith("result.json: not JSON")
     assert [problem.path.name for problem in loaded.problems] == ["result.json"]
     assert ids[-1] not in {

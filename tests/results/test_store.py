@@ -99,7 +99,7 @@ def test_unfinished_and_empty_folders_are_not_finished(store: Store) -> None:
         ("result.json", "{", "not JSON: "),
         ("result.json", "[]", "holds a list, must hold an object"),
         ("status.json", "{}", "schema_version is None, must be an integer"),
-        ("spec.json", '{"schema_version": 1}', "workload: Field required"),
+        ("spec.json", '{"schema_version": 4}', "workload: Field required"),
         ("env.json", "\x00\xff", "not JSON"),
     ],
 )
@@ -176,31 +176,18 @@ def test_newer_version_is_refused(store: Store, place: str) -> None:
         list(Store.open(store.root).trials())
 
 
-def test_old_versions_are_upgraded_step_by_step(tmp_path: pathlib.Path) -> None:
-    """Two upgraders in a row, each with the kind of record."""
-    seen = []
-
-    def first(kind: str, data: dict[str, Any]) -> dict[str, Any]:
-        seen.append((kind, data["schema_version"]))
-        return {**data, "added": 1}
-
-    def second(kind: str, data: dict[str, Any]) -> dict[str, Any]:
-        seen.append((kind, data["schema_version"]))
-        return {**data, "added": data["added"] + 1}
-
-    data = upgrade.upgrade(
-        "env",
-        {"schema_version": 1},
-        tmp_path,
-        upgraders={1: first, 2: second},
-        current=3,
-    )
-
-    assert data == {"schema_version": 3, "added": 2}
-    assert seen == [("env", 1), ("env", 2)]
+def test_a_version_that_was_never_published_is_one_clear_error(store: Store) -> None:
+    """With both versions, and what to do."""
+    _edit(store.root / "plan.json", schema_version=3)
+    with pytest.raises(
+        errors.OlderSchemaError,
+        match=r"plan.json' was written by an older version \(schema 3, this reads 4 and"
+        r" newer\): read it with the release that wrote it, or measure again",
+    ):
+        Store.open(store.root)
 
 
-def test_a_trial_of_the_first_version_keeps_its_name(
+def test_a_trial_of_the_version_before_keeps_its_name(
     tmp_path: pathlib.Path, synthetic: Any
 ) -> None:
     """What it did not have yet has defaults; it is read under the same id."""
@@ -208,27 +195,16 @@ def test_a_trial_of_the_first_version_keeps_its_name(
     before = {trial.trial_id: trial for trial in store.trials()}
     for path in store.root.rglob("*.json"):
         fields = json.loads(path.read_text())
-        fields["schema_version"] = 1
-        for record in (fields, *(trial["spec"] for trial in fields.get("trials", ()))):
-            record.pop("budget", None)
-            record.pop("curve", None)
-            record.pop("window_metrics", None)
+        fields["schema_version"] = 4
+        fields.pop("draws_random_numbers", None)
         for trial in fields.get("trials", ()):
-            trial["spec"]["schema_version"] = 1
+            trial["spec"]["schema_version"] = 4
         path.write_text(json.dumps(fields))
 
     after = {trial.trial_id: trial for trial in Store.open(store.root).trials()}
 
     assert before == after
     assert len(store.read_plan().trials) == len(before)
-
-
-def test_missing_upgrader_is_named(tmp_path: pathlib.Path) -> None:
-    """A gap in the table is an error, not a silent pass."""
-    with pytest.raises(
-        errors.CorruptRecordError, match="there is no upgrade of schema_version 1 to 2"
-    ):
-        upgrade.upgrade("env", {"schema_version": 1}, tmp_path, upgraders={}, current=2)
 
 
 def test_missing_plan_says_how_to_get_one(store: Store) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from results.statistics import estimates
+from results.statistics import repetitions
 
 NUM_STUDIES = 1500
 # Binomial noise of NUM_STUDIES studies: three standard errors of 0.95.
@@ -29,7 +29,7 @@ def test_one_group_covers_as_stated(n: int) -> None:
     covered = 0
     for _ in range(NUM_STUDIES):
         values = list(_throughputs(generator, n, TRUE_THROUGHPUT, 0.03).values())
-        estimate = estimates.geometric_mean(values, unit="images/s")
+        estimate = repetitions.geometric_mean(values, unit="images/s")
         covered += not estimate.excludes(TRUE_THROUGHPUT)
 
     assert covered / NUM_STUDIES == pytest.approx(0.95, abs=TOLERANCE)
@@ -44,7 +44,7 @@ def test_paired_ratio_covers_as_stated_under_drift(n: int) -> None:
         drift = np.exp(generator.normal(0, 0.10, n))
         first = _throughputs(generator, n, TRUE_RATIO, 0.03)
         second = _throughputs(generator, n, 1.0, 0.02)
-        estimate = estimates.ratio(
+        estimate = repetitions.ratio(
             {k: v * drift[k] for k, v in first.items()},
             {k: v * drift[k] for k, v in second.items()},
         )
@@ -74,7 +74,7 @@ def test_unpaired_ratio_covers_as_stated(
     for _ in range(NUM_STUDIES):
         first = _throughputs(generator, num_first, TRUE_RATIO, sigma_first)
         second = _throughputs(generator, num_second, 1.0, sigma_second)
-        estimate = estimates.ratio(first, {-1 - k: v for k, v in second.items()})
+        estimate = repetitions.ratio(first, {-1 - k: v for k, v in second.items()})
         covered += not estimate.excludes(TRUE_RATIO)
 
     assert covered / NUM_STUDIES == pytest.approx(0.95, abs=TOLERANCE + 0.01)
@@ -89,7 +89,7 @@ def test_percentile_bootstrap_would_undercover_at_three() -> None:
     low, high = np.quantile(means, [0.025, 0.975], axis=1)
     coverage = np.mean((low <= 0) & (high >= 0))
 
-    assert coverage == pytest.approx(estimates.PERCENTILE_COVERAGE, abs=0.03)
+    assert coverage == pytest.approx(repetitions.PERCENTILE_COVERAGE, abs=0.03)
 
 
 def test_skewed_noise_loses_coverage_as_stated() -> None:
@@ -98,16 +98,16 @@ def test_skewed_noise_loses_coverage_as_stated() -> None:
     covered = 0
     for _ in range(NUM_STUDIES):
         values = np.exp(-generator.exponential(0.03, 3))
-        estimate = estimates.geometric_mean(values.tolist(), unit="")
+        estimate = repetitions.geometric_mean(values.tolist(), unit="")
         covered += not estimate.excludes(float(np.exp(-0.03)))
 
-    assert covered / NUM_STUDIES == pytest.approx(estimates.SKEWED_COVERAGE, abs=0.03)
+    assert covered / NUM_STUDIES == pytest.approx(repetitions.SKEWED_COVERAGE, abs=0.03)
 
 
 def test_drawn_quantile_approaches_student_when_one_group_is_certain() -> None:
     """With a noiseless denominator the bootstrap has a known answer."""
     first = {0: 1.00, 1: 1.02, 2: 0.97}
-    estimate = estimates.ratio(first, {10: 1.0, 11: 1.0, 12: 1.0})
+    estimate = repetitions.ratio(first, {10: 1.0, 11: 1.0, 12: 1.0})
     logs = np.log(list(first.values()))
     expected = stats.t.ppf(0.975, 2) * logs.std(ddof=1) / 3**0.5
 

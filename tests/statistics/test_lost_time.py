@@ -70,7 +70,7 @@ def test_an_injected_delay_is_found_in_its_part(injected: str) -> None:
         for part in found.parts:
             truth = STEP_SEC if part.name == "alone" else 0.0
             truth += INJECTED_SEC * (part.name == injected)
-            held[part.name] = held.get(part.name, 0) + part.holds(truth)
+            held[part.name] = held.get(part.name, 0) + (not part.time.excludes(truth))
 
     # An imbalance of nothing cannot be negative, so its mean is not 0.
     for name in held.keys() - {"imbalance"} | {injected} - {"none"}:

@@ -16,7 +16,7 @@ from scipy import stats
 from simulated_sweeps import Generation, Machine, Sweeps, relay, sequence
 
 from results.statistics import generations, judge
-from results.statistics.estimates import ratio
+from results.statistics.repetitions import ratio
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

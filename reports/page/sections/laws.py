@@ -1,4 +1,4 @@
-"""Fitted laws of throughput with their band and knee; nothing where all are refused."""
+"""Amdahl's law of throughput with its band; nothing where all fits are refused."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from reports.charts import law
 from reports.page import page
-from results.figures import scaling_laws
+from results.figures import amdahl_fits
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view.view import View
 
-TITLE = "Law of scaling"
+TITLE = "Amdahl's law"
 SLUG = "laws"
 
 MOST_PANELS = 8
@@ -21,12 +21,12 @@ MOST_PANELS = 8
 
 def render(view: View) -> Markup:
     """Renders a panel per backend and mode, and why others have none."""
-    curves = scaling_laws.of_points(view.points, view.study.plan.baseline_num_replicas)
-    fitted = [curve for curve in curves if curve.fits]
+    curves = amdahl_fits.of_points(view.points)
+    fitted = [(curve, curve.fit) for curve in curves if curve.fit is not None]
     if not fitted:
         return page.NOTHING
     panels = []
-    for number, curve in enumerate(fitted[:MOST_PANELS]):
+    for number, (curve, fit) in enumerate(fitted[:MOST_PANELS]):
         measured = {
             point.num_replicas: point.throughput.value
             for point in view.points_of(curve.mode, curve.backend)
@@ -34,7 +34,7 @@ def render(view: View) -> Markup:
         }
         panels.append(
             law.draw(
-                curve.fits,
+                fit,
                 measured,
                 series=view.series(curve.backend),
                 name=f"{curve.backend}, {curve.mode.value}",

@@ -8,7 +8,7 @@ from reports.page import page
 from reports.words import marks, reproduce
 from results.figures import relay
 from results.records.models import Order
-from results.statistics import estimates
+from results.statistics import repetitions
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -30,5 +30,5 @@ def render(view: View) -> Markup:
         is_relay=view.study.plan.measuring.order is Order.RELAY,
         marks=marks,
         relay=relay,
-        statistics=estimates,
+        statistics=repetitions,
     )

@@ -1,4 +1,4 @@
-"""Throughput, speedup and parallel efficiency against the ideal line; laws."""
+"""Throughput, speedup and parallel efficiency against the ideal line; Amdahl's law."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from reports.charts import data, quantities, references
 from reports.charts import scaling as drawing
 from reports.page import page
-from results.figures import scaling_laws
+from results.figures import amdahl_fits
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -52,17 +52,16 @@ def _views(view: View) -> list[dict[str, Any]]:
 
 
 def render(view: View) -> Markup:
-    """Renders one figure of three quantities, a panel per scaling mode, and laws."""
+    """Renders one figure of three quantities, a panel per mode, and Amdahl's law."""
     if not view.is_anything_measured or not view.study.cases:
         return page.NOTHING
-    laws = scaling_laws.of_points(view.points, view.study.plan.baseline_num_replicas)
     return page.render(
         "scaling",
         view=view,
         views=_views(view),
         quantities=quantities.QUANTITIES,
         scales=SCALES,
-        laws=laws,
+        laws=amdahl_fits.of_points(view.points),
         csv=data.of_rows(view.frame, "scaling"),
         references=view.references,
         reference_marks=references.marks(view.references),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.page.sections.learning import Run
-    from results.statistics.run_scores import RunScore
+    from results.statistics.estimates import Estimate
     from results.study.cases import Case, Entry
 
 _FEWEST = 2  # runs of a case that are aggregated
@@ -36,7 +36,7 @@ class CaseScore:
 
     case: Case
     reached: tuple[float, ...]
-    score: RunScore
+    score: Estimate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +121,7 @@ def draw(number: int, name: str, runs: Sequence[Run]) -> Together | None:
             slug=f"learning-{number}-profile{f'-{index}' if index else ''}",
             title=f"Fraction of runs that reached a level of {name}",
             description="; ".join(
-                f"{found.case.label}: {found.score.statistic} "
+                f"{found.case.label}: {run_scores.statistic_of(found.score.n)} "
                 f"{formats.quality(found.score.value, unit)} of {found.score.n} runs"
                 for found in chosen
             )
