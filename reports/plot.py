@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports.charts import curves, look, quantities, rows, rows_of, step_times, svg
-from reports.charts import scaling as over_replicas
+from reports.charts import (
+    curves,
+    look,
+    over_replicas,
+    quantities,
+    rows,
+    rows_of,
+    step_times,
+    svg,
+)
 from reports.charts import waterfall as of_parts
 from reports.words import formats
 
@@ -67,16 +75,11 @@ def scaling(
     known = {one.slug: one for one in quantities.QUANTITIES}
     what = known[_one_of("quantity", quantity, list(known))]
     axes = _axes(ax, over_replicas.HEIGHT)
-    backends = over_replicas.backends_of(found)
-    over_replicas.draw_on(
-        axes,
-        found,
-        what,
-        chosen,
-        backends=backends,
-        is_log=is_log,
-        look_=look.NOTEBOOK,
+    backends = list(dict.fromkeys(found["backend"]))
+    panel = over_replicas.panel_of_mode(
+        found, what, chosen, backends=backends, is_log=is_log
     )
+    over_replicas.draw_on(axes, panel, look.NOTEBOOK)
     for backend in backends:
         axes.plot(
             [],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib import ticker
 
-from reports.charts import look, svg
+from reports.charts import labels, look, svg
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 310, 225
 MOST_LINES: Final = 7
 MOST_TICKS: Final = 5
-LABEL_GAP: Final = 0.075
-"""Smallest distance between labels at the ends of lines, as a fraction of the axis."""
-LABEL_SHIFT: Final = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,18 +69,6 @@ class Curve:
         ]
 
 
-def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Returns ascending places moved apart by ``gap``, within ``low`` to ``high``."""
-    moved: list[float] = []
-    for place in places:
-        moved.append(max(place, moved[-1] + gap if moved else low))
-    ceiling = high
-    for index in reversed(range(len(moved))):
-        moved[index] = min(moved[index], ceiling)
-        ceiling = moved[index] - gap
-    return moved
-
-
 def _draw_curve(axes: Axes, curve: Curve, dash: str, look_: Look) -> None:
     color = look_.color(curve.backend)
     spent = curve.median(lambda run: run.spent)
@@ -114,35 +99,6 @@ def _draw_curve(axes: Axes, curve: Curve, dash: str, look_: Look) -> None:
         markeredgewidth=1.3,
         zorder=3,
     )
-
-
-def _write_labels(axes: Axes, curves: Sequence[Curve], look_: Look) -> None:
-    """Labels lines in a column right of the axes, with a thin line to their ends."""
-    low, high = axes.get_ylim()
-    right = axes.get_xlim()[1]
-    gap = LABEL_GAP * (high - low)
-    ends = sorted(curves, key=lambda curve: curve.median(lambda run: run.values)[-1])
-    values = [curve.median(lambda run: run.values)[-1] for curve in ends]
-    for curve, value, place in zip(
-        ends, values, spread(values, gap, low, high), strict=True
-    ):
-        axes.annotate(
-            svg.short(curve.label),
-            (right, value),
-            xytext=(LABEL_SHIFT, place),
-            textcoords=("offset points", "data"),
-            va="center",
-            color=look_.ink,
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": look_.color(curve.backend),
-                "linewidth": 0.9,
-                "shrinkA": 0,
-                "shrinkB": 0,
-                "relpos": (0, 0.5),
-            },
-        )
 
 
 def draw_on(
@@ -180,7 +136,15 @@ def draw_on(
     axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
     axes.yaxis.set_major_locator(ticker.MaxNLocator(MOST_TICKS))
     axes.yaxis.set_major_formatter(lambda value, _: svg.short(write(value)))
-    _write_labels(axes, curves, look_)
+    named = [
+        labels.Label(
+            text=curve.label,
+            value=curve.median(lambda run: run.values)[-1],
+            color=look_.color(curve.backend),
+        )
+        for curve in curves
+    ]
+    labels.write(axes, named, HEIGHT)
 
 
 def draw(

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-SIZE: Final = 9.5
 LINE_HEIGHT: Final = 11.5
 """Of a line of a label, in points."""
 LONGEST: Final = 24
@@ -99,7 +98,7 @@ def write(
             va="center",
             ha="left",
             color=label.color,
-            fontsize=SIZE,
+            fontsize=svg.FONT_SIZE,
             linespacing=1.1,
         )
 

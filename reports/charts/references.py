@@ -11,7 +11,7 @@ import dataclasses
 import string
 from typing import TYPE_CHECKING
 
-from reports.charts import curves, svg
+from reports.charts import labels, svg
 from reports.words import formats
 
 if TYPE_CHECKING:
@@ -121,9 +121,9 @@ def draw(
         )
         ends[mark.letter] = efficiency
     low, high = axes.get_ylim()
-    gap = LETTER_GAP * (high - low)
     letters = sorted(ends, key=lambda letter: (ends[letter], letter))
-    places = curves.spread([ends[letter] for letter in letters], gap, low, high)
+    heights = [LETTER_GAP * (high - low)] * len(letters)
+    places = labels.spread([ends[of] for of in letters], heights, low, high)
     for letter, height in zip(letters, places, strict=True):
         axes.annotate(
             letter,

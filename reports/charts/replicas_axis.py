@@ -1,4 +1,4 @@
-"""The axis of replicas: its ticks, and how curves are shifted along it."""
+"""The axis of replicas: its ticks, and how lines are shifted along it."""
 
 from __future__ import annotations
 
@@ -9,61 +9,71 @@ from typing import TYPE_CHECKING, Final
 from matplotlib.ticker import NullLocator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
 
-DODGE: Final = 0.016
-"""Curves are shifted sideways by this share of an axis, so that none is hidden."""
+MOST_LINEAR: Final = 16
+"""Of more replicas, efficiency is over doublings, which a linear axis would squeeze."""
+DODGE: Final = 0.02
+"""Lines are shifted sideways by this share of an axis, so that none is hidden."""
 LEAST_TICK_GAP: Final = 0.055
 """Smallest distance of two labelled numbers of replicas, as a share of the axis."""
 MOST_OF_A_GAP: Final = 0.07
 """Share of the smallest gap between two sizes that a shift may take."""
-RIGHT_MARGIN: Final = 1.06
+MARGIN: Final = 0.1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Sideways:
-    """Shifts curves sideways by a share of the x axis, linear or logarithmic."""
+class ReplicasAxis:
+    """Places of numbers of replicas, linear or by doublings.
+
+    Attributes:
+      sizes: Those that are labelled, ascending.
+      is_log: Whether doublings are equally far apart.
+      is_from_zero: Whether a linear axis begins at zero, not at the fewest.
+    """
 
     sizes: tuple[int, ...]
     is_log: bool
+    is_from_zero: bool
 
     @property
-    def smallest(self) -> int:
-        """The fewest replicas."""
-        return self.sizes[0]
+    def limits(self) -> tuple[float, float]:
+        """Both ends of the axis."""
+        first, last = self.sizes[0], self.sizes[-1]
+        if self.is_log:
+            return first / 1.25, last * 1.35
+        if self.is_from_zero:
+            return 0.0, last * 1.06 + 0.25
+        margin = MARGIN * (last - first or 1)
+        return first - margin, last + margin
 
-    @property
-    def largest(self) -> int:
-        """The most replicas."""
-        return self.sizes[-1]
-
-    def __call__(self, num_replicas: float, share: float) -> float:
+    def __call__(self, num_replicas: float, share: float = 0.0) -> float:
         """Returns the place of ``num_replicas``, shifted by ``share`` of the axis."""
-        if not self.is_log:
-            gap = min(b - a for a, b in itertools.pairwise((0, *self.sizes)))
-            whole = min(self.largest * RIGHT_MARGIN, gap * MOST_OF_A_GAP / DODGE)
-            return num_replicas + share * whole
-        reach = max(self.largest / self.smallest, 2.0)
-        return float(num_replicas * reach**share)
+        if self.is_log:
+            reach = max(self.sizes[-1] / self.sizes[0], 2.0)
+            return float(num_replicas * reach**share)
+        low, high = self.limits
+        sizes = (0, *self.sizes) if self.is_from_zero else self.sizes
+        gaps = [b - a for a, b in itertools.pairwise(sizes)]
+        whole = min([high - low, *(gap * MOST_OF_A_GAP / DODGE for gap in gaps)])
+        return float(num_replicas + share * whole)
 
+    def set_on(self, axes: Axes) -> None:
+        """Sets limits, ticks and label; of ticks that are too close, the larger stays.
 
-def set_axis(axes: Axes, sizes: Sequence[int], sideways: Sideways) -> None:
-    """Sets limits, ticks and label; of ticks that are too close, the larger stays."""
-    if sideways.is_log:
-        axes.set_xscale("log", base=2)
-        axes.set_xlim(min(sizes) / 1.25, max(sizes) * 1.35)
-        ticks = list(sizes)
-    else:
-        axes.set_xlim(0, sideways.largest * RIGHT_MARGIN + 0.25)
-        ticks = []
-        for size in reversed(sizes):
-            gap = (ticks[-1] - size) / sideways.largest if ticks else 1.0
-            if gap >= LEAST_TICK_GAP:
+        Args:
+          axes: Whose horizontal axis it is.
+        """
+        if self.is_log:
+            axes.set_xscale("log", base=2)
+        low, high = self.limits
+        axes.set_xlim(low, high)
+        ticks: list[int] = []
+        for size in reversed(self.sizes):
+            gap = (ticks[-1] - size) / (high - low) if ticks else 1.0
+            if self.is_log or gap >= LEAST_TICK_GAP:
                 ticks.append(size)
-        ticks.reverse()
-    axes.set_xticks(ticks, [str(size) for size in ticks])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.grid(visible=False, axis="x")
-    axes.set_xlabel("replicas")
+        axes.set_xticks(ticks, [str(size) for size in ticks])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.grid(visible=False, axis="x")
+        axes.set_xlabel("replicas")

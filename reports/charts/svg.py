@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 POINTS_PER_INCH = 72
+PADDING = 2.9
+"""In points, around what is drawn."""
 FONT_SIZE = 9.75
 """In points; at least 11 pixels where a figure fills a page 390 pixels wide."""
 
@@ -40,6 +42,7 @@ INK = "#010203"
 MUTED = "#040506"
 GRID = "#070809"
 PAPER = "#0a0b0c"
+WARN = "#0b0c0d"
 SERIES = tuple(f"#0d0e{index:02x}" for index in range(NUM_SERIES))
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "p", "h", "*")
 DASHES = ("-", "--", "-.", ":", "-", "--", "-.", ":", "-", "--")
@@ -48,6 +51,7 @@ VARIABLES = {
     MUTED: "var(--muted)",
     GRID: "var(--rule)",
     PAPER: "var(--paper)",
+    WARN: "var(--warn)",
     **{color: f"var(--series-{index})" for index, color in enumerate(SERIES)},
 }
 
@@ -117,10 +121,7 @@ def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
 
     Call within ``style()``. Without pyplot, no global state leaks between figures.
     """
-    figure = Figure(
-        figsize=(width / POINTS_PER_INCH, height / POINTS_PER_INCH),
-        layout="constrained",
-    )
+    figure = Figure(figsize=(width / POINTS_PER_INCH, height / POINTS_PER_INCH))
     FigureCanvasSVG(figure)
     return figure, figure.add_subplot()
 
@@ -195,11 +196,26 @@ def _shorten_texts(figure: Figure) -> None:
 
 
 def _lay_out(figure: Figure) -> None:
-    """Lays out the axes once: saving would draw everything twice to do it."""
-    engine = figure.get_layout_engine()
-    assert engine is not None
-    engine.execute(figure)
-    figure.set_layout_engine(None)
+    """Gives the axes what their texts leave of the figure.
+
+    What texts take does not depend on the size of the axes, so they are measured once;
+    a layout engine of matplotlib measures them twice, and saving would once more.
+    """
+    (axes,) = figure.axes
+    axes.set_position((0.0, 0.0, 1.0, 1.0))
+    taken, whole = axes.get_tightbbox(), figure.bbox
+    assert taken is not None
+    left, bottom = PADDING - taken.x0, PADDING - taken.y0
+    right, top = PADDING + taken.x1 - whole.x1, PADDING + taken.y1 - whole.y1
+    width, height = whole.width - left - right, whole.height - bottom - top
+    axes.set_position(
+        (
+            left / whole.width,
+            bottom / whole.height,
+            width / whole.width,
+            height / whole.height,
+        )
+    )
 
 
 def _name_ids(text: str, slug: str) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import html
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import pandas as pd
 
 from reports.words import formats
 from results.statistics.estimates import Estimate
@@ -59,6 +61,18 @@ def of_value(
     if low is None or high is None:
         return f"{text}, no interval, n = {n}"
     return f"{text}, 95 % interval {shown(low)} to {shown(high)}, n = {n}"
+
+
+def of_row(name: str, row: Any, write: Callable[[float], str]) -> str:
+    """Returns the text of a row of the tidy frame, as ``of_value``."""
+    return of_value(
+        name,
+        row.value,
+        write,
+        interval=(None, None) if pd.isna(row.low) else (row.low, row.high),
+        n=None if pd.isna(row.n) else int(row.n),
+        unit=row.unit,
+    )
 
 
 def take_out(drawing: str) -> tuple[str, list[str]]:

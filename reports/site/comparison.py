@@ -5,23 +5,27 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from reports.charts import over_replicas
+from reports.charts.over_replicas import Curve
+from reports.charts.quantities import EFFICIENCY, THROUGHPUT
 from reports.page import page
-from reports.site import assets, chart, ratio_bar
+from reports.site import assets, ratio_bar
 from reports.words import formats, judgement
 from results import errors
-from results.figures import scaling
+from results.figures import points
 from results.judging import compare
 from results.study import case_pairs, study_differences
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from markupsafe import Markup
 
-    from results.figures.scaling import Point
+    from reports.charts.quantities import Quantity
     from results.judging.compare import RatioTable, Row
     from results.judging.gate_metrics import Metric
-    from results.records.models import ScalingMode
     from results.study.cases import Study
     from results.study.study_differences import StudyDifference
 
@@ -224,83 +228,57 @@ def _conclusion(row: Row) -> str:
 
 def _figures(compared: Compared) -> list[_Drawn]:
     """Returns efficiency and throughput of both studies, on the same axes."""
+    sides = [
+        frame[frame["figure"] == "scaling"]
+        for frame in map(points.points_frame, (compared.first, compared.second))
+    ]
+    notes = {
+        EFFICIENCY: "Speedup divided by the number of replicas; dotted: ideal.",
+        THROUGHPUT: f"{compared.first.example_unit} per second, over all replicas.",
+    }
     return [
-        found
-        for name in ("Parallel efficiency", "Throughput")
-        if (found := _drawn(compared, name)) is not None
+        _Drawn(title=quantity.name, note=note, panels=panels)
+        for quantity, note in notes.items()
+        if (panels := _panels(sides, quantity))
     ]
 
 
-def _drawn(compared: Compared, name: str) -> _Drawn | None:
-    is_efficiency = name == "Parallel efficiency"
-    by_panel: dict[tuple[ScalingMode, str], list[chart.Line]] = {}
-    for place, study in enumerate((compared.first, compared.second)):
-        for key, dots in _curves(study, is_efficiency=is_efficiency).items():
-            line = chart.Line(label="AB"[place], series=place, dots=tuple(dots))
-            by_panel.setdefault(key, []).append(line)
-    lines = [line for panel in by_panel.values() for line in panel]
-    if not lines:
-        return None
-    dots = [dot for line in lines for dot in line.dots]
-    frame = chart.of_replicas(
-        [int(dot.x) for dot in dots],
-        [dot.value if dot.high is None else dot.high for dot in dots]
-        + ([1.0] if is_efficiency else []),
-        write=formats.percent if is_efficiency else chart.plain,
-    )
-    write = formats.percent if is_efficiency else formats.significant
-    unit = compared.first.example_unit
-    slug = "efficiency" if is_efficiency else "throughput"
-    panels = tuple(
-        _Panel(
-            title=f"{backend}, {mode.value} scaling",
-            drawing=chart.draw(
-                frame,
-                panel,
-                slug=f"{slug}-{index}",
-                title=f"{name}, {backend}, {mode.value} scaling",
-                description=_described(panel, write),
-                level=1.0 if is_efficiency else None,
-            ),
+def _panels(sides: Sequence[pd.DataFrame], quantity: Quantity) -> tuple[_Panel, ...]:
+    """Returns a panel per scaling mode and backend, with a line per study."""
+    shown = [
+        rows[rows["quantity"].eq(quantity.slug) & rows["kind"].eq("estimate")]
+        for rows in sides
+    ]
+    rows = pd.concat(shown)
+    if rows.empty:
+        return ()
+    limits, sizes = over_replicas.y_limits(rows, quantity), over_replicas.sizes_of(rows)
+    panels: list[_Panel] = []
+    for mode, backend in dict.fromkeys(zip(rows["mode"], rows["backend"], strict=True)):
+        curves = [
+            Curve(
+                rows=side[(side["mode"] == mode) & (side["backend"] == backend)],
+                name=letter,
+                series=place,
+                label=letter,
+                prefix=f"{letter}: ",
+            )
+            for place, (letter, side) in enumerate(
+                zip((FIRST, SECOND), shown, strict=True)
+            )
+        ]
+        panel = over_replicas.Panel(
+            quantity=quantity,
+            curves=tuple(curve for curve in curves if not curve.rows.empty),
+            sizes=sizes,
+            y_limits=limits,
+            is_from_zero=False,
         )
-        for index, ((mode, backend), panel) in enumerate(by_panel.items())
-    )
-    note = (
-        "Speedup divided by the number of replicas; dotted: ideal."
-        if is_efficiency
-        else f"{unit} per second, over all replicas."
-    )
-    return _Drawn(title=name, note=note, panels=panels)
-
-
-def _curves(
-    study: Study, *, is_efficiency: bool
-) -> dict[tuple[ScalingMode, str], list[chart.Dot]]:
-    curves: dict[tuple[ScalingMode, str], list[chart.Dot]] = {}
-    for point in scaling.points(study):
-        dot = _dot(point, is_efficiency=is_efficiency)
-        if dot is not None:
-            curves.setdefault((point.mode, point.backend), []).append(dot)
-    return curves
-
-
-def _dot(point: Point, *, is_efficiency: bool) -> chart.Dot | None:
-    estimate = point.efficiency if is_efficiency else point.throughput
-    if is_efficiency and point.is_baseline and point.throughput is not None:
-        return chart.Dot(x=point.num_replicas, value=1.0)
-    if estimate is None:
-        return None
-    return chart.Dot(
-        x=point.num_replicas,
-        value=estimate.value,
-        low=estimate.low,
-        high=estimate.high,
-    )
-
-
-def _described(lines: Sequence[chart.Line], write: Callable[[float], str]) -> str:
-    return "; ".join(
-        f"{line.label}: "
-        + ", ".join(f"{write(dot.value)} at {dot.x:g}" for dot in line.dots)
-        for line in lines
-    )
+        title = f"{backend}, {mode} scaling"
+        drawing = over_replicas.draw(
+            panel,
+            slug=f"{quantity.slug}-{len(panels)}",
+            title=f"{quantity.name}, {title}",
+        )
+        panels.append(_Panel(title=title, drawing=drawing))
+    return tuple(panels)

@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 from typing import TYPE_CHECKING, Final
 
-from reports.site import chart
+from reports.charts import lines, over_time, tips
 from reports.site.card import day
 from reports.words import formats
 from results.figures.history import history
@@ -117,43 +117,24 @@ def _case(segments: Sequence[Series], index: int) -> CaseHistory:
 def _draw(
     seen: Sequence[tuple[Observation, int]], number: int, *, slug: str, title: str
 ) -> Markup:
-    ends = [
-        value
-        for observation, _ in seen
-        for value in (
-            observation.throughput.value,
-            observation.throughput.low,
-            observation.throughput.high,
-        )
-        if value is not None
-    ]
-    around = chart.ticks(min(ends), max(ends))
-    frame = chart.Frame(
-        places=tuple(
-            (float(place), label)
-            for place, label in enumerate(_labels([of.date for of, _ in seen]))
-        ),
-        low=around[0],
-        high=around[-1],
-        x_label="studies, in order of time",
-        write=chart.plain,
-    )
-    lines = []
+    drawn = []
     changes = []
     for machine in range(number):
         own = [(x, of) for x, (of, place) in enumerate(seen) if place == machine]
         changes += [x - 0.5 for x, of in own if of.change is not None]
-        lines.append(
-            chart.Line(
+        drawn.append(
+            lines.Line(
                 label=_letter(machine) if number > 1 else "",
                 series=machine % _NUM_COLORS,
                 is_joined=False,
                 dots=tuple(_dot(x, of) for x, of in own),
             )
         )
-    return chart.draw(
-        frame,
-        lines,
+    return over_time.draw(
+        drawn,
+        dates=_labels([of.date for of, _ in seen]),
+        levels=_levels(seen, number),
+        changes=changes,
         slug=slug,
         title=f"Throughput of {title} over time",
         description="; ".join(
@@ -161,8 +142,6 @@ def _draw(
             f"{of.throughput.unit}"
             for of, _ in seen
         ),
-        marks=changes,
-        levels=_levels(seen, number),
     )
 
 
@@ -175,18 +154,29 @@ def _labels(dates: Sequence[str]) -> list[str]:
     return [date[part] for date in dates]
 
 
-def _dot(x: int, seen: Observation) -> chart.Dot:
-    throughput = seen.throughput
-    return chart.Dot(
-        x=x, value=throughput.value, low=throughput.low, high=throughput.high
+def _dot(x: int, seen: Observation) -> lines.Dot:
+    figure = seen.throughput
+    return lines.Dot(
+        x=x,
+        value=figure.value,
+        low=figure.low,
+        high=figure.high,
+        tip=tips.of_value(
+            f"{seen.study}, {day(seen.date)}",
+            figure.value,
+            formats.significant,
+            interval=(figure.low, figure.high),
+            n=figure.n,
+            unit=figure.unit,
+        ),
     )
 
 
 def _levels(
     seen: Sequence[tuple[Observation, int]], number: int
-) -> list[tuple[float, float, float, int]]:
-    """Returns the geometric mean of every segment: from, to, value, colour."""
-    found: list[tuple[float, float, float, int]] = []
+) -> list[over_time.Level]:
+    """Returns the geometric mean of every segment."""
+    found: list[over_time.Level] = []
     for machine in range(number):
         own = [(x, of) for x, (of, place) in enumerate(seen) if place == machine]
         starts = [i for i, (_, of) in enumerate(own) if i == 0 or of.change is not None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,7 @@ from relay_study import ALL, Lost, RelayShape
 from relay_study import make_store as make_relay
 
 from reports import plot
-from reports.charts import curves, data, limits, rows, rows_of, svg
-from reports.charts import scaling as over_replicas
+from reports.charts import data, limits, over_replicas, rows, rows_of, svg
 from reports.words import formats
 from results.figures import frame
 from results.statistics import estimates
@@ -129,7 +127,7 @@ def test_several_seeds_are_a_median_and_a_band(points: pd.DataFrame) -> None:
     axes = plot.learning(points)
 
     assert [3] * 6 == [len(case.runs) for case in cases]
-    assert 6 == len(axes.lines)
+    assert 6 == sum(line.get_marker() != "None" for line in axes.lines)
     assert 6 == len(axes.collections)
 
 
@@ -191,19 +189,6 @@ def test_headings_have_rows_of_their_own() -> None:
     assert ((0, "a"), (3, "b")) == places.headings
     assert ((1, 2), (4, 4)) == places.spans
     assert (0, 1) == rows.place(["", ""]).rows
-
-
-@pytest.mark.parametrize(
-    "places", [[0.0, 0.0, 0.0], [0.9, 1.0, 1.0], [0.1, 0.5, 0.52], [1.0]]
-)
-def test_labels_are_moved_apart_within_the_axis(places: list[float]) -> None:
-    """None overlaps another, none leaves the panel."""
-    moved = curves.spread(places, 0.1, 0.0, 1.0)
-    gaps = [after - before for before, after in itertools.pairwise(moved)]
-
-    assert all(gap >= 0.1 - 1e-9 for gap in gaps)
-    assert min(moved) >= 0
-    assert max(moved) <= 1
 
 
 def test_limits_of_ratios_are_symmetric_and_those_from_zero_hold_everything() -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reports.charts import data, quantities, references
-from reports.charts import scaling as drawing
+from reports.charts import data, over_replicas, quantities, references
 from reports.page import page
 from results.figures import amdahl_fits
+from results.records.models import ScalingMode
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
+    from reports.charts.quantities import Quantity
     from reports.view.view import View
 
 TITLE = "Scaling"
@@ -24,31 +25,49 @@ SCALES = (("linear", "From zero", False), ("log", "Logarithmic", True))
 def _views(view: View) -> list[dict[str, Any]]:
     """Returns the panels of each quantity on each scale: one figure with a switch."""
     found = view.frame[view.frame["figure"] == "scaling"]
-    if found.empty:
-        return []
     modes = list(dict.fromkeys(found["mode"]))
-    panels = drawing.panels_of(found)
+    groups = over_replicas.panels_of(found)
     return [
         {
             "quantity": quantity,
             "scale": scale,
             "panels": [
-                drawing.draw(
-                    found,
-                    quantity,
-                    mode,
-                    backends=backends,
-                    is_log=is_log,
-                    suffix=f"-{number}" if number else "",
-                    published=view.references,
-                )
-                for number, backends in enumerate(panels)
+                _draw(view, quantity, mode, group, is_log=is_log, number=number)
+                for number, group in enumerate(groups)
                 for mode in modes
             ],
         }
         for quantity in quantities.QUANTITIES
         for scale, _, is_log in SCALES
+        if groups
     ]
+
+
+def _draw(
+    view: View,
+    quantity: Quantity,
+    mode: str,
+    backends: list[str],
+    *,
+    is_log: bool,
+    number: int,
+) -> Markup:
+    """Draws one panel, with published figures beside measured efficiency."""
+    found = view.frame[view.frame["figure"] == "scaling"]
+    panel = over_replicas.panel_of_mode(
+        found, quantity, mode, backends=backends, is_log=is_log
+    )
+    published = view.references if quantity is quantities.EFFICIENCY else ()
+    shown = published, ScalingMode(mode), panel.sizes
+    scale = ", logarithmic" if is_log else ""
+    suffix = f"-{number}" if number else ""
+    return over_replicas.draw(
+        panel,
+        slug=f"{quantity.slug}-{mode}{'-log' if is_log else ''}{suffix}",
+        title=f"{quantity.name}, {mode} scaling{scale}",
+        more=references.describe(*shown),
+        draw_more=lambda axes: references.draw(axes, *shown),
+    )
 
 
 def render(view: View) -> Markup:

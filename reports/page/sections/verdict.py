@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports.charts import hero
+import pandas as pd
+
+from reports.charts import hero, over_replicas
 from reports.page import page
 from reports.words import brief, marks
 
@@ -20,17 +22,16 @@ SLUG = "verdict"
 def render(view: View) -> Markup:
     """Renders the verdict in words, the marks and the figure."""
     figure = hero.draw(view)
-    shown = hero.lines(view)
+    curves = hero.curves(view)
+    rows = pd.concat([view.frame.head(0), *(curve.rows for curve in curves)])
     return page.render(
         "verdict",
         view=view,
         brief=brief.judge(view),
         marks=marks.of_view(view),
         figure=figure,
-        modes=list(dict.fromkeys(line.mode.value for line in shown)),
-        num_left_out=max(len(shown) - hero.MOST_LINES, 0),
-        has_ceiling=bool(hero.ceilings(view)),
-        is_oversubscribed=any(
-            point.is_oversubscribed for line in shown for point in line.points
-        ),
+        modes=set(rows["mode"]),
+        num_left_out=max(len(curves) - over_replicas.MOST_LINES, 0),
+        has_ceiling=rows["kind"].eq("ceiling").any(),
+        is_oversubscribed=rows["is_oversubscribed"].any(),
     )

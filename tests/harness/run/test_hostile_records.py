@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.run import launch
-from reports.charts import curves, ecdf, heat, hero, law, profiles, rows, scaling
+from reports.charts import curves, ecdf, heat, law, over_replicas, profiles, rows
 from results.records import identity
 from results.records.limits import MAX_REAL, MAX_SEC, MAX_TOTAL, MIN_SEC
 from results.records.models import TrialSpec
@@ -265,7 +265,7 @@ def draw_once(patch: pytest.MonkeyPatch, drawn: dict[bytes, Any]) -> None:
 
         return drawing
 
-    for place in (rows, curves, profiles, scaling, hero, ecdf, heat, law):
+    for place in (rows, curves, profiles, over_replicas, ecdf, heat, law):
         for name in ("draw", "draw_estimates", "draw_distributions"):
             if hasattr(place, name):
                 patch.setattr(place, name, once(getattr(place, name)))

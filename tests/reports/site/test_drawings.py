@@ -1,4 +1,4 @@
-"""Charts, sparklines and ratios: axes, places of marks, text that is escaped."""
+"""Sparklines and ratios: axes, places of marks, text that is escaped."""
 
 from __future__ import annotations
 
@@ -6,89 +6,8 @@ import re
 
 import pytest
 
-from reports.site import chart, ratio_bar, sparkline
-from reports.words import formats
+from reports.site import ratio_bar, sparkline
 from results.statistics.estimates import Estimate
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (0.0, 1.05, [0, 0.25, 0.5, 0.75, 1.0, 1.25]),
-        (0.0, 14.9, [0, 5, 10, 15]),
-        (6.2, 7.7, [6, 6.5, 7, 7.5, 8]),
-        (5.0, 5.0, [5.0]),
-    ],
-)
-def test_ticks_are_round_and_include_both_ends(
-    low: float, high: float, expected: list[float]
-) -> None:
-    """At least two, also where all values are equal."""
-    found = chart.ticks(low, high)
-
-    assert len(found) >= 2
-    assert found[0] <= low + 1e-9
-    assert found[-1] >= high - 1e-9
-    assert pytest.approx(expected) == found[: len(expected)]
-
-
-def test_replicas_are_linear_up_to_sixteen() -> None:
-    """Beyond, doublings are equally far apart; the value axis begins at zero."""
-    few = chart.of_replicas([1, 2, 4, 16], [1.0], write=formats.percent)
-    many = chart.of_replicas([1, 2, 4, 64], [1.0], write=formats.percent)
-
-    assert 0.0 == few.low == many.low
-    assert pytest.approx(few.across(4) - few.across(2)) == 2 * (
-        few.across(2) - few.across(1)
-    )
-    assert pytest.approx(many.across(4) - many.across(2)) == many.across(
-        2
-    ) - many.across(1)
-
-
-def test_a_single_number_of_replicas_is_in_the_middle() -> None:
-    """There is no line to draw, and no division by zero."""
-    frame = chart.of_replicas([4], [1.0], write=formats.percent)
-
-    assert chart.LEFT < frame.across(4) < chart.WIDTH - chart.RIGHT
-
-
-def draw(*lines: chart.Line) -> str:
-    """Draws lines over 1 and 2 replicas."""
-    values = [dot.value for line in lines for dot in line.dots]
-    frame = chart.of_replicas([1, 2], values, write=formats.percent)
-    return str(chart.draw(frame, lines, slug="x", title="a<b", description="c<d"))
-
-
-def line(label: str, *values: float) -> chart.Line:
-    """Returns a line of one value per number of replicas."""
-    dots = tuple(chart.Dot(x=x, value=value) for x, value in enumerate(values, start=1))
-    return chart.Line(label=label, series=0, dots=dots)
-
-
-def test_labels_of_equal_lines_are_not_over_one_another() -> None:
-    """Each has its own height, in the margin."""
-    text = draw(line("first", 1.0, 0.9), line("second", 1.0, 0.9))
-    found = re.findall(r'y="([\d.]+)" text-anchor="start"', text)
-    heights = sorted(map(float, found))
-
-    assert 2 == len(heights)
-    assert heights[1] - heights[0] >= chart.LINE_HEIGHT
-
-
-def test_text_is_escaped_and_long_labels_are_shortened() -> None:
-    """Names come from records."""
-    text = draw(line("<script>alert(1)</script>", 1.0))
-
-    assert "<script" not in text
-    assert "a&lt;b</title>" in text
-    assert "c&lt;d</desc>" in text
-    assert "&lt;script\N{HORIZONTAL ELLIPSIS}</text>" in text
-
-
-def test_every_text_of_a_chart_is_at_least_eleven_pixels_on_a_phone() -> None:
-    """A chart fills 358 of 390 pixels."""
-    assert chart.FONT_SIZE * 358 / chart.WIDTH >= 11
 
 
 def test_a_sparkline_begins_at_zero_and_keeps_what_exceeds_it() -> None:

@@ -52,7 +52,7 @@ const choose = (name, value) => {
 # Boxes of the texts of each figure that overlap, and texts that leave their figure.
 GEOMETRY = """
 const found = [];
-for (const figure of document.querySelectorAll("svg.chart")) {
+for (const figure of document.querySelectorAll(".charts svg")) {
   const edge = figure.getBoundingClientRect();
   const boxes = [...figure.querySelectorAll("text")]
     .map((text) => [text.textContent, text.getBoundingClientRect()]);
@@ -164,6 +164,6 @@ def test_no_text_of_a_figure_overlaps_another(
 
 def test_text_that_overlaps_would_be_noticed(compared: str, evaluate: Any) -> None:
     """The check is not empty."""
-    broken = re.sub(r'(<text x=)"[\d.]+"', r'\1"50"', compared)
+    broken = re.sub(r'(<text[^>]* x=)"[\d.]+"', r'\1"50"', compared)
 
     assert evaluate(broken, GEOMETRY, "found")

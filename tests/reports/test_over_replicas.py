@@ -1,4 +1,4 @@
-"""The figure of the first screen: axes, labels, ceiling, and how many lines."""
+"""The chart over replicas: axes, labels, ceiling, and how many lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports.charts import hero, labels
+from reports.charts import hero, labels, replicas_axis
+from reports.charts.replicas_axis import ReplicasAxis
 from reports.page.sections import verdict
 from reports.view.view import view_store
 from results.records.models import ScalingMode
@@ -39,7 +40,8 @@ def test_the_ceiling_is_that_of_programs_that_never_communicate(
     controlled: Store,
 ) -> None:
     """Two programs at 52 ms beside one at 50 ms: 96 %."""
-    (found,) = hero.ceilings(view_store(controlled))
+    (first, *_) = hero.curves(view_store(controlled))
+    (found,) = first.of_kind("ceiling")
 
     assert found.num_replicas == 2
     assert found.value == pytest.approx(50 / 52, rel=0.02)
@@ -53,8 +55,30 @@ def test_a_panel_has_at_most_seven_lines(
     backends = ("in_graph", "tf_mirrored", "multi_worker", "tf_multi_worker", "async")
     store = synthetic.make_store(tmp_path, synthetic.Shape(backends=backends))
 
-    assert len(hero.lines(view_store(store))) == 10
+    assert len(hero.curves(view_store(store))) == 10
     assert "3 more lines below" in _first_screen(store)
+
+
+@pytest.mark.parametrize("is_from_zero", [True, False])
+def test_replicas_are_linear_up_to_sixteen(is_from_zero: bool) -> None:
+    """Beyond, doublings are equally far apart."""
+    few, many = (
+        ReplicasAxis(sizes=sizes, is_log=is_log, is_from_zero=is_from_zero)
+        for sizes, is_log in (((1, 2, 16), False), ((1, 2, 64), True))
+    )
+
+    assert replicas_axis.MOST_LINEAR == 16
+    assert 2.0 == few(2) == many(2)
+    assert few(2, 0.5) - few(2) == pytest.approx(few(16, 0.5) - few(16))
+    assert many(2, 0.5) / many(2) == pytest.approx(many(64, 0.5) / many(64))
+
+
+def test_a_single_number_of_replicas_is_within_its_axis() -> None:
+    """There is no line to draw, and no division by zero."""
+    axis = ReplicasAxis(sizes=(4,), is_log=False, is_from_zero=False)
+    low, high = axis.limits
+
+    assert low < axis(4, -0.1) < axis(4, 0.1) < high
 
 
 def test_labels_never_overlap_and_stay_within() -> None:

@@ -1,0 +1,138 @@
+"""Lines of values with intervals, and their names in the margin.
+
+Every chart of values over something draws them: replicas, studies in time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from reports.charts import labels, svg, tips
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+
+    from reports.charts.look import Look
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Dot:
+    """One value of a line.
+
+    Attributes:
+      x: Its place.
+      value: Its height.
+      low: Lower end of its interval, or None.
+      high: Upper end of its interval, or None.
+      is_hollow: Whether it is no evidence (oversubscribed).
+      tip: What it says when it is pointed at; empty for nothing.
+    """
+
+    x: float
+    value: float
+    low: float | None = None
+    high: float | None = None
+    is_hollow: bool = False
+    tip: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """One line.
+
+    Attributes:
+      series: Index of its colour and marker.
+      dots: Its values, ascending by ``x``.
+      singles: Places and values of single repetitions.
+      label: Written at its end, in the margin; empty for none.
+      dash: As matplotlib names it.
+      is_joined: Whether the values are joined.
+    """
+
+    series: int
+    dots: tuple[Dot, ...]
+    singles: tuple[tuple[float, float], ...] = ()
+    label: str = ""
+    dash: str = "-"
+    is_joined: bool = True
+
+
+def draw(axes: Axes, line: Line, look_: Look) -> None:
+    """Draws a line: the line itself, intervals, single repetitions, markers."""
+    color, marker = look_.series[line.series], svg.MARKERS[line.series]
+    if line.is_joined:
+        axes.plot(
+            [dot.x for dot in line.dots],
+            [dot.value for dot in line.dots],
+            color=color,
+            linewidth=1.6,
+            linestyle=line.dash,
+            zorder=2,
+        )
+    bars = [
+        (dot.x, dot.low, dot.high)
+        for dot in line.dots
+        if dot.low is not None and dot.high is not None
+    ]
+    axes.vlines(
+        [x for x, _, _ in bars],
+        [low for _, low, _ in bars],
+        [high for _, _, high in bars],
+        color=color,
+        linewidth=1.4,
+        zorder=2.5,
+    )
+    axes.plot(
+        [x for x, _ in line.singles],
+        [value for _, value in line.singles],
+        linestyle="none",
+        marker=".",
+        markersize=3,
+        markeredgewidth=0,
+        color=color,
+        zorder=3,
+    )
+    for dot in line.dots:
+        (marked,) = axes.plot(
+            [dot.x],
+            [dot.value],
+            linestyle="none",
+            marker=marker,
+            markersize=5,
+            color=color,
+            markerfacecolor=look_.paper if dot.is_hollow else color,
+            markeredgewidth=1.4,
+            zorder=4,
+        )
+        tips.attach(marked, dot.tip)
+
+
+def write_labels(
+    axes: Axes,
+    drawn: Sequence[Line],
+    height: float,
+    look_: Look,
+    more: Sequence[labels.Label] = (),
+) -> None:
+    """Writes the names of lines that have one, and ``more``, beside their ends.
+
+    Args:
+      axes: With its final limits of y.
+      drawn: The lines.
+      height: Of the figure, in points.
+      look_: Colours.
+      more: Labels of what is no line.
+    """
+    named = [
+        labels.Label(
+            text=line.label,
+            value=line.dots[-1].value,
+            color=look_.series[line.series],
+        )
+        for line in drawn
+        if line.label
+    ]
+    labels.write(axes, [*named, *more], height)

@@ -1,0 +1,75 @@
+"""Throughput over studies in order of time: machine classes, means and changes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from matplotlib.ticker import MaxNLocator
+
+from reports.charts import limits, lines, look, svg
+from reports.charts.over_replicas import HEIGHT, WIDTH
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from markupsafe import Markup
+
+    from reports.charts.lines import Line
+
+MOST_CHARACTERS: Final = 30
+"""Of all labels of the time axis together; of more, some are left out."""
+MARGIN: Final = 0.4
+
+Level = tuple[float, float, float, int]
+"""The mean of a segment: from, to, value, index of the colour."""
+
+
+def draw(
+    drawn: Sequence[Line],
+    *,
+    dates: Sequence[str],
+    levels: Sequence[Level],
+    changes: Sequence[float],
+    slug: str,
+    title: str,
+    description: str,
+) -> Markup:
+    """Draws a line of values per machine class, which are not joined.
+
+    Args:
+      drawn: Their places are the indices of studies.
+      dates: Labels of the studies.
+      levels: Means of segments.
+      changes: Places of changes.
+      slug: Prefix of its ids; unique in the page.
+      title: Its accessible name.
+      description: Its content in words, for screen readers.
+    """
+    dots = [dot for line in drawn for dot in line.dots]
+    ends = [end for dot in dots for end in (dot.low, dot.high) if end is not None]
+    with svg.style():
+        figure, axes = svg.new_axes(WIDTH, HEIGHT)
+        axes.set_xlim(-MARGIN, len(dates) - 1 + MARGIN)
+        axes.set_ylim(limits.linear([dot.value for dot in dots], ends))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        step = math.ceil(sum(map(len, dates)) / MOST_CHARACTERS)
+        shown = range(0, len(dates), step)
+        axes.set_xticks(shown, [svg.short(dates[at]) for at in shown])
+        axes.grid(visible=False, axis="x")
+        axes.set_xlabel("studies, in order of time")
+        for at in changes:
+            axes.axvline(at, color=svg.WARN, linewidth=1.3, dashes=(2, 2), zorder=1)
+        for start, end, value, series in levels:
+            axes.hlines(
+                value,
+                start - MARGIN / 2,
+                end + MARGIN / 2,
+                color=svg.SERIES[series],
+                linewidth=1.6,
+                zorder=1.5,
+            )
+        for line in drawn:
+            lines.draw(axes, line, look.PAGE)
+        lines.write_labels(axes, drawn, HEIGHT, look.PAGE)
+        return svg.inline(figure, slug=slug, title=title, description=description)
