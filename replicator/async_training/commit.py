@@ -53,17 +53,14 @@ class CommitTrace:
     shared: list[Any]
 
 
-class _Current(threading.local):
-    trace: CommitTrace | None = None
-
-
-_CURRENT = _Current()
+_CURRENT = threading.local()
 
 
 @contextmanager
 def tracing(trace: CommitTrace) -> Iterator[None]:
     """Makes the current trace available to optimizers."""
-    before, _CURRENT.trace = _CURRENT.trace, trace
+    before = getattr(_CURRENT, "trace", None)
+    _CURRENT.trace = trace
     try:
         yield
     finally:
@@ -72,9 +69,10 @@ def tracing(trace: CommitTrace) -> Iterator[None]:
 
 def current() -> CommitTrace:
     """The step that is being traced in this thread."""
-    if _CURRENT.trace is None:
+    trace: CommitTrace | None = getattr(_CURRENT, "trace", None)
+    if trace is None:
         raise RuntimeError("an update was traced outside a step")
-    return _CURRENT.trace
+    return trace
 
 
 def commit(

@@ -49,30 +49,30 @@ class ServerTable(VariableTable):
         self.num_workers = num_workers
         self.placement = placement
         self.is_published = True
-        self._coherent: tuple[Any, ...] = ([], None, None)
+        self._coherent: list[Entry] = []
+        self._functions: dict[str, Any] = {}
 
     def refresh(self) -> None:
         """Resets copies of variables that were changed outside, while nothing runs."""
-        self._make_coherent(1)
+        self._run("refresh")
 
     def publish(self) -> None:
         """Gives the user's variables what the copies of all replicas hold."""
         if not self.is_published:
-            self._make_coherent(2)
+            self._run("publish")
         self.is_published = True
 
-    def _make_coherent(self, which: int) -> None:
+    def _run(self, name: str) -> None:
         entries = [entry for entry in self.entries() if entry.seen is not None]
         if not entries:
             return
-        if list(map(id, entries)) != list(map(id, self._coherent[0])):
-            coherence = Coherence(entries, self._topology)
-            self._coherent = (
-                entries,
-                traced_once(coherence.refresh),
-                traced_once(coherence.publish),
-            )
-        self._coherent[which]()
+        if list(map(id, entries)) != list(map(id, self._coherent)):
+            coherence, self._coherent = Coherence(entries, self._topology), entries
+            self._functions = {
+                "refresh": traced_once(coherence.refresh),
+                "publish": traced_once(coherence.publish),
+            }
+        self._functions[name]()
         _tf_compat.wait_for_remote_ops()
 
     def view(self, worker: int, commit_states: Sequence[CommitState]) -> WorkerTable:

@@ -16,7 +16,6 @@ an unfinished accumulation, for any number of replicas. Outside a step, and in a
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -26,6 +25,11 @@ from replicator.variables.kinds import declare_partial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    # (sums, whether an update is due) -> (the same over replicas, whether finite)
+    Combine = Callable[
+        [list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor | None]
+    ]
 
 
 class Accumulation:
@@ -61,8 +65,11 @@ class Accumulation:
         grads: Sequence[Any],
         variables: Sequence[Any],
         is_counted: tf.Tensor | None,
-    ) -> Accumulated:
-        """Adds the gradients of one call.
+        *,
+        combine: Combine,
+        update: Callable[[list[tf.Tensor]], None],
+    ) -> None:
+        """Adds the gradients of one call; updates and starts over in one that is due.
 
         Args:
           grads: Of this replica if it has its own sums, else averaged over replicas.
@@ -70,9 +77,11 @@ class Accumulation:
           is_counted: Whether this call counts, a scalar bool that is identical on
             every replica; None if it does. One that does not (its gradients are not
             finite) adds nothing.
-
-        Returns:
-          The state after it, of which the caller has to ``finish`` the call.
+          combine: Takes the sums and whether this call is due. Returns them, averaged
+            over replicas if it is, and whether they are finite, a scalar bool (None if
+            nobody asks). If not, the next call that counts tries again, with its
+            gradients added.
+          update: Takes the average of the accumulated gradients.
         """
         sums = [_tf_compat.unwrap(self._sums[id(variable)]) for variable in variables]
 
@@ -92,63 +101,22 @@ class Accumulation:
         is_due = count >= self.num_steps
         if is_counted is not None:
             is_due = tf.logical_and(is_due, is_counted)
-        return Accumulated(
-            sums=sums,
-            totals=[tf.convert_to_tensor(s) for s in sums],
-            counter=counter,
-            count=count,
-            is_due=is_due,
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Accumulated:
-    """The sums after a call has added its gradients.
-
-    Attributes:
-      sums: One accumulator per variable.
-      totals: Their values.
-      counter: The variable that counts calls since the last update.
-      count: Its value, this call included.
-      is_due: Whether this call updates; a scalar bool.
-    """
-
-    sums: Sequence[Any]
-    totals: list[tf.Tensor]
-    counter: Any
-    count: tf.Tensor
-    is_due: tf.Tensor
-
-    def finish(
-        self,
-        totals: Sequence[tf.Tensor],
-        is_usable: tf.Tensor | None,
-        update: Callable[[list[tf.Tensor]], None],
-    ) -> None:
-        """Updates and starts over, in a call that is due.
-
-        Args:
-          totals: The sums, averaged over replicas if this call updates.
-          is_usable: Whether they are finite, a scalar bool; None if nobody asks. If
-            not, the next call that counts tries again, with its gradients added.
-          update: Takes the average of the accumulated gradients.
-        """
-        is_due = self.is_due
+        totals, is_usable = combine([tf.convert_to_tensor(s) for s in sums], is_due)
         if is_usable is not None:
             is_due = tf.logical_and(is_due, is_usable)
 
         def finish() -> None:
-            share = 1.0 / tf.cast(self.count, tf.float64)
+            share = 1.0 / tf.cast(count, tf.float64)
             update([total * tf.cast(share, total.dtype) for total in totals])
 
         def start_over() -> None:
-            for accumulator in self.sums:
+            for accumulator in sums:
                 accumulator.assign(tf.zeros_like(accumulator))
 
         # Two branches, because sums may differ between replicas, but the update not.
         when(is_due, finish)
         when(is_due, start_over)
-        self.counter.assign(tf.where(is_due, tf.zeros_like(self.count), self.count))
+        counter.assign(tf.where(is_due, tf.zeros_like(count), count))
 
 
 def when(condition: tf.Tensor | None, action: Callable[[], Any]) -> None:

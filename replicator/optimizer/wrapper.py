@@ -242,16 +242,21 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
                 is_counted = reductions.all_min(is_counted)
             grads = scale.unscaled(grads)
 
-        accumulated = self.accumulation.add(grads, variables, is_counted)
-        totals = accumulated.totals
-        if is_per_replica:
-            totals = self._average_sums(totals, accumulated.is_due)
-        is_usable = None
-        if scale is not None and is_counted is not None:
+        def combine(
+            totals: list[tf.Tensor], is_due: tf.Tensor
+        ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
+            if is_per_replica:
+                totals = self._average_sums(totals, is_due)
+            if scale is None or is_counted is None:
+                return totals, None
             # Values that were sent in 16 bits may have overflowed to infinity.
             is_usable = scale.are_finite(totals) if is_per_replica else is_counted
             scale.observe(tf.logical_and(is_usable, is_counted))
-        accumulated.finish(totals, is_usable, update)
+            return totals, is_usable
+
+        self.accumulation.add(
+            grads, variables, is_counted, combine=combine, update=update
+        )
 
     def _average_sums(
         self, sums: list[tf.Tensor], is_due: tf.Tensor

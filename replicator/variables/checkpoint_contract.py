@@ -26,22 +26,13 @@ class CheckpointedBackend:
     """
 
     if TYPE_CHECKING:  # those of every replicator; see ``contract``
-
-        @property
-        def num_replicas(self) -> int:
-            """Replicas of the whole job."""
-
-        @property
-        def num_workers(self) -> int:
-            """Worker processes of the job."""
+        num_replicas: int
+        num_workers: int
+        worker_id: int
 
         @property
         def num_programs(self) -> int:
             """Processes that run the user's program."""
-
-        @property
-        def worker_id(self) -> int:
-            """Index of this process among the workers."""
 
         def context(self) -> contextlib.AbstractContextManager[Any]:
             """The scope for creating variables."""

@@ -21,7 +21,8 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf.branch import Branch
 from replicator.placement import devices as device_lib
 from replicator.step.traced_once import traced_once
-from replicator.variables.copy_values import bits, replica_value, state_of
+from replicator.variables.copy_values import replica_value
+from replicator.variables.fingerprints import bits, state_of
 from replicator.variables.kinds import Kind, is_summed
 from replicator.variables.outside_values import OutsideValues
 from replicator.variables.outside_writes import WriteCheck
@@ -163,7 +164,7 @@ class Coherence:
         """Returns a function of handles that resets a variable like this one."""
         kind, dtype, device = entry.kind, entry.variable.dtype, entry.variable.device
         shape = entry.variable.shape
-        is_sum = kind is Kind.LOCAL and is_summed(entry.variable)
+        is_sum = is_summed(entry.variable)
         is_mirrored = kind is Kind.MIRRORED  # its copies are equal anyway
         topology, seen_dtype = self._topology, entry.seen.dtype
 

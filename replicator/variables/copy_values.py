@@ -1,26 +1,14 @@
-"""Conversion between users' variables and replicas' copies, and checksums.
-
-Functions of tensors with few ops each: a program has them for every variable with
-copies, and they used to take a quarter of the time of its first step.
-"""
+"""Copy values: what a replica's copy is after the user has set the variable."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
-from replicator.placement import devices as device_lib
 from replicator.variables.kinds import Kind
 
 # Odd constants of Knuth's multiplicative hash: distinct replicas get distinct keys.
 _FOLD_31 = 0x1E3779B1
 _FOLD_63 = 0x1E3779B97F4A7C15
-# Odd multipliers of splitmix64 (Steele et al. 2014), less their sign bits.
-_MIX_1 = 0x3F58476D1CE4E5B9
-_MIX_2 = 0x14D049BB133111EB
-# Integer types by width in bytes.
-_BITS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 
 
 def replica_value(
@@ -38,7 +26,7 @@ def replica_value(
       kind: Kind of the variable.
       replica_id: Id of the replica.
       num_replicas: Replicas of the whole job.
-      is_sum: Whether the value is the sum of the local copies (``kinds.is_summed``).
+      is_sum: Whether a local variable is the sum of its copies (``kinds.is_summed``).
     """
     if kind is Kind.LOCAL and is_sum:
         # Copies must sum to the value; replica 0 takes the remainder of the division.
@@ -55,52 +43,3 @@ def replica_value(
         key, value.dtype
     )
     return tf.bitwise.bitwise_xor(value, mask)
-
-
-def state(variable: Any, kind: Kind) -> tf.Tensor:
-    """The value or fingerprint by which a change of a variable is detected."""
-    # On the variable's device: of a remote one, only eight bytes are sent.
-    with tf.device(variable.device):
-        return state_of(variable.value(), kind, variable.device)
-
-
-def state_of(value: tf.Tensor, kind: Kind, device: str) -> tf.Tensor:
-    """The ``state`` of a variable with this value.
-
-    Args:
-      value: Value of the variable.
-      kind: Kind of the variable.
-      device: Full name of its device.
-
-    Returns:
-      The value; a fingerprint [1] of mirrored and partial ones.
-    """
-    if kind in (Kind.LOCAL, Kind.RANDOM):
-        return value
-    if device_lib.is_cpu(device):
-        return tf.bitcast(tf.fingerprint(tf.reshape(value, [1, -1])), tf.int64)
-    return fingerprint(value)
-
-
-def bits(value: tf.Tensor) -> tf.Tensor:
-    """The value as a vector of integers: equal bits compare equal, even NaN."""
-    flat = tf.reshape(value, [-1])
-    if value.dtype == tf.bool:
-        return tf.cast(flat, tf.int64)
-    if value.dtype == tf.string:
-        return tf.strings.to_hash_bucket_fast(flat, 1 << 62)
-    width = min(value.dtype.size, 8)  # of complex128: two halves
-    return tf.cast(tf.reshape(tf.bitcast(flat, _BITS[width]), [-1]), tf.int64)
-
-
-def fingerprint(value: tf.Tensor) -> tf.Tensor:
-    """A checksum of the bits, of ops with GPU kernels; CPUs hash 20 times faster."""
-    # Scrambled first (as in splitmix64): a sum of plain bits by position would take
-    # [3, 0] for [0, 1], and one round still confuses some small integers. Weights by
-    # position, so that exchanged elements change the sum.
-    mixed = bits(value) * _MIX_1
-    mixed = tf.bitwise.bitwise_xor(mixed, tf.bitwise.right_shift(mixed, 29))
-    mixed *= _MIX_2
-    mixed = tf.bitwise.bitwise_xor(mixed, tf.bitwise.right_shift(mixed, 32))
-    places = tf.range(tf.size(mixed, out_type=tf.int64), dtype=tf.int64) * 2 + 1
-    return tf.reduce_sum(mixed * places, keepdims=True)

@@ -29,6 +29,11 @@ class Kind(enum.Enum):
     RANDOM = "random"
     PARTIAL = "partial"
 
+    @property
+    def is_per_replica(self) -> bool:
+        """Whether each copy has a value of its own, which counts."""
+        return self in (Kind.LOCAL, Kind.RANDOM)
+
 
 def declared_kind(variable: Any) -> Kind:
     """The kind according to a variable's own flags, before any step is analyzed."""

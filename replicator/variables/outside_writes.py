@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.collectives.buckets import positions_by_dtype
-from replicator.placement import devices as device_lib
 from replicator.step.traced_once import traced_once
 from replicator.validation.arguments import is_one_of, shown
-from replicator.variables.copy_values import bits, fingerprint, state
+from replicator.variables.fingerprints import bits, is_compiled, state, state_of
 from replicator.variables.kinds import Kind
 from replicator.variables.vectors import pack
 
@@ -44,16 +43,6 @@ def are_detected(policy: Any) -> bool:
             "check: call refresh_variables() after writing)"
         )
     return bool(policy == "detect")
-
-
-def is_compiled(variable: Any) -> bool:
-    """Whether a variable is checked by the compiled function of its device.
-
-    TensorFlow keeps int32 of GPUs in host memory, where XLA does not take it.
-    """
-    dtype = variable.dtype
-    has_type = dtype.is_floating or dtype == tf.int64
-    return has_type and not device_lib.is_cpu(variable.device)
 
 
 def was_written(entry: Entry) -> bool:
@@ -86,12 +75,7 @@ class WriteCheck:
             _compile(_differ_compiled, entries, device)
             for device, entries in self._compiled.items()
         ]
-        by_type = positions_by_dtype(entry.seen for entry in self._plain)
-        differs += [
-            _differ([self._plain[place] for place in places], _plain_state)
-            for places in by_type.values()
-        ]
-        return differs[0] if len(differs) == 1 else tf.reduce_any(tf.stack(differs))
+        return _any([*differs, *_differ(self._plain, _plain_state)])
 
     def record(self, values: Sequence[tf.Tensor | None]) -> None:
         """Records the states of all variables.
@@ -101,9 +85,9 @@ class WriteCheck:
         """
         for entry, value in zip(self._entries, values, strict=True):
             if not is_compiled(entry.variable):
-                is_value = entry.kind in (Kind.LOCAL, Kind.RANDOM)
-                known = value if is_value and value is not None else _plain_state(entry)
-                entry.seen.assign(known, read_value=False)
+                is_known = entry.kind.is_per_replica and value is not None
+                now = value if is_known else _plain_state(entry)
+                entry.seen.assign(now, read_value=False)
         for device, entries in self._compiled.items():
             _compile(_assign, entries, device)
 
@@ -119,22 +103,24 @@ def _compile(
 
 
 def _differ_compiled(entries: Sequence[Entry]) -> tf.Tensor:
-    return _differ(entries, _compiled_state)
+    return _any(_differ(entries, _compiled_state))
 
 
 def _differ(
-    entries: Sequence[Entry], state_of: Callable[[Entry], tf.Tensor]
-) -> tf.Tensor:
-    """Compares as one vector, which is one op instead of one per variable."""
-    by_type = positions_by_dtype(entry.seen for entry in entries)
+    entries: Sequence[Entry], now_of: Callable[[Entry], tf.Tensor]
+) -> list[tf.Tensor]:
+    """Compares each type as one vector, which is one op instead of one per variable."""
     found = []
-    for places in by_type.values():
+    for places in positions_by_dtype(entry.seen for entry in entries).values():
         of_type = [entries[place] for place in places]
-        now = bits(pack([state_of(entry) for entry in of_type]))
-        found.append(
-            tf.reduce_any(now != bits(pack([e.seen.value() for e in of_type])))
-        )
-    return found[0] if len(found) == 1 else tf.reduce_any(tf.stack(found))
+        now = bits(pack(list(map(now_of, of_type))))
+        seen = bits(pack([entry.seen.value() for entry in of_type]))
+        found.append(tf.reduce_any(now != seen))
+    return found
+
+
+def _any(flags: Sequence[tf.Tensor]) -> tf.Tensor:
+    return flags[0] if len(flags) == 1 else tf.reduce_any(tf.stack(flags))
 
 
 def _plain_state(entry: Entry) -> tf.Tensor:
@@ -142,8 +128,8 @@ def _plain_state(entry: Entry) -> tf.Tensor:
 
 
 def _compiled_state(entry: Entry) -> tf.Tensor:
-    value = entry.variable.value()
-    return value if entry.kind in (Kind.LOCAL, Kind.RANDOM) else fingerprint(value)
+    # XLA has the device from the function; a scope of its own would be another one.
+    return state_of(entry.variable.value(), entry.kind, entry.variable.device)
 
 
 def _assign(entries: Sequence[Entry]) -> None:

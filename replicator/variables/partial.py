@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from replicator.variables.copy_values import state
+from replicator.variables.fingerprints import state
 from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:

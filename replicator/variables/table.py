@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator.step import creation
-from replicator.variables.copy_values import replica_value, state
+from replicator.variables.copy_values import replica_value
+from replicator.variables.fingerprints import is_compiled, state
 from replicator.variables.kinds import Kind, declared_kind, is_summed
-from replicator.variables.outside_writes import is_compiled
 from replicator.variables.ownership import Ownership, num_bytes
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class VariableTable:
                 values=tuple(copy.numpy() for copy in entry.copies),
             )
             for entry in self._entries.values()
-            if entry.kind in (Kind.LOCAL, Kind.RANDOM)
+            if entry.kind.is_per_replica
         ]
 
     def restore(self, saved: Sequence[LocalState]) -> None:
@@ -188,7 +188,7 @@ class VariableTable:
         # A value that the user has set since the restore takes precedence.
         if restored is not None and value == variable.numpy().tobytes():
             return [tf.constant(restored.values[r]) for r in replica_ids]
-        is_sum = kind is Kind.LOCAL and is_summed(variable)
+        is_sum = is_summed(variable)
         return [
             replica_value(
                 variable.value(), kind, replica_id, topology.num_replicas, is_sum=is_sum
@@ -208,7 +208,7 @@ class VariableTable:
             if is_mirrored and topology.primaries[replica] != replica:
                 copies.append(copies[topology.primaries[replica]])
                 continue
-            if replica == 0 and kind in (Kind.MIRRORED, Kind.PARTIAL):
+            if replica == 0 and not kind.is_per_replica:
                 copies.append(variable)
                 continue
             place = topology.logical_device_of(variable.device)

@@ -30,7 +30,7 @@ CALLS = [
         id=f"{name}-{part}",
         marks=[] if part == number % NUM_PARTS else pytest.mark.full,
     )
-    for number, name in enumerate(calls.CALLS)
+    for number, name in enumerate(calls.NAMES)
     for part in range(NUM_PARTS)
 ]
 
@@ -43,7 +43,7 @@ def _answers(name, part, folder):
         repl = replicator.create("in_graph", num_replicas=2)
         place = folder / kind.replace(" ", "_").replace("'", "")
         try:
-            calls.CALLS[name](repl, make(), str(place))
+            calls.call(name, repl, make(), str(place))
         except Exception as error:  # noqa: BLE001 - judged, whatever it is
             complaint = judging.complaint(error)
             if complaint and (name, kind) not in ERRORS_OF_USERS:

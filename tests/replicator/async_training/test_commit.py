@@ -254,32 +254,28 @@ def small(elements, dtype=np.float32):
     return np.arange(elements, dtype=dtype)
 
 
-def test_small_tensors_of_one_type_travel_in_one_message():
-    """They arrive in their order and shapes; a tensor of another type is sent alone."""
-    matrix = small(6).reshape(2, 3)
-
-    plan = parcel([small(3), small(2, np.int64), matrix, np.float32(4)])
-
-    assert (((1,), False), ((0, 2, 3), True)) == plan
-
-
 LIMIT = FUSE_BELOW_BYTES // 4
+ALONE = ((0,), False)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "expected"),
+    ("tensors", "expected"),
     [
-        ([LIMIT - 1, 1], (((0, 1), True),)),
-        ([LIMIT, 1, 1], (((0,), False), ((1, 2), True))),
-        ([0, 1, 1], (((0,), False), ((1, 2), True))),
-        ([5], (((0,), False),)),
+        (
+            [small(3), small(2, np.int64), small(6).reshape(2, 3), np.float32(4)],
+            (((1,), False), ((0, 2, 3), True)),
+        ),
+        ([small(LIMIT - 1), small(1)], (((0, 1), True),)),
+        ([small(LIMIT), small(1), small(1)], (ALONE, ((1, 2), True))),
+        ([small(0), small(1), small(1)], (ALONE, ((1, 2), True))),
+        ([small(5)], (ALONE,)),
         ([], ()),
     ],
-    ids=["just small", "as large as the limit", "empty", "one", "none"],
+    ids=["shapes and types", "just small", "large", "empty", "one", "none"],
 )
-def test_what_is_large_or_empty_travels_alone(sizes, expected):
-    """A copy of it would cost more than a transfer."""
-    assert expected == parcel([small(size) for size in sizes])
+def test_small_tensors_of_one_type_travel_in_one_message(tensors, expected):
+    """In order and in their shapes; the copy of a large one would cost more."""
+    assert expected == parcel(tensors)
 
 
 def test_a_tensor_of_unknown_shape_travels_alone():

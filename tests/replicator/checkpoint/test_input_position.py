@@ -11,199 +11,201 @@ import replicator
 from replicator import InputReplicationMode, errors
 
 
-def _reader(
-    num_replicas, mode, make_dataset, *, global_batch_size=8, drop_remainder=False
-):
-    """A replicator that only reads, with one step variable to save."""
-    repl = replicator.create("in_graph", num_replicas=num_replicas)
-    with repl.context():
-        variable = tf.Variable(0, trainable=False)
+def count(num_examples):
+    """Makes a dataset of numbers."""
+    return functools.partial(tf.data.Dataset.range, num_examples)
 
-    def input_fn(ctx):
-        data = make_dataset().shard(ctx.num_input_pipelines, ctx.input_pipeline_id)
-        size = ctx.get_per_replica_batch_size(global_batch_size)
-        return data.batch(size, drop_remainder=drop_remainder)
 
-    inputs = repl.make_input_iterator(input_fn, mode)
+def shuffled(num_examples):
+    """Makes a dataset of numbers in an order of its own in each epoch."""
+    return lambda: tf.data.Dataset.range(num_examples).shuffle(num_examples, seed=3)
 
-    def read(num_steps):
-        steps = [repl.run(tf.identity, inputs) for _ in range(num_steps)]
+
+def generated():
+    """A Python generator, which has no state to save."""
+    return tf.data.Dataset.from_generator(
+        lambda: iter(range(32)), output_signature=tf.TensorSpec([], tf.int64)
+    )
+
+
+class Reader:
+    """A replicator that only reads, with one variable to save."""
+
+    def __init__(
+        self,
+        folder,
+        num_replicas,
+        make_dataset,
+        mode=InputReplicationMode.PER_WORKER,
+        *,
+        global_batch_size=8,
+        **batching,
+    ):
+        """Starts at the first example; each pipeline has its share."""
+        self.repl = replicator.create("in_graph", num_replicas=num_replicas)
+
+        def input_fn(ctx):
+            data = make_dataset().shard(ctx.num_input_pipelines, ctx.input_pipeline_id)
+            size = ctx.get_per_replica_batch_size(global_batch_size)
+            return data.batch(size, **batching)
+
+        self.inputs = self.repl.make_input_iterator(input_fn, mode)
+        with self.repl.context():
+            variable = tf.Variable(0, trainable=False)
+        self._manager = self.repl.make_checkpoint_manager(
+            folder, inputs=self.inputs, step=variable
+        )
+
+    def read(self, num_steps=1):
+        """The examples of some steps."""
+        steps = [self.repl.run(tf.identity, self.inputs) for _ in range(num_steps)]
         return [int(x) for parts in steps for part in parts for x in part.numpy()]
 
-    def manager(directory):
-        return repl.make_checkpoint_manager(directory, inputs=inputs, step=variable)
+    def save(self):
+        """Saves the position."""
+        self._manager.save(self.inputs.num_steps)
 
-    return read, manager, inputs
+    def restore(self):
+        """Continues where somebody has saved; returns how."""
+        return self._manager.restore().input_position
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Makes readers that save in one folder."""
+    return functools.partial(Reader, tmp_path)
 
 
 @pytest.mark.parametrize("mode", list(InputReplicationMode))
 @pytest.mark.parametrize("num_replicas", [1, 2, 4])
-def test_no_example_of_the_epoch_is_repeated_or_lost(tmp_path, mode, num_replicas):
+def test_no_example_of_the_epoch_is_repeated_or_lost(make, mode, num_replicas):
     """Four replicas read two steps, others the rest: every example once."""
+    before = make(4, shuffled(40), mode)
+    first = before.read(2)
+    before.save()
+    after = make(num_replicas, shuffled(40), mode)
 
-    def data():
-        return tf.data.Dataset.range(40).shuffle(40, seed=3)
+    after.restore()
 
-    read, manager, _ = _reader(4, mode, data)
-    first = read(2)
-    manager(tmp_path).save(2)
-    read, manager, inputs = _reader(num_replicas, mode, data)
-
-    manager(tmp_path).restore()
-
-    assert list(range(40)) == sorted(first + read(3))
+    assert list(range(40)) == sorted(first + after.read(3))
     with pytest.raises(tf.errors.OutOfRangeError):
-        read(1)
-    assert 5 == inputs.num_steps
+        after.read()
+    assert 5 == after.inputs.num_steps
 
 
 @pytest.mark.parametrize("first", ["next", "run"])
-def test_batches_of_next_and_of_run_are_one_position(tmp_path, first):
+def test_batches_of_next_and_of_run_are_one_position(make, first):
     """Whichever of them read before the save and after the restore."""
-    data = functools.partial(tf.data.Dataset.range, 40)
-    mode = InputReplicationMode.PER_WORKER
+    reader = make(2, count(40))
 
-    def by_next(inputs):
-        return [int(x) for part in next(inputs) for x in part.numpy()]
+    def by_next():
+        return [int(x) for part in next(reader.inputs) for x in part.numpy()]
 
-    read, manager, inputs = _reader(2, mode, data)
-    before = by_next(inputs) if first == "next" else read(1)
-    before += read(1) if first == "next" else by_next(inputs)
-    manager(tmp_path).save(2)
-    read, manager, inputs = _reader(2, mode, data)
+    found = by_next() if first == "next" else reader.read()
+    found += reader.read() if first == "next" else by_next()
+    reader.save()
+    reader = make(2, count(40))
 
-    manager(tmp_path).restore()
+    reader.restore()
 
-    assert 2 == inputs.num_steps
-    rest = [int(x) for batch in inputs for part in batch for x in part.numpy()]
-    assert list(range(40)) == before + rest
-    assert 5 == inputs.num_steps
+    assert 2 == reader.inputs.num_steps
+    found += [int(x) for batch in reader.inputs for part in batch for x in part.numpy()]
+    assert list(range(40)) == found
+    assert 5 == reader.inputs.num_steps
 
 
-def test_a_position_that_was_reached_by_skipping_is_saved_exactly(tmp_path):
+def test_a_position_that_was_reached_by_skipping_is_saved_exactly(make):
     """4 replicas, then 2, then 2 again: the iterators of the second are restored."""
-    data = functools.partial(tf.data.Dataset.range, 48)
-    mode = InputReplicationMode.PER_WORKER
-    read, manager, _ = _reader(4, mode, data)
-    got = read(2)
-    manager(tmp_path).save(2)
-    read, manager, _ = _reader(2, mode, data)
-    manager(tmp_path).restore()
-    got += read(1)
-    manager(tmp_path).save(3)
-    read, manager, inputs = _reader(2, mode, data)
+    found, how = [], []
+    for num_replicas, num_steps in ((4, 2), (2, 1), (2, 3)):
+        reader = make(num_replicas, count(48))
+        how.append(reader.restore() if found else "")
+        found += reader.read(num_steps)
+        reader.save()
 
-    restored = manager(tmp_path).restore()
-
-    assert list(range(48)) == got + read(3)
-    assert restored.input_position.startswith("exact")
-    assert 6 == inputs.num_steps
+    assert list(range(48)) == found
+    assert how[2].startswith("exact")
+    assert 6 == reader.inputs.num_steps
 
 
 @pytest.mark.parametrize("num_replicas", [2, 4])
-def test_later_epochs_keep_the_order_of_their_shuffles(tmp_path, num_replicas):
+def test_later_epochs_keep_the_order_of_their_shuffles(make, num_replicas):
     """Saved in the second epoch: its rest and the third are as without stopping."""
-    mode = InputReplicationMode.PER_WORKER
 
-    def data():
-        return tf.data.Dataset.range(24).shuffle(24, seed=3)
+    def epoch(reader):
+        reader.inputs.reinitialize()
+        return reader.read(3)
 
-    def epoch(read, inputs):
-        inputs.reinitialize()
-        return read(3)
+    whole = make(4, shuffled(24))
+    expected = [whole.read(3), epoch(whole), epoch(whole)]
+    before = make(4, shuffled(24))
+    before.read(3)
+    before.inputs.reinitialize()
+    begun = before.read()
+    before.save()
+    after = make(num_replicas, shuffled(24))
+    after.restore()
 
-    read, _, inputs = _reader(4, mode, data)
-    expected = [read(3), epoch(read, inputs), epoch(read, inputs)]
-    read, manager, inputs = _reader(4, mode, data)
-    read(3)
-    inputs.reinitialize()
-    begun = read(1)
-    manager(tmp_path).save(4)
-    read, manager, inputs = _reader(num_replicas, mode, data)
-    manager(tmp_path).restore()
-    rest, following = read(2), epoch(read, inputs)
-
-    assert expected[1:] == [begun + rest, following]
+    assert expected[1:] == [begun + after.read(2), epoch(after)]
     assert expected[0] != expected[1] != expected[2]
 
 
-def test_data_whose_state_cannot_be_saved_is_read_again_and_says_so(tmp_path):
-    """A Python generator has no state to save: its elements are skipped."""
+def test_data_whose_state_cannot_be_saved_is_read_again_and_says_so(make):
+    """Its elements are skipped."""
+    before = make(2, generated)
+    before.read(2)
+    before.save()
+    after = make(2, generated)
 
-    def make():
-        return tf.data.Dataset.from_generator(
-            lambda: iter(range(32)), output_signature=tf.TensorSpec([], tf.int64)
-        )
+    how = after.restore()
 
-    mode = InputReplicationMode.PER_WORKER
-    read, manager, _ = _reader(2, mode, make)
-    read(2)
-    manager(tmp_path).save(2)
-    read, manager, _ = _reader(2, mode, make)
-
-    restored = manager(tmp_path).restore()
-
-    assert "skipping the 2 steps that were read (PyFunc is stateful." in (
-        restored.input_position
-    )
-    assert list(range(16, 32)) == read(2)
+    assert "skipping the 2 steps that were read (PyFunc is stateful." in how
+    assert list(range(16, 32)) == after.read(2)
 
 
-def test_the_end_of_the_data_is_a_position_too(tmp_path):
+def test_the_end_of_the_data_is_a_position_too(make):
     """Saved after the epoch, restored on another number of replicas: still over."""
-    data = functools.partial(tf.data.Dataset.range, 16)
-    read, manager, _ = _reader(4, InputReplicationMode.PER_WORKER, data)
-    read(2)
+    before = make(4, count(16))
+    before.read(2)
     with pytest.raises(tf.errors.OutOfRangeError):
-        read(1)
-    manager(tmp_path).save(2)
-    read, manager, inputs = _reader(2, InputReplicationMode.PER_WORKER, data)
-    manager(tmp_path).restore()
+        before.read()
+    before.save()
+    after = make(2, count(16))
+    after.restore()
 
     with pytest.raises(tf.errors.OutOfRangeError):
-        read(1)
-    inputs.reinitialize()
+        after.read()
+    after.inputs.reinitialize()
 
-    assert list(range(16)) == read(2)
+    assert list(range(16)) == after.read(2)
 
 
-def test_another_global_batch_continues_at_the_same_example(tmp_path):
+def test_another_global_batch_continues_at_the_same_example(make):
     """Three steps of 8 are two of 12; 24 is not divisible by 16."""
-    data = functools.partial(tf.data.Dataset.range, 96)
+    before, after, wrong = (
+        make(n, count(96), global_batch_size=size, drop_remainder=True)
+        for n, size in ((4, 8), (2, 12), (2, 16))
+    )
+    before.read(3)
+    before.save()
+    after.restore()
 
-    def make(num_replicas, size):
-        return _reader(
-            num_replicas,
-            InputReplicationMode.PER_WORKER,
-            data,
-            global_batch_size=size,
-            drop_remainder=True,
-        )
-
-    read, manager, _ = make(4, 8)
-    read(3)
-    manager(tmp_path).save(3)
-    read, manager, _ = make(2, 12)
-    manager(tmp_path).restore()
-
-    assert list(range(24, 36)) == read(1)
+    assert list(range(24, 36)) == after.read()
     with pytest.raises(
         errors.CheckpointMismatchError,
         match=r"read 3 steps of 8 examples, which is not an integer number of steps",
     ):
-        make(2, 16)[1](tmp_path).restore()
+        wrong.restore()
 
 
-def test_iterators_of_another_dataset_are_refused(tmp_path):
+def test_iterators_of_another_dataset_are_refused(make):
     """The same topology, but the input function now shuffles."""
-    data = functools.partial(tf.data.Dataset.range, 32)
-    mode = InputReplicationMode.PER_WORKER
-    read, manager, _ = _reader(2, mode, data)
-    read(1)
-    manager(tmp_path).save(1)
+    before = make(2, count(32))
+    before.read()
+    before.save()
 
     with pytest.raises(
         errors.CheckpointError,
         match=r"state of the input iterators does not fit.*builds another dataset",
     ):
-        _reader(2, mode, lambda: data().shuffle(4))[1](tmp_path).restore()
+        make(2, shuffled(32)).restore()

@@ -95,18 +95,6 @@ def test_a_checkpoint_leaves_the_library(tmp_path):
     np.testing.assert_allclose(plain.weight.numpy(), expected, rtol=1e-6)
 
 
-def test_a_wrapped_optimizer_can_be_saved_by_itself(tmp_path):
-    """tf.train.Checkpoint(optimizer=...) takes it as it takes Keras' own."""
-    repl = replicator.create("single")
-    trainer = Trainer(repl)
-    _run(repl, trainer)
-
-    path = tf.train.Checkpoint(optimizer=trainer.optimizer).save(tmp_path / "own")
-
-    names = [name for name, _ in tf.train.list_variables(path)]
-    assert any("momentum" in name or "_variables" in name for name in names)
-
-
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("place", ["attribute", "list", "dict"])
 def test_the_checkpoint_manager_finds_it_and_its_step(repl_once, place, tmp_path):

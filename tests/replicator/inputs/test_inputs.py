@@ -61,13 +61,6 @@ def test_a_global_batch_that_does_not_divide_is_refused(
         ctx.get_per_replica_batch_size(global_batch_size)
 
 
-def test_a_global_batch_that_divides_gives_the_share():
-    """Eight over four replicas is two."""
-    ctx = replicator.InputContext(num_replicas_in_sync=4)
-
-    assert 2 == ctx.get_per_replica_batch_size(8)
-
-
 @pytest.mark.parametrize("backend", ["in_graph", "tf_mirrored"])
 @pytest.mark.parametrize("asked", [False, True])
 def test_iterators_are_tuned_only_where_asked_for(backend, asked, monkeypatch):
@@ -149,13 +142,3 @@ def test_a_replica_that_cancels_the_others_at_the_end_is_the_end(
         repl_once.run(tf.identity, _of_eleven(repl_once))
     with pytest.raises(tf.errors.CancelledError):
         repl_once.run(lambda x: x, endless)
-
-
-def test_batches_that_wait_on_devices_come_in_order(in_graph):
-    """A loop reads the buffers that run() would read."""
-    inputs = _of_eleven(in_graph, prefetch_to_device=2)
-
-    first = _read(in_graph.run(tf.identity, inputs))
-    rest = [x for batch in inputs for x in _read(batch)]
-
-    assert list(range(10)) == first + rest

@@ -12,25 +12,6 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 import replicator
 
 
-def _step(repl, **options):
-    """A weight whose gradient on each replica is what it is fed, and its update."""
-    with repl.context():
-        weight = tf.Variable([1.0, 2.0])
-        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(1.0), **options)
-        optimizer.build([weight])
-
-    def step(grad):
-        if "loss_scale" in options:
-            grad = optimizer.scale_loss(grad)
-        optimizer.apply_gradients([(tf.stack([grad, 0.0]), weight)])
-
-    def run(*grads):
-        repl.run(step, replicator.PerReplica([tf.constant(g) for g in grads]))
-        return float(weight.numpy()[0])
-
-    return run, weight, optimizer
-
-
 def _ran(folder, run):
     """How often each node of collectives ran, by the profile of what is run."""
     tf.profiler.experimental.start(str(folder))
@@ -47,9 +28,9 @@ def _ran(folder, run):
     return counts
 
 
-def test_gradients_meet_in_calls_that_update_only(separate, tmp_path):
+def test_gradients_meet_in_calls_that_update_only(separate, fed, tmp_path):
     """Of eight calls two add up what replicas have; the plan says that it is so."""
-    run, _, _ = _step(separate(2), accumulation_steps=4)
+    run, _, _ = fed(separate(2), accumulation_steps=4)
     for _ in range(5):
         run(1.0, 2.0)
 
@@ -58,10 +39,10 @@ def test_gradients_meet_in_calls_that_update_only(separate, tmp_path):
     assert 2 == counts["AddN"] == counts["Mul"]
 
 
-def test_the_plan_says_which_collectives_wait(separate):
+def test_the_plan_says_which_collectives_wait(separate, fed):
     """explain() of a step that accumulates."""
     repl = separate(2)
-    run, _, _ = _step(repl, accumulation_steps=4, loss_scale="dynamic")
+    run, _, _ = fed(repl, accumulation_steps=4, loss_scale="dynamic")
 
     run(1.0, 2.0)
 
@@ -91,10 +72,10 @@ def test_steps_per_execution_accumulate_too(separate):
     assert [-1.5, -1.5 - 5.5 - 9.5] == seen
 
 
-def test_an_overflow_on_the_way_waits_for_a_smaller_scale(separate):
+def test_an_overflow_on_the_way_waits_for_a_smaller_scale(separate, fed):
     """The update is skipped, nothing that was added is lost, and the scale halves."""
     options = {"accumulation_steps": 2, "loss_scale": "dynamic"}
-    run, _, optimizer = _step(separate(2), compression="float16", **options)
+    run, _, optimizer = fed(separate(2), compression="float16", **options)
 
     seen = [run(3.0, 1.0), run(3.0, 1.0), run(6.0, 6.0)]
 
@@ -107,10 +88,10 @@ def test_an_overflow_on_the_way_waits_for_a_smaller_scale(separate):
     assert 0 == int(optimizer.accumulation.count.numpy())
 
 
-def test_a_checkpoint_holds_an_accumulation_that_was_begun(separate, tmp_path):
+def test_a_checkpoint_holds_an_accumulation_that_was_begun(separate, fed, tmp_path):
     """Saved by two replicas in the middle of a window, for any number of them."""
     repl = separate(2)
-    run, weight, optimizer = _step(repl, accumulation_steps=2)
+    run, weight, optimizer = fed(repl, accumulation_steps=2)
     manager = repl.make_checkpoint_manager(tmp_path, weight=weight, optimizer=optimizer)
     run(1.0, 3.0)
     manager.save(1)
@@ -118,7 +99,7 @@ def test_a_checkpoint_holds_an_accumulation_that_was_begun(separate, tmp_path):
 
     for num_replicas in (2, 4, 1):
         then = separate(num_replicas)
-        run, weight, optimizer = _step(then, accumulation_steps=2)
+        run, weight, optimizer = fed(then, accumulation_steps=2)
         run(*[9.0] * num_replicas)  # forgotten by restoring
         again = then.make_checkpoint_manager(
             tmp_path, weight=weight, optimizer=optimizer

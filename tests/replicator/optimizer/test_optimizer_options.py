@@ -172,69 +172,39 @@ def test_all_options_together_equal_one_device(repl_once, optimizer_name):
     _check(_reference(optimizer_name, _joined(batches, k), 0.2), got[-1])
 
 
-def _scaled_step(repl, **options):
-    """A step that returns the scale before and the weight after an update."""
-    with repl.context():
-        weight = tf.Variable(1.0)
-        optimizer = repl.wrap_optimizer(
-            keras.optimizers.SGD(1.0), loss_scale="dynamic", **options
-        )
-        optimizer.build([weight])
-
-    def step(factor):
-        with tf.GradientTape() as tape:
-            loss = optimizer.scale_loss(weight * factor)
-        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
-        return optimizer.loss_scale.scale.value, weight
-
-    def run(*factors):
-        return repl.run(step, replicator.PerReplica([tf.constant(f) for f in factors]))
-
-    return run, weight, optimizer
-
-
-def test_the_scale_doubles_after_enough_finite_steps(in_graph, monkeypatch):
+def test_the_scale_doubles_after_enough_finite_steps(in_graph, fed, monkeypatch):
     """And starts counting again."""
     monkeypatch.setattr(loss_scale, "GROWTH_STEPS", 3)
-    run, _, optimizer = _scaled_step(in_graph)
+    run, _, optimizer = fed(in_graph, loss_scale="dynamic")
 
-    scales = [float(run(0.0, 0.0)[0][1]) for _ in range(7)]
+    scales = []
+    for _ in range(7):
+        scales.append(float(optimizer.loss_scale.scale.numpy()))
+        run(0.0, 0.0)
 
-    assert [2.0**15] * 2 + [2.0**16] * 3 + [2.0**17] * 2 == scales
+    assert [2.0**15] * 3 + [2.0**16] * 3 + [2.0**17] == scales
     assert 1 == int(optimizer.loss_scale.num_finite_steps.numpy())
 
 
-def test_a_call_that_is_not_finite_is_not_accumulated(placed):
-    """The window waits for as many finite calls as it needs."""
-    run, weight, optimizer = _scaled_step(placed, accumulation_steps=2)
+def test_a_call_that_is_not_finite_is_not_accumulated(placed, fed):
+    """The window waits for as many finite calls as it needs; NaN is not finite too."""
+    run, _, optimizer = fed(placed, loss_scale="dynamic", accumulation_steps=2)
 
     run(0.5, 0.5)
-    run(np.inf, 0.0)
-    assert 1.0 == float(weight.numpy())
-    run(0.25, 0.25)
+    assert 1.0 == run(np.inf, 0.0) == run(0.0, np.nan)
 
-    assert 1.0 - (0.5 + 0.25) / 2 == float(weight.numpy())
+    assert 1.0 - (0.5 + 0.25) / 2 == run(0.25, 0.25)
     assert 1 == int(optimizer.iterations.numpy())
+    assert 2 == int(optimizer.loss_scale.num_skipped_steps.numpy())
 
 
-def test_loss_scaling_rescues_float16(separate):
+def test_loss_scaling_rescues_float16(separate, fed):
     """Gradients of 1e-8 vanish in float16, unless the loss is scaled."""
     kept = []
     for scale in (None, 2.0**20):
-        repl = separate(2)
-        with repl.context():
-            weight = tf.Variable(0.0)
-            optimizer = repl.wrap_optimizer(
-                keras.optimizers.SGD(1.0), compression="float16", loss_scale=scale
-            )
-
-        def step(weight=weight, optimizer=optimizer):
-            with tf.GradientTape() as tape:
-                loss = optimizer.scale_loss(weight * 1e-8)
-            optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
-
-        repl.run(step)
-        kept.append(float(weight.numpy()))
+        run, weight, _ = fed(separate(2), compression="float16", loss_scale=scale)
+        weight.assign(0.0)
+        kept.append(run(1e-8, 1e-8))
 
     assert 0.0 == kept[0]
     np.testing.assert_allclose(-1e-8, kept[1], rtol=1e-3)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator.variables import copy_values
+from replicator.variables import fingerprints
 
 SUM = tf.VariableAggregation.SUM
 ON_READ = tf.VariableSynchronization.ON_READ
@@ -85,14 +85,14 @@ def test_fingerprints_of_small_integers_do_not_collide():
     vectors = np.stack([numbers // 256, numbers // 16 % 16, numbers % 16], axis=1)
 
     @tf.function
-    def fingerprints(all_of_them):
+    def of_each(all_of_them):
         return tf.map_fn(
-            lambda one: copy_values.fingerprint(one)[0],
+            lambda one: fingerprints.fingerprint(one)[0],
             all_of_them,
             fn_output_signature=tf.int64,
         )
 
-    found = fingerprints(tf.constant(vectors, tf.int32)).numpy()
+    found = of_each(tf.constant(vectors, tf.int32)).numpy()
 
     assert len(numbers) == len(set(found.tolist()))
 

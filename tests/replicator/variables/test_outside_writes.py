@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import errors
-from replicator.variables import outside_writes
+from replicator.variables import fingerprints
 
 NUM_VARIABLES = 75
 # Of the check in one dispatch; each variable took 24 on a GPU before.
@@ -232,5 +232,5 @@ def test_values_of_int32_are_not_compiled(as_gpus):
     """TensorFlow keeps them in host memory, where XLA for GPUs does not take them."""
     as_gpus()
 
-    assert not outside_writes.is_compiled(tf.Variable(tf.zeros([2], tf.int32)))
-    assert outside_writes.is_compiled(tf.Variable(tf.zeros([2], tf.bfloat16)))
+    assert not fingerprints.is_compiled(tf.Variable(tf.zeros([2], tf.int32)))
+    assert fingerprints.is_compiled(tf.Variable(tf.zeros([2], tf.bfloat16)))

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from replicator.placement.topology import make_topology
 from replicator.variables import partial
-from replicator.variables.copy_values import state
+from replicator.variables.fingerprints import state
 from replicator.variables.kinds import Kind
 from replicator.variables.table import VariableTable
 
