@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from tiny_models import Training
@@ -16,7 +15,6 @@ from replicator.placement.topology import make_topology
 from replicator.step import logical
 
 HOST = "/job:localhost/replica:0/task:0/device:CPU:"
-STEPS = 20
 
 
 def _make(backend, num_replicas, **options):
@@ -28,39 +26,6 @@ def _make(backend, num_replicas, **options):
         logical_devices_per_replica=2,
         **options,
     )
-
-
-def _whole():
-    """One device for both parts: the same code, and nothing is split."""
-    return replicator.create(
-        "single", devices=["CPU:0", "CPU:0"], logical_devices_per_replica=2
-    )
-
-
-def _train(repl):
-    training = Training(repl, "split")
-    return training.run(STEPS), [w.numpy() for w in training.model.weights]
-
-
-@pytest.mark.parametrize("placement_option", ["auto", "mirrored"])
-def test_split_replicas_train_as_one_device_does(placement_option):
-    """Two replicas of two parts follow one device on the joined batch for 20 steps."""
-    expected, weights = _train(_whole())
-
-    losses, split = _train(_make("in_graph", 2, variable_placement=placement_option))
-
-    np.testing.assert_allclose(expected, losses, rtol=2e-5)
-    for one, other in zip(weights, split, strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
-
-
-def test_one_split_replica_is_the_baseline():
-    """The single backend places parts too, with bit-equal results."""
-    expected, _ = _train(_whole())
-
-    losses, _ = _train(_make("single", 1))
-
-    np.testing.assert_allclose(expected, losses, rtol=1e-6)
 
 
 def test_variables_and_slots_are_on_the_part_that_made_them():
