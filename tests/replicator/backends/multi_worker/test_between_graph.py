@@ -119,7 +119,7 @@ def test_the_plan_shows_cross_worker_communication(two_workers):
         r"#0 all_reduce\(sum\): 3 tensors, 2400008 bytes .* 2 transfers .* 1 fused;",
         r"fused; then reduce over 2 workers \(ring\)",
         r"#1 all_gather: .*; then gather over 2 workers \(ring\)",
-        r"#2 broadcast: .*; then broadcast over 2 workers \(tree\)",
+        r"#2 broadcast\(0\): .*; then broadcast over 2 workers \(tree\)",
     ):
         assert re.search(line, text), text
 
