@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -123,6 +124,11 @@ class BackendInfo:
     def capabilities(self) -> frozenset[str]:
         """What the backend promises and the conformance suite checks."""
         return frozenset(CAPABILITIES) - frozenset(self.lacks)
+
+    def load(self) -> Any:
+        """Imports the class of the backend, and TensorFlow with it."""
+        module, _, name = self.target.partition(":")
+        return getattr(importlib.import_module(module), name)
 
 
 # What no strategy of tf.distribute does.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +68,7 @@ def create(
     if without_communication:
         _check_control(info)
         options["without_communication"] = True
-    module, _, name = info.target.partition(":")
-    kind = getattr(importlib.import_module(module), name)
+    kind = info.load()
     _check_options(backend, kind, options)
     replicator: Replicator = kind(num_replicas=num_replicas, **options)
     return replicator

@@ -53,7 +53,9 @@ class BetweenGraphReplicator(base.Replicator):
         """
         if self.without_communication:
             return super().reduce(op, value)
-        return output_reduction.reduce_over_workers(self, op, value)
+        return output_reduction.reduce_over_workers(
+            self.run, op, value, self.num_local_replicas
+        )
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
         """Gathers bytes from every worker; see ``Replicator.gather_bytes``."""

@@ -8,6 +8,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from replicator.backends.in_graph import InGraphReplicator
+from replicator.catalog import BACKENDS
+
+# The backend of each pattern; their classes import this module.
+_BACKENDS = {"between_graph": "multi_worker", "in_graph": "multi_worker_in_graph"}
 
 
 class MultiWorkerReplicator(InGraphReplicator):
@@ -41,21 +45,9 @@ class MultiWorkerReplicator(InGraphReplicator):
                     f"{cls.pattern!r}; use MultiWorkerReplicator(pattern={pattern!r})"
                 )
             return super().__new__(cls)
-        kinds = _classes()
         name = "between_graph" if pattern is None else pattern
-        if name not in kinds:
+        if name not in _BACKENDS:
             raise ValueError(
-                f"pattern {pattern!r} is not one of {', '.join(map(repr, kinds))}"
+                f"pattern {pattern!r} is not one of {', '.join(map(repr, _BACKENDS))}"
             )
-        return super().__new__(kinds[name])
-
-
-def _classes() -> dict[str, type[MultiWorkerReplicator]]:
-    """The class of each pattern; they import this module."""
-    from replicator.backends.multi_worker_between_graph import (
-        MultiWorkerBetweenGraphReplicator,
-    )
-    from replicator.backends.multi_worker_in_graph import MultiWorkerInGraphReplicator
-
-    kinds = (MultiWorkerBetweenGraphReplicator, MultiWorkerInGraphReplicator)
-    return {kind.pattern: kind for kind in kinds}
+        return super().__new__(BACKENDS[_BACKENDS[name]].load())

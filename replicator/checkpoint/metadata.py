@@ -94,12 +94,10 @@ def from_json(text: str, path: str) -> Metadata:
 
 
 def _backend_name(repl: CheckpointedBackend) -> str:
-    for cls in type(repl).__mro__:
-        target = f"{cls.__module__}:{cls.__qualname__}"
-        for info in catalog.BACKENDS.values():
-            if info.target == target:
-                return info.name
-    return type(repl).__name__
+    try:
+        return catalog.entry_of(type(repl)).name
+    except LookupError:  # a backend of the user's own
+        return type(repl).__name__
 
 
 def _library_version() -> str:

@@ -211,6 +211,8 @@ class LocalCluster:
         cores: Collection[int] = ()
         if self._cpusets is not None:
             cores = self._cpusets[self.members.index(member)]
+        # A script between this process and the program: this one may have threads of
+        # TensorFlow, and code between fork and exec could wait for their locks.
         wrapper = Path(__file__).with_name("child.py")
         with self._log(kind, index).open("ab") as log:
             self._processes[member] = subprocess.Popen(

@@ -42,6 +42,9 @@ def join_once(role: str, config: ClusterConfig, join: Callable[[], _T]) -> _T:
     Raises:
       ClusterConfigError: The process has joined another cluster, or in another role.
     """
+    # TensorFlow cannot leave a cluster: its context, its server and the incarnations by
+    # which others know it are made once. A restarted job is a new generation of
+    # processes, never a second cluster in an old one.
     for joined in _JOINED:
         if joined.role != role or _place(joined.config) != _place(config):
             raise ClusterConfigError(

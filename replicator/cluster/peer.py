@@ -184,6 +184,9 @@ class Peer:
                 self._link = None
             else:
                 return False
+        # The kernel keeps the connection to a process that is busy or stopped, so a
+        # lost one means little by itself: a network may have dropped it. Only a closed
+        # port, or another process at the same one, proves the end (record 0018).
         try:
             link = Link(self._address, _CONNECT_SEC)
         except ConnectionRefusedError:

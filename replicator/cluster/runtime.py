@@ -75,6 +75,8 @@ class WorkerRuntime:
         """
         self._worker.check_not_lost()
         self._worker.doing = what
+        # Numbers, not names, tell one exchange from the next: workers draw them in the
+        # same order, and a worker that is elsewhere is seen by what it says it does.
         number = next(self._worker.numbers)
         message = json.dumps({"what": what, "text": text})
         mine = key_of(f"exchange/{number}", self.worker_id)

@@ -87,6 +87,7 @@ class WorkerWatch:
                 if server in self.lost:
                     # TensorFlow keeps reconnecting to a server that only hangs.
                     close_connections(address)
+                # Connecting is not enough: the kernel accepts for a process that hangs.
                 elif answers(address, _ANSWER_SEC):
                     last_answer[server] = time.monotonic()
                     num_failures[server] = 0

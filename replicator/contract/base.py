@@ -48,15 +48,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         communicate, and diverge.
     """
 
-    first_replica_id: int = 0
-    logical_devices_per_replica: int = 1
     num_steps_run: int = 0
-    without_communication: bool = False
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Replicas whose updates are aggregated each step."""
-        return self.num_replicas
 
     @contextlib.contextmanager
     def context(self) -> Iterator[Replicator]:

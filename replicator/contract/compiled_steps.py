@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from replicator.catalog import BACKENDS
+from replicator.catalog import BACKENDS, entry_of
 from replicator.errors import CompiledStepError
 from replicator.placement import devices as device_lib
 from replicator.step.compiled import CompiledStep
@@ -12,8 +12,6 @@ from replicator.validation.user_functions import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from replicator.catalog import BackendInfo
 
 CAPABILITY = "compiled_steps"
 
@@ -30,8 +28,11 @@ def check_backend(replicator: Any, step_fn: Any) -> None:
     """
     if not isinstance(step_fn, CompiledStep):
         return
-    info = _info_of(type(replicator))
-    if info is not None and CAPABILITY in info.lacks:
+    try:
+        info = entry_of(type(replicator))
+    except LookupError:  # a backend of the user's own
+        return
+    if CAPABILITY in info.lacks:
         able = [n for n, other in BACKENDS.items() if CAPABILITY not in other.lacks]
         raise CompiledStepError(
             f"step {name_of(step_fn)!r} is a CompiledStep, which backend "
@@ -67,13 +68,3 @@ def check_devices(
             f"{start} that share GPUs, but XLA reduces by NCCL, which needs a GPU of "
             "its own for each; use fewer replicas, or pass the function itself"
         )
-
-
-def _info_of(kind: type) -> BackendInfo | None:
-    """The catalogue's facts about a class of replicators, or about its base."""
-    by_target = {info.target: info for info in BACKENDS.values()}
-    for base in kind.__mro__:
-        info = by_target.get(f"{base.__module__}:{base.__qualname__}")
-        if info is not None:
-            return info
-    return None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from replicator.errors import MeasuringControlError
 
 if TYPE_CHECKING:
-    from replicator.contract.base import Replicator
+    from replicator.placement.job_facts import JobFacts
 
 EXPLANATION = (
     "without_communication: a measuring control, whose replicas diverge. Nothing is "
@@ -20,7 +20,7 @@ EXPLANATION = (
 )
 
 
-def refuse(replicator: Replicator, what: str) -> None:
+def refuse(replicator: JobFacts, what: str) -> None:
     """Rejects what needs replicas that communicate.
 
     Raises:

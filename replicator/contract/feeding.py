@@ -14,6 +14,7 @@ from replicator.inputs.context import (
 )
 from replicator.inputs.iterator import InputIterator
 from replicator.placement import devices as device_lib
+from replicator.placement.job_facts import JobFacts
 from replicator.validation import user_functions
 
 if TYPE_CHECKING:
@@ -22,28 +23,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-class FedBackend:
-    """Input pipelines of a backend, and who reads which of them.
-
-    Attributes:
-      num_replicas: Replicas of the whole job.
-      num_workers: Worker processes of the job, usually one per machine.
-      worker_id: Index of this process among them.
-    """
-
-    num_replicas: int
-    num_workers: int = 1
-    worker_id: int = 0
-
-    @property
-    def num_local_replicas(self) -> int:
-        """Replicas that this process runs."""
-        return self.num_replicas
-
-    @property
-    def num_programs(self) -> int:
-        """Processes that run the user's program, without workers that only serve."""
-        return self.num_workers
+class FedBackend(JobFacts):
+    """Input pipelines of a backend, and who reads which of them."""
 
     @property
     def feeds_gpus(self) -> bool:

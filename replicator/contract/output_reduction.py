@@ -14,8 +14,6 @@ from replicator.step.per_replica import PerReplica
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from replicator.contract.base import Replicator
-
 
 def reduce_here(op: str, value: Any, num_replicas: int) -> Any:
     """Reduces the values of this process; see ``Replicator.reduce``."""
@@ -68,17 +66,19 @@ def _values_of(leaf: Any, op: str, num_replicas: int) -> list[tf.Tensor] | None:
     return values
 
 
-def reduce_over_workers(repl: Replicator, op: str, value: Any) -> Any:
-    """Reduces in a step of its own; see ``Replicator.reduce``."""
+def reduce_over_workers(
+    run: Callable[..., Any], op: str, value: Any, num_replicas: int
+) -> Any:
+    """Reduces in a step of its own, which ``run`` runs; see ``Replicator.reduce``."""
     context_lib.check_reduce_op(op)
     leaves = tf.nest.flatten(value)
     places = [
         place
         for place, leaf in enumerate(leaves)
-        if _values_of(leaf, op, repl.num_local_replicas) is not None
+        if _values_of(leaf, op, num_replicas) is not None
     ]
     if places:
-        reduced = repl.run(_REDUCTIONS[op], [leaves[place] for place in places])
+        reduced = run(_REDUCTIONS[op], [leaves[place] for place in places])
         for place, leaf in zip(places, reduced, strict=True):
             leaves[place] = leaf
     results = [leaf[0] if isinstance(leaf, PerReplica) else leaf for leaf in leaves]

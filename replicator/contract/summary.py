@@ -14,7 +14,7 @@ from replicator.variables.kinds import Kind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from replicator.contract.base import Replicator
+    from replicator.placement.job_facts import JobFacts
     from replicator.placement.topology import Topology
     from replicator.variables.table import Entry
 
@@ -42,7 +42,7 @@ class VariableCopy:
 
 
 def describe(
-    repl: Replicator, places: Sequence[str], copies: Sequence[VariableCopy] | None
+    repl: JobFacts, places: Sequence[str], copies: Sequence[VariableCopy] | None
 ) -> str:
     """Writes the summary of a replicator.
 

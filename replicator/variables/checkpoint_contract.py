@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator.placement.job_facts import JobFacts
 from replicator.variables.outside_values import combine
 
 if TYPE_CHECKING:
@@ -18,29 +19,17 @@ if TYPE_CHECKING:
     from replicator.variables.table import LocalState
 
 
-class CheckpointedBackend:
+class CheckpointedBackend(JobFacts):
     """State of a backend in addition to the users' variables.
 
     By default there is none: every variable exists once, and contains all state to
     save.
     """
 
-    if TYPE_CHECKING:  # those of every replicator; see ``contract``
-        num_replicas: int
-        num_workers: int
-        worker_id: int
-
-        @property
-        def num_programs(self) -> int:
-            """Processes that run the user's program."""
+    if TYPE_CHECKING:  # that of every replicator; see ``contract``
 
         def context(self) -> contextlib.AbstractContextManager[Any]:
             """The scope for creating variables."""
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process writes the job's checkpoints and logs."""
-        return self.worker_id == 0
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
         """Gathers one byte string from every worker on all workers, by worker id.

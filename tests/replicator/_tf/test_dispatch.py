@@ -27,18 +27,6 @@ def test_a_function_is_traced_once_and_gives_what_it_computes():
     assert 1 == len(traces)
 
 
-def test_ragged_and_sparse_tensors_arrive_as_they_are():
-    """Each is several tensors to the function."""
-    dispatch = Dispatch(lambda s: [s[0].row_lengths(), tf.sparse.to_dense(s[1])])
-
-    for first in ([[1], [2, 3]], [[], [4]]):
-        ragged = tf.ragged.constant(first, dtype=tf.int32, ragged_rank=1)
-        sparse = tf.sparse.from_dense(tf.constant([0, 7]))
-        lengths, dense = dispatch((ragged, sparse))
-        assert [len(row) for row in first] == lengths.numpy().tolist()
-        assert [0, 7] == dense.numpy().tolist()
-
-
 def test_iterators_end_with_tensorflows_error():
     """The message is that of a function, too."""
     iterator = iter(tf.data.Dataset.range(2))
@@ -59,30 +47,6 @@ def test_an_error_of_a_step_names_its_operation(repl_once):
     values = PerReplica([tf.constant(2.0)] * repl_once.num_replicas)
     with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
         repl_once.run(step, values)
-
-
-def test_variables_are_read_when_a_function_starts():
-    """Captured once, as handles; not their values."""
-    weight = tf.Variable(1.0)
-    dispatch = Dispatch(lambda _: [weight + 1.0])
-
-    assert 2.0 == float(dispatch(None)[0])
-    weight.assign(5.0)
-    assert 6.0 == float(dispatch(None)[0])
-
-
-def test_a_function_without_outputs_has_its_effect():
-    """The list of outputs is empty."""
-    weight = tf.Variable(1.0)
-
-    def add(_):
-        weight.assign_add(1.0)
-        return []
-
-    dispatch = Dispatch(add)
-
-    assert [[], []] == [dispatch(None), dispatch(None)]
-    assert 3.0 == float(weight)
 
 
 @pytest.mark.parametrize("is_soft", [True, False])
@@ -127,21 +91,6 @@ def test_nests_with_gaps_come_back_as_they_were(repl_once):
     np.testing.assert_array_equal(
         [int(v) for v in found["b"][1][0]], 2 * np.arange(1, count + 1)
     )
-
-
-def test_what_a_function_captures_when_it_is_called_is_new_in_every_call():
-    """Stock strategies number their collectives so."""
-    numbers = iter(range(10, 20))
-
-    def number(_):
-        graph = tf.compat.v1.get_default_graph()
-        spec = tf.TensorSpec([], tf.int32)
-        return [graph.capture_call_time_value(lambda: next(numbers), spec) + 0]
-
-    dispatch = Dispatch(number)
-
-    first, second = int(dispatch(None)[0]), int(dispatch(None)[0])
-    assert first < second
 
 
 def test_a_stock_strategy_takes_rows_of_other_numbers_in_every_step():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from tiny_models import Training
@@ -16,7 +15,6 @@ from replicator.placement.topology import make_topology
 from replicator.step import logical
 
 HOST = "/job:localhost/replica:0/task:0/device:CPU:"
-STEPS = 20
 
 
 def _make(backend, num_replicas, **options):
@@ -28,39 +26,6 @@ def _make(backend, num_replicas, **options):
         logical_devices_per_replica=2,
         **options,
     )
-
-
-def _whole():
-    """One device for both parts: the same code, and nothing is split."""
-    return replicator.create(
-        "single", devices=["CPU:0", "CPU:0"], logical_devices_per_replica=2
-    )
-
-
-def _train(repl):
-    training = Training(repl, "split")
-    return training.run(STEPS), [w.numpy() for w in training.model.weights]
-
-
-@pytest.mark.parametrize("placement_option", ["auto", "mirrored"])
-def test_split_replicas_train_as_one_device_does(placement_option):
-    """Two replicas of two parts follow one device on the joined batch for 20 steps."""
-    expected, weights = _train(_whole())
-
-    losses, split = _train(_make("in_graph", 2, variable_placement=placement_option))
-
-    np.testing.assert_allclose(expected, losses, rtol=2e-5)
-    for one, other in zip(weights, split, strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
-
-
-def test_one_split_replica_is_the_baseline():
-    """The single backend places parts too, with bit-equal results."""
-    expected, _ = _train(_whole())
-
-    losses, _ = _train(_make("single", 1))
-
-    np.testing.assert_allclose(expected, losses, rtol=1e-6)
 
 
 def test_variables_and_slots_are_on_the_part_that_made_them():
@@ -156,55 +121,59 @@ def test_parts_inside_functions_and_loops_get_their_devices():
     assert [8.0, 40.0] == seen
 
 
-def test_a_part_that_does_not_exist_is_named():
-    """Index and number of parts, inside steps and in context()."""
-    repl = _make("in_graph", 1)
-    message = r"logical_device\(2\) does not exist: a replica here has 2; use 0 to 1"
-
-    with pytest.raises(errors.DeviceError, match=message), repl.context():
+def _part_of_a_variable():
+    with _make("in_graph", 1).context():
         replicator.logical_device(2)
 
+
+def _part_of_a_step():
     def step():
         with replicator.logical_device(2):
             return tf.constant(0)
 
+    _make("in_graph", 1).run(step)
+
+
+MISSING = r"logical_device\(2\) does not exist: a replica here has 2; use 0 to 1"
+REFUSED = {
+    "a part of a variable": (_part_of_a_variable, MISSING),
+    "a part of a step": (_part_of_a_step, MISSING),
+    "a part outside a replica": (
+        lambda: replicator.logical_device(0),
+        r"logical_device\(0\) was called outside a replica; .*step function",
+    ),
+    "more parts than devices": (
+        lambda: replicator.create(
+            "in_graph", num_replicas=32, logical_devices_per_replica=2
+        ),
+        r"32 replicas of 2 logical devices need 64 devices: 64 virtual CPU",
+    ),
+    **{
+        f"index {index!r}": (
+            lambda index=index: logical.check_index(index, 1),
+            r"logical_device\(.*does not exist",
+        )
+        for index in (-1, "1", True, None, 1.0)
+    },
+    **{
+        f"{count!r} parts": (
+            lambda count=count: replicator.create(
+                "in_graph", num_replicas=1, logical_devices_per_replica=count
+            ),
+            r"logical_devices_per_replica .* integer of at least 1",
+        )
+        for count in (0, -1, 1.5, True, "2")
+    },
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_parts_that_do_not_exist_are_refused(what):
+    """With the number that there are."""
+    call, message = REFUSED[what]
+
     with pytest.raises(errors.DeviceError, match=message):
-        repl.run(step)
-
-
-@pytest.mark.parametrize("index", [-1, "1", True, None, 1.0])
-def test_an_index_that_is_no_part_is_refused(index):
-    """Only integers in range."""
-    with pytest.raises(errors.DeviceError, match=r"logical_device\(.*does not exist"):
-        logical.check_index(index, 1)
-
-
-def test_outside_a_replica_there_are_no_parts():
-    """The message says where to use it."""
-    with pytest.raises(
-        errors.DeviceError,
-        match=r"logical_device\(0\) was called outside a replica; .*step function",
-    ):
-        replicator.logical_device(0)
-
-
-def test_more_parts_than_devices_names_both_numbers():
-    """Replicas times parts is what must exist."""
-    with pytest.raises(
-        errors.DeviceError,
-        match=r"32 replicas of 2 logical devices need 64 devices: 64 virtual CPU",
-    ):
-        replicator.create("in_graph", num_replicas=32, logical_devices_per_replica=2)
-
-
-@pytest.mark.parametrize("count", [0, -1, 1.5, True, "2"])
-def test_a_number_of_parts_that_is_none_is_refused(count):
-    """A positive integer."""
-    with pytest.raises(
-        errors.DeviceError,
-        match=r"logical_devices_per_replica .* integer of at least 1",
-    ):
-        replicator.create("in_graph", num_replicas=1, logical_devices_per_replica=count)
+        call()
 
 
 def test_backends_that_do_not_split_have_part_0_only():

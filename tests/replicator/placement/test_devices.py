@@ -57,16 +57,6 @@ def test_gpus_are_taken_first(gpus):
     )
 
 
-def test_too_few_gpus_are_not_stretched(gpus):
-    """Two replicas on one GPU would measure something else: both numbers are named."""
-    gpus(1)
-
-    with pytest.raises(
-        errors.DeviceError, match=r"2 replicas need 2 GPUs, but there are 1; use fewer"
-    ):
-        devices.resolve(2, None, distinct=False)
-
-
 def test_multi_gpu_takes_all_gpus_and_runs_on_a_laptop(gpus):
     """Without a number: every GPU; without GPUs: one replica, or as many as asked."""
     assert 1 == replicator.MultiGpuReplicator().num_replicas
@@ -82,79 +72,89 @@ def test_multi_gpu_takes_all_gpus_and_runs_on_a_laptop(gpus):
     assert "mirrored" == on_gpu.variable_placement
 
 
-@pytest.mark.parametrize("backend", ["single", "in_graph", "tf_mirrored"])
+# What is passed, by the replicas that it is for -> what the message says.
+WRONG_NAMES = {
+    "GPU:7": r"device 'GPU:7' does not exist; this process has CPU:0, CPU:1",
+    "CPU:99": r"device 'CPU:99' does not exist",
+    "the second": r"device 'the second' is not a device name; use names such",
+    3: r"device 3 (is not a device name|does not exist)",
+}
+NO_LIST = r"devices .* must be a list with one device per replica"
+REFUSED = {
+    **{
+        f"{name} of {backend}": (
+            lambda backend=backend, name=name: replicator.create(
+                backend, num_replicas=1, devices=[name]
+            ),
+            message,
+        )
+        for backend in ("single", "in_graph", "tf_mirrored")
+        for name, message in WRONG_NAMES.items()
+    },
+    **{
+        f"{devices!r} for two replicas": (
+            lambda devices=devices: replicator.create(
+                "in_graph", num_replicas=2, devices=devices
+            ),
+            NO_LIST,
+        )
+        for devices in (["CPU:0"], ["CPU:0"] * 3, "CPU:0", [], 2.5, object)
+    },
+    "a variable as devices": (
+        lambda: devices.resolve(2, keras.Variable([1.0]), distinct=False),
+        NO_LIST,
+    ),
+    "one device for two replicas of a stock strategy": (
+        lambda: replicator.create(
+            "tf_mirrored", num_replicas=2, devices=["CPU:0", "CPU:0"]
+        ),
+        r"\['CPU:0', 'CPU:0'\] must all be d",
+    ),
+    "a CPU that TensorFlow already uses": (
+        lambda: (tf.constant(1), devices.split_cpu(64)),
+        r"64 virtual CPU devices are needed.* initialized with 4; ",
+    ),
+    "more parts than a graph can hold": (
+        lambda: devices.resolve_logical(2, 10**30, None),
+        r"logical_devices_per_replica 10+ must be an .* 65536",
+    ),
+    "more parts than a graph can hold, together": (
+        lambda: devices.resolve_logical(2, 2**16, None),
+        r"num_replicas 131072 must be an integer from 1 to 65",
+    ),
+    "no replicas": (
+        lambda: replicator.InGraphReplicator(num_replicas=0),
+        r"num_replicas 0 must be an integer from 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_devices_that_cannot_be_are_refused(what):
+    """By every backend: soft placement would run on the CPU unnoticed."""
+    call, message = REFUSED[what]
+
+    with pytest.raises(errors.DeviceError, match=message):
+        call()
+
+
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("num_gpus", "options", "message"),
     [
-        (["GPU:7"], r"device 'GPU:7' does not exist; this process has CPU:0, CPU:1"),
-        (["CPU:99"], r"device 'CPU:99' does not exist"),
-        (["the second"], r"device 'the second' is not a device name; use names such"),
-        ([3], r"device 3 (is not a device name|does not exist)"),
+        (1, {}, r"2 replicas need 2 GPUs, but there are 1; use fewer"),
+        (
+            2,
+            {"variable_placement": "shared"},
+            r"variable_placement='shared' needs.*use 'mirrored'",
+        ),
     ],
 )
-def test_devices_that_do_not_exist_are_refused_by_every_backend(
-    backend, names, message
-):
-    """Soft placement would run on the CPU unnoticed."""
+def test_gpus_that_do_not_suffice_are_refused(gpus, num_gpus, options, message):
+    """Two replicas on one would measure something else; two cannot read one copy."""
+    gpus(num_gpus)
+
     with pytest.raises(errors.DeviceError, match=message):
-        replicator.create(backend, num_replicas=1, devices=names)
-
-
-@pytest.mark.parametrize("names", [["CPU:0"], ["CPU:0"] * 3, "CPU:0", []])
-def test_one_device_per_replica_is_needed(names):
-    """More, fewer, or a string where a list belongs."""
-    with pytest.raises(
-        errors.DeviceError,
-        match=r"devices .* must be a list with one device per replica",
-    ):
-        replicator.create("in_graph", num_replicas=2, devices=names)
-
-
-def test_a_backend_that_needs_different_devices_says_so():
-    """A stock strategy cannot have two replicas on one device."""
-    with pytest.raises(errors.DeviceError, match=r"\['CPU:0', 'CPU:0'\] must all be d"):
-        replicator.create("tf_mirrored", num_replicas=2, devices=["CPU:0", "CPU:0"])
-
-
-def test_a_running_tensorflow_cannot_be_split_further():
-    """The message has both numbers and says when to do it."""
-    tf.constant(1)
-
-    with pytest.raises(
-        errors.DeviceError,
-        match=r"64 virtual CPU devices are needed.* initialized with 4; ",
-    ):
-        devices.split_cpu(64)
-
-
-@pytest.mark.parametrize("passed", [2.5, object(), "CPU:0", keras.Variable([1.0])])
-def test_devices_are_a_list(passed):
-    """The message has what was passed."""
-    with pytest.raises(
-        errors.DeviceError,
-        match=r"devices .* must be a list with one device per replica",
-    ):
-        devices.resolve(2, passed, distinct=False)
-
-
-def test_no_replica_has_more_devices_than_a_graph_can_hold():
-    """Nor have all together."""
-    with pytest.raises(
-        errors.DeviceError, match=r"logical_devices_per_replica 10+ must be an .* 65536"
-    ):
-        devices.resolve_logical(2, 10**30, None)
-    with pytest.raises(
-        errors.DeviceError, match=r"num_replicas 131072 must be an integer from 1 to 65"
-    ):
-        devices.resolve_logical(2, 2**16, None)
-
-
-def test_there_is_no_replicator_without_replicas():
-    """Zero devices serve nobody."""
-    with pytest.raises(
-        errors.DeviceError, match=r"num_replicas 0 must be an integer from 1"
-    ):
-        replicator.InGraphReplicator(num_replicas=0)
+        replicator.create("in_graph", num_replicas=2, **options)
 
 
 @pytest.mark.parametrize(
@@ -195,16 +195,6 @@ def test_split_replicas_share_memory_only_where_all_their_parts_do():
 
     assert (0, 1) == made.memories
     assert (f"{HOST}/device:CPU:0",) * 2 == made.replica_devices
-
-
-def test_sharing_variables_needs_shared_memory(gpus):
-    """GPUs cannot read one copy; the message names the way out."""
-    gpus(2)
-
-    with pytest.raises(
-        errors.DeviceError, match=r"variable_placement='shared' needs.*use 'mirrored'"
-    ):
-        replicator.create("in_graph", num_replicas=2, variable_placement="shared")
 
 
 @pytest.mark.parametrize(

@@ -207,54 +207,52 @@ def _check_said_once(repl, loop, name):
     assert __file__ == warning.filename
 
 
-def test_steps_of_objects_that_live_say_nothing():
+NUM_MODELS = 2 * programs.MAX_FUNCTIONS_PER_CODE
+
+
+def _objects_that_live(repl):
     """Each may be run again."""
-    repl = replicator.create("single")
-    models = [_Model() for _ in range(2 * programs.MAX_FUNCTIONS_PER_CODE)]
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for model in models:
-            repl.run(model.draw)
-            repl.run(model)
+    for model in [_Model() for _ in range(NUM_MODELS)]:
+        repl.run(model.draw)
+        repl.run(model)
 
 
-def test_steps_of_objects_that_are_run_again_say_nothing():
+def _objects_that_are_run_again(repl):
     """A search over models has a step per model, and lets each model go."""
-    repl = replicator.create("single")
-
-    def search():
-        for _ in range(2 * programs.MAX_FUNCTIONS_PER_CODE):
-            model = _Model()
-            for _ in range(2):
-                repl.run(model.draw)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        search()
+    for _ in range(NUM_MODELS):
+        model = _Model()
+        for _ in range(2):
+            repl.run(model.draw)
 
 
-def test_partials_of_different_objects_say_nothing():
+def _partials_of_different_objects(repl):
     """Also of the same method."""
-    repl = replicator.create("single")
-    models = [_Model() for _ in range(2 * programs.MAX_FUNCTIONS_PER_CODE)]
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for model in models:
-            for _ in range(2):
-                repl.run(functools.partial(model.step, 1.0))
+    for model in [_Model() for _ in range(NUM_MODELS)]:
+        for _ in range(2):
+            repl.run(functools.partial(model.step, 1.0))
 
 
-def test_an_object_at_the_address_of_another_starts_anew():
+def _objects_at_the_address_of_others(repl):
     """Counts go with the object whose methods were counted."""
-    repl = replicator.create("single")
+    for _ in range(programs.MAX_FUNCTIONS_PER_CODE):
+        model = _Model()
+        for scale in [*range(programs.NUM_FUNCTIONS_TO_WARN - 1), 0]:
+            repl.run(functools.partial(model.step, float(scale)))
+        del model
+        gc.collect()
 
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        _objects_that_live,
+        _objects_that_are_run_again,
+        _partials_of_different_objects,
+        _objects_at_the_address_of_others,
+    ],
+)
+def test_steps_that_are_not_traced_in_every_call_say_nothing(loop):
+    """Many functions are no mistake where each is run again."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(programs.MAX_FUNCTIONS_PER_CODE):
-            model = _Model()
-            for scale in [*range(programs.NUM_FUNCTIONS_TO_WARN - 1), 0]:
-                repl.run(functools.partial(model.step, float(scale)))
-            del model
-            gc.collect()
+        loop(replicator.create("single"))

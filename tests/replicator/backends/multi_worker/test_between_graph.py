@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-import tiny_models
 from loading import load
 
 import replicator
@@ -17,72 +16,22 @@ pytestmark = pytest.mark.processes
 
 FOLDER = Path(__file__).parent
 worker_types = load(FOLDER / "worker_types.py")
-worker_programs = load(FOLDER / "worker_programs.py")
+worker_rows = load(FOLDER / "worker_rows.py")
 
 
-def test_accumulation_over_workers_is_that_of_one_device(two_workers):
-    """Each replica adds up its own gradients; the scale is the same everywhere."""
-    expected = worker_programs.accumulated(replicator.create("single"))
-
-    for result in two_workers.values("accumulated"):
-        for mine, reference in zip(result["weights"], expected["weights"], strict=True):
-            np.testing.assert_allclose(mine, reference, rtol=2e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("case", ["joined rows", "sparse training"])
-def test_rows_of_all_workers_are_those_of_one_process(two_workers, case):
+def test_rows_of_all_workers_are_those_of_one_process(two_workers):
     """Workers may have different numbers of rows, or none."""
-    repl = replicator.create("in_graph", num_replicas=2)
-    expected = worker_programs.CASES[case](repl)
+    expected = worker_rows.joined_rows(replicator.create("in_graph", num_replicas=2))
 
-    for result in two_workers.values(case):
+    for result in two_workers.values("joined rows"):
         for mine, reference in zip(result, expected, strict=True):
             for got, want in zip(mine, reference, strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
-def test_derivatives_over_workers_are_those_of_one_process(two_workers):
-    """Second order, Jacobians, vectorized loops and forward mode communicate."""
-    repl = replicator.create("in_graph", num_replicas=2)
-    expected = worker_programs.derivatives(repl)
-
-    results = two_workers.values("derivatives")
-
-    found = {replica: value for result in results for replica, value in result.items()}
-    assert set(expected) == set(found)
-    for replica, want in expected.items():
-        for got, reference in zip(found[replica], want, strict=True):
-            np.testing.assert_allclose(got, reference, rtol=1e-9)
-
-
 def test_accumulated_gradients_travel_when_they_are_used(two_workers):
     """Of eight calls two update, and two collectives run."""
     assert [2, 2] == two_workers.values("number of collectives")
-
-
-def test_split_replicas_of_several_workers_train_like_one_device(two_workers):
-    """Two workers with one replica of two logical devices each."""
-    alone = tiny_models.Training(
-        replicator.create(
-            "single", devices=["CPU:0", "CPU:0"], logical_devices_per_replica=2
-        ),
-        "split",
-    )
-    alone.run_between(0, worker_programs.NUM_STEPS)
-
-    for result in two_workers.values("logical devices"):
-        assert ["0", "0", "1", "1"] == result["places"]
-        for mine, reference in zip(result["weights"], alone.weights(), strict=True):
-            np.testing.assert_allclose(mine, reference, rtol=2e-4, atol=1e-5)
-
-
-def test_steps_per_execution_in_one_dispatch_are_the_same(two_workers):
-    """Collectives in a loop: bit for bit what single steps give."""
-    single = two_workers.values("single steps")
-    several = two_workers.values("several steps")
-
-    assert single[0]["weights"] == several[0]["weights"]
-    assert single[1]["losses"][3::4] == several[1]["losses"]
 
 
 def test_workers_of_a_control_do_not_wait_for_each_other(two_workers):

@@ -13,9 +13,8 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-import tiny_models
 import worker_mistakes
-import worker_programs
+import worker_rows
 from tiny_models import share
 from worker_types import TYPES, of_type, ops_of, plain
 
@@ -23,24 +22,6 @@ import replicator
 from replicator.placement import devices
 
 TIMEOUT_SEC = 60.0
-
-
-def logical_devices(repl):
-    """Replicas of two devices each, one on every worker."""
-    del repl  # this one has whole replicas
-    training = tiny_models.Training(
-        replicator.create(
-            "multi_worker",
-            num_replicas=2,
-            devices=["CPU:0", "CPU:1"],
-            logical_devices_per_replica=2,
-            timeout_sec=TIMEOUT_SEC,
-        ),
-        "split",
-    )
-    training.run_between(0, worker_programs.NUM_STEPS)
-    places = [w.value.device.rpartition(":")[2] for w in training.model.weights]
-    return {"weights": training.weights(), "places": places}
 
 
 def num_collectives(repl):
@@ -250,12 +231,7 @@ CASES = {
     "exchange": exchange,
     "plans": plans,
     **worker_mistakes.CASES,
-    **worker_programs.CASES,
-    "single steps": worker_programs.convolution_training,
-    "several steps": lambda repl: worker_programs.convolution_training(
-        repl, num_steps_per_run=4
-    ),
-    "logical devices": logical_devices,
+    "joined rows": worker_rows.joined_rows,
     "number of collectives": num_collectives,
     "without communication": without_communication,
 }

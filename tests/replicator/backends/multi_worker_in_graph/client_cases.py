@@ -62,18 +62,6 @@ def split_training(repl):
     return tiny_models.Training(repl, "split", "momentum", mode="SINGLE")
 
 
-def accumulated_training(repl):
-    """Three steps per update, two steps per dispatch."""
-    return tiny_models.trajectory(
-        repl,
-        "embedding",
-        "momentum",
-        num_steps=NUM_STEPS,
-        num_steps_per_run=2,
-        accumulation_steps=3,
-    )
-
-
 @case
 def input_modes():
     """Every mode feeds the same examples; several steps in one dispatch too."""
@@ -99,12 +87,6 @@ def split_over_workers():
         "weights": training.weights(),
         "devices": [weight.value.device for weight in training.model.weights],
     }
-
-
-@case
-def accumulation():
-    """Gradients cross in every third step, the second of a dispatch or the first."""
-    return accumulated_training(make(4))
 
 
 def _message(function):
@@ -171,42 +153,18 @@ def places():
 
 
 @case
-def variables():
-    """The user's variables between steps: set, read, local, random, checked."""
+def drift():
+    """A copy on the other worker that is written apart."""
     repl = make(4)
     with repl.context():
         weight = tf.Variable([1.0, 2.0])
-        statistic = tf.Variable(0.0, trainable=False)
-        generator = tf.random.Generator.from_seed(5)
-
-    def step():
-        replica_id = replicator.get_replica_context().replica_id
-        weight.assign_add(tf.ones([2]) * replicator.all_sum(1.0))
-        statistic.assign_add(tf.cast(replica_id, tf.float32))
-        return {
-            "weight": tf.identity(weight),
-            "statistic": tf.identity(statistic),
-            "random": generator.uniform([]),
-        }
-
-    def plain(out):
-        return {key: [v.numpy().tolist() for v in out[key]] for key in out}
-
-    first = plain(repl.run(step))
-    read = {"weight": weight.numpy().tolist(), "statistic": float(statistic)}
-    weight.assign([10.0, 20.0])
-    statistic.assign(100.0)
-    second = plain(repl.run(step))
+    repl.run(lambda: weight.assign_add(tf.ones([2]) * replicator.all_sum(1.0)))
     repl.assert_in_sync()
     entry = next(e for e in repl._table.entries() if e.variable is weight)
     entry.copies[2].assign([7.0, 7.0])
     return {
-        "first": first,
-        "read": read,
-        "second": second,
-        "drift": _message(repl.assert_in_sync),
+        "message": _message(repl.assert_in_sync),
         "devices": [copy.device for copy in entry.copies],
-        "weight_device": weight.device,
     }
 
 

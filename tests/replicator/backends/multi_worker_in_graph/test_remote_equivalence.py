@@ -53,13 +53,6 @@ def test_a_replica_that_is_split_over_workers_trains_as_one_device(client, cases
     assert_same(expected, actual)
 
 
-def test_accumulated_gradients_cross_in_steps_that_update(client, cases):
-    """Four updates of three steps each are those of one device."""
-    expected = cases.accumulated_training(replicator.create("single"))
-
-    assert_same(expected, client.value("accumulation"))
-
-
 def test_workers_of_a_control_train_alone(client):
     """Each worker's losses are those of its own batch and variables."""
     actual = client.value("without_communication")

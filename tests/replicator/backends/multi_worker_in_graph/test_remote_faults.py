@@ -146,26 +146,6 @@ def test_a_port_in_use_is_reported_before_tensorflow_starts(config, monkeypatch)
         remote.connect(config, timeout_sec=1)
 
 
-@pytest.mark.parametrize("num_replicas", [0, 1, 3])
-def test_replicas_divide_by_workers(num_replicas):
-    """The message has both numbers."""
-    workers = ["/job:worker/replica:0/task:0", "/job:worker/replica:0/task:1"]
-
-    with pytest.raises(
-        errors.DeviceError,
-        match=rf"num_replicas {num_replicas} .* by its 2 workers; use",
-    ):
-        remote.replica_devices(workers, num_replicas)
-
-
-def test_a_process_that_only_accepts_gives_no_sign_of_life():
-    """Kernels accept connections for processes that hang."""
-    with socket.create_server(("", 0)) as silent:
-        address = f"localhost:{silent.getsockname()[1]}"
-
-        assert not watch.answers(address, 0.2)
-
-
 def test_hanging_up_closes_the_connections_to_one_address():
     """Those to others stay."""
     with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:

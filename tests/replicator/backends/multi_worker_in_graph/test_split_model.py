@@ -123,15 +123,3 @@ def test_missing_gpus_are_named(cpus):
         errors.DeviceError, match=r"need 2 GPUs on each, but worker 0 .* has 1; .*hide"
     ):
         remote.replica_devices(WORKERS, 4)
-
-
-def test_parts_that_do_not_divide_by_the_workers_are_refused(cpus):
-    """All numbers are in the message."""
-    cpus(4)
-
-    with pytest.raises(
-        errors.DeviceError,
-        match=r"num_replicas 3 .*logical_devices_per_replica 3 is not divisible by its "
-        r"2 workers; use a multiple, such as 8",
-    ):
-        remote.replica_devices(WORKERS, 3, 3)
