@@ -192,11 +192,31 @@ def test_a_workload_is_added(followed: Any) -> None:
 
 
 def test_a_metric_is_added(followed: Any) -> None:
-    """Its own tests pass."""
-    tree, _ = followed("metric")
+    """One entry is measured, and is in the page, the exports, the gate and its help."""
+    tree, guide = followed("metric")
+    (sweep,) = commands_of(guide)
 
     tested = python(tree, ["-m", "pytest", "-q", "tests/results/test_tail.py"])
     assert "2 passed" in tested
+    python(tree, [*sweep, "--study", "new"])
+    page = (tree / "runs/new/report/index.html").read_text(encoding="utf-8")
+    report = ["-m", "harness", "report", "new", "--format"]
+    (facts,) = (
+        of
+        for of in json.loads(python(tree, [*report, "json"]))["metrics"]
+        if of["name"] == "reciprocal_rank"
+    )
+    assert "Mean reciprocal rank" in page
+    assert (True, 0.02) == (facts["is_higher_better"], facts["tolerance"])
+    assert ",reciprocal_rank," in python(tree, [*report, "csv"])
+    assert "reciprocal_rank (resnet50)" in " ".join(
+        python(tree, ["-m", "harness", "gate", "--help"]).split()
+    )
+    rule = (
+        "from harness.cli import gating; print(gating.make_rule(workload='resnet50',"
+        " metric='reciprocal_rank', delta=None, alpha=0.05).delta)"
+    )
+    assert "0.02\n" == python(tree, ["-c", rule])
 
 
 def test_a_section_is_added(followed: Any) -> None:

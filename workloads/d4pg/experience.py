@@ -7,6 +7,7 @@ from, and read the policy's weights from memory that this process writes to;
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,13 +21,13 @@ from workloads.d4pg.replay import capacity, memory
 from workloads.d4pg.replay.make import make_replay
 from workloads.d4pg.replay.replay import ReplaySettings
 from workloads.d4pg.replay.streams import StepStreams
-from workloads.d4pg.window import Counters
 
 if TYPE_CHECKING:
     import replicator
     from workloads.d4pg.acting.policy import PolicySpec
     from workloads.d4pg.config import D4PGConfig
     from workloads.d4pg.environment.control import EnvironmentSpec
+    from workloads.d4pg.window import Counters
 
 # Distance between the seeds of one pipeline's environments and the next one's.
 _SEEDS_PER_PIPELINE = 100_000
@@ -171,16 +172,10 @@ class Experience:
 
     def counters(self) -> Counters:
         """Returns the counters so far."""
-        found = self._pool.counters()
-        return Counters(
-            num_environment_steps=found.num_environment_steps,
-            num_episodes=found.num_episodes,
+        return dataclasses.replace(
+            self._pool.counters(),
             num_sampled=self.replay.num_sampled,
             wait_sec=self.replay.wait_sec,
-            idle_sec=found.idle_sec,
-            elapsed_sec=found.elapsed_sec,
-            num_refused=found.num_refused,
-            num_restarts=found.num_restarts,
         )
 
     def pause(self) -> None:

@@ -31,8 +31,8 @@ class Counters:
 
     num_environment_steps: int
     num_episodes: int
-    num_sampled: int
-    wait_sec: float
+    num_sampled: int = 0
+    wait_sec: float = 0.0
     idle_sec: float
     elapsed_sec: float
     num_refused: int

@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING
 from workloads.spec import QualityMetric
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from workloads.metrics.estimate import Estimate
 
 _SHOWN_DIGITS = 16  # of 64 hexadecimal ones
-
-
-class IncomparableScoresError(ValueError):
-    """Scores of different protocols were compared."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,16 +38,6 @@ class MetricProtocol:
     reference: str
     reference_digest: str
     num_reference_examples: int
-
-    def differences(self, other: MetricProtocol) -> tuple[str, ...]:
-        """Lists the differences of two protocols, each as ``field (this and that)``."""
-        found = []
-        for field in dataclasses.fields(self):
-            first, second = getattr(self, field.name), getattr(other, field.name)
-            if first != second:
-                shown = f"{_short(field.name, first)} and {_short(field.name, second)}"
-                found.append(f"{field.name} ({shown})")
-        return tuple(found)
 
     def describe(self) -> str:
         """Describes in one line what has no separate field in a record.
@@ -105,29 +89,3 @@ class Score:
             method=figure.method,
             protocol=self.protocol.describe(),
         )
-
-
-def shared_protocol(scores: Sequence[Score]) -> MetricProtocol:
-    """Returns the common protocol of several scores, which may share an axis.
-
-    Raises:
-      IncomparableScoresError: They differ in something; the message names it.
-      ValueError: No scores.
-    """
-    if not scores:
-        raise ValueError("shared_protocol got no scores: pass at least one")
-    first = scores[0].protocol
-    for score in scores[1:]:
-        differences = first.differences(score.protocol)
-        if differences:
-            raise IncomparableScoresError(
-                f"scores {first.metric!r} and {score.protocol.metric!r} cannot be "
-                f"compared: they differ in {', '.join(differences)}; compute both with "
-                "one protocol"
-            )
-    return first
-
-
-def _short(name: str, value: object) -> str:
-    is_digest = name.endswith("digest")
-    return str(value)[:_SHOWN_DIGITS] if is_digest else repr(value)

@@ -17,7 +17,6 @@ from workloads.metrics.evaluator import METRICS, Evaluator
 from workloads.metrics.extractors import digits
 from workloads.metrics.extractors.base import FeatureExtractor, to_uint8
 from workloads.metrics.extractors.digits_images import load_digits
-from workloads.metrics.protocol import IncomparableScoresError, shared_protocol
 
 if TYPE_CHECKING:
     import pathlib
@@ -111,7 +110,8 @@ def test_the_scale_has_two_ends(evaluator: Evaluator) -> None:
 
     assert METRICS == tuple(score.protocol.metric for score in ends.data)
     for data, noise in zip(ends.data, ends.noise, strict=True):
-        protocol = shared_protocol([data, noise])
+        protocol = data.protocol
+        assert protocol == noise.protocol
         assert protocol.num_examples == 359
         assert data.estimate.has_interval
         better, worse = data.estimate, noise.estimate
@@ -142,25 +142,6 @@ def test_features_have_mean_square_one(extractor: FeatureExtractor) -> None:
     features = extractor.extract(load_digits("train")[0]).features
 
     assert pytest.approx(1.0, rel=1e-3) == np.square(features).mean()
-
-
-def test_scores_of_another_n_or_reference_share_no_axis(
-    evaluator: Evaluator, extractor: FeatureExtractor
-) -> None:
-    """Half as many digits, and another reference, are another protocol."""
-    images, _ = load_digits("test")
-    first, second = disjoint_halves(images)
-    other = Evaluator(
-        extractor, second, reference_name="half of digits/test", metrics=["kid"]
-    )
-    kid = METRICS.index("kid")
-    whole = evaluator.score(images)[kid]
-    half = other.score(first)[0]
-
-    with pytest.raises(
-        IncomparableScoresError, match=r"num_examples \(359 and 179\), reference \("
-    ):
-        shared_protocol([whole, half])
 
 
 def test_resized_digits_are_another_protocol(extractor: FeatureExtractor) -> None:

@@ -35,7 +35,6 @@ class _Place:
     stack: FrameStack | None
     observation: np.ndarray | None = None
     is_first: bool = True
-    episode_return: float = 0.0
 
 
 class Actor:
@@ -138,7 +137,7 @@ class Actor:
     def _begin(self, place: _Place) -> None:
         observation = place.environment.reset()
         place.observation = observation
-        place.is_first, place.episode_return = True, 0.0
+        place.is_first = True
         self._see(place, observation)
 
     def _step(self, place: _Place, action: np.ndarray) -> None:
@@ -153,7 +152,6 @@ class Actor:
             is_last=False,
         )
         place.is_first = False
-        place.episode_return += found.reward
         if not found.is_last:
             place.observation = found.observation
             self._see(place, found.observation)
@@ -161,7 +159,6 @@ class Actor:
         place.writer.append(
             found.observation, 0.0, 0.0, 0.0, is_first=False, is_last=True
         )
-        self._streams.last_return[place.stream_id] = place.episode_return
         self._streams.num_episodes[place.stream_id] += 1
         self._begin(place)
 

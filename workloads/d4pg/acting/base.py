@@ -7,7 +7,7 @@ import atexit
 import threading
 from typing import TYPE_CHECKING
 
-from workloads.d4pg.acting.counters import ActorCounters, count
+from workloads.d4pg.window import Counters
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -80,9 +80,19 @@ class BasePool(abc.ABC):
     def resume(self) -> None:
         """Lets stopped actors continue; the time in between is not theirs."""
 
-    def counters(self) -> ActorCounters:
-        """Returns the counters so far."""
-        return count(self._streams, self._num_restarts)
+    def counters(self) -> Counters:
+        """Returns the counters of the actors so far, without those of sampling."""
+        streams = self._streams
+        num_episodes = int(streams.num_episodes.sum())
+        return Counters(
+            # A final observation is a record, but no action was taken there.
+            num_environment_steps=streams.num_inserted() - num_episodes,
+            num_episodes=num_episodes,
+            idle_sec=float(streams.idle_sec.sum()),
+            elapsed_sec=float(streams.elapsed_sec.sum()),
+            num_refused=int(streams.num_refused.sum()),
+            num_restarts=self._num_restarts,
+        )
 
     def close(self) -> None:
         """Terminates the actors and waits until they have exited."""

@@ -18,10 +18,10 @@ from workloads.d4pg.acting.base import ActorError, BasePool
 from workloads.d4pg.acting.process import BAD_INPUT
 
 if TYPE_CHECKING:
-    from workloads.d4pg.acting.counters import ActorCounters
     from workloads.d4pg.acting.settings import ActorSettings
     from workloads.d4pg.acting.weights import SharedWeights
     from workloads.d4pg.replay.streams import StepStreams
+    from workloads.d4pg.window import Counters
 
 _POLL_SEC = 0.1
 _LOG_BYTES = 4096
@@ -89,7 +89,7 @@ class ActorPool(BasePool):
             if process.popen.poll() is None:
                 process.popen.send_signal(number)
 
-    def counters(self) -> ActorCounters:
+    def counters(self) -> Counters:
         """Returns the counters so far."""
         found = super().counters()
         elapsed_sec = max(found.elapsed_sec - self._paused_sec, 0.0)

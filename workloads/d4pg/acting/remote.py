@@ -32,7 +32,6 @@ class Chunk:
     Attributes:
       records: Arrays by the names in ``FIELDS``.
       num_episodes: Episodes that ended.
-      last_return: Return of the last episode that ended.
       num_refused: Environment steps that were not finite.
       elapsed_sec: Duration.
       version: Version of the weights in use.
@@ -40,7 +39,6 @@ class Chunk:
 
     records: list[dict[str, np.ndarray]]
     num_episodes: list[int]
-    last_return: list[float]
     num_refused: list[int]
     elapsed_sec: float
     version: int
@@ -98,7 +96,6 @@ class Collector:
         return Chunk(
             records=records,
             num_episodes=new["num_episodes"].tolist(),
-            last_return=streams.last_return[own].tolist(),
             num_refused=new["num_refused"].tolist(),
             elapsed_sec=time.monotonic() - begin,
             version=int(streams.version[self._actor_id]),
@@ -291,9 +288,7 @@ class RayActorPool(BasePool):
                 self._writers[stream].append(
                     *values[:4], is_first=values[4], is_last=values[5]
                 )
-            if chunk.num_episodes[place]:
-                streams.last_return[stream] = chunk.last_return[place]
-                streams.num_episodes[stream] += chunk.num_episodes[place]
+            streams.num_episodes[stream] += chunk.num_episodes[place]
             streams.num_refused[stream] += chunk.num_refused[place]
         streams.elapsed_sec[actor_id] += chunk.elapsed_sec
         streams.version[actor_id] = chunk.version

@@ -95,7 +95,6 @@ class StepStreams:
       spec: Shapes.
       num_written: Total records of each stream; int64 [num_streams].
       num_episodes: Episodes that ended, per stream; int64 [num_streams].
-      last_return: Sum of rewards of each stream's last episode; float64 [num_streams].
       num_refused: Environment steps of each stream that were not finite, or that
         physics could not take; int64 [num_streams].
       heartbeat: Monotonic time of each actor's last heartbeat; float64 [num_actors].
@@ -112,7 +111,6 @@ class StepStreams:
             (
                 ("num_written", streams, "int64"),
                 ("num_episodes", streams, "int64"),
-                ("last_return", streams, "float64"),
                 ("num_refused", streams, "int64"),
                 ("heartbeat", actors, "float64"),
                 ("idle_sec", actors, "float64"),
@@ -134,7 +132,6 @@ class StepStreams:
         )
         self.num_written = self._shared["num_written"]
         self.num_episodes = self._shared["num_episodes"]
-        self.last_return = self._shared["last_return"]
         self.num_refused = self._shared["num_refused"]
         self.heartbeat = self._shared["heartbeat"]
         self.idle_sec = self._shared["idle_sec"]

@@ -137,7 +137,7 @@ def test_actors_of_a_cluster_fill_the_replay_and_are_replaced(monkeypatch) -> No
         )
         assert (32, 5) == replay.sample(32)["observation"].shape
         weights.publish(flat, 5)
-        wait_until(lambda: pool.counters().oldest_version == 5, pool)
+        wait_until(lambda: streams.version.min() == 5, pool)
         start = int(streams.num_written[0])
         wait_until(lambda: streams.num_written[0] > start + 60, pool)
         policy = Policy(POLICY)
