@@ -57,9 +57,7 @@ class InputBound:
 def over_generations(values: np.ndarray, unit: str = "") -> Estimate:
     """Returns the mean over generations with the interval of Student's t."""
     mean = estimates.one_group(values)
-    half = mean.half_width()
-    method = ONE_GENERATION if half is None else METHOD
-    return estimates.around(mean.centre, half, n=mean.n, unit=unit, method=method)
+    return mean.estimate(METHOD, otherwise=ONE_GENERATION, unit=unit)
 
 
 def judge(case: np.ndarray, baseline: np.ndarray, input_only: np.ndarray) -> InputBound:

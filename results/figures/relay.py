@@ -108,17 +108,12 @@ def twin_of(study: Study) -> Twin | None:
 
 def _strict(control: Case, case: Case) -> Estimate | None:
     logs = [generations.mean(of) for of in scaling.turn_logs(control, case)]
-    mean = estimates.one_group(logs) if logs else None
-    half = None if mean is None else mean.half_width(TWIN_CONFIDENCE)
-    if mean is None or half is None:
+    if len(logs) < estimates.FEWEST_FOR_INTERVAL:
         return None
     return estimates.from_logs(
-        mean.centre,
-        half,
-        n=mean.n,
-        unit="",
-        method=generations.OVER_GENERATIONS,
-        confidence=TWIN_CONFIDENCE,
+        estimates.one_group(logs).estimate(
+            generations.OVER_GENERATIONS, confidence=TWIN_CONFIDENCE
+        )
     )
 
 

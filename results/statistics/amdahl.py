@@ -28,6 +28,7 @@ import numpy as np
 
 from results import errors
 from results.statistics import estimates
+from results.statistics.estimates import Mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -100,14 +101,14 @@ class _Solution:
       covariance: Of both; 0 for sigma at a bound.
       free_covariance: The same as if there were no bounds.
       variance: Of the residuals.
-      quantile: Student's t for two-sided intervals.
+      degrees_of_freedom: Of the residuals.
     """
 
     parameters: np.ndarray
     covariance: np.ndarray
     free_covariance: np.ndarray
     variance: float
-    quantile: float
+    degrees_of_freedom: int
 
 
 def fit(throughputs: Mapping[int, Sequence[float]]) -> Fit:
@@ -192,27 +193,29 @@ def _solve(p: np.ndarray, logs: np.ndarray) -> _Solution:
         covariance=covariance,
         free_covariance=free,
         variance=variance,
-        quantile=estimates.student_quantile(degrees),
+        degrees_of_freedom=degrees,
     )
 
 
 def _band(
     found: _Solution, p: np.ndarray, *, of_measurement: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The law's logarithm, and half its interval, or that of a new measurement."""
+    """The law's logarithm and its standard error, or that of a new measurement."""
     gradient = _gradient(found.parameters, p)
     variance = np.einsum("ij,jk,ik->i", gradient, found.covariance, gradient)
     if of_measurement:
         variance = variance + found.variance
-    return _log_law(found.parameters, p), found.quantile * np.sqrt(variance)
+    return _log_law(found.parameters, p), np.sqrt(variance)
 
 
 def _sigma(found: _Solution, n: int) -> Estimate:
     """The serial fraction; at its bound, as far as the data allow without it."""
-    half = found.quantile * math.sqrt(found.free_covariance[1, 1])
-    whole = estimates.around(
-        float(found.parameters[1]), half, n=n, unit="", method=METHOD
-    )
+    whole = Mean(
+        centre=float(found.parameters[1]),
+        standard_error=math.sqrt(found.free_covariance[1, 1]),
+        degrees_of_freedom=found.degrees_of_freedom,
+        n=n,
+    ).estimate(METHOD)
     assert whole.low is not None
     assert whole.high is not None
     return dataclasses.replace(
@@ -222,7 +225,8 @@ def _sigma(found: _Solution, n: int) -> Estimate:
 
 def _curve(found: _Solution, numbers: Sequence[int]) -> Curve:
     grid = np.geomspace(numbers[0], numbers[-1], NUM_CURVE_POINTS)
-    logs, half = _band(found, grid / numbers[0])
+    logs, error = _band(found, grid / numbers[0])
+    half = estimates.student_quantile(found.degrees_of_freedom) * error
     return Curve(
         num_replicas=tuple(grid.tolist()),
         throughputs=tuple(np.exp(logs).tolist()),
@@ -232,13 +236,18 @@ def _curve(found: _Solution, numbers: Sequence[int]) -> Curve:
 
 
 def _backtest(p: np.ndarray, logs: np.ndarray, numbers: Sequence[int]) -> Backtest:
-    predicted, half = _band(_solve(p[:-1], logs[:-1]), p[-1:], of_measurement=True)
-    centre, width, measured = float(predicted[0]), float(half[0]), float(logs[-1])
+    held_out = _solve(p[:-1], logs[:-1])
+    centre, error = _band(held_out, p[-1:], of_measurement=True)
+    predicted = Mean(
+        centre=float(centre[0]),
+        standard_error=float(error[0]),
+        degrees_of_freedom=held_out.degrees_of_freedom,
+        n=len(numbers) - 1,
+    ).estimate(METHOD)
+    measured = float(logs[-1])
     return Backtest(
         num_replicas=numbers[-1],
-        predicted=estimates.from_logs(
-            centre, width, n=len(numbers) - 1, unit="", method=METHOD
-        ),
+        predicted=estimates.from_logs(predicted),
         measured=math.exp(measured),
-        is_inside=centre - width <= measured <= centre + width,
+        is_inside=not predicted.excludes(measured),
     )

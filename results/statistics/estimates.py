@@ -76,56 +76,13 @@ class Estimate:
         )
 
 
-def around(
-    centre: float,
-    half_width: float | None,
-    *,
-    n: int,
-    unit: str,
-    method: str,
-    confidence: float = CONFIDENCE,
-) -> Estimate:
-    """Returns the estimate that is ``centre`` plus or minus a half width.
-
-    Args:
-      centre: The value.
-      half_width: Of the interval; None where there is none.
-      n: Number of repetitions.
-      unit: Of the value; empty for a ratio.
-      method: How the interval was computed, or why there is none.
-      confidence: Nominal coverage of the interval.
-    """
-    return Estimate(
-        value=centre,
-        low=None if half_width is None else centre - half_width,
-        high=None if half_width is None else centre + half_width,
-        n=n,
-        unit=unit,
-        method=method,
-        confidence=confidence,
-    )
-
-
-def from_logs(
-    centre: float,
-    half_width: float | None,
-    *,
-    n: int,
-    unit: str,
-    method: str,
-    confidence: float = CONFIDENCE,
-    is_conclusive: bool = True,
-) -> Estimate:
-    """Returns exp of what ``around`` returns: of a mean logarithm and a half width."""
-    found = around(
-        centre, half_width, n=n, unit=unit, method=method, confidence=confidence
-    )
+def from_logs(found: Estimate) -> Estimate:
+    """Returns exp of an estimate of a mean logarithm."""
     return dataclasses.replace(
         found,
         value=_exp(found.value),
         low=None if found.low is None else _exp(found.low),
         high=None if found.high is None else _exp(found.high),
-        is_conclusive=is_conclusive,
     )
 
 
@@ -167,6 +124,35 @@ class Mean:
         quantile = student_quantile(self.degrees_of_freedom, confidence=confidence)
         return quantile * self.standard_error
 
+    def estimate(
+        self,
+        method: str,
+        *,
+        otherwise: str = "",
+        unit: str = "",
+        confidence: float = CONFIDENCE,
+        widening: float = 1.0,
+    ) -> Estimate:
+        """Returns the mean with its interval.
+
+        Args:
+          method: How the mean was computed.
+          otherwise: Why there is no interval, where there is none.
+          unit: Of the mean; empty for a ratio or a logarithm.
+          confidence: Nominal coverage of the interval.
+          widening: Factor of its width.
+        """
+        half = self.half_width(confidence)
+        return Estimate(
+            value=self.centre,
+            low=None if half is None else self.centre - half * widening,
+            high=None if half is None else self.centre + half * widening,
+            n=self.n,
+            unit=unit,
+            method=otherwise if half is None else method,
+            confidence=confidence,
+        )
+
     def p_value(self) -> float | None:
         """Returns the two-sided p-value of the test that the mean is 0, or None."""
         from scipy import special
@@ -201,7 +187,9 @@ def one_group(values: Sequence[float] | np.ndarray, name: str = "values") -> Mea
     )
 
 
-def two_groups(first: Sequence[float], second: Sequence[float]) -> Mean:
+def two_groups(
+    first: Sequence[float] | np.ndarray, second: Sequence[float] | np.ndarray
+) -> Mean:
     """Returns mean(first) - mean(second) of groups that are not paired.
 
     Raises:

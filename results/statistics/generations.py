@@ -18,6 +18,7 @@ shown and never judged.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -138,18 +139,14 @@ def over_generations(
       ResultsError: No generation, or a number that is not finite.
     """
     mean = estimates.one_group(logs, "logs")
-    half = mean.half_width()
-    method = OVER_GENERATIONS
-    if half is not None and is_stopped_on_width and widening(mean.n) > 1:
-        half *= widening(mean.n)
-        method = STOPPED
-    return estimates.from_logs(
-        mean.centre,
-        half,
-        n=mean.n,
+    factor = widening(mean.n) if is_stopped_on_width else 1.0
+    found = mean.estimate(
+        OVER_GENERATIONS if factor == 1 else STOPPED,
+        otherwise=NO_GENERATIONS,
         unit=unit,
-        method=NO_GENERATIONS if half is None else method,
+        widening=factor,
     )
+    return estimates.from_logs(found)
 
 
 def num_batches(num_rounds: int) -> int:
@@ -183,18 +180,11 @@ def these_processes_only(logs_by_round: Sequence[float], *, unit: str = "") -> E
     """
     logs = estimates.finite(logs_by_round, "logs_by_round")
     number = num_batches(logs.size)
-    half = None
-    if number:
-        means = [float(batch.mean()) for batch in np.array_split(logs, number)]
-        half = estimates.one_group(means).half_width()
-    return estimates.from_logs(
-        float(logs.mean()),
-        half,
-        n=1,
-        unit=unit,
-        method=TOO_FEW_ROUNDS if half is None else ONE_GENERATION,
-        is_conclusive=False,
-    )
+    batches = np.array_split(logs, number) if number else [logs]
+    mean = estimates.one_group([float(batch.mean()) for batch in batches])
+    mean = dataclasses.replace(mean, centre=float(logs.mean()), n=1)
+    found = mean.estimate(ONE_GENERATION, otherwise=TOO_FEW_ROUNDS, unit=unit)
+    return dataclasses.replace(estimates.from_logs(found), is_conclusive=False)
 
 
 def widening(num_generations: int) -> float:

@@ -178,29 +178,23 @@ def of_mean(
     """
     check_delta(delta)
     check_alpha(alpha)
-    confidence = 1 - 2 * alpha
-    half = mean.half_width(confidence)
-    if half is None:
+    found = mean.estimate(method, confidence=1 - 2 * alpha)
+    if found.low is None or found.high is None:
         raise errors.ResultsError(
             f"there is {mean.n} generation, a verdict needs {FEWEST_GENERATIONS} or "
             "more of each side: one says nothing about the spread between processes; "
             "measure longer"
         )
-    write = estimates.from_logs if is_log else estimates.around
+    margin = math.log1p(delta) if is_log else delta
+    if is_log:
+        slowdown = estimates.from_logs(found)
+    else:
+        slowdown = dataclasses.replace(
+            found, value=1 + found.value, low=1 + found.low, high=1 + found.high
+        )
     return Judgement(
-        verdict=verdict_of(
-            mean.centre - half,
-            mean.centre + half,
-            margin=math.log1p(delta) if is_log else delta,
-        ),
-        slowdown=write(
-            mean.centre if is_log else 1 + mean.centre,
-            half,
-            n=mean.n,
-            unit="",
-            method=method,
-            confidence=confidence,
-        ),
+        verdict=verdict_of(found.low, found.high, margin=margin),
+        slowdown=slowdown,
         delta=delta,
         alpha=alpha,
     )

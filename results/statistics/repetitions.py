@@ -34,6 +34,7 @@ is about 0.90 at n = 3; and the coverage is that of each interval, not of all jo
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import TYPE_CHECKING
@@ -118,14 +119,7 @@ def _logs(values: Sequence[float], name: str) -> np.ndarray:
 
 def _one_group(logs: np.ndarray, *, unit: str, method: str) -> Estimate:
     mean = estimates.one_group(logs)
-    half = mean.half_width()
-    return from_logs(
-        mean.centre,
-        half,
-        n=mean.n,
-        unit=unit,
-        method=NO_INTERVAL if half is None else method,
-    )
+    return from_logs(mean.estimate(method, otherwise=NO_INTERVAL, unit=unit))
 
 
 @functools.lru_cache(maxsize=64)
@@ -142,15 +136,20 @@ def _draws(num_first: int, num_second: int) -> tuple[np.ndarray, ...]:
 
 
 def _two_groups(first: np.ndarray, second: np.ndarray) -> Estimate:
-    centre = float(first.mean() - second.mean())
-    n = min(first.size, second.size)
-    if n == 1:
-        return from_logs(centre, None, n=1, unit="", method=NO_INTERVAL)
+    mean = estimates.two_groups(first, second)
+    found = mean.estimate(TWO_GROUPS, otherwise=NO_INTERVAL)
+    if mean.standard_error:
+        half = _drawn_quantile(first, second) * mean.standard_error
+        found = dataclasses.replace(
+            found, low=found.value - half, high=found.value + half
+        )
+    return from_logs(found)
+
+
+def _drawn_quantile(first: np.ndarray, second: np.ndarray) -> float:
+    """Half the interval of the difference of two means, in standard errors."""
     variance_first = float(first.var(ddof=1)) / first.size
     variance_second = float(second.var(ddof=1)) / second.size
-    standard_error = math.sqrt(variance_first + variance_second)
-    if standard_error == 0:
-        return from_logs(centre, 0.0, n=n, unit="", method=TWO_GROUPS)
     normal_first, normal_second, spread_first, spread_second = _draws(
         first.size, second.size
     )
@@ -163,5 +162,4 @@ def _two_groups(first: np.ndarray, second: np.ndarray) -> Estimate:
     )
     pivots = np.sort(np.abs(errors_drawn / errors_stated))
     # NUM_DRAWS + 1 is a multiple of 20, so this order statistic is the exact rank.
-    quantile = float(pivots[round(CONFIDENCE * (NUM_DRAWS + 1)) - 1])
-    return from_logs(centre, quantile * standard_error, n=n, unit="", method=TWO_GROUPS)
+    return float(pivots[round(CONFIDENCE * (NUM_DRAWS + 1)) - 1])

@@ -39,8 +39,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from results import errors
-from results.statistics import estimates
-from results.statistics.estimates import CONFIDENCE, Estimate
+from results.statistics.estimates import CONFIDENCE, Estimate, Mean
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -113,9 +112,7 @@ def score(strata: Mapping[Hashable, Sequence[float]]) -> Estimate:
     everything = np.concatenate(arrays)
     n = everything.size
     if len(arrays) == 1 and n < FEWEST_RESAMPLED:
-        value, half = _trimmed_t(everything)
-        method = TOO_FEW if half is None else TRIMMED_T
-        return estimates.around(value, half, n=n, unit="", method=method)
+        return _trimmed(everything).estimate(TRIMMED_T, otherwise=TOO_FEW)
     low, high, method = None, None, TOO_FEW
     if n >= FEWEST_RUNS:
         low, high = _ends(_trimmed_means(_resampled(arrays)))
@@ -124,19 +121,23 @@ def score(strata: Mapping[Hashable, Sequence[float]]) -> Estimate:
     return Estimate(value=value, low=low, high=high, n=n, unit="", method=method)
 
 
-def _trimmed_t(values: np.ndarray) -> tuple[float, float | None]:
-    """The trimmed mean of a few runs, and half its interval."""
+def _trimmed(values: np.ndarray) -> Mean:
+    """The trimmed mean of a few runs, with the winsorized standard error."""
     n = values.size
     cut = int(_TRIMMED_OF_FEW * n)
     num_kept = n - 2 * cut
     ordered = np.sort(values)
-    mean = float(ordered[cut : n - cut].mean())
-    if n < FEWEST_RUNS:
-        return mean, None
-    winsorized = np.clip(ordered, ordered[cut], ordered[n - cut - 1])
-    squares = float(((winsorized - winsorized.mean()) ** 2).sum())
-    standard_error = math.sqrt(squares / (num_kept * (num_kept - 1)))
-    return mean, estimates.student_quantile(num_kept - 1) * standard_error
+    error = None
+    if n >= FEWEST_RUNS:
+        winsorized = np.clip(ordered, ordered[cut], ordered[n - cut - 1])
+        squares = float(((winsorized - winsorized.mean()) ** 2).sum())
+        error = math.sqrt(squares / (num_kept * (num_kept - 1)))
+    return Mean(
+        centre=float(ordered[cut : n - cut].mean()),
+        standard_error=error,
+        degrees_of_freedom=num_kept - 1,
+        n=n,
+    )
 
 
 def profile(

@@ -93,11 +93,7 @@ def differences(
     return {
         name: Difference(
             ratio=estimates.from_logs(
-                mean.centre,
-                mean.half_width(),
-                n=mean.n,
-                unit="",
-                method=method if name in adjusted else generations.NO_GENERATIONS,
+                mean.estimate(method, otherwise=generations.NO_GENERATIONS)
             ),
             p_value=adjusted.get(name),
             holds=adjusted.get(name, 1.0) < alpha,

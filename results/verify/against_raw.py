@@ -24,10 +24,10 @@ from results.verify.check import Check, Mismatch
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from results.store.study_store import Store
-    from results.study.cases import Entry, Study
+    from results.study.cases import Entry
     from results.verify.raw_trial import RawTrial
 
 __all__ = ["Check", "Mismatch", "verify"]
@@ -67,32 +67,27 @@ def verify(store: Store) -> Check:
     check = Check()
     for problem in study.problems:
         check.differ("records", problem.label, "readable", problem.reason)
-    raws: dict[str, RawTrial] = {}
-    for entry in study.entries:
-        if entry.state == CORRUPT:
-            continue
-        if entry.trial is None or entry.trial.result is None:
-            continue
-        raw = _read(store, entry, check)
-        if raw is not None:
-            raws[entry.trial_id] = raw
-            _verify_trial(store, entry, raw, check)
-    figures.compare(study, raws, check)
-    _verify_matches(store.matching, study, check)
+    entries = [entry for entry in study.entries if entry.state != CORRUPT]
+    figures.compare(study, _verify_trials(store, entries, check), check)
+    matching = store.matching
+    raws = _verify_trials(matching, matching_entries(matching), check)
+    matches.compare(study, raws, check)
     return check
 
 
-def _verify_matches(store: Store, study: Study, check: Check) -> None:
-    """Compares the trials that match, and what was concluded from them."""
+def _verify_trials(
+    store: Store, entries: Iterable[Entry], check: Check
+) -> dict[str, RawTrial]:
+    """Compares the trials that have a result; returns their raw observations by id."""
     raws = {}
-    for entry in matching_entries(store):
+    for entry in entries:
         if entry.trial is None or entry.trial.result is None:
             continue
         raw = _read(store, entry, check)
         if raw is not None:
             raws[entry.trial_id] = raw
             _verify_trial(store, entry, raw, check)
-    matches.compare(study, raws, check)
+    return raws
 
 
 def _read(store: Store, entry: Entry, check: Check) -> RawTrial | None:

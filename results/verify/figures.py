@@ -104,23 +104,16 @@ class _Figures:
                 return None
             return recomputed.throughput(list(found.values()), is_relay=is_relay)
 
-        def speedup() -> Figure | None:
+        def relative(factor: float) -> Figure | None:
             if size == baseline_n:
                 return None
             found = recomputed.ratio(
                 self._rates(entries), self._rates(baseline), is_relay=is_relay
             )
-            return None if found is None else found.scaled(baseline_n)
+            return None if found is None else found.scaled(factor)
 
-        def efficiency() -> Figure | None:
-            found = speedup()
-            return None if found is None else found.scaled(1 / size)
-
-        def start() -> Figure | None:
-            return _of_positive(self._values(entries, "time_to_first_step_sec", max))
-
-        def memory() -> Figure | None:
-            return _of_positive(self._values(entries, "peak_memory_bytes", sum))
+        def per_rank(name: str, how: Any) -> Figure | None:
+            return _of_positive(self._values(entries, name, how))
 
         def utilisation() -> Figure | None:
             return _of_positive(
@@ -132,12 +125,16 @@ class _Figures:
                 ]
             )
 
-        self._compare("throughput", where, point["throughput"], throughput)
-        self._compare("speedup", where, point["speedup"], speedup)
-        self._compare("efficiency", where, point["efficiency"], efficiency)
-        self._compare("time to first step", where, point["time_to_first_step"], start)
-        self._compare("peak memory", where, point["peak_memory"], memory)
-        self._compare("FLOP utilisation", where, point["flop_utilisation"], utilisation)
+        for kind, recompute in (
+            ("throughput", throughput),
+            ("speedup", lambda: relative(baseline_n)),
+            ("efficiency", lambda: relative(baseline_n / size)),
+            ("time to first step", lambda: per_rank("time_to_first_step_sec", max)),
+            ("peak memory", lambda: per_rank("peak_memory_bytes", sum)),
+            ("FLOP utilisation", utilisation),
+        ):
+            name = kind.lower().replace(" ", "_")
+            self._compare(kind, where, point[name], recompute)
 
     def compare_pair(self, pair: Mapping[str, Any]) -> None:
         """Compares the ratio of two backends."""

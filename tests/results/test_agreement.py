@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from changed_study import with_results
 
 from reports.view.view import view_store
 from reports.words import trust
@@ -35,18 +36,13 @@ def store(tmp_path: Path, synthetic: Any) -> Store:
 
 def with_losses(store: Store, change: Callable[[Entry], float]) -> Study:
     """Returns the study with the losses of each trial times a factor."""
-    study = load_study(store)
-    entries = []
-    for entry in study.entries:
-        result = entry.result
-        (rank,) = result.ranks
+
+    def changed(entry: Entry) -> dict[str, Any]:
+        (rank,) = entry.result.ranks
         losses = tuple(loss * change(entry) for loss in rank.losses)
-        rank = rank.model_copy(update={"losses": losses})
-        trial = dataclasses.replace(
-            entry.trial, result=result.model_copy(update={"ranks": (rank,)})
-        )
-        entries.append(dataclasses.replace(entry, trial=trial))
-    return dataclasses.replace(study, entries=tuple(entries))
+        return {"ranks": (rank.model_copy(update={"losses": losses}),)}
+
+    return with_results(load_study(store), changed)
 
 
 def test_backends_with_equal_losses_do_the_same_work(store: Store) -> None:

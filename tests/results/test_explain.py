@@ -104,15 +104,6 @@ def test_one_replica_without_its_update_explains_nothing(
     assert () == explain.explain(study_of(tmp_path, shape))
 
 
-def test_the_parts_add_up_to_the_step(study: Study) -> None:
-    """They are from the same rounds of the same generations."""
-    (found,) = explain.explain(study)
-    values = [value for value in parts_of(found).values() if value is not None]
-
-    assert found.lost is not None
-    assert pytest.approx(found.lost.step.value_sec, rel=1e-12) == sum(values)
-
-
 def test_imbalance_is_measured_where_each_replica_has_a_process(
     tmp_path: pathlib.Path,
 ) -> None:

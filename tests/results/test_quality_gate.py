@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from changed_study import with_results
 from scipy import stats
 
 from results.errors import ResultsError
@@ -67,23 +68,16 @@ def of_studies(study: Study, stored: Study) -> Gate:
 
 def with_finals(study: Study, finals: dict[str, list[Any]], **fields: Any) -> Study:
     """Returns a study whose quality runs end with other values, by revision."""
-    entries = []
-    for entry in study.entries:
-        if entry.spec.budget is not None:
-            result = entry.result
-            value = finals[entry.spec.revision][entry.spec.repetition_index]
-            last = result.curve[-1]
-            (metric,) = last.quality
-            changed = metric.model_copy(update={"value": value, **fields})
-            last = last.model_copy(update={"quality": (changed,)})
-            curve = (*result.curve[:-1], last)
-            assert entry.trial is not None
-            trial = dataclasses.replace(
-                entry.trial, result=result.model_copy(update={"curve": curve})
-            )
-            entry = dataclasses.replace(entry, trial=trial)  # noqa: PLW2901  # a copy
-        entries.append(entry)
-    return dataclasses.replace(study, entries=tuple(entries))
+
+    def change(entry: Any) -> Any:
+        if entry.spec.budget is None:
+            return None
+        *before, last = entry.result.curve
+        value = finals[entry.spec.revision][entry.spec.repetition_index]
+        metric = last.quality[0].model_copy(update={"value": value, **fields})
+        return {"curve": (*before, last.model_copy(update={"quality": (metric,)}))}
+
+    return with_results(study, change)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from changed_study import with_results, with_turns
 from relay_study import RelayShape, make_store
 
 from results.figures import recorded_loss, scaling
@@ -35,25 +36,16 @@ def _with_turns(
     """Gives every turn the CPU time and the wait of the case."""
 
     def change(entry: Any) -> Any:
-        spec, result = entry.spec, entry.result
-        is_alone = spec.num_replicas == 1
-        cpu = CPU_OF_ALONE if is_alone else spec.num_replicas * CPU_PER_REPLICA
-        wait = wait_of_alone if is_alone else spec.num_replicas * WAIT
-        turns = tuple(
-            turn.model_copy(
-                update={
-                    "user_sec": 0.75 * cpu * turn.num_steps,
-                    "system_sec": 0.25 * cpu * turn.num_steps,
-                    "run_delay_sec": wait * turn.num_steps if has_wait else None,
-                }
-            )
-            for turn in result.turns
-        )
-        changed = result.model_copy(update={"turns": turns})
-        trial = dataclasses.replace(entry.trial, result=changed)
-        return dataclasses.replace(entry, trial=trial)
+        size = entry.spec.num_replicas
+        cpu = CPU_OF_ALONE if size == 1 else size * CPU_PER_REPLICA
+        wait = wait_of_alone if size == 1 else size * WAIT
+        return {
+            "user_sec": lambda turn: 0.75 * cpu * turn.num_steps,
+            "system_sec": lambda turn: 0.25 * cpu * turn.num_steps,
+            "run_delay_sec": lambda turn: wait * turn.num_steps if has_wait else None,
+        }
 
-    return dataclasses.replace(study, entries=tuple(map(change, study.entries)))
+    return with_turns(study, change)
 
 
 def _only(study: Study) -> RecordedLoss:
@@ -103,19 +95,16 @@ def test_no_duration_has_an_interval_below_zero(study: Study) -> None:
 
     def slow(entry: Any) -> Any:
         if entry.spec.repetition_index:
-            return entry
-        ranks = tuple(
+            return None
+        ranks = [
             rank.model_copy(
                 update={"step_time_sec": tuple(3 * t for t in rank.step_time_sec)}
             )
             for rank in entry.result.ranks
-        )
-        changed = entry.result.model_copy(update={"ranks": ranks})
-        return dataclasses.replace(
-            entry, trial=dataclasses.replace(entry.trial, result=changed)
-        )
+        ]
+        return {"ranks": tuple(ranks)}
 
-    slowed = dataclasses.replace(kept, entries=tuple(map(slow, kept.entries)))
+    slowed = with_results(kept, slow)
     found = _only(_with_turns(slowed))
     assert found.lost is not None
 
@@ -149,19 +138,7 @@ def test_no_round_in_common_explains_nothing(tmp_path: pathlib.Path) -> None:
     (point,) = [p for p in scaling.points(study) if not p.is_baseline]
     assert point.baseline is not None
 
-    def void(entry: Any) -> Any:
-        turns = tuple(
-            turn.model_copy(update={"void_reason": "disturbed"})
-            for turn in entry.result.turns
-        )
-        changed = entry.result.model_copy(update={"turns": turns})
-        return dataclasses.replace(
-            entry, trial=dataclasses.replace(entry.trial, result=changed)
-        )
-
-    baseline = dataclasses.replace(
-        point.baseline, entries=tuple(map(void, point.baseline.entries))
-    )
+    baseline = with_turns(point.baseline, lambda _: {"void_reason": "disturbed"})
     (found,) = recorded_loss.of_points([dataclasses.replace(point, baseline=baseline)])
 
     assert found.reason == recorded_loss.NO_COMMON_ROUND

@@ -17,7 +17,7 @@ from harness.cli import exit_codes, running
 from harness.cli import main as cli
 from harness.machine import disturbance
 from reports.page.build import write_report
-from results.errors import NewerSchemaError
+from results.errors import NewerSchemaError, OlderSchemaError
 from results.store.study_store import Store
 from results.verify.against_raw import verify
 
@@ -147,7 +147,7 @@ def is_found(root: Path) -> bool:
     """Whether something differs, or the record cannot be read for its version."""
     try:
         return bool(verify(Store.open(root)).differences)
-    except NewerSchemaError:
+    except (NewerSchemaError, OlderSchemaError):
         return True
 
 

@@ -218,7 +218,7 @@ def test_a_trial_that_others_or_heat_disturbed_is_void(
     assert TrialStatus.OK is statuses[1].status
     assert TrialStatus.VOID is statuses[2].status
     assert re.match(reason, statuses[2].failure.reason)
-    differences = [d for d in verify.verify(store).differences if "status" in d.where]
+    differences = [d for d in verify(store).differences if "status" in d.where]
     assert [] == differences
 
 
