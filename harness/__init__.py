@@ -1,1 +1,16 @@
 """Plans, runs and records scaling studies; the parent never imports TensorFlow."""
+
+import sys as _sys
+from pathlib import Path as _Path
+
+# ``python -m`` looks into the current folder first, where a user may have a file with
+# the name of a package, such as ``results.py``. ``-m`` stands in ``argv`` while the
+# module is looked for, so in each process that is started as a module of this package.
+_is_safe = _sys.flags.isolated or getattr(_sys.flags, "safe_path", False)
+if (
+    _sys.argv[:1] == ["-m"]
+    and not _is_safe
+    and _sys.path[0]
+    and _Path(_sys.path[0]).resolve() != _Path(__file__).resolve().parents[1]
+):
+    del _sys.path[0]

@@ -16,7 +16,7 @@ from harness.cli.host_options import HostRequest
 from harness.errors import DoesNotFitError, StudyError
 from harness.launch import catalog as launchers
 from harness.machine import topology
-from harness.planning import cases, controls, design, estimate, same_code, shards
+from harness.planning import design, estimate, same_code, shards
 from harness.planning import plan as plan_module
 from harness.planning import study as study_module
 from harness.run import sweep as run
@@ -106,16 +106,14 @@ def sweep(
         )
     if not is_submitted:  # a login node has no GPUs of the job
         gpu_readiness.check_models(planned.trials, launcher.num_hosts)
-    planned = shards.own(planned, on_hosts.shard)
     name = shards.name(name, on_hosts.shard)
     root = runs_dir / name
     known = study_module.read_existing_plan(root)
     is_order_free = request.order is None
-    left_out: list[str] = []
-    if is_order_free and known is not None:
+    if is_order_free and known and known.measuring.order is not planned.measuring.order:
         # It was decided when the study began, maybe by the memory that was free.
-        request, left_out = controls.with_order(request, known.measuring.order)
-        planned = shards.own(plan_module.plan_sweep(request, machine), on_hosts.shard)
+        planned = plan_module.in_order(planned.checked, known.measuring.order)
+    planned = shards.own(planned, on_hosts.shard)
     new = study_module.make_plan(
         planned,
         request,
@@ -124,7 +122,7 @@ def sweep(
     )
     measured = Store(root) if known is not None else None
     reconciled = study_module.reconcile(known, new, request.baseline, measured)
-    notes = [*left_out, *planned.notes, *([reconciled.note] if reconciled.note else [])]
+    notes = [*planned.notes, *([reconciled.note] if reconciled.note else [])]
     if is_dry_run:
         return _print_plan(
             reconciled.plan,
@@ -181,9 +179,11 @@ def sweep(
                     f"{error}; free some memory, or use --order sequential, or fewer"
                     f" {fewer}--mode, --backends or --replicas"
                 ) from error
-            return _run_in_sequence(
-                store, new, request, machine, settings, conclude, reason=str(error)
-            )
+            running.note(f"{error}: the trials run in sequence instead")
+            planned = plan_module.in_order(planned.checked, Order.SEQUENTIAL)
+            planned = shards.own(planned, on_hosts.shard)
+            plan = study_module.make_plan(planned, request, study=name, command=command)
+            return _run_in_sequence(store, plan, settings, conclude)
 
 
 @contextlib.contextmanager
@@ -194,26 +194,11 @@ def _created_and_locked(root: Path) -> Iterator[Store]:
 
 
 def _run_in_sequence(
-    store: Store,
-    relay: Plan,
-    request: SweepRequest,
-    machine: cases.Machine,
-    settings: RunSettings,
-    conclude: Conclude,
-    *,
-    reason: str,
+    store: Store, plan: Plan, settings: RunSettings, conclude: Conclude
 ) -> int:
     """Replaces the plan of a relay, of which nothing was measured, by a sequence."""
-    request = request.model_copy(update={"order": Order.SEQUENTIAL})
-    running.note(f"{reason}: the trials run in sequence instead")
     for trial in store.read_plan().trials:
         trial_runner.clean_trial_dir(store.trial_dir(trial.trial_id))
-    plan = study_module.make_plan(
-        plan_module.plan_sweep(request, machine),
-        request,
-        study=relay.study,
-        command=relay.command,
-    )
     store.write_plan(plan)
     settings = dataclasses.replace(settings, measuring=plan.measuring)
     return running.run_until_done(

@@ -58,6 +58,8 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # not in click 8.1
     ) -> Any:
         """Returns the value, or raises ``ParseError``."""
         del param, ctx
+        if self._of.kind.is_multiple:  # one of them; the model has all
+            return value
         return self._of.kind.read(value, self._of.spelling)
 
     def shell_complete(
@@ -89,19 +91,24 @@ class DeclaredOption(click.Option):
         self.shown: dict[str, DeclaredOption] = {of.group: self}
         self.owners = list(owners)
         kind, names = of.kind, [of.spelling]
+        settings: dict[str, Any] = {}
         if kind.is_flag and of.default is not False:
             names = [f"{of.spelling}/--no-{of.name}"]
         self.is_deferred = bool(owners) and not kind.is_flag
         default = of.default_text.replace("`", "")
+        short = [name for name in of.option.also if not name.startswith("--")]
+        long = [name for name in of.option.also if name.startswith("--")]
+        if not of.is_required:  # what is not given is neither False nor empty
+            settings["default"] = None
         super().__init__(
-            [*names, *of.option.also, of.field],
+            [*short, *names, *long, of.field],
             help=of.help + (f"  [default: {default}]" if default else ""),
             required=of.is_required,
             is_flag=kind.is_flag,
-            default=None,
             multiple=kind.is_multiple,
-            type=None if kind.is_flag else _type_of(of, is_text=self.is_deferred),
+            type=_type_of(of, is_text=self.is_deferred),
             metavar=of.metavar or None,
+            **settings,
         )
 
     def consume_value(
@@ -126,8 +133,10 @@ class DeclaredOption(click.Option):
         return super().type_cast_value(ctx, value)
 
 
-def _type_of(of: Declared, *, is_text: bool) -> click.ParamType:  # type: ignore[type-arg]  # not in click 8.1
-    return click.STRING if is_text or of.kind.is_multiple else _Value(of)
+def _type_of(of: Declared, *, is_text: bool) -> Any:
+    if of.kind.is_flag:
+        return None
+    return click.STRING if is_text else _Value(of)
 
 
 class Verb(click.Command):

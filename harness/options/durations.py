@@ -16,9 +16,10 @@ Unit = Literal["s", "min", "h"]
 SECONDS_OF: Final[dict[Unit, float]] = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _NAMES: Final[dict[Unit, str]] = {"s": "seconds", "min": "minutes", "h": "hours"}
 _FORM = re.compile(
-    r"(?P<number>\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*(?P<unit>s|min|h)?", re.IGNORECASE
+    r"(?P<number>\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*(?P<unit>s|min|h)?",
+    re.ASCII | re.IGNORECASE,
 )
-_CLOCK = re.compile(r"(\d{1,5}):([0-5]\d):([0-5]\d)")
+_CLOCK = re.compile(r"(\d{1,5}):([0-5]\d):([0-5]\d)", re.ASCII)
 
 
 def parse_duration(text: str, *, what: str, bare: Unit = "s") -> float:
@@ -80,7 +81,7 @@ def duration(bare: Unit = "s", *, unit: Unit = "s") -> Kind:
     return Kind(
         read=read,
         annotation=number | str,
-        must_be=f"a number of {_NAMES[bare]}, or text such as 90s, 12min or 2h",
+        must_be=f"a number of {_NAMES[bare]} above 0, or text such as 90s, 12min or 2h",
         metavar="TIME",
         write=lambda value: write_duration(value * scale),
     )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_CHARACTERS = 20
 """Of a shown value; any 64-bit integer has fewer."""
-_WHOLE = re.compile(r"[+-]?\d+")
+_WHOLE = re.compile(r"[+-]?[0-9]+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,7 +170,7 @@ def parsed(
     )
 
 
-def kind_of(annotation: Any, metadata: Sequence[Any] = ()) -> Kind:
+def kind_of(annotation: Any, metadata: Iterable[Any] = ()) -> Kind:
     """Returns the kind of a type; an optional value is of the kind of the value.
 
     Args:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from harness.catalog import WorkloadInfo
     from harness.planning.quality_runs import PlannedCase
     from harness.planning.request import SweepRequest
+    from harness.planning.source_tree import SourceTree
     from results.records.models import PlannedTrial
 
 FEWEST_TO_STOP = 5
@@ -137,9 +138,14 @@ def with_twin(
     return [*cases, dataclasses.replace(twin, control=Control.TWIN)]
 
 
-def of_revision(cases: Sequence[PlannedCase], revision: str) -> list[PlannedCase]:
-    """Returns the same cases with the code of another revision."""
-    return [dataclasses.replace(case, revision=revision) for case in cases]
+def with_revision(
+    cases: Sequence[PlannedCase], baseline: SourceTree | None
+) -> list[PlannedCase]:
+    """Returns cases, then the same with the code of another revision, if any."""
+    if baseline is None:
+        return list(cases)
+    revision = baseline.revision
+    return [*cases, *(dataclasses.replace(case, revision=revision) for case in cases)]
 
 
 def make_measuring(

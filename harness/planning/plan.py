@@ -16,27 +16,12 @@ Definitions:
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-import pydantic
-
-from harness import catalog
-from harness.catalog import SYNTHETIC
-from harness.errors import PlanError
-from harness.placement import allocation as placement
-from harness.placement import processes
-from harness.planning import cases as cases_module
-from harness.planning import (
-    code_digest,
-    controls,
-    design,
-    matching,
-    plan_count,
-    quality_runs,
-)
+from harness.planning import code_digest, controls, design, matching, plan_count
+from harness.planning.checked import check, refusing_bounds
 from results.records import identity
 from results.records.models import (
     Control,
@@ -44,20 +29,17 @@ from results.records.models import (
     Measuring,
     Order,
     PlannedTrial,
-    ScalingMode,
     TrialSpec,
 )
-from results.store.record_file import first_complaint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from harness.planning.cases import Machine
+    from harness.planning.checked import CheckedSweep
     from harness.planning.quality_runs import PlannedCase
     from harness.planning.request import SweepRequest
     from harness.planning.source_tree import SourceTree
-    from results.records.models import OptionValue
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +47,7 @@ class PlannedSweep:
     """The trials of a request and what its plan record needs.
 
     Attributes:
+      checked: The request that they are of.
       trials: Distinct trials, in execution order.
       baseline_num_replicas: The smallest replica count.
       notes: Defaults that were chosen for the user, one line each.
@@ -74,6 +57,7 @@ class PlannedSweep:
       matching: What shows that N replicas match one.
     """
 
+    checked: CheckedSweep
     trials: tuple[PlannedTrial, ...]
     baseline_num_replicas: int
     notes: tuple[str, ...]
@@ -115,112 +99,48 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
       PlanError: A name is unknown, settings contradict each other or the machine, or
         there are too many trials; they are counted before they are created.
     """
-    with refusing_bounds():
-        return _plan_sweep(request, machine)
+    return arrange(check(request, machine))
 
 
-@contextlib.contextmanager
-def refusing_bounds() -> Iterator[None]:
-    """Builds a record, and reports a value that it cannot store.
+def in_order(checked: CheckedSweep, order: Order) -> PlannedSweep:
+    """Plans a sweep in an order that was not requested, without what it excludes.
 
     Raises:
-      PlanError: Names the field, why its value is wrong, and the value.
+      PlanError: A setting has no effect in that order.
     """
-    try:
-        yield
-    except pydantic.ValidationError as error:
-        raise PlanError(
-            f"the sweep cannot be recorded: {first_complaint(error)}; choose a value"
-            " within these bounds"
-        ) from error
+    request, left_out = controls.with_order(checked.request, order)
+    notes = (*left_out, *checked.notes)
+    return arrange(dataclasses.replace(checked, request=request, notes=notes))
 
 
-def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
-    info = catalog.workload(request.workload)
-    backends = [catalog.backend(name) for name in request.backends]
-    preset_name = request.preset or _default_preset(info, request.device)
-    preset = catalog.preset(info, preset_name)
-    _check_data_dir(request.data_dir)
-    _check_counts(request)
-    data = catalog.check_data(info, request.data or preset.data, request.data_dir)
-    options = {**preset.options, **request.options}
-    if options:
-        catalog.check_options(info, preset_name, options)
-        catalog.check_backends(options, backends)
+@refusing_bounds()
+def arrange(checked: CheckedSweep) -> PlannedSweep:
+    """Returns the trials of a checked request, in execution order.
 
-    replicas, notes = cases_module.choose_replicas(request, machine, preset)
-    _check_replicas(request, machine, options, backends, replicas)
-    baseline = replicas[0]
-    sizes = cases_module.batch_sizes(request, preset, baseline)
-    num_cores = placement.cores_per_replica(machine.num_available_cores, replicas)
-    is_data_real = data != SYNTHETIC
-    common: dict[str, Any] = {
-        "workload": info.name,
-        "workload_version": info.version,
-        "preset": preset_name,
-        "data": data,
-        "device": request.device,
-        "cores_per_replica": num_cores,
-        "num_warmup_steps": request.num_warmup_steps or preset.num_warmup_steps,
-        "num_measured_steps": request.num_measured_steps or preset.num_measured_steps,
-        "steps_per_sync": design.choose_steps_per_sync(request, info),
-        "is_evaluated": (
-            is_data_real if request.is_evaluated is None else request.is_evaluated
-        ),
-        "options": options,
-        "allocator": design.choose_allocator(request),
-        "variables": dict(machine.variables),
-    }
+    Raises:
+      PlanError: Settings contradict the order, or there are too many trials; they are
+        counted before they are created.
+    """
+    request, learning, num_cores = checked.request, checked.learning, checked.num_cores
+    common = dict(checked.common)
     order = design.choose_order(request)
     repeats = design.choose_repeats(request, order)
-    plan_count.check(
-        plan_count.num_cases(backends, replicas, sizes, request.modes) * repeats
-    )
-    cases, backend_notes = cases_module.make_cases(
-        backends, replicas, sizes, request.modes
-    )
-    catalog.check_machine(
-        info,
-        preset_name,
-        options,
-        data=data,
-        global_batch_size=max(
-            case.num_replicas * case.per_replica_batch_size for case in cases
-        ),
-        num_workers=_largest_num_workers(cases, machine),
-    )
-    learning = quality_runs.choose(request, preset, cases, is_data_real=is_data_real)
-    num_quality_runs = 0
+    cases: list[PlannedCase] = [*checked.cases]
     runs: list[PlannedCase] = []
     if learning is not None:
-        runs = [*learning.cases]
-        if request.baseline is not None:
-            runs += design.of_revision(runs, request.baseline.revision)
-        num_quality_runs = len(runs) * request.quality_repeats
-        notes.append(learning.note)
+        runs = design.with_revision(learning.cases, request.baseline)
     if request.is_quality_only:
         cases, repeats = [], request.quality_repeats
-        if learning is None:
-            raise PlanError(
-                f"preset {preset_name!r} of {info.name} has no quality run with data"
-                f" {data!r}, and nothing else was requested; give --budget, and --data"
-                " that can be learned"
-            )
-    timed = design.with_twin(cases, machine.num_available_cores, order)
-    if request.baseline is not None:
-        timed += design.of_revision(cases, request.baseline.revision)
-    added, control_notes = controls.choose(
-        request, cases, machine.num_available_cores, order
-    )
+    timed = design.with_twin(cases, num_cores, order)
+    timed += design.with_revision(cases, request.baseline)[len(cases) :]
+    added, control_notes = controls.choose(request, cases, num_cores, order)
     timed += added
-    plan_count.check(len(timed) * repeats + num_quality_runs)
+    plan_count.check(len(timed) * repeats + len(runs) * request.quality_repeats)
     measured = (
         {**common, **design.relay_fields(request)} if (order is Order.RELAY) else common
     )
     trials = _trials(timed, repeats, request.seed, measured, request.baseline)
-    measuring = design.make_measuring(
-        request, order, trials, machine.num_available_cores
-    )
+    measuring = design.make_measuring(request, order, trials, num_cores)
     if learning is not None:
         common |= {"budget": learning.budget, "is_evaluated": True}
         trials += _trials(
@@ -229,11 +149,11 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     assert len({trial.trial_id for trial in trials}) == len(trials)
     matched = _plan_matching(request, trials, common)
     return PlannedSweep(
+        checked=checked,
         trials=tuple(trials),
-        baseline_num_replicas=baseline,
+        baseline_num_replicas=checked.baseline_num_replicas,
         notes=(
-            *notes,
-            *backend_notes,
+            *checked.notes,
             *control_notes,
             *(
                 f"backend {name} is not matched with one replica: {reason}"
@@ -241,7 +161,7 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
             ),
             *design.notes(measuring, repeats),
         ),
-        preset=preset_name,
+        preset=common["preset"],
         repeats=repeats,
         measuring=measuring,
         matching=matched,
@@ -264,29 +184,6 @@ def _plan_matching(
         trials=tuple(_trials(matched, 1, request.seed, fields)),
         not_checked=not_matched,
         remarks=matching.remarks(request, matched),
-    )
-
-
-def _check_replicas(
-    request: SweepRequest,
-    machine: Machine,
-    options: Mapping[str, OptionValue],
-    backends: Sequence[catalog.BackendInfo],
-    replicas: Sequence[int],
-) -> None:
-    catalog.check_devices(options, request.device, replicas)
-    processes.check_share(machine.variables, backends, replicas, request.device)
-
-
-def _largest_num_workers(cases: Sequence[PlannedCase], machine: Machine) -> int:
-    """Returns the most processes that the replicas of a trial are spread over."""
-    share = processes.replicas_per_worker(machine.variables)
-    return max(
-        processes.processes_of(
-            catalog.backend(case.backend), case.num_replicas, replicas_per_worker=share
-        ).count("worker")
-        or 1
-        for case in cases
     )
 
 
@@ -328,32 +225,3 @@ def _trials(
                 )
             )
     return trials
-
-
-def _default_preset(info: catalog.WorkloadInfo, device: str) -> str:
-    names = {preset.name for preset in info.presets}
-    return "gpu" if device == "gpu" and "gpu" in names else info.default_preset
-
-
-def _check_data_dir(data_dir: Path | None) -> None:
-    if data_dir is not None and not data_dir.is_dir():
-        raise PlanError(
-            f"--data-dir {str(data_dir)!r} is not a directory; give the one in which"
-            " 'tfds build --data_dir' prepared data sets"
-        )
-
-
-def _check_counts(request: SweepRequest) -> None:
-    if not request.backends:
-        raise PlanError(
-            f"no backend was requested; known are {', '.join(catalog.BACKENDS)}"
-        )
-    if not request.modes:
-        raise PlanError("no scaling mode was requested; allowed are weak, strong")
-    if request.global_batch_size is not None and (
-        ScalingMode.STRONG not in request.modes
-    ):
-        raise PlanError(
-            f"--global-batch-size {request.global_batch_size} has no effect without"
-            " strong scaling; add --mode strong, or use --per-replica-batch-size"
-        )

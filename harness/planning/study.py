@@ -11,7 +11,7 @@ from harness import catalog
 from harness.errors import MatchStudyError, PlanError, StudyError
 from harness.machine.time_of_day import now_text
 from harness.planning import matching
-from harness.planning.plan import refusing_bounds
+from harness.planning.checked import refusing_bounds
 from harness.planning.same_code import check_code
 from results.records.models import Control, Order, Plan, PlannedTrial, ScalingMode
 from results.store.study_store import PLAN_NAME, Store

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from harness.cli.parsing import _parse_controls
 from harness.errors import ParseError
+from harness.options.option import declared
+from harness.planning.request import SweepRequest
+
+(KIND,) = (of.kind for of in declared(SweepRequest) if of.field == "controls")
 
 
 @pytest.mark.parametrize(
@@ -24,7 +27,7 @@ from harness.errors import ParseError
 )
 def test_controls_are_parsed_in_one_order(text: str, names: list[str]) -> None:
     """So that the same controls are the same plan."""
-    assert names == [control.value for control in _parse_controls(text)]
+    assert names == [control.value for control in KIND.read(text, "--controls")]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +41,7 @@ def test_controls_are_parsed_in_one_order(text: str, names: list[str]) -> None:
 def test_other_names_are_an_error(text: str, message: str) -> None:
     """One line with what is allowed."""
     with pytest.raises(ParseError) as caught:
-        _parse_controls(text)
+        KIND.read(text, "--controls")
 
     assert re.search(message, str(caught.value))
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
-from harness.cli.reporting_verbs import FORMATS
+from reports.export_formats import FORMATS
 from results.records.limits import MAX_TRIALS
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ VERBS: dict[str, dict[str, Any]] = {
     "report": {
         **STUDY,
         "-o": paths,
-        "--format": st.sampled_from(FORMATS) | texts,
+        "--format": st.sampled_from(sorted(FORMATS)) | texts,
         "--metric": st.sampled_from(("throughput", "peak_memory", "top_1")) | texts,
         "--references": st.sampled_from(("nvidia", "mlperf", "none")) | paths,
         "--allow-different": None,
@@ -229,13 +229,13 @@ def test_no_command_line_ends_in_a_traceback(place: Path, arguments: list[str]) 
 
 
 HOSTILE = [
-    (("--timeout=nan",), r"'--timeout': 'nan' is not a finite number"),
-    (("--timeout=1e300",), r"'--timeout': 1e\+300 is not in the range 0<x<="),
-    (("--repeats", MANY_DIGITS), r"'--repeats': '9{9}.* is not a valid integer"),
-    (("--seed", str(2**63)), r"'--seed': .* is not in the range 0<=x<="),
+    (("--timeout=nan",), r"--timeout: 'nan' is not a duration; allowed are numb"),
+    (("--timeout=1e300",), r"--timeout: '1e300' is not a duration; .* at most 1e\+09s"),
+    (("--repeats", MANY_DIGITS), r"--repeats: '9{9}.* is not an integer from 1 to"),
+    (("--seed", str(2**63)), r"--seed: .* is not an integer from 0 to"),
     (("--replicas", MANY_DIGITS), r"--replicas: '9+.* is more than 65536"),
     (("--replicas", f"1..{MANY_DIGITS}"), r"--replicas: '9+.* is more than 65536"),
-    (("--replicas", f"2..8x{MANY_DIGITS}", "--repeats=0"), r"'--repeats'"),
+    (("--replicas", f"2..8x{MANY_DIGITS}", "--repeats=0"), r"--repeats"),
     (("--budget", f"{MANY_DIGITS}s"), r"is not a budget; .* at most 1e\+15"),
     (
         ("--option", f"learning_rate_per_256={MANY_DIGITS}"),

@@ -206,8 +206,8 @@ BAD = [
     (("a", "a", "-o", "site"), r"study 'runs/a' is given twice; name each study once"),
     (("a", "b", "-o", "pipe.html"), r"cannot write 'pipe.html': it is not a regular"),
     (("a", "--format=csv", "-o", "file/x"), r"cannot write 'file/x': .*; choose a fil"),
-    (("a", "--format=pdf"), r"Invalid value for '--format': 'pdf' is not one of"),
-    ((), r"Missing argument 'STUDY \[STUDY\]\.\.\.'"),
+    (("a", "--format=pdf"), r"--format: 'pdf' is not one of"),
+    ((), r"Missing argument 'STUDY\.\.\.'"),
 ]
 
 

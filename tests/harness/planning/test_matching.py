@@ -10,7 +10,7 @@ import pytest
 from harness import catalog
 from harness.planning import cases, matching, plan
 from harness.planning import study as study_module
-from results.records.models import Control, Order
+from results.records.models import Control, Order, ScalingMode
 from results.study.matching import NUM_STEPS
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def test_every_backend_and_size_is_matched_once(small_request: SweepRequest) -> 
         update={
             "replicas": (1, 2, 4),
             "order": Order.RELAY,
-            "modes": tuple(plan.ScalingMode),
+            "modes": tuple(ScalingMode),
             "per_replica_batch_size": 4,
         }
     )

@@ -1,0 +1,184 @@
+"""A request that can be carried out: checked against the catalogue and the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pydantic
+
+from harness import catalog
+from harness.catalog import SYNTHETIC
+from harness.errors import PlanError
+from harness.placement import allocation as placement
+from harness.placement import processes
+from harness.planning import cases as cases_module
+from harness.planning import design, plan_count, quality_runs
+from results.records.models import ScalingMode
+from results.store.record_file import first_complaint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from harness.planning.cases import Machine
+    from harness.planning.quality_runs import PlannedCase, QualityRuns
+    from harness.planning.request import SweepRequest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedSweep:
+    """A request that can be carried out on a machine, in whatever order.
+
+    Attributes:
+      request: The request.
+      num_cores: Available logical CPUs of the machine.
+      baseline_num_replicas: The smallest replica count.
+      cases: The distinct cases.
+      learning: Its quality runs; None without any.
+      common: Fields of all specs.
+      notes: Defaults that were chosen for the user, one line each.
+    """
+
+    request: SweepRequest
+    num_cores: int
+    baseline_num_replicas: int
+    cases: tuple[PlannedCase, ...]
+    learning: QualityRuns | None
+    common: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def refusing_bounds() -> Iterator[None]:
+    """Builds a record, and reports a value that it cannot store.
+
+    Raises:
+      PlanError: Names the field, why its value is wrong, and the value.
+    """
+    try:
+        yield
+    except pydantic.ValidationError as error:
+        raise PlanError(
+            f"the sweep cannot be recorded: {first_complaint(error)}; choose a value"
+            " within these bounds"
+        ) from error
+
+
+@refusing_bounds()
+def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
+    """Checks a request against the catalogue and the machine, and finds its cases.
+
+    Raises:
+      PlanError: A name is unknown, or settings contradict each other or the machine.
+    """
+    info = catalog.workload(request.workload)
+    backends = [catalog.backend(name) for name in request.backends]
+    preset_name = request.preset or _default_preset(info, request.device)
+    preset = catalog.preset(info, preset_name)
+    _check_data_dir(request.data_dir)
+    _check_counts(request)
+    data = catalog.check_data(info, request.data or preset.data, request.data_dir)
+    options = {**preset.options, **request.options}
+    if options:
+        catalog.check_options(info, preset_name, options)
+        catalog.check_backends(options, backends)
+    replicas, notes = cases_module.choose_replicas(request, machine, preset)
+    catalog.check_devices(options, request.device, replicas)
+    processes.check_share(machine.variables, backends, replicas, request.device)
+    sizes = cases_module.batch_sizes(request, preset, replicas[0])
+    is_data_real = data != SYNTHETIC
+    common: dict[str, Any] = {
+        "workload": info.name,
+        "workload_version": info.version,
+        "preset": preset_name,
+        "data": data,
+        "device": request.device,
+        "cores_per_replica": placement.cores_per_replica(
+            machine.num_available_cores, replicas
+        ),
+        "num_warmup_steps": request.num_warmup_steps or preset.num_warmup_steps,
+        "num_measured_steps": request.num_measured_steps or preset.num_measured_steps,
+        "steps_per_sync": design.choose_steps_per_sync(request, info),
+        "is_evaluated": (
+            is_data_real if request.is_evaluated is None else request.is_evaluated
+        ),
+        "options": options,
+        "allocator": design.choose_allocator(request),
+        "variables": dict(machine.variables),
+    }
+    repeats = design.choose_repeats(request, design.choose_order(request))
+    plan_count.check(
+        plan_count.num_cases(backends, replicas, sizes, request.modes) * repeats
+    )
+    cases, backend_notes = cases_module.make_cases(
+        backends, replicas, sizes, request.modes
+    )
+    catalog.check_machine(
+        info,
+        preset_name,
+        options,
+        data=data,
+        global_batch_size=max(
+            case.num_replicas * case.per_replica_batch_size for case in cases
+        ),
+        num_workers=_largest_num_workers(cases, machine),
+    )
+    learning = quality_runs.choose(request, preset, cases, is_data_real=is_data_real)
+    if request.is_quality_only and learning is None:
+        raise PlanError(
+            f"preset {preset_name!r} of {info.name} has no quality run with data"
+            f" {data!r}, and nothing else was requested; give --budget, and --data"
+            " that can be learned"
+        )
+    return CheckedSweep(
+        request=request,
+        num_cores=machine.num_available_cores,
+        baseline_num_replicas=replicas[0],
+        cases=tuple(cases),
+        learning=learning,
+        common=common,
+        notes=(*notes, *([learning.note] if learning else ()), *backend_notes),
+    )
+
+
+def _largest_num_workers(cases: Sequence[PlannedCase], machine: Machine) -> int:
+    """Returns the most processes that the replicas of a trial are spread over."""
+    share = processes.replicas_per_worker(machine.variables)
+    return max(
+        processes.processes_of(
+            catalog.backend(case.backend), case.num_replicas, replicas_per_worker=share
+        ).count("worker")
+        or 1
+        for case in cases
+    )
+
+
+def _default_preset(info: catalog.WorkloadInfo, device: str) -> str:
+    names = {preset.name for preset in info.presets}
+    return "gpu" if device == "gpu" and "gpu" in names else info.default_preset
+
+
+def _check_data_dir(data_dir: Path | None) -> None:
+    if data_dir is not None and not data_dir.is_dir():
+        raise PlanError(
+            f"--data-dir {str(data_dir)!r} is not a directory; give the one in which"
+            " 'tfds build --data_dir' prepared data sets"
+        )
+
+
+def _check_counts(request: SweepRequest) -> None:
+    if not request.backends:
+        raise PlanError(
+            f"no backend was requested; known are {', '.join(catalog.BACKENDS)}"
+        )
+    if not request.modes:
+        raise PlanError("no scaling mode was requested; allowed are weak, strong")
+    if request.global_batch_size is not None and (
+        ScalingMode.STRONG not in request.modes
+    ):
+        raise PlanError(
+            f"--global-batch-size {request.global_batch_size} has no effect without"
+            " strong scaling; add --mode strong, or use --per-replica-batch-size"
+        )
