@@ -36,37 +36,36 @@ def test_servers_are_the_tasks_of_the_job_ps():
     assert 2 == len(devices)
 
 
-def test_each_variable_goes_to_the_least_loaded_server(placement):
-    """Of two equal ones to the first."""
-    sizes = [4, 1, 2, 5, 1]
-
-    found = servers(placement, *[tf.zeros([size]) for size in sizes])
-
-    assert [0, 1, 1, 0, 1] == found
-    assert [16 + 20, SCALAR_BYTES + 8 + SCALAR_BYTES] == placement.num_bytes
+def zeros(*sizes):
+    """Vectors of so many float32."""
+    return [tf.zeros([size]) for size in sizes]
 
 
-def test_scalars_keep_together_on_the_first_server(placement):
-    """However loaded it is; updates need all of them."""
-    found = servers(placement, tf.zeros([100]), 1.0, np.int64(3), tf.zeros([2]))
-
-    assert [0, 0, 0, 1] == found
-    assert [400 + 2 * SCALAR_BYTES, 8] == placement.num_bytes
-
-
-def test_no_variable_counts_for_less_than_a_scalar(placement):
-    """So many empty or tiny ones do not all go to one server."""
-    found = servers(placement, *[tf.zeros([0])] * 4)
-
-    assert [0, 1, 0, 1] == found
-    assert [2 * SCALAR_BYTES] * 2 == placement.num_bytes
-
-
-def test_bytes_are_those_of_the_type(placement):
-    """Also where the type is not that of the value."""
-    assert [0] == servers(placement, np.zeros(3), dtype=tf.float64)
-    assert [1] == servers(placement, [1.0] * 5, dtype=tf.float16)
-    assert [24, 10] == placement.num_bytes
+@pytest.mark.parametrize(
+    ("values", "options", "expected", "num_bytes"),
+    [
+        # Of two equal ones to the first.
+        (zeros(4, 1, 2, 5, 1), {}, [0, 1, 1, 0, 1], [16 + 20, 8 + 2 * SCALAR_BYTES]),
+        # However loaded the first one is: updates need all scalars.
+        (
+            [*zeros(100), 1.0, np.int64(3), *zeros(2)],
+            {},
+            [0, 0, 0, 1],
+            [400 + 2 * SCALAR_BYTES, 8],
+        ),
+        # So many empty or tiny ones do not all go to one server.
+        (zeros(0, 0, 0, 0), {}, [0, 1, 0, 1], [2 * SCALAR_BYTES] * 2),
+        # Also where the type is not that of the value.
+        ([np.zeros(3), [1.0] * 4], {"dtype": tf.float64}, [0, 1], [24, 32]),
+    ],
+    ids=["least loaded", "scalars together", "at least a scalar", "bytes of the type"],
+)
+def test_each_variable_goes_to_the_server_with_fewest_bytes(
+    placement, values, options, expected, num_bytes
+):
+    """And counts there."""
+    assert expected == servers(placement, *values, **options)
+    assert num_bytes == placement.num_bytes
 
 
 def test_initial_values_may_be_functions(placement):

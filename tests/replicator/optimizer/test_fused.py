@@ -84,27 +84,6 @@ def test_a_hundred_fused_updates_are_those_of_keras(name, dtype, num_summed):
         )
 
 
-def test_state_made_by_one_path_is_continued_by_the_other():
-    """Fifty fused updates and fifty of Keras's are a hundred of either."""
-
-    def train(num_fused):
-        rng = np.random.default_rng(5)
-        optimizer = keras.optimizers.Adam(0.01)
-        variables = _variables("float32")
-        optimizer.build(variables)
-        for index in range(20):
-            grads = [
-                tf.constant(rng.normal(size=v.shape), "float32") for v in variables
-            ]
-            if index < num_fused:
-                fused.find(optimizer, grads, variables).apply(grads, variables, 1)
-            else:
-                optimizer.apply(grads, variables)
-        return variables[0].numpy()
-
-    np.testing.assert_allclose(train(0), train(10), rtol=1e-5)
-
-
 class _Subclass(keras.optimizers.SGD):
     pass
 

@@ -45,19 +45,6 @@ def test_an_update_outside_a_step_is_refused_in_this_spelling(in_graph, wrapped)
         optimizer.apply([tf.constant([1.0, 1.0])], weights[:1])
 
 
-def test_an_option_works_in_this_spelling(in_graph, wrapped):
-    """Accumulation counts calls of apply."""
-    weights, optimizer = wrapped(in_graph, accumulation_steps=2)
-
-    def step():
-        optimizer.apply([tf.constant([1.0, 0.0])], weights[:1])
-
-    in_graph.run(step)
-    assert 1.0 == float(weights[0][0])
-    in_graph.run(step)
-    assert 0.5 == float(weights[0][0])
-
-
 @pytest.mark.parametrize(
     "call",
     [
