@@ -20,8 +20,8 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from replicator.cluster import environment, port_filter
-from replicator.cluster.client_watch import ClientWatch
-from replicator.cluster.reachability import check_port_is_free
+from replicator.cluster.liveness.client_watch import ClientWatch
+from replicator.cluster.liveness.reachability import check_port_is_free
 from replicator.errors import ClusterConfigError, ReplicatorError
 
 if TYPE_CHECKING:

@@ -8,13 +8,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.async_training.faults import ServerWatch
-from replicator.cluster import (
-    environment,
-    membership,
-    port_filter,
-    reachability,
-    remote,
-)
+from replicator.cluster import environment, membership, port_filter, remote
+from replicator.cluster.liveness import reachability
 from replicator.errors import ClusterConfigError, DeviceError
 
 if TYPE_CHECKING:

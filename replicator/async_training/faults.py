@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.cluster.peer import Peer
-from replicator.cluster.watch import WorkerWatch
+from replicator.cluster.liveness.peer import Peer
+from replicator.cluster.liveness.watch import WorkerWatch
 from replicator.errors import ServerLostError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any
 
-from replicator.cluster import exchange
+from replicator.cluster.workers import exchange
 from replicator.contract import base, control, output_reduction
 from replicator.errors import ReplicasOutOfSyncError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import tensorflow as tf
 
-    from replicator.cluster.runtime import WorkerRuntime
+    from replicator.cluster.workers.runtime import WorkerRuntime
     from replicator.inputs.context import InputContext, InputReplicationMode
     from replicator.inputs.iterator import InputIterator
 

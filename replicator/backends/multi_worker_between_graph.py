@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.multi_worker import MultiWorkerReplicator
 from replicator.cluster import environment, local_gpus
-from replicator.cluster import join as worker_join
+from replicator.cluster.workers import join as worker_join
 from replicator.engine.run.program import Program
 from replicator.errors import DisagreementError
 from replicator.inputs.iterator import InputIterator

@@ -15,7 +15,7 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf import data as _tf_data
 from replicator.backends.multi_worker import MultiWorkerReplicator
 from replicator.cluster import environment, remote
-from replicator.cluster.watch import DETECTION_TIMEOUT_SEC, FailureDetector
+from replicator.cluster.liveness.watch import DETECTION_TIMEOUT_SEC, FailureDetector
 from replicator.engine.analysis import traffic
 from replicator.errors import RemoteInputError
 from replicator.inputs.context import (

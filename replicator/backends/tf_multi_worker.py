@@ -14,9 +14,9 @@ from replicator._tf import signals
 from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.strategy import StrategyReplicator
 from replicator.cluster import environment, local_gpus, membership, port_filter
-from replicator.cluster import join as worker_join
-from replicator.cluster.runtime import WorkerRuntime
-from replicator.cluster.worker_state import WorkerState
+from replicator.cluster.workers import join as worker_join
+from replicator.cluster.workers.runtime import WorkerRuntime
+from replicator.cluster.workers.worker_state import WorkerState
 from replicator.errors import DeviceError
 
 if TYPE_CHECKING:

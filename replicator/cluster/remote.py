@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.cluster import membership, port_filter, reachability
-from replicator.cluster.watch import WorkerWatch
+from replicator.cluster import membership, port_filter
+from replicator.cluster.liveness import reachability
+from replicator.cluster.liveness.watch import WorkerWatch
 from replicator.errors import ClusterConfigError, DeviceError, UnreachableError
 from replicator.placement import devices as device_lib
 from replicator.placement.worker_share import per_worker

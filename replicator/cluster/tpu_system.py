@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf.messages import reason_of
-from replicator.cluster import reachability
+from replicator.cluster.liveness import reachability
 from replicator.errors import DeviceError
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Launchers that number processes, and do not say where the others are.
 
 The processes agree on their addresses through the one with rank 0, the chief, at
-``MASTER_ADDR:MASTER_PORT`` (``replicator.cluster.address_exchange``).
+``MASTER_ADDR:MASTER_PORT`` (``replicator.cluster.environment.address_exchange``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from replicator.cluster.environment.variables import read_integer, read_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from replicator.cluster.registration import Ranks
+    from replicator.cluster.environment.registration import Ranks
 
 HOST = "MASTER_ADDR"
 PORT = "MASTER_PORT"
@@ -59,7 +59,7 @@ class RankEnvironment(DetectedEnvironment):
             )
         everywhere = "set it in every process, the same: the host and a free port of"
         # Not at the top: of the other environments, launchers wait for the import.
-        from replicator.cluster.registration import Ranks
+        from replicator.cluster.environment.registration import Ranks
 
         self.ranks: Ranks = Ranks(
             rank=rank,
@@ -113,7 +113,7 @@ class RankEnvironment(DetectedEnvironment):
         )
 
     def _agree(self, *, is_trusted: bool) -> dict[str, tuple[str, ...]]:
-        from replicator.cluster import address_exchange
+        from replicator.cluster.environment import address_exchange
 
         by_rank = address_exchange.agree(self.ranks, is_trusted=is_trusted)
         return roles.addresses(self._members, by_rank)

@@ -185,7 +185,7 @@ def reduce_attrs(merge_op: str) -> dict[str, Any]:
     """Attributes that only reductions have.
 
     There is no timeout among them: each starts a thread that sleeps until it is over
-    (``cluster/deadline.py``). The caller of the program limits it.
+    (``cluster/liveness/deadline.py``). The caller of the program limits it.
     """
     return {
         "merge_op": merge_op,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from replicator._tf import workers as _tf_workers
-from replicator.cluster.deadline import Deadline
+from replicator.cluster.liveness.deadline import Deadline
 from replicator.engine.analysis.plan import FLAT
 from replicator.errors import ReplicaTimeoutError
 from replicator.validation.arguments import shown

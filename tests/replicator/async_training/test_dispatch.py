@@ -17,8 +17,8 @@ from replicator.async_training import faults
 from replicator.async_training.assignment import Assignment, make_batch
 from replicator.async_training.dispatch import Dispatcher
 from replicator.async_training.inputs import Place, WorkerPipelines
-from replicator.cluster import peer
-from replicator.cluster.peer import Peer
+from replicator.cluster.liveness import peer
+from replicator.cluster.liveness.peer import Peer
 
 PROGRAM, OTHER_PROGRAM = object(), object()
 MOST = assignment_lib.MAX_STEPS_TOGETHER

@@ -11,8 +11,9 @@ import time
 import pytest
 
 from replicator import errors
-from replicator.cluster import address_exchange, local_cluster, registration
-from replicator.cluster.registration import Ranks
+from replicator.cluster import local_cluster
+from replicator.cluster.environment import address_exchange, registration
+from replicator.cluster.environment.registration import Ranks
 
 SOON_SEC = 20.0
 AT_ONCE_SEC = 0.5

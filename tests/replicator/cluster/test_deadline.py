@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from replicator.cluster.deadline import Deadline
+from replicator.cluster.liveness.deadline import Deadline
 
 
 def waited(deadline: Deadline, expired: threading.Event, sec: float) -> bool:

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from replicator._tf import messages
-from replicator.cluster import diagnosis, failures
 from replicator.cluster.configuration import ClusterConfig
+from replicator.cluster.workers import diagnosis, failures
 
 ME = "worker 0 (localhost:1000)"
 DERIVED = {messages.DERIVED: b""}

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from replicator import errors
-from replicator.cluster import environment, reachability
+from replicator.cluster import environment
+from replicator.cluster.liveness import reachability
 
 WORKERS = ["localhost:2301", "localhost:2302"]
 

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicator import errors
-from replicator.cluster import environment, registration
+from replicator.cluster import environment
 from replicator.cluster.configuration import ClusterConfig
-from replicator.cluster.registration import Registration
+from replicator.cluster.environment import registration
+from replicator.cluster.environment.registration import Registration
 
 POD = {
     "JOB_COMPLETION_INDEX": "1",

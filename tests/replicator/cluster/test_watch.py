@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from replicator.cluster import watch as watch_lib
-from replicator.cluster.watch import FailureDetector, WorkerWatch
+from replicator.cluster.liveness import watch as watch_lib
+from replicator.cluster.liveness.watch import FailureDetector, WorkerWatch
 from replicator.errors import WorkerLostError
 
 SERVER = "/job:worker/replica:0/task:1"

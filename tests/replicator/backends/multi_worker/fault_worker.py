@@ -14,7 +14,7 @@ import messages
 from tiny_models import Training
 
 import replicator
-from replicator.cluster import diagnosis
+from replicator.cluster.workers import diagnosis
 
 FAULT_STEP = 12
 NUM_STEPS = 20

@@ -44,7 +44,7 @@ def limit():
 
 def limit_server(config):
     """Limits this process once its server runs: before, it starts many threads."""
-    from replicator.cluster import reachability
+    from replicator.cluster.liveness import reachability
 
     while not reachability.accepts(config.address, 1.0):
         time.sleep(0.05)

@@ -18,8 +18,9 @@ from messages import wait_until
 
 import replicator
 from replicator import errors
-from replicator.cluster import remote, watch
+from replicator.cluster import remote
 from replicator.cluster.configuration import ClusterConfig
+from replicator.cluster.liveness import watch
 from replicator.cluster.local_cluster import free_ports
 
 FOLDER = Path(__file__).parent

@@ -12,7 +12,7 @@ import time
 import tiny_models
 
 import replicator
-from replicator.cluster import watch
+from replicator.cluster.liveness import watch
 
 NUM_STEPS = 12
 STEPS_PER_SAVE = 4

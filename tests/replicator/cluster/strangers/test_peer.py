@@ -8,8 +8,8 @@ import time
 import pytest
 
 from replicator import errors
-from replicator.cluster import client_watch, peer
-from replicator.cluster.client_watch import ClientWatch
+from replicator.cluster.liveness import client_watch, peer
+from replicator.cluster.liveness.client_watch import ClientWatch
 from replicator.cluster.local_cluster import free_ports
 
 

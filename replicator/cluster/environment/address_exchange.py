@@ -26,8 +26,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from replicator.cluster import network, port_filter
+from replicator.cluster.environment.registration import addresses_of, parse_registration
 from replicator.cluster.local_cluster import free_ports
-from replicator.cluster.registration import addresses_of, parse_registration
 from replicator.errors import (
     ClusterConfigError,
     ClusterError,
@@ -38,7 +38,7 @@ from replicator.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from replicator.cluster.registration import Ranks, Registration
+    from replicator.cluster.environment.registration import Ranks, Registration
 
 DEFAULT_TIMEOUT_SEC = 300.0
 _POLL_SEC = 0.1

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from replicator._tf import signals
 from replicator._tf import workers as _tf_workers
-from replicator.cluster import membership, port_filter, reachability
+from replicator.cluster import membership, port_filter
 from replicator.cluster.configuration import split_address
-from replicator.cluster.runtime import WorkerRuntime
-from replicator.cluster.worker_state import WorkerState
+from replicator.cluster.liveness import reachability
+from replicator.cluster.workers.runtime import WorkerRuntime
+from replicator.cluster.workers.worker_state import WorkerState
 from replicator.errors import ClusterError, UnreachableError
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from replicator._tf import workers as _tf_workers
 from replicator._tf.messages import reason_of
-from replicator.cluster import diagnosis, failures
-from replicator.cluster.worker_state import WorkerState, key_of
+from replicator.cluster.workers import diagnosis, failures
+from replicator.cluster.workers.worker_state import WorkerState, key_of
 from replicator.errors import (
     DisagreementError,
     ReplicatorError,

@@ -12,7 +12,7 @@ from replicator.errors import ReplicasOutOfSyncError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from replicator.cluster.runtime import WorkerRuntime
+    from replicator.cluster.workers.runtime import WorkerRuntime
 
 
 def digest(variable: Any) -> str:

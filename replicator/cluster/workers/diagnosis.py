@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from replicator._tf import workers as _tf_workers
-from replicator.cluster import failures
-from replicator.cluster.worker_state import FAILURES, key_of
+from replicator.cluster.workers import failures
+from replicator.cluster.workers.worker_state import FAILURES, key_of
 from replicator.errors import ReplicatorError, WorkerLostError
 
 if TYPE_CHECKING:
-    from replicator.cluster.worker_state import WorkerState
+    from replicator.cluster.workers.worker_state import WorkerState
 
 # How long workers wait for reports of the others after a worker was lost.
 _GRACE_SEC = 5.0

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.cluster.configuration import split_address
-from replicator.cluster.peer import answers
+from replicator.cluster.liveness.peer import answers
 from replicator.errors import WorkerLostError
 
 if TYPE_CHECKING:

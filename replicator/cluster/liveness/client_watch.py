@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 
-from replicator.cluster.peer import Link
+from replicator.cluster.liveness.peer import Link
 from replicator.errors import UnreachableError
 
 # A client has exited if its port is closed or belongs to another process; a machine

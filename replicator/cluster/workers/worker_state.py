@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from replicator._tf import workers as _tf_workers
-from replicator.cluster.deadline import Deadline
-from replicator.cluster.peer import Peer
+from replicator.cluster.liveness.deadline import Deadline
+from replicator.cluster.liveness.peer import Peer
 from replicator.errors import ReplicatorError, WorkerLostError
 
 if TYPE_CHECKING:

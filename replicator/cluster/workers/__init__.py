@@ -1,0 +1,1 @@
+"""Workers that run one program each: joining, agreeing, and who was lost."""
