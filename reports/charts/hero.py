@@ -9,6 +9,7 @@ from reports.charts.over_replicas import Curve, Panel
 from reports.charts.quantities import EFFICIENCY
 
 if TYPE_CHECKING:
+    import pandas as pd
     from markupsafe import Markup
 
     from reports.view.view import View
@@ -17,10 +18,14 @@ DASHES: Final = {"weak": "-", "strong": "--"}
 _KINDS: Final = ("estimate", "repetition", "ceiling")
 
 
+def _rows(view: View) -> pd.DataFrame:
+    rows = view.frame[view.frame["figure"] == "scaling"]
+    return rows[rows["quantity"].eq(EFFICIENCY.slug) & rows["kind"].isin(_KINDS)]
+
+
 def curves(view: View) -> list[Curve]:
     """Returns the lines with a value beside the baseline's, in planned order."""
-    rows = view.frame[view.frame["figure"] == "scaling"]
-    rows = rows[rows["quantity"].eq(EFFICIENCY.slug) & rows["kind"].isin(_KINDS)]
+    rows = _rows(view)
     has_several = len(view.study.backends) > 1
     found = []
     for backend in view.study.backends:
@@ -30,7 +35,7 @@ def curves(view: View) -> list[Curve]:
             if (~estimates["is_baseline"]).any():
                 found.append(
                     Curve(
-                        rows=part,
+                        rows=over_replicas.rows_of(part),
                         name=f"{backend}, {mode}",
                         series=view.series(backend),
                         dash=DASHES[mode],
@@ -45,12 +50,12 @@ def draw(view: View) -> Markup | None:
     shown = curves(view)[: over_replicas.MOST_LINES]
     if not shown:
         return None
-    rows = over_replicas.together(shown)
+    sizes = {int(row.num_replicas) for curve in shown for row in curve.rows}
     panel = Panel(
         quantity=EFFICIENCY,
         curves=tuple(shown),
-        sizes=over_replicas.sizes_of(rows),
-        y_limits=over_replicas.y_limits(rows, EFFICIENCY),
+        sizes=tuple(sorted(sizes)),
+        y_limits=over_replicas.y_limits(_rows(view), EFFICIENCY),
         is_from_zero=False,
     )
     title = "Parallel efficiency by number of replicas"

@@ -39,12 +39,18 @@ CEILING_REACH: Final = 0.035
 """How far the line of a ceiling reaches to either side, as a share of the axis."""
 
 
+_COLUMNS: Final = (
+    *("kind", "mode", "backend", "num_replicas", "value", "low", "high", "n"),
+    *("unit", "method", "is_baseline", "is_oversubscribed"),
+)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
     """Rows that are one line, and how it is drawn.
 
     Attributes:
-      rows: Of one quantity, scaling mode and backend.
+      rows: Of one quantity, scaling mode and backend, as ``rows_of`` returns them.
       name: In the description of the figure.
       series: Index of its colour and marker.
       dash: As matplotlib names it.
@@ -52,7 +58,7 @@ class Curve:
       prefix: What its tips begin with, such as the study.
     """
 
-    rows: pd.DataFrame
+    rows: tuple[Any, ...]
     name: str
     series: int
     dash: str = "-"
@@ -60,9 +66,8 @@ class Curve:
     prefix: str = ""
 
     def of_kind(self, kind: str) -> Iterator[Any]:
-        """Yields its rows of one kind as named tuples, replicas ascending."""
-        found = self.rows[self.rows["kind"] == kind]
-        yield from _each(found.sort_values("num_replicas", kind="stable"))
+        """Yields its rows of one kind."""
+        return (row for row in self.rows if row.kind == kind)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,19 +98,15 @@ class Panel:
         return self.is_log and self.quantity is not EFFICIENCY
 
 
-def _each(rows: pd.DataFrame) -> Iterator[Any]:
-    """Yields rows as named tuples; the types of their values are not known."""
-    yield from rows.itertuples()
+def rows_of(frame: pd.DataFrame) -> tuple[Any, ...]:
+    """Returns rows of the tidy frame as named tuples, replicas ascending."""
+    ordered = frame[list(_COLUMNS)].sort_values("num_replicas", kind="stable")
+    return tuple(ordered.itertuples(index=False))
 
 
 def sizes_of(rows: pd.DataFrame) -> tuple[int, ...]:
     """Returns the numbers of replicas of some rows, ascending."""
     return tuple(sorted({int(n) for n in rows["num_replicas"]}))
-
-
-def together(curves: Sequence[Curve]) -> pd.DataFrame:
-    """Returns the rows of some curves."""
-    return pd.concat([curve.rows for curve in curves])
 
 
 def panels_of(frame: pd.DataFrame) -> list[list[str]]:
@@ -123,7 +124,7 @@ def y_limits(
     baselines = rows[(rows["kind"] == "estimate") & rows["is_baseline"]]
     anchors += [
         quantity.ideal(n, int(row.num_replicas), row.value)
-        for row in _each(baselines)
+        for row in rows_of(baselines)
         for n in sizes
     ]
     estimates = rows[rows["kind"] == "estimate"]
@@ -158,7 +159,7 @@ def panel_of_mode(
         quantity=quantity,
         curves=tuple(
             Curve(
-                rows=shown[shown["backend"] == backend],
+                rows=rows_of(shown[shown["backend"] == backend]),
                 name=backend,
                 series=series_of(backend),
                 dash=look.dash(backend),
@@ -320,12 +321,12 @@ def _labels_of_ceilings(panel: Panel, look_: Look) -> list[labels.Label]:
 def _hatch_oversubscribed(
     axes: Axes, panel: Panel, across: ReplicasAxis, look_: Look
 ) -> None:
-    rows = together(panel.curves)
-    beyond = rows["num_replicas"][rows["is_oversubscribed"]]
-    if beyond.empty:
+    rows = [row for curve in panel.curves for row in curve.rows]
+    beyond = [int(row.num_replicas) for row in rows if row.is_oversubscribed]
+    if not beyond:
         return
-    first = int(beyond.min())
-    within = [int(n) for n in rows["num_replicas"] if n < first]
+    first = min(beyond)
+    within = [int(row.num_replicas) for row in rows if row.num_replicas < first]
     low = max(within) if within else panel.sizes[0] / 1.4
     left = (low * first) ** 0.5 if across.is_log else (low + first) / 2
     axes.axvspan(

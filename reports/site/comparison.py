@@ -257,7 +257,9 @@ def _panels(sides: Sequence[pd.DataFrame], quantity: Quantity) -> tuple[_Panel, 
     for mode, backend in dict.fromkeys(zip(rows["mode"], rows["backend"], strict=True)):
         curves = [
             Curve(
-                rows=side[(side["mode"] == mode) & (side["backend"] == backend)],
+                rows=over_replicas.rows_of(
+                    side[(side["mode"] == mode) & (side["backend"] == backend)]
+                ),
                 name=letter,
                 series=place,
                 label=letter,
@@ -269,7 +271,7 @@ def _panels(sides: Sequence[pd.DataFrame], quantity: Quantity) -> tuple[_Panel, 
         ]
         panel = over_replicas.Panel(
             quantity=quantity,
-            curves=tuple(curve for curve in curves if not curve.rows.empty),
+            curves=tuple(curve for curve in curves if curve.rows),
             sizes=sizes,
             y_limits=limits,
             is_from_zero=False,
