@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from reports.charts import over_replicas
-from reports.charts.over_replicas import Curve, Panel
+from reports.charts import over_replicas, replica_panel
 from reports.charts.quantities import EFFICIENCY
+from reports.charts.replica_panel import Curve, Panel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +35,7 @@ def curves(view: View) -> list[Curve]:
             if (~estimates["is_baseline"]).any():
                 found.append(
                     Curve(
-                        rows=over_replicas.rows_of(part),
+                        rows=replica_panel.rows_of(part),
                         name=f"{backend}, {mode}",
                         series=view.series(backend),
                         dash=DASHES[mode],
@@ -46,8 +46,8 @@ def curves(view: View) -> list[Curve]:
 
 
 def draw(view: View) -> Markup | None:
-    """Draws at most ``over_replicas.MOST_LINES`` lines; None without any."""
-    shown = curves(view)[: over_replicas.MOST_LINES]
+    """Draws at most ``replica_panel.MOST_LINES`` lines; None without any."""
+    shown = curves(view)[: replica_panel.MOST_LINES]
     if not shown:
         return None
     sizes = {int(row.num_replicas) for curve in shown for row in curve.rows}
@@ -55,7 +55,7 @@ def draw(view: View) -> Markup | None:
         quantity=EFFICIENCY,
         curves=tuple(shown),
         sizes=tuple(sorted(sizes)),
-        y_limits=over_replicas.y_limits(_rows(view), EFFICIENCY),
+        y_limits=replica_panel.y_limits(_rows(view), EFFICIENCY),
         is_from_zero=False,
     )
     title = "Parallel efficiency by number of replicas"

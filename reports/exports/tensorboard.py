@@ -19,6 +19,7 @@ from tensorboardX.record_writer import RecordWriter
 from reports.site.card import slugs
 from reports.view.view import view_store
 from reports.words import brief, verdict
+from results.figures import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from results.study.cases import Case, Entry
 
 _LARGEST_FLOAT: Final = 3.4028234663852886e38
-QUANTITIES: Final = ("throughput", "speedup", "efficiency", "efficiency_of_best")
 
 
 def event_files(stores: Sequence[Store]) -> dict[str, bytes]:
@@ -130,8 +130,8 @@ def _seconds(date: str) -> float:
 
 
 def _scaling(point: Point, wall_time: float) -> Iterator[Event]:
-    for name in QUANTITIES:
-        estimate = getattr(point, name)
+    for name, figure in table.ratios(point).items():
+        estimate = figure.estimate
         if estimate is None:
             continue
         values = {"": estimate.value, "_low": estimate.low, "_high": estimate.high}

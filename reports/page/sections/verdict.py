@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports.charts import hero, over_replicas
+from reports.charts import hero, replica_panel
 from reports.page import page
 from reports.words import brief, marks
 
@@ -29,7 +29,7 @@ def render(view: View) -> Markup:
         marks=marks.of_view(view),
         figure=figure,
         modes={row.mode for row in rows},
-        num_left_out=max(len(curves) - over_replicas.MOST_LINES, 0),
+        num_left_out=max(len(curves) - replica_panel.MOST_LINES, 0),
         has_ceiling=any(row.kind == "ceiling" for row in rows),
         is_oversubscribed=any(row.is_oversubscribed for row in rows),
     )
