@@ -10,9 +10,9 @@ import rich.console
 import rich.table
 import rich.text
 
-from reports.page.sections import learning, lost_time, seeds
+from reports.page.sections import lost_time, seeds
 from reports.view.view import View, view_store
-from reports.words import brief, formats, narrow, verdict
+from reports.words import brief, formats, narrow, quality_runs, verdict
 from results.figures import table
 from results.statistics import run_scores
 
@@ -158,7 +158,7 @@ def _seed_lines(view: View) -> list[str]:
         f"{_name(found.case)}, {found.score.n} runs:"
         f" {run_scores.statistic_of(found.score.n)}, {name} "
         + " ".join(formats.run_score(found.score, runs[0].points[-1][1].unit)).strip()
-        for name, runs in learning.collect(view).items()
+        for name, runs in quality_runs.collect(view).items()
         for found in seeds.collect(runs)
     ]
 
