@@ -9,6 +9,7 @@ from reports.charts import (
     look,
     over_replicas,
     quantities,
+    replica_panel,
     rows,
     rows_of,
     step_times,
@@ -76,7 +77,7 @@ def scaling(
     what = known[_one_of("quantity", quantity, list(known))]
     axes = _axes(ax, over_replicas.HEIGHT)
     backends = list(dict.fromkeys(found["backend"]))
-    panel = over_replicas.panel_of_mode(
+    panel = replica_panel.panel_of_mode(
         found, what, chosen, backends=backends, is_log=is_log
     )
     over_replicas.draw_on(axes, panel, look.NOTEBOOK)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from reports.charts import over_replicas
-from reports.charts.over_replicas import Curve, Panel
+from reports.charts import over_replicas, replica_panel
 from reports.charts.quantities import EFFICIENCY
+from reports.charts.replica_panel import Curve, Panel
 
 if TYPE_CHECKING:
+    import pandas as pd
     from markupsafe import Markup
 
     from reports.view.view import View
@@ -17,10 +18,14 @@ DASHES: Final = {"weak": "-", "strong": "--"}
 _KINDS: Final = ("estimate", "repetition", "ceiling")
 
 
+def _rows(view: View) -> pd.DataFrame:
+    rows = view.frame[view.frame["figure"] == "scaling"]
+    return rows[rows["quantity"].eq(EFFICIENCY.slug) & rows["kind"].isin(_KINDS)]
+
+
 def curves(view: View) -> list[Curve]:
     """Returns the lines with a value beside the baseline's, in planned order."""
-    rows = view.frame[view.frame["figure"] == "scaling"]
-    rows = rows[rows["quantity"].eq(EFFICIENCY.slug) & rows["kind"].isin(_KINDS)]
+    rows = _rows(view)
     has_several = len(view.study.backends) > 1
     found = []
     for backend in view.study.backends:
@@ -30,7 +35,7 @@ def curves(view: View) -> list[Curve]:
             if (~estimates["is_baseline"]).any():
                 found.append(
                     Curve(
-                        rows=part,
+                        rows=replica_panel.rows_of(part),
                         name=f"{backend}, {mode}",
                         series=view.series(backend),
                         dash=DASHES[mode],
@@ -41,16 +46,16 @@ def curves(view: View) -> list[Curve]:
 
 
 def draw(view: View) -> Markup | None:
-    """Draws at most ``over_replicas.MOST_LINES`` lines; None without any."""
-    shown = curves(view)[: over_replicas.MOST_LINES]
+    """Draws at most ``replica_panel.MOST_LINES`` lines; None without any."""
+    shown = curves(view)[: replica_panel.MOST_LINES]
     if not shown:
         return None
-    rows = over_replicas.together(shown)
+    sizes = {int(row.num_replicas) for curve in shown for row in curve.rows}
     panel = Panel(
         quantity=EFFICIENCY,
         curves=tuple(shown),
-        sizes=over_replicas.sizes_of(rows),
-        y_limits=over_replicas.y_limits(rows, EFFICIENCY),
+        sizes=tuple(sorted(sizes)),
+        y_limits=replica_panel.y_limits(_rows(view), EFFICIENCY),
         is_from_zero=False,
     )
     title = "Parallel efficiency by number of replicas"

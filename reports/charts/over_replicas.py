@@ -6,170 +6,34 @@ choose which rows are one line, and what the lines of a panel share.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from reports.charts import labels, limits, lines, look, replicas_axis, svg, tips
+from reports.charts import labels, lines, look, replicas_axis, svg
 from reports.charts.quantities import EFFICIENCY, THROUGHPUT
+from reports.charts.replica_panel import describe, tip_of
 from reports.charts.replicas_axis import ReplicasAxis
-from reports.view.view import series_of
 from reports.words import formats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
 
     from markupsafe import Markup
     from matplotlib.axes import Axes
 
     from reports.charts.lines import Line
     from reports.charts.look import Look
-    from reports.charts.quantities import Quantity
+    from reports.charts.replica_panel import Curve, Panel
 
 WIDTH, HEIGHT = 310, 225
-MOST_LINES: Final = 7
-"""More lines than this are drawn in several panels, or left out."""
 DOT_SHIFT: Final = 0.018
 """Dots are shifted sideways by this share of an axis, so none is hidden."""
 MOST_DOTS: Final = 150
 """Of more repetitions of a line, only markers and intervals are drawn."""
 CEILING_REACH: Final = 0.035
 """How far the line of a ceiling reaches to either side, as a share of the axis."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
-    """Rows that are one line, and how it is drawn.
-
-    Attributes:
-      rows: Of one quantity, scaling mode and backend.
-      name: In the description of the figure.
-      series: Index of its colour and marker.
-      dash: As matplotlib names it.
-      label: Written at its end, with its last value; empty for none.
-      prefix: What its tips begin with, such as the study.
-    """
-
-    rows: pd.DataFrame
-    name: str
-    series: int
-    dash: str = "-"
-    label: str = ""
-    prefix: str = ""
-
-    def of_kind(self, kind: str) -> Iterator[Any]:
-        """Yields its rows of one kind as named tuples, replicas ascending."""
-        found = self.rows[self.rows["kind"] == kind]
-        yield from _each(found.sort_values("num_replicas", kind="stable"))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Panel:
-    """One pair of axes.
-
-    Attributes:
-      quantity: What is drawn.
-      curves: At most ``MOST_LINES``.
-      sizes: Numbers of replicas on its axis, ascending.
-      y_limits: Of the values; shared by the panels of a quantity.
-      is_log: Whether axes are logarithmic; of efficiency, only that of replicas.
-      is_from_zero: Whether the axis of replicas begins at zero, not at the fewest.
-      heading: Above the axes; empty for none.
-    """
-
-    quantity: Quantity
-    curves: tuple[Curve, ...]
-    sizes: tuple[int, ...]
-    y_limits: tuple[float, float]
-    is_log: bool = False
-    is_from_zero: bool = True
-    heading: str = ""
-
-    @property
-    def has_log_values(self) -> bool:
-        """Whether the axis of values is logarithmic."""
-        return self.is_log and self.quantity is not EFFICIENCY
-
-
-def _each(rows: pd.DataFrame) -> Iterator[Any]:
-    """Yields rows as named tuples; the types of their values are not known."""
-    yield from rows.itertuples()
-
-
-def sizes_of(rows: pd.DataFrame) -> tuple[int, ...]:
-    """Returns the numbers of replicas of some rows, ascending."""
-    return tuple(sorted({int(n) for n in rows["num_replicas"]}))
-
-
-def together(curves: Sequence[Curve]) -> pd.DataFrame:
-    """Returns the rows of some curves."""
-    return pd.concat([curve.rows for curve in curves])
-
-
-def panels_of(frame: pd.DataFrame) -> list[list[str]]:
-    """Returns the backends of each panel: at most ``MOST_LINES`` lines each."""
-    found = list(dict.fromkeys(frame["backend"]))
-    return [found[i : i + MOST_LINES] for i in range(0, len(found), MOST_LINES)]
-
-
-def y_limits(
-    rows: pd.DataFrame, quantity: Quantity, *, is_log: bool = False
-) -> tuple[float, float]:
-    """Returns limits that all panels of a quantity share; linear ones are from zero."""
-    sizes = sizes_of(rows)
-    anchors = [float(value) for value in rows["value"].dropna()]
-    baselines = rows[(rows["kind"] == "estimate") & rows["is_baseline"]]
-    anchors += [
-        quantity.ideal(n, int(row.num_replicas), row.value)
-        for row in _each(baselines)
-        for n in sizes
-    ]
-    estimates = rows[rows["kind"] == "estimate"]
-    ends = [*estimates["low"].dropna(), *estimates["high"].dropna()]
-    if is_log and quantity is not EFFICIENCY:
-        return limits.logarithmic(anchors or [1.0], ends)
-    return limits.from_zero(anchors, ends)
-
-
-def panel_of_mode(
-    frame: pd.DataFrame,
-    quantity: Quantity,
-    mode: str,
-    *,
-    backends: Sequence[str],
-    is_log: bool = False,
-) -> Panel:
-    """Returns the panel of a scaling mode: a line per backend.
-
-    Args:
-      frame: Rows of ``figure == "scaling"``, of all modes: they share the y axis.
-      quantity: What.
-      mode: Weak or strong.
-      backends: Those that are drawn, at most ``MOST_LINES``.
-      is_log: As of ``Panel``.
-    """
-    rows = frame[frame["quantity"] == quantity.slug]
-    shown = rows[rows["mode"] == mode]
-    units = [unit for unit in shown["unit"] if unit]
-    has_unit = quantity is THROUGHPUT and units
-    return Panel(
-        quantity=quantity,
-        curves=tuple(
-            Curve(
-                rows=shown[shown["backend"] == backend],
-                name=backend,
-                series=series_of(backend),
-                dash=look.dash(backend),
-            )
-            for backend in backends
-        ),
-        sizes=sizes_of(frame[frame["mode"] == mode]),
-        y_limits=y_limits(rows, quantity, is_log=is_log),
-        is_log=is_log,
-        heading=f"{mode.capitalize()} scaling{f', {units[0]}' if has_unit else ''}",
-    )
 
 
 def draw_on(axes: Axes, panel: Panel, look_: Look) -> None:
@@ -234,16 +98,6 @@ def _line(panel: Panel, curve: Curve, across: ReplicasAxis, shift: float) -> Lin
         singles=singles if len(singles) <= MOST_DOTS else (),
         label=label,
         dash=curve.dash,
-    )
-
-
-def tip_of(row: Any, quantity: Quantity, prefix: str = "") -> str:
-    """Returns what an estimate of the frame says when it is pointed at."""
-    replicas = formats.count(int(row.num_replicas), "replica")
-    return tips.of_row(
-        f"{prefix}{row.backend}, {row.mode} scaling, {replicas}: {quantity.slug}",
-        row,
-        quantity.write,
     )
 
 
@@ -320,12 +174,12 @@ def _labels_of_ceilings(panel: Panel, look_: Look) -> list[labels.Label]:
 def _hatch_oversubscribed(
     axes: Axes, panel: Panel, across: ReplicasAxis, look_: Look
 ) -> None:
-    rows = together(panel.curves)
-    beyond = rows["num_replicas"][rows["is_oversubscribed"]]
-    if beyond.empty:
+    rows = [row for curve in panel.curves for row in curve.rows]
+    beyond = [int(row.num_replicas) for row in rows if row.is_oversubscribed]
+    if not beyond:
         return
-    first = int(beyond.min())
-    within = [int(n) for n in rows["num_replicas"] if n < first]
+    first = min(beyond)
+    within = [int(row.num_replicas) for row in rows if row.num_replicas < first]
     low = max(within) if within else panel.sizes[0] / 1.4
     left = (low * first) ** 0.5 if across.is_log else (low + first) / 2
     axes.axvspan(
@@ -337,35 +191,6 @@ def _hatch_oversubscribed(
         linewidth=0,
         zorder=0,
     )
-
-
-def describe(panel: Panel) -> str:
-    """Describes a panel in words."""
-    write = panel.quantity.write
-    parts = []
-    ceilings: dict[str, None] = {}
-    for curve in panel.curves:
-        values = [
-            f"{write(row.value)} at {formats.count(int(row.num_replicas), 'replica')}"
-            + (" (oversubscribed)" if row.is_oversubscribed else "")
-            for row in curve.of_kind("estimate")
-        ]
-        values += [
-            f"crossed out at {formats.count(int(row.num_replicas), 'replica')}, since "
-            f"it {row.method}"
-            for row in curve.of_kind("crossed_out")
-        ]
-        if values:
-            parts.append(f"{curve.name}: {', '.join(values)}")
-        of = "" if panel.quantity is THROUGHPUT else f" of {curve.name}"
-        for row in curve.of_kind("ceiling"):
-            replicas = formats.count(int(row.num_replicas), "replica")
-            ceilings[
-                f"ceiling{of}, programs that never communicate: {write(row.value)} at "
-                f"{replicas}"
-            ] = None
-    parts += ceilings
-    return f"{'; '.join(parts)}." if parts else "No trial is ok."
 
 
 def draw(

@@ -11,14 +11,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from results.judging.gate_metrics import Metric
     from results.store.study_store import Store
 
     # Text, bytes of one file, or the content of several by their paths.
     Content = str | bytes | dict[str, bytes]
-    Export = Callable[[Sequence[Store], Metric], Content]
 
 
 class Output(str, enum.Enum):  # Python 3.10 has no StrEnum

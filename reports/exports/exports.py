@@ -13,7 +13,7 @@ from reports.words import brief, formats, markdown, marks, trust, verdict
 from reports.words.lead import lead_point
 from reports.words.marks import Level
 from results import errors
-from results.figures import frame
+from results.figures import frame, table
 from results.figures.summary import summarize
 
 if TYPE_CHECKING:
@@ -176,14 +176,16 @@ def _most_useful(points: Sequence[Point]) -> list[Point]:
 
 def _row(point: Point) -> tuple[str, ...]:
     mark = " (oversubscribed)" if point.is_oversubscribed else ""
+    figures = table.ratios(point)
+    speedup = figures["speedup"].estimate
     baseline = "baseline" if point.is_baseline else formats.ABSENT
     return (
         point.backend,
         point.mode.value,
         f"{point.num_replicas}{mark}",
-        _cell(point.throughput, formats.significant),
-        _cell(point.speedup, formats.times) if point.speedup else baseline,
-        _cell(point.efficiency, formats.percent),
+        _cell(figures["throughput"].estimate, formats.significant),
+        _cell(speedup, formats.times) if speedup else baseline,
+        _cell(figures["efficiency"].estimate, formats.percent),
         f"{len(point.trial_ids)}/{len(point.case.entries)}",
     )
 

@@ -8,16 +8,20 @@ step is the number of replicas. Step times are left out: a study has millions.
 from __future__ import annotations
 
 import datetime as dt
+import tempfile
 from typing import TYPE_CHECKING, Final
 
-from reports import output_file
-from reports.exports import event_file
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboardX.proto.tensor_pb2 import TensorProto
+from tensorboardX.record_writer import RecordWriter
+
 from reports.site.card import slugs
 from reports.view.view import view_store
 from reports.words import brief, verdict
+from results.figures import table
 
 if TYPE_CHECKING:
-    import pathlib
     from collections.abc import Iterator, Sequence
 
     from reports.view.view import View
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     from results.store.study_store import Store
     from results.study.cases import Case, Entry
 
-QUANTITIES: Final = ("throughput", "speedup", "efficiency", "efficiency_of_best")
+_LARGEST_FLOAT: Final = 3.4028234663852886e38
 
 
 def event_files(stores: Sequence[Store]) -> dict[str, bytes]:
@@ -53,9 +57,7 @@ def _of_study(view: View) -> dict[str, bytes]:
     words = "\n\n".join(
         [brief.judge(view).text, *(f"- {of}" for of in judged.unknowns)]
     )
-    runs: list[tuple[str, list[bytes]]] = [
-        ("verdict", [event_file.text("verdict", words, wall_time=wall_time)])
-    ]
+    runs = [("verdict", [_text("verdict", words, wall_time)])]
     for mode in view.study.modes:
         for backend in view.study.backends:
             points = view.points_of(mode, backend)
@@ -66,7 +68,7 @@ def _of_study(view: View) -> dict[str, bytes]:
     names = slugs([name for name, _ in runs])
     return {
         f"{name}/events.out.tfevents.{int(wall_time):010d}.report": (
-            event_file.contents(records, wall_time=wall_time)
+            _contents(records, wall_time)
         )
         for name, (_, records) in zip(names, runs, strict=True)
     }
@@ -81,16 +83,41 @@ def export(stores: Sequence[Store], _metric: Metric) -> dict[str, bytes]:
     return event_files(stores)
 
 
-def write_event_files(
-    stores: Sequence[Store], folder: pathlib.Path
-) -> list[pathlib.Path]:
-    """Writes the event files of studies and returns their paths.
+def scalar(tag: str, value: float, *, step: int, wall_time: float) -> Event:
+    """Returns one scalar, in single precision.
 
-    Raises:
-      ResultsError: The plan is missing, unreadable or contradictory.
-      WriteStoreError: ``folder`` cannot be written to.
+    Args:
+      tag: Its name; a slash makes a group.
+      value: Beyond single precision, the nearest value that it has is taken.
+      step: Not negative.
+      wall_time: Seconds since the epoch.
     """
-    return output_file.write_all(folder, event_files(stores), what="event files")
+    value = min(max(value, -_LARGEST_FLOAT), _LARGEST_FLOAT)
+    summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+    return Event(wall_time=wall_time, step=step, summary=summary)
+
+
+def _text(tag: str, content: str, wall_time: float) -> Event:
+    """Returns a string, which TensorBoard shows as Markdown; step 0."""
+    value = Summary.Value(
+        tag=tag,
+        metadata=SummaryMetadata(
+            plugin_data=SummaryMetadata.PluginData(plugin_name="text")
+        ),
+        tensor=TensorProto(dtype="DT_STRING", string_val=[content.encode()]),
+    )
+    return Event(wall_time=wall_time, summary=Summary(value=[value]))
+
+
+def _contents(events: Sequence[Event], wall_time: float) -> bytes:
+    """Returns a whole event file: TFRecords, the first of which names the format."""
+    version = Event(wall_time=wall_time, file_version="brain.Event:2")
+    with tempfile.NamedTemporaryFile() as file:
+        writer = RecordWriter(file.name)
+        for event in (version, *events):
+            writer.write(event.SerializeToString(deterministic=True))
+        writer.close()
+        return file.read()
 
 
 def _seconds(date: str) -> float:
@@ -102,15 +129,15 @@ def _seconds(date: str) -> float:
         return 0.0
 
 
-def _scaling(point: Point, wall_time: float) -> Iterator[bytes]:
-    for name in QUANTITIES:
-        estimate = getattr(point, name)
+def _scaling(point: Point, wall_time: float) -> Iterator[Event]:
+    for name, figure in table.ratios(point).items():
+        estimate = figure.estimate
         if estimate is None:
             continue
         values = {"": estimate.value, "_low": estimate.low, "_high": estimate.high}
         for end, value in values.items():
             if value is not None:
-                yield event_file.scalar(
+                yield scalar(
                     f"scaling/{name}{end}",
                     value,
                     step=point.num_replicas,
@@ -118,7 +145,7 @@ def _scaling(point: Point, wall_time: float) -> Iterator[bytes]:
                 )
 
 
-def _learning(view: View, wall_time: float) -> Iterator[tuple[str, list[bytes]]]:
+def _learning(view: View, wall_time: float) -> Iterator[tuple[str, list[Event]]]:
     for case in view.study.quality_runs:
         for entry in case.ok_entries:
             yield _run_name(case, entry), list(_curve(entry, wall_time))
@@ -132,13 +159,13 @@ def _run_name(case: Case, entry: Entry) -> str:
     )
 
 
-def _curve(entry: Entry, wall_time: float) -> Iterator[bytes]:
+def _curve(entry: Entry, wall_time: float) -> Iterator[Event]:
     start = wall_time
     if entry.trial is not None and entry.trial.status is not None:
         start = _seconds(entry.trial.status.started_at)
     for point in entry.result.curve:
         for metric in point.quality:
-            yield event_file.scalar(
+            yield scalar(
                 f"quality/{metric.name}",
                 metric.value,
                 step=point.num_steps,

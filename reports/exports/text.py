@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import rich.box
 import rich.console
 import rich.table
 import rich.text
 
-from reports.page.sections import learning, lost_time, seeds
+from reports.page.sections import lost_time, seeds
 from reports.view.view import View, view_store
-from reports.words import brief, formats, narrow, verdict
+from reports.words import brief, formats, narrow, quality_runs, verdict
+from results.figures import table
 from results.statistics import run_scores
 
 if TYPE_CHECKING:
@@ -48,37 +49,36 @@ _LEFT = {"backend", "mode"}
 
 
 def _cells(point: Point) -> dict[str, str]:
-    throughput = speedup = efficiency = formats.ABSENT
-    if point.is_crossed_out:
-        throughput = "crossed out"
-    elif point.throughput is not None:
-        throughput = formats.significant(point.throughput.value)
-        throughput += _interval(point.throughput, formats.significant)
-    if point.speedup is not None and point.efficiency is not None:
-        speedup = formats.times(point.speedup.value)
-        speedup += _interval(point.speedup, formats.ratio)
-        efficiency = formats.percent(point.efficiency.value)
-        efficiency += _interval(point.efficiency, _percent_digits)
-    elif point.is_baseline and point.throughput is not None:
-        speedup = "baseline"
-    of_best = formats.ABSENT
-    if point.efficiency_of_best is not None:
-        of_best = formats.percent(point.efficiency_of_best.value)
-        of_best += _interval(point.efficiency_of_best, _percent_digits)
-    return {
+    figures = table.ratios(point)
+    cells = {
         "backend": point.backend,
         "mode": point.mode.value,
         "N": f"{point.num_replicas}{' *' if point.is_oversubscribed else ''}",
-        "rate": throughput,
-        "speedup": speedup,
-        "efficiency": efficiency,
-        "of best": of_best,
         "ok": f"{len(point.trial_ids)}/{len(point.case.entries)}",
     }
+    for column, (quantity, write, write_end) in _FIGURES.items():
+        estimate = figures[quantity].estimate
+        cells[column] = formats.ABSENT
+        if estimate is not None:
+            cells[column] = write(estimate.value) + _interval(estimate, write_end)
+    if figures["speedup"].fixed is not None:
+        cells["speedup"] = "baseline"
+    if point.is_crossed_out:
+        cells["rate"] = "crossed out"
+    return cells
 
 
 def _percent_digits(value: float) -> str:
     return f"{100 * value:.0f}"
+
+
+_FIGURES: Final = {
+    "rate": ("throughput", formats.significant, formats.significant),
+    "speedup": ("speedup", formats.times, formats.ratio),
+    "efficiency": ("efficiency", formats.percent, _percent_digits),
+    "of best": ("efficiency_of_best", formats.percent, _percent_digits),
+}
+"""Columns of figures: quantity, and what writes its value and the ends."""
 
 
 def summary_table(view: View, columns: Sequence[str] = COLUMNS) -> rich.table.Table:
@@ -158,7 +158,7 @@ def _seed_lines(view: View) -> list[str]:
         f"{_name(found.case)}, {found.score.n} runs:"
         f" {run_scores.statistic_of(found.score.n)}, {name} "
         + " ".join(formats.run_score(found.score, runs[0].points[-1][1].unit)).strip()
-        for name, runs in learning.collect(view).items()
+        for name, runs in quality_runs.collect(view).items()
         for found in seeds.collect(runs)
     ]
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from reports.charts import over_replicas
-from reports.charts.over_replicas import Curve
+from reports.charts import over_replicas, replica_panel
 from reports.charts.quantities import EFFICIENCY, THROUGHPUT
+from reports.charts.replica_panel import Curve
 from reports.page import page
 from reports.site import assets, ratio_bar
 from reports.words import formats, judgement
@@ -252,12 +252,14 @@ def _panels(sides: Sequence[pd.DataFrame], quantity: Quantity) -> tuple[_Panel, 
     rows = pd.concat(shown)
     if rows.empty:
         return ()
-    limits, sizes = over_replicas.y_limits(rows, quantity), over_replicas.sizes_of(rows)
+    limits, sizes = replica_panel.y_limits(rows, quantity), replica_panel.sizes_of(rows)
     panels: list[_Panel] = []
     for mode, backend in dict.fromkeys(zip(rows["mode"], rows["backend"], strict=True)):
         curves = [
             Curve(
-                rows=side[(side["mode"] == mode) & (side["backend"] == backend)],
+                rows=replica_panel.rows_of(
+                    side[(side["mode"] == mode) & (side["backend"] == backend)]
+                ),
                 name=letter,
                 series=place,
                 label=letter,
@@ -267,9 +269,9 @@ def _panels(sides: Sequence[pd.DataFrame], quantity: Quantity) -> tuple[_Panel, 
                 zip((FIRST, SECOND), shown, strict=True)
             )
         ]
-        panel = over_replicas.Panel(
+        panel = replica_panel.Panel(
             quantity=quantity,
-            curves=tuple(curve for curve in curves if not curve.rows.empty),
+            curves=tuple(curve for curve in curves if curve.rows),
             sizes=sizes,
             y_limits=limits,
             is_from_zero=False,

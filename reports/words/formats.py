@@ -135,6 +135,20 @@ def interval(low: float, high: float, write: Callable[[float], str]) -> str:
     return f"[{write(low)},{HARD_SPACE}{write(high)}]"
 
 
+def with_interval(
+    value: float | None,
+    low: float | None,
+    high: float | None,
+    write: Callable[[float], str],
+) -> str:
+    """Writes a value and, if it has one, its interval in brackets."""
+    if value is None:
+        return ABSENT
+    if low is None or high is None:
+        return write(value)
+    return f"{write(value)} {interval(low, high, write)}"
+
+
 def quality(value: float, unit: str, digits: int = SIGNIFICANT_DIGITS) -> str:
     """Writes a quality figure: a ratio as a percentage, others with their unit.
 

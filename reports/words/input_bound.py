@@ -21,16 +21,13 @@ _MEANINGS = {
 }
 
 
-def with_interval(found: Estimate, write: Callable[[float], str]) -> str:
-    """Writes a value with its interval, if it has one."""
-    if found.low is None or found.high is None:
-        return write(found.value)
-    return f"{write(found.value)} {formats.interval(found.low, found.high, write)}"
+def _mean_text(found: Estimate, write: Callable[[float], str]) -> str:
+    return formats.with_interval(found.value, found.low, found.high, write)
 
 
 def fraction_text(found: InputBound) -> str:
     """Writes the fraction of a step that the pipelines take alone."""
-    return with_interval(found.fraction, formats.percent)
+    return _mean_text(found.fraction, formats.percent)
 
 
 def statement(found: InputBound, write: Callable[[float], str]) -> str:
@@ -42,7 +39,7 @@ def statement(found: InputBound, write: Callable[[float], str]) -> str:
     """
     return (
         f"{found.verdict}: the input pipelines alone take "
-        f"{with_interval(found.input_sec, write)} ms, {fraction_text(found)} of the "
+        f"{_mean_text(found.input_sec, write)} ms, {fraction_text(found)} of the "
         f"step; {_MEANINGS[found.verdict]}"
     )
 

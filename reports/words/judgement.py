@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from results.judging.gate import Gate, JudgedCase
     from results.statistics.estimates import Estimate
 
-GATE_FORMATS: Final = ("text", "junit", "github", "markdown", "json")
-COMPARE_FORMATS: Final = ("text", "json", "markdown")
 WEAKER: Final = (
     "a weaker comparison: the two were not measured in the same rounds, so nothing that"
     " happened to the machine cancels"
@@ -111,19 +109,21 @@ def _rows(gate: Gate) -> list[tuple[str, ...]]:
     return rows
 
 
+def _columns(gate: Gate) -> tuple[str, ...]:
+    confidence = f"{1 - 2 * gate.alpha:.0%} interval"
+    return ("case", f"{gate.metric.worse} by", confidence, "n", "verdict")
+
+
 def gate_text(gate: Gate) -> str:
     """Writes a gate for a terminal."""
-    confidence = f"{1 - 2 * gate.alpha:.0%} interval"
-    columns = ("case", f"{gate.metric.worse} by", confidence, "n", "verdict")
-    return "\n".join([*_table(columns, _rows(gate)), *_notes(gate), headline(gate)])
+    table = _table(_columns(gate), _rows(gate))
+    return "\n".join([*table, *_notes(gate), headline(gate)])
 
 
 def gate_markdown(gate: Gate) -> str:
     """Writes a gate for a pull request."""
-    confidence = f"{1 - 2 * gate.alpha:.0%} interval"
-    columns = ("case", f"{gate.metric.worse} by", confidence, "n", "verdict")
     notes = [f"- {markdown.escaped(note)}" for note in _notes(gate)]
-    table = markdown.table(columns, _rows(gate))
+    table = markdown.table(_columns(gate), _rows(gate))
     return "\n".join(
         [f"**{markdown.escaped(headline(gate))}**", "", *table, "", *notes]
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reports.words import formats
-from results.figures import scaling
+from results.figures import table
 
 if TYPE_CHECKING:
     from reports.view.view import View
@@ -18,11 +18,9 @@ def line(view: View) -> str:
     parts: list[str] = []
     peaks: list[float] = []
     for case in view.measured_cases:
-        values = scaling.values(case, scaling.flop_utilisation_of).values()
-        if not values or min(values) <= 0:
+        estimate = table.of_trials(case, "flop_utilisation").estimate
+        if estimate is None:
             continue
-        estimate = scaling.estimate(case, scaling.flop_utilisation_of, unit="")
-        assert estimate is not None
         figure = formats.in_words(estimate, formats.percent)
         spec = case.spec
         parts.append(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pandas as pd
 
-from results.figures import explain, recorded_loss, scaling
+from results.figures import explain, recorded_loss, scaling, table
 from results.figures.point_columns import POINT_COLUMNS, modes_text, new_row, types
 from results.records.models import Control
 from results.statistics import repetitions as over_repetitions
@@ -106,18 +106,16 @@ def _of(estimate: Estimate) -> Row:
 
 def _scaling_rows(study: Study, points: Sequence[Point]) -> Iterator[Row]:
     for point in points:
+        figures = table.ratios(point)
         for quantity in QUANTITIES:
             common: Row = {"mode": point.mode.value, "is_baseline": point.is_baseline}
             if point.is_crossed_out:
                 more = common | {"method": point.missing_reason}
                 yield new_row("scaling", quantity, "crossed_out", point.case, **more)
-            estimate = getattr(point, quantity)
-            if estimate is not None:
-                more = common | _of(estimate)
-                yield new_row("scaling", quantity, "estimate", point.case, **more)
-            elif point.is_baseline and point.throughput is not None:
-                ideal = float(point.num_replicas) if quantity == "speedup" else 1.0
-                more = common | {"value": ideal, "method": "1 by definition"}
+            figure = figures[quantity]
+            if figure.value is not None:
+                fixed = {"value": figure.fixed, "method": "1 by definition"}
+                more = common | (_of(figure.estimate) if figure.estimate else fixed)
                 yield new_row("scaling", quantity, "estimate", point.case, **more)
             for trial_id, repetition, value in repetitions(point, quantity):
                 more = common | {

@@ -7,13 +7,11 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from results.figures import amdahl_fits, explain, learning_gains, scaling
+from results.figures import amdahl_fits, explain, learning_gains, scaling, table
 from results.study import agreement, matching
 from results.study import cases as study_module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from results.figures import lost_time
     from results.statistics.estimates import Estimate
     from results.statistics.time_to_target import TimeToTarget
@@ -26,16 +24,6 @@ def _estimate(estimate: Estimate | None) -> dict[str, Any] | None:
     return None if estimate is None else dataclasses.asdict(estimate)
 
 
-def _of_positive(
-    case: study_module.Case, metric: Callable[[study_module.Entry], float], unit: str
-) -> dict[str, Any] | None:
-    """Estimates a figure where zero stands for "could not be read"."""
-    found = scaling.values(case, metric).values()
-    if not found or min(found) <= 0:
-        return None
-    return _estimate(scaling.estimate(case, metric, unit=unit))
-
-
 def _point(point: scaling.Point) -> dict[str, Any]:
     case = point.case
     return {
@@ -46,13 +34,10 @@ def _point(point: scaling.Point) -> dict[str, Any]:
         "global_batch_size": case.spec.global_batch_size,
         "is_baseline": point.is_baseline,
         "is_oversubscribed": point.is_oversubscribed,
-        "throughput": _estimate(point.throughput),
-        "speedup": _estimate(point.speedup),
-        "efficiency": _estimate(point.efficiency),
-        "efficiency_of_best": _estimate(point.efficiency_of_best),
-        "time_to_first_step": _of_positive(case, scaling.time_to_first_step_of, "s"),
-        "peak_memory": _of_positive(case, scaling.peak_memory_of, "bytes"),
-        "flop_utilisation": _of_positive(case, scaling.flop_utilisation_of, ""),
+        **{
+            name: _estimate(figure.estimate)
+            for name, figure in table.of_point(point).items()
+        },
         "missing_reason": point.missing_reason,
         "num_planned": len(case.entries),
         "trial_ids": list(point.trial_ids),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,9 +12,6 @@ from replicator import catalog
 from reports.charts import svg
 from reports.page import page
 from reports.view import view
-
-if TYPE_CHECKING:
-    from results.store.study_store import Store
 
 LEAST_CONTRAST = 3.0
 STYLE = pathlib.Path(reports.__file__).parent / "page" / "templates" / "style.css"
@@ -34,30 +30,7 @@ def _contrast(first: str, second: str) -> float:
     return (bright + 0.05) / (dark + 0.05)
 
 
-def _store(path: pathlib.Path, synthetic: Any, *backends: str) -> Store:
-    shape = synthetic.Shape(backends=backends, replicas=(1, 2), repeats=1)
-    return synthetic.make_store(path, shape)
-
-
-def test_the_colour_of_a_backend_does_not_depend_on_the_others(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
-    """First, second or alone: the same colour and marker."""
-    both = view.view_store(_store(tmp_path / "a", synthetic, "in_graph", "tf_mirrored"))
-    other = view.view_store(
-        _store(tmp_path / "b", synthetic, "tf_mirrored", "in_graph")
-    )
-    alone = view.view_store(_store(tmp_path / "c", synthetic, "tf_mirrored"))
-
-    assert both.series("in_graph") == other.series("in_graph")
-    assert (
-        both.series("tf_mirrored")
-        == other.series("tf_mirrored")
-        == alone.series("tf_mirrored")
-    )
-
-
-def test_each_backend_of_the_catalogue_has_its_own() -> None:
+def test_the_first_ten_backends_of_the_catalogue_have_their_own() -> None:
     """No two of them share a colour or a marker; there are no more than ten."""
     chosen = list(view.SERIES_OF_BACKEND.values())
 

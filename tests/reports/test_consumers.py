@@ -57,21 +57,6 @@ def store(tmp_path_factory: Any, synthetic: Any) -> Store:
     return synthetic.make_store(tmp_path_factory.mktemp("study"), shape)
 
 
-@pytest.fixture(scope="module")
-def nothing_ok(tmp_path_factory: Any, synthetic: Any) -> Store:
-    """A study of which every trial failed."""
-    shape = synthetic.Shape(
-        backends=("in_graph",),
-        modes=(synthetic.WEAK,),
-        repeats=1,
-        statuses={
-            ("in_graph", synthetic.WEAK, size, 0): synthetic.TrialStatus.FAILED
-            for size in (1, 2)
-        },
-    )
-    return synthetic.make_store(tmp_path_factory.mktemp("study"), shape)
-
-
 def write(folder: Path, files: dict[str, bytes]) -> list[Path]:
     """Writes files and returns their paths."""
     for name, content in files.items():
@@ -309,15 +294,15 @@ def test_otava_finds_the_change(month: list[Store], tmp_path: Path) -> None:
     "name", [name for name, of in export_formats.FORMATS.items() if of.writer]
 )
 def test_a_study_without_a_figure_is_one_line_or_an_empty_table(
-    nothing_ok: Store, name: str
+    failed: Store, name: str
 ) -> None:
     """Never a traceback of something else."""
     export = export_formats.FORMATS[name].export
     if name in ("csv", "parquet", "tensorboard"):
-        assert export([nothing_ok], THROUGHPUT)
+        assert export([failed], THROUGHPUT)
         return
     with pytest.raises(ResultsError, match=r"(no trial that is ok|no case of these)"):
-        export([nothing_ok], THROUGHPUT)
+        export([failed], THROUGHPUT)
 
 
 def test_equal_records_give_equal_bytes(store: Store) -> None:

@@ -48,20 +48,6 @@ def broken(tmp_path_factory: Any, synthetic: Any) -> Store:
     return synthetic.make_store(tmp_path_factory.mktemp("study"), synthetic.BROKEN)
 
 
-@pytest.fixture(scope="module")
-def failed(make: Any, synthetic: Any) -> Store:
-    """Nothing is ok."""
-    return make(
-        backends=("in_graph",),
-        modes=(synthetic.WEAK,),
-        repeats=1,
-        statuses={
-            ("in_graph", synthetic.WEAK, size, 0): synthetic.TrialStatus.FAILED
-            for size in (1, 2)
-        },
-    )
-
-
 @pytest.mark.parametrize("name", ["good", "broken", "failed"])
 def test_json_has_verdict_and_figures(name: str, request: Any) -> None:
     """As the published schema says, also where nothing was measured."""

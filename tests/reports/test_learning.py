@@ -9,7 +9,7 @@ import pytest
 from reports.exports import text
 from reports.page.sections import counts, learning, seeds
 from reports.view.view import view_store
-from reports.words import formats
+from reports.words import formats, quality_runs
 from results.statistics import run_scores
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def section(view: View) -> str:
 
 def test_runs_of_a_case_are_scored_together(view: View) -> None:
     """What the records say is what the score is made of."""
-    (runs,) = learning.collect(view).values()
+    (runs,) = quality_runs.collect(view).values()
     found = seeds.collect(runs)
 
     assert [1, 2] == [case.case.spec.num_replicas for case in found]

@@ -61,12 +61,6 @@ def test_the_page_has_a_waterfall_of_every_case_with_a_control(section: str) -> 
     assert "exposed communication" not in descriptions[1]
 
 
-def test_the_figure_takes_its_colours_from_the_page(section: str) -> None:
-    """So that it is right in the light and in the dark scheme."""
-    assert "var(--series-0)" in section
-    assert not re.findall(r"#[0-9a-f]{6}\b", section)
-
-
 def test_a_part_that_was_not_measured_says_why(section: str) -> None:
     """It is in the table, not in the figure."""
     assert "nosync was not measured: part of unexplained" in section
@@ -83,13 +77,6 @@ def test_the_section_is_in_the_navigation_only_where_there_are_controls(
 
     assert '<a href="#lost-time">Where the time went</a>' in page
     assert "lost-time" not in plain
-
-
-def test_ids_in_the_page_are_unique(page: str) -> None:
-    """Two waterfalls do not share them."""
-    ids = re.findall(r'\sid="([^"]+)"', page)
-
-    assert len(ids) == len(set(ids))
 
 
 def test_programs_that_never_communicate_are_the_ceiling_of_the_throughput(

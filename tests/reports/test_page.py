@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import pytest
 
-from reports.charts import svg
 from reports.page import build
 from reports.page.sections import verdict
 from reports.view.view import view_store
@@ -213,12 +212,6 @@ def test_figures_take_their_colours_from_the_page(page: str) -> None:
         m for figure in figures for m in re.findall(r":\s*#[0-9a-f]+", figure)
     ]
     assert all("font-family" not in figure for figure in figures)
-
-
-def test_every_series_has_a_colour_in_both_schemes(page: str) -> None:
-    """The style sheet defines what figures refer to, for light and for dark."""
-    for index in range(len(svg.SERIES)):
-        assert page.count(f"--series-{index}: #") == 2
 
 
 @pytest.fixture

@@ -13,7 +13,14 @@ from relay_study import ALL, Lost, RelayShape
 from relay_study import make_store as make_relay
 
 from reports import plot
-from reports.charts import data, limits, over_replicas, rows, rows_of, svg
+from reports.charts import (
+    data,
+    limits,
+    replica_panel,
+    rows,
+    rows_of,
+    svg,
+)
 from reports.words import formats
 from results.figures import frame
 from results.statistics import estimates
@@ -173,7 +180,7 @@ def test_at_most_seven_lines_are_in_a_panel(
         synthetic.make_store(tmp_path_factory.mktemp("eight"), shape)
     )
 
-    panels = over_replicas.panels_of(found[found.figure == "scaling"])
+    panels = replica_panel.panels_of(found[found.figure == "scaling"])
     assert [7, 1] == [len(panel) for panel in panels]
     assert 28 * 2 < len(found[found.figure == "forest"])
     drawn = rows_of.ratios(found)

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 from reports.charts import curves, data, limits, rows_of
 from reports.page import page
 from reports.page.sections import seeds
-from reports.words import axes, formats
+from reports.words import axes, formats, quality_runs
 from results.figures import learning_gains
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view.view import View
-    from results.records.models import QualityMetric, QualityPoint
+    from reports.words.quality_runs import Run
+    from results.records.models import QualityPoint
     from results.study.cases import Case, Entry
 
 TITLE = "Learning"
@@ -27,37 +28,6 @@ MOST_PICTURED = 8
 """Runs whose pictures are shown; the others are in the folders of their trials."""
 MOST_PICTURE_BYTES = 2**24
 """Larger files are not pictures of ours, and would be embedded in the page."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """One metric of one quality run.
-
-    Attributes:
-      case: The case.
-      entry: The trial.
-      points: Each evaluation with the metric.
-    """
-
-    case: Case
-    entry: Entry
-    points: tuple[tuple[QualityPoint, QualityMetric], ...]
-
-
-def collect(view: View) -> dict[str, tuple[Run, ...]]:
-    """Returns the quality runs that are ok, by title of the axis; see ``quality``."""
-    found: dict[axes.Axis, list[Run]] = {}
-    for case in view.study.quality_runs:
-        for entry in case.ok_entries:
-            by_axis: dict[axes.Axis, list[tuple[QualityPoint, QualityMetric]]] = {}
-            for point in entry.result.curve:
-                for metric in point.quality:
-                    by_axis.setdefault(axes.axis_of(metric), []).append((point, metric))
-            for axis, points in by_axis.items():
-                run = Run(case=case, entry=entry, points=tuple(points))
-                found.setdefault(axis, []).append(run)
-    names = axes.titles(found, view.study.metrics)
-    return {names[axis]: tuple(runs) for axis, runs in found.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +75,7 @@ def _picture(
         return None
     content = base64.b64encode(path.read_bytes()).decode("ascii")
     return Picture(
-        label=f"{seeds.name_run(case, entry)}, after "
+        label=f"{quality_runs.name_run(case, entry)}, after "
         f"{formats.whole(point.num_examples)} {view.study.example_unit}",
         url=f"data:image/png;base64,{content}",
     )
@@ -134,7 +104,7 @@ def _draw(
 ) -> list[Markup]:
     unit = runs[0].points[0][1].unit
     ends = [
-        f"{seeds.name_run(run.case, run.entry)}: "
+        f"{quality_runs.name_run(run.case, run.entry)}: "
         f"{formats.quality(run.points[-1][1].value, unit)} after "
         f"{formats.whole(run.points[-1][0].num_examples)} {view.study.example_unit}"
         for run in runs
@@ -183,7 +153,7 @@ def render(view: View) -> Markup:
     """Renders two or three panels per metric, a table of the runs, and all seeds."""
     if not view.study.quality_runs:
         return page.NOTHING
-    everything = collect(view)
+    everything = quality_runs.collect(view)
     found = dict(list(everything.items())[: axes.MOST_FIGURES])
     all_axes = [axes.axis_of(runs[0].points[0][1]) for runs in found.values()]
     figures = [
@@ -206,7 +176,7 @@ def render(view: View) -> Markup:
         num_left_out=len(everything) - len(found),
         planned=view.study.quality_runs,
         pictures=pictures(view),
-        name_run=seeds.name_run,
+        name_run=quality_runs.name_run,
         most_open=MOST_OPEN,
         most_pictured=MOST_PICTURED,
         csv=data.of_rows(view.frame, "learning"),

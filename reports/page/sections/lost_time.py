@@ -91,12 +91,7 @@ def writer(lost: LostTime) -> Callable[[float], str]:
 
 def with_interval(part: Part, write: Callable[[float], str]) -> str:
     """Writes a part in ms, with its interval if it has one."""
-    if part.value_sec is None:
-        return formats.ABSENT
-    text = write(part.value_sec)
-    if part.low_sec is None or part.high_sec is None:
-        return text
-    return f"{text} {formats.interval(part.low_sec, part.high_sec, write)}"
+    return formats.with_interval(part.value_sec, part.low_sec, part.high_sec, write)
 
 
 def _input_text(lost: LostTime) -> str:

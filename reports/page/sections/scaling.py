@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reports.charts import data, over_replicas, quantities, references
+from reports.charts import data, over_replicas, quantities, references, replica_panel
 from reports.page import page
 from results.figures import amdahl_fits
 from results.records.models import ScalingMode
@@ -26,7 +26,7 @@ def _views(view: View) -> list[dict[str, Any]]:
     """Returns the panels of each quantity on each scale: one figure with a switch."""
     found = view.frame[view.frame["figure"] == "scaling"]
     modes = list(dict.fromkeys(found["mode"]))
-    groups = over_replicas.panels_of(found)
+    groups = replica_panel.panels_of(found)
     return [
         {
             "quantity": quantity,
@@ -54,7 +54,7 @@ def _draw(
 ) -> Markup:
     """Draws one panel, with published figures beside measured efficiency."""
     found = view.frame[view.frame["figure"] == "scaling"]
-    panel = over_replicas.panel_of_mode(
+    panel = replica_panel.panel_of_mode(
         found, quantity, mode, backends=backends, is_log=is_log
     )
     published = view.references if quantity is quantities.EFFICIENCY else ()

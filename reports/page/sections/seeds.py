@@ -9,6 +9,7 @@ import numpy as np
 
 from reports.charts import profiles
 from reports.words import formats
+from reports.words.quality_runs import FEWEST_SEEDS
 from results.statistics import run_scores
 
 if TYPE_CHECKING:
@@ -16,11 +17,10 @@ if TYPE_CHECKING:
 
     from markupsafe import Markup
 
-    from reports.page.sections.learning import Run
+    from reports.words.quality_runs import Run
     from results.statistics.estimates import Estimate
-    from results.study.cases import Case, Entry
+    from results.study.cases import Case
 
-_FEWEST = 2  # runs of a case that are aggregated
 _NUM_THRESHOLDS = 101
 
 
@@ -52,13 +52,6 @@ class Together:
     panels: tuple[Markup, ...]
 
 
-def name_run(case: Case, entry: Entry) -> str:
-    """Names a quality run by its case, and by its repetition if there are several."""
-    if len(case.entries) < _FEWEST:
-        return case.label
-    return f"{case.label}, repetition {entry.spec.repetition_index}"
-
-
 def collect(runs: Sequence[Run]) -> tuple[CaseScore, ...]:
     """Returns the score of every case with several runs.
 
@@ -69,7 +62,7 @@ def collect(runs: Sequence[Run]) -> tuple[CaseScore, ...]:
         by_case.setdefault(run.case.case_id, []).append(run)
     found = []
     for group in by_case.values():
-        if len(group) < _FEWEST:
+        if len(group) < FEWEST_SEEDS:
             continue
         reached = tuple(run.points[-1][1].value for run in group)
         case = group[0].case

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Final
 
 from reports.charts import rows, rows_of, tips
 from reports.page import page
 from reports.words import formats
-from results.figures import scaling
+from results.figures import table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,90 +17,107 @@ if TYPE_CHECKING:
 
     from reports.view.view import View
     from results.statistics.estimates import Estimate
-    from results.study.cases import Case, Entry
+    from results.study.cases import Case
 
 TITLE = "Time to first step and memory"
 SLUG = "startup"
 
 
-def _row(
-    case: Case,
-    whole: Estimate,
-    metric: Callable[[Entry], float],
-    write: Callable[[float], str],
-    scale: float,
-) -> rows.Row:
-    estimate = whole.scaled(1 / scale)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Panel:
+    """One quantity: its figure, in the unit of its axis."""
+
+    quantity: str
+    slug: str
+    name: str
+    unit: str
+    scale: float
+    write: Callable[[float], str]
+
+
+_PANELS: Final = (
+    _Panel(
+        quantity="time_to_first_step",
+        slug="first-step",
+        name="Time to first step",
+        unit="s",
+        scale=1.0,
+        write=formats.seconds,
+    ),
+    _Panel(
+        quantity="peak_memory",
+        slug="memory",
+        name="Peak memory",
+        unit="GiB",
+        scale=float(formats.GIBIBYTE),
+        write=formats.gibibytes,
+    ),
+)
+
+
+def _row(case: Case, whole: Estimate, panel: _Panel) -> rows.Row:
+    estimate = whole.scaled(1 / panel.scale)
+    read, _ = table.OF_TRIALS[panel.quantity]
+    label = rows_of.label_of(case)
     return rows.Row(
         group=case.spec.backend,
-        label=rows_of.label_of(case),
+        label=label,
         backend=case.spec.backend,
         value=estimate.value,
         low=estimate.low,
         high=estimate.high,
-        dots=tuple(x / scale for x in scaling.values(case, metric).values()),
-        text=write(estimate.value * scale),
+        dots=tuple(read(entry) / panel.scale for entry in case.ok_entries),
+        text=panel.write(estimate.value * panel.scale),
         is_hollow=case.is_oversubscribed,
         tip=tips.of_value(
-            f"{case.spec.backend}, {rows_of.label_of(case)}",
+            f"{case.spec.backend}, {label}",
             whole.value,
-            write,
+            panel.write,
             interval=(whole.low, whole.high),
             n=whole.n,
         ),
     )
 
 
+def _draw(panel: _Panel, found: list[tuple[Case, Estimate]]) -> Markup:
+    drawn = rows_of.most_replicas(
+        [_row(case, estimate, panel) for case, estimate in found],
+        [case.spec.num_replicas for case, _ in found],
+    )
+    return rows.draw_estimates(
+        drawn,
+        slug=panel.slug,
+        title=f"{panel.name} per case",
+        description="; ".join(f"{row.name}: {row.text}" for row in drawn) + ".",
+        axis_label=f"{panel.name.lower()}, {panel.unit}",
+        is_from_zero=True,
+    )
+
+
 def render(view: View) -> Markup:
     """Renders both quantities and one table."""
-    if not view.study.cases:
+    listed = []
+    for case in view.measured_cases:
+        first, memory = (
+            table.of_trials(case, panel.quantity).estimate for panel in _PANELS
+        )
+        if first is not None or memory is not None:
+            listed.append((case, first, memory))
+    if not listed:
         return page.NOTHING
-    quantities = (
-        ("first-step", "Time to first step", "s", scaling.time_to_first_step_of, 1.0,
-         formats.seconds),
-        ("memory", "Peak memory", "GiB", scaling.peak_memory_of,
-         float(formats.GIBIBYTE), formats.gibibytes),
-    )  # fmt: skip
-    panels = []
-    table: dict[str, dict[str, Estimate]] = {}
-    for slug, name, unit, metric, scale, write in quantities:
-        drawn: list[rows.Row] = []
-        sizes: list[int] = []
-        for case in view.measured_cases:
-            values = list(scaling.values(case, metric).values())
-            if min(values) <= 0:
-                # Zero means "could not be read"; a mean including it would be wrong.
-                continue
-            estimate = scaling.estimate(case, metric, unit=unit)
-            assert estimate is not None
-            table.setdefault(case.case_id, {})[slug] = estimate
-            sizes.append(case.spec.num_replicas)
-            drawn.append(_row(case, estimate, metric, write, scale))
-        if drawn:
-            drawn = rows_of.most_replicas(drawn, sizes)
-            panels.append(
-                rows.draw_estimates(
-                    drawn,
-                    slug=slug,
-                    title=f"{name} per case",
-                    description="; ".join(f"{row.name}: {row.text}" for row in drawn)
-                    + ".",
-                    axis_label=f"{name.lower()}, {unit}",
-                    is_from_zero=True,
-                )
-            )
-    if not panels:
-        return page.NOTHING
-    rows_of_table = [
-        (case, found.get("first-step"), found.get("memory"))
-        for case in view.measured_cases
-        if (found := table.get(case.case_id))
-    ]
+    columns = (
+        [(case, first) for case, first, _ in listed if first is not None],
+        [(case, memory) for case, _, memory in listed if memory is not None],
+    )
     return page.render(
         "startup",
         view=view,
-        panels=panels,
-        table=rows_of_table,
-        num_left_out=max(0, len(rows_of_table) - rows.MOST_ROWS),
-        is_first_step_missing=any(first is None for _, first, _ in rows_of_table),
+        panels=[
+            _draw(panel, column)
+            for panel, column in zip(_PANELS, columns, strict=True)
+            if column
+        ],
+        table=listed,
+        num_left_out=max(0, len(listed) - rows.MOST_ROWS),
+        is_first_step_missing=any(first is None for _, first, _ in listed),
     )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
-from reports.charts import hero, over_replicas
+from reports.charts import hero, replica_panel
 from reports.page import page
 from reports.words import brief, marks
 
@@ -23,15 +21,15 @@ def render(view: View) -> Markup:
     """Renders the verdict in words, the marks and the figure."""
     figure = hero.draw(view)
     curves = hero.curves(view)
-    rows = pd.concat([view.frame.head(0), *(curve.rows for curve in curves)])
+    rows = [row for curve in curves for row in curve.rows]
     return page.render(
         "verdict",
         view=view,
         brief=brief.judge(view),
         marks=marks.of_view(view),
         figure=figure,
-        modes=set(rows["mode"]),
-        num_left_out=max(len(curves) - over_replicas.MOST_LINES, 0),
-        has_ceiling=rows["kind"].eq("ceiling").any(),
-        is_oversubscribed=rows["is_oversubscribed"].any(),
+        modes={row.mode for row in rows},
+        num_left_out=max(len(curves) - replica_panel.MOST_LINES, 0),
+        has_ceiling=any(row.kind == "ceiling" for row in rows),
+        is_oversubscribed=any(row.is_oversubscribed for row in rows),
     )

@@ -1,0 +1,69 @@
+"""The table of figures: every cell has an estimate, a fixed value, or a reason."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from results.figures import points, scaling, summary, table
+from results.study.cases import load_study
+
+if TYPE_CHECKING:
+    import pathlib
+
+    from results.study.cases import Study
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> Study:
+    """Two backends in both modes; one of its cases has no result."""
+    path: pathlib.Path = tmp_path_factory.mktemp("study")
+    store = synthetic.make_store(path, synthetic.Shape(replicas=(1, 2, 4)))
+    found = load_study(store)
+    for entry in found.cases[-1].entries:
+        (path / "trials" / entry.trial_id / "status.json").unlink()
+    return load_study(store)
+
+
+def test_no_cell_is_empty_without_a_reason(study: Study) -> None:
+    """Of every case and quantity."""
+    cells = [
+        figure
+        for point in scaling.points(study)
+        for figure in table.of_point(point).values()
+    ]
+
+    assert len(cells) == 7 * len(scaling.points(study))
+    assert [] == [cell for cell in cells if cell.estimate is None and not cell.why_not]
+    assert any(cell.why_not == "no trial of this case is ok" for cell in cells)
+
+
+def test_the_baseline_has_ratios_by_definition(study: Study) -> None:
+    """They are no estimates, so they have no interval."""
+    (point, *_) = scaling.points(study)
+    row = table.of_point(point)
+
+    assert (1.0, 1.0) == (row["speedup"].value, row["efficiency"].value)
+    assert row["speedup"].estimate is None
+    assert "this is the baseline" == row["speedup"].why_not
+
+
+def test_frame_and_summary_have_the_numbers_of_the_table(study: Study) -> None:
+    """They are projections of it."""
+    frame = points.points_frame(study)
+    drawn = frame[(frame["figure"] == "scaling") & (frame["kind"] == "estimate")]
+    data = summary.summarize(study)["points"]
+
+    for point, facts in zip(scaling.points(study), data, strict=True):
+        row = table.of_point(point)
+        for name, figure in row.items():
+            shown = None if figure.estimate is None else figure.estimate.value
+            assert shown == (facts[name] and facts[name]["value"])
+        here = drawn[
+            (drawn["backend"] == point.backend)
+            & (drawn["mode"] == point.mode.value)
+            & (drawn["num_replicas"] == point.num_replicas)
+        ].set_index("quantity")["value"]
+        for name in points.QUANTITIES:
+            assert row[name].value == here.get(name)
