@@ -8,7 +8,7 @@ runs every case once, each in fresh processes, the order reversed in every other
 programs side by side, pinned to one core each, that never communicate.
 
 With ``--allocator keep`` the C library keeps freed memory instead of giving it back to
-the kernel, as in sweeps (``harness/run/launch.py``). TensorFlow's CPU allocator is
+the kernel, as in sweeps (``harness/run/trial_tree.py``). TensorFlow's CPU allocator is
 plain malloc, so with the defaults every large temporary costs page faults; programs
 with many of them (stock Keras updates) gain a lot, and a comparison that hides this
 would not be fair.
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import runner
 from benchmarks.runner import CORES
-from harness.run import launch
+from harness.run import trial_tree
 from results.records.models import Allocator
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     arguments = parser.parse_args()
     allocator = Allocator(arguments.allocator)
-    os.environ.update(launch.allocator_variables(allocator, os.environ))
+    os.environ.update(trial_tree.allocator_variables(allocator, os.environ))
     print(f"allocator: {allocator.value}; cores {CORES}", flush=True)
     measured = runner.take_turns(
         {name: functools.partial(_run_case, *CASES[name]) for name in arguments.cases},

@@ -62,7 +62,7 @@ def measure(num_trials: int, launcher: str) -> dict[str, list[float]]:
     from results.records.models import Order, Plan, ScalingMode, TrialStatus
     from results.store.study_store import Store
 
-    starter = catalog.make(launcher)
+    starter = catalog.start(launcher)
     planned = plan.plan_sweep(
         SweepRequest(
             workload="resnet50",

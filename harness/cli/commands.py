@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli import exit_codes, gpu_readiness, progress, running
-from harness.cli import launching as launching_module
-from harness.cli.launch_options import Launching
+from harness.cli import exit_codes, gpu_readiness, hosts, progress, running
+from harness.cli.host_options import HostRequest
 from harness.errors import DoesNotFitError, StudyError
 from harness.launch import catalog as launchers
 from harness.machine import topology
@@ -62,7 +61,7 @@ def sweep(
     conclude: Conclude | None = None,
     name_prefix: str = "",
     check: Callable[[PlannedSweep], None] | None = None,
-    launching: Launching | None = None,
+    on_hosts: HostRequest | None = None,
     command: Sequence[str] | None = None,
 ) -> int:
     """Plans, and unless it is a dry run, runs what is missing and reports.
@@ -80,7 +79,7 @@ def sweep(
         report and summary of a sweep.
       name_prefix: Of a name that is derived from the request.
       check: Receives the plan before anything is written; raises if it cannot be used.
-      launching: Where processes run; by default on this machine.
+      on_hosts: Where processes run; by default on this machine.
       command: The command to record; by default that of this process.
 
     Raises:
@@ -90,25 +89,25 @@ def sweep(
     if study is not None:
         study_module.check_name(study)
     _check_runs_dir(runs_dir)
-    launching = launching or Launching()
+    on_hosts = on_hosts or HostRequest(info=launchers.info(launchers.DEFAULT))
     command = command or ("python", "-m", "harness", *sys.argv[1:])
-    launcher = launching_module.launcher_of(launching)
-    request = launching_module.with_hosts(request, launcher)
+    launcher = hosts.launcher_of(on_hosts)
+    request = hosts.with_hosts(request, launcher)
     cpus = topology.read_topology()
-    machine = launching_module.machine_of(launching, launcher, request, cpus)
+    machine = hosts.machine_of(on_hosts, launcher, request, cpus)
     planned = plan_module.plan_sweep(request, machine)
     (check or _accept)(planned)
-    launching_module.check_product(launching, planned)
+    hosts.check_product(on_hosts, planned)
     name = study or name_prefix + study_module.default_name(planned)
-    is_submitted = launching_module.is_submitted(launching)
+    is_submitted = on_hosts.info.is_submitted()
     if is_submitted and not is_dry_run:
-        return launching_module.submit(
-            launching, planned, study=name, runs_dir=runs_dir, command=command
+        return hosts.submit(
+            on_hosts, launcher, planned, study=name, runs_dir=runs_dir, command=command
         )
     if not is_submitted:  # a login node has no GPUs of the job
         gpu_readiness.check_models(planned.trials, launcher.num_hosts)
-    planned = shards.own(planned, launching.shard)
-    name = shards.name(name, launching.shard)
+    planned = shards.own(planned, on_hosts.shard)
+    name = shards.name(name, on_hosts.shard)
     root = runs_dir / name
     known = study_module.read_existing_plan(root)
     is_order_free = request.order is None
@@ -116,7 +115,7 @@ def sweep(
     if is_order_free and known is not None:
         # It was decided when the study began, maybe by the memory that was free.
         request, left_out = controls.with_order(request, known.measuring.order)
-        planned = shards.own(plan_module.plan_sweep(request, machine), launching.shard)
+        planned = shards.own(plan_module.plan_sweep(request, machine), on_hosts.shard)
     new = study_module.make_plan(
         planned,
         request,
@@ -254,7 +253,7 @@ def resume(
     plan = store.read_plan()
     study_module.check_trials(plan)
     same_code.check_code(plan, store=store)
-    launcher = launching_module.launcher_named(launcher_name)
+    launcher = launchers.start(launcher_name)
     launcher.check(trial.spec for trial in plan.trials)
     launcher.check_folder(root.absolute())
     with lock_study(root):

@@ -34,8 +34,8 @@ def table(verb: click.Command) -> str:
     rows: dict[str, list[str]] = {}
     for param in verb.params:
         if isinstance(param, DeclaredOption):
-            for group in param.groups:
-                rows.setdefault(group, []).append(_declared_row(param))
+            for group, own in param.shown.items():
+                rows.setdefault(group, []).append(_declared_row(own))
         elif isinstance(param, click.Option):
             rows.setdefault("", []).append(_row(param))
     lines = []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli import exit_codes, launch_verbs
+from harness.cli import exit_codes
 from harness.cli.arguments import check_arguments, one_line, refusal
 from harness.cli.study_file import STUDY_FILE
 from harness.cli.verb import Verb
@@ -168,7 +168,17 @@ VERBS = (
         "Shows what a gate can find, and how long that takes.",
         "harness.cli.judging_power",
     ),
-    launch_verbs.launch,
+    click.Group(
+        "launch",
+        help="Writes what starts a program on a cluster; submits nothing.",
+        commands=[
+            Verb(
+                "render",
+                "Writes the files that start COMMAND on a cluster; prints their names.",
+                "harness.cli.render_verb",
+            )
+        ],
+    ),
 )
 """In the order in which a user needs them."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from harness.cli import commands
-from harness.cli.launch_options import Launcher
+from harness.cli.host_options import Launcher
 from harness.cli.shared_options import (
     RUNS_DIR,
     AreCheckpointsKept,
@@ -15,6 +15,7 @@ from harness.cli.shared_options import (
     RunsDir,
     StudyArgument,
 )
+from harness.launch import catalog
 from harness.options.durations import duration
 from harness.options.option import Option, Options
 
@@ -45,7 +46,7 @@ class ResumeRequest(Options):
             default="the plan's",
         ),
     ] = None
-    launcher: Launcher = "local"
+    launcher: Launcher = catalog.DEFAULT
     is_json: IsJson = False
 
 

@@ -11,6 +11,7 @@ import click
 
 from harness.cli import exit_codes, progress
 from harness.errors import Interrupted
+from harness.launch import catalog
 from harness.planning import estimate, extend
 from harness.run import sweep as run
 from results.figures import relay
@@ -83,7 +84,7 @@ def _resume_command(store: Store, settings: RunSettings) -> str:
     if settings.trees:  # only the same command knows the other revision
         return shlex.join(["python", "-m", "harness", *sys.argv[1:]])
     launcher = settings.launcher
-    words = [] if launcher.name == "local" else ["--launcher", launcher.name]
+    words = [] if launcher.name == catalog.DEFAULT else ["--launcher", launcher.name]
     return shlex.join(["python", "-m", "harness", "resume", str(store.root), *words])
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from harness.cli import commands
-from harness.cli.launch_options import (
+from harness.cli.host_options import (
     Launcher,
     LauncherOptions,
     ReplicasPerWorker,
     Shard,
-    launching_of,
+    Workers,
+    hosts_of,
 )
 from harness.cli.shared_options import (
     RUNS_DIR,
@@ -19,6 +20,7 @@ from harness.cli.shared_options import (
     Retry,
     RunsDir,
 )
+from harness.launch import catalog
 from harness.options.option import NO_OPTIONS, Option
 from harness.planning.request import STUDY, SweepRequest
 
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 class PlanRequest(SweepRequest):
     """A sweep, where it runs, and its study."""
 
-    launcher: Launcher = "local"
+    launcher: Launcher = catalog.DEFAULT
+    workers: Workers = None
     replicas_per_worker: ReplicasPerWorker = 1
     shard: Shard = None
     launcher_options: LauncherOptions = NO_OPTIONS
@@ -72,7 +75,7 @@ def run(request: RunRequest, call: Call) -> int:
         runs_dir=request.runs_dir,
         is_json=request.is_json,
         is_dry_run=request.is_dry_run,
-        launching=launching_of(request),
+        on_hosts=hosts_of(request),
         is_failed_retried=request.retry is not None,
         are_checkpoints_kept=request.are_checkpoints_kept,
         overrides=call.overrides,
@@ -88,6 +91,6 @@ def plan(request: PlanRequest, call: Call) -> int:
         runs_dir=request.runs_dir,
         is_json=request.is_json,
         is_dry_run=True,
-        launching=launching_of(request),
+        on_hosts=hosts_of(request),
         command=call.command,
     )

@@ -79,13 +79,14 @@ class DeclaredOption(click.Option):
 
     Attributes:
       declared: Its declaration.
-      groups: The headings below which the help shows it.
+      shown: What the help shows below each heading; launchers declare an option that
+        several have in words of their own.
       owners: The names that it belongs to, such as launchers; empty for all.
     """
 
     def __init__(self, of: Declared, *, owners: Sequence[str] = ()) -> None:
         self.declared = of
-        self.groups = [of.group]
+        self.shown: dict[str, DeclaredOption] = {of.group: self}
         self.owners = list(owners)
         kind, names = of.kind, [of.spelling]
         if kind.is_flag and of.default is not False:
@@ -186,13 +187,12 @@ class Verb(click.Command):
             for owner, model in mark.models().items():
                 for of in option.declared(model):
                     heading = f"Options of --{mark.by} {owner}"
-                    made = owned.setdefault(of.name, DeclaredOption(of, owners=()))
-                    if not made.owners:
-                        made = owned[of.name] = DeclaredOption(of, owners=[owner])
-                        made.groups = [heading]
-                    else:
-                        made.owners.append(owner)
-                        made.groups.append(heading)
+                    own = DeclaredOption(of, owners=[owner])
+                    own.shown = {heading: own}
+                    first = owned.setdefault(of.name, own)
+                    if first is not own:
+                        first.owners.append(owner)
+                        first.shown[heading] = own
         return [*found, *owned.values()]
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -222,9 +222,9 @@ class Verb(click.Command):
         """Writes the options below their headings."""
         rows: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None:
-                for group in getattr(param, "groups", [_OTHER]):
+            for group, own in getattr(param, "shown", {_OTHER: param}).items():
+                record = own.get_help_record(ctx)
+                if record is not None:
                     rows.setdefault(group, []).append(record)
         rows[_OTHER] = rows.pop(_OTHER)  # last: --help is among them
         for group, records in rows.items():
@@ -238,7 +238,7 @@ def _argument(of: Declared) -> click.Argument:
         required=of.is_required,
         metavar=of.option.metavar or None,
         nargs=-1 if of.kind.is_multiple else 1,
-        type=_Value(of),
+        type=click.STRING if of.kind.is_multiple else _Value(of),
     )
 
 

@@ -1,71 +1,64 @@
-"""The launchers by name, as data: nothing of an engine is imported to list them."""
+"""The launchers by name; each is one folder, and nothing of its engine is imported."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from harness.lookup import look_up
 
 if TYPE_CHECKING:
     from harness.launch.contract import Launcher
+    from harness.launch.info import LauncherInfo
+    from harness.options.option import Options
 
-DEFAULT = "local"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class LauncherInfo:
-    """One launcher.
-
-    Attributes:
-      name: For ``--launcher``.
-      factory: ``module:name`` of the class, or of a function that returns a launcher;
-        called without arguments where trials are to be started.
-      summary: One line.
-    """
-
-    name: str
-    factory: str
-    summary: str
-
-
-LAUNCHERS: dict[str, LauncherInfo] = {
-    info.name: info
-    for info in (
-        LauncherInfo(
-            name="local",
-            factory="harness.launch.local:LocalLauncher",
-            summary="processes of this machine",
-        ),
-        LauncherInfo(
-            name="slurm",
-            factory="harness.launch.slurm.srun:from_environment",
-            summary="steps of srun in an allocation; submits a job outside of one",
-        ),
-        LauncherInfo(
-            name="ray",
-            factory="harness.launch.ray_launcher:RayLauncher",
-            summary="the hosts of a Ray cluster, for machines without a scheduler",
-        ),
-    )
-}
+DEFAULT: Final = "local"
+LAUNCHERS: Final = (
+    "local",
+    "slurm",
+    "ray",
+    "mpi",
+    "jobset",
+)
+"""Names of folders; ``launcher.py`` in each has ``LAUNCHER``."""
 
 
 def info(name: str) -> LauncherInfo:
-    """Returns the facts of a launcher.
+    """Returns a launcher by name.
 
     Raises:
       PlanError: The name is unknown; the message lists the known ones.
     """
-    return look_up(LAUNCHERS, name, what="launcher")
+    look_up(dict.fromkeys(LAUNCHERS), name, what="launcher")
+    module = importlib.import_module(f"harness.launch.{name}.launcher")
+    return cast("LauncherInfo", module.LAUNCHER)
 
 
-def make(name: str) -> Launcher:
-    """Returns a launcher by name.
+def options() -> dict[str, type[Options]]:
+    """Returns the model of each launcher's options for ``sweep`` and ``plan``."""
+    return {name: info(name).options for name in LAUNCHERS}
+
+
+def file_options() -> dict[str, type[Options]]:
+    """Returns the model of each launcher's options for ``launch render``."""
+    return {name: info(name).file_options for name in LAUNCHERS}
+
+
+def start(name: str) -> Launcher:
+    """Returns what starts trials on the hosts that are here.
 
     Raises:
-      PlanError: The name is unknown, or its engine is not here.
+      HarnessError: The name is unknown, or its engine is not here.
     """
-    module, _, factory = info(name).factory.partition(":")
-    return cast("Launcher", getattr(importlib.import_module(module), factory)())
+    own = info(name)
+    return by_hosts(own.start(own.options()))
+
+
+def by_hosts(launcher: Launcher) -> Launcher:
+    """Returns a launcher; that of this machine where there is one host.
+
+    Processes are then started as anywhere else, so that the cases of a relay can take
+    turns.
+    """
+    here = info(DEFAULT)
+    return launcher if launcher.num_hosts > 1 else here.start(here.options())

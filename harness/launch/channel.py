@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 ADDRESS_VARIABLE: Final = "REPLICATOR_HARNESS_GANG"
 """Environment variable with ``host:port`` of the harness."""
+HOST_IN_VARIABLE: Final = "REPLICATOR_HARNESS_GANG_HOST_IN"
+"""Environment variable with the name of the one in which the engine tells each member
+the address of the harness's host; without it, the host's own name is used."""
 SECRET_VARIABLE: Final = "REPLICATOR_HARNESS_GANG_SECRET"  # noqa: S105 (a name)
 CONNECT_TIMEOUT_SEC: Final = 30.0
 LOST_AFTER_SEC: Final = 20
@@ -41,11 +44,11 @@ def keep_alive(connection: socket.socket) -> None:
 def own_address(environ: Mapping[str, str]) -> str:
     """Returns where a member finds the harness.
 
-    Slurm tells each task the address of the host of ``srun``, which is that of the
-    harness; a host's own name may mean its loopback address elsewhere.
+    An engine may know it better: a host's own name may mean its loopback address
+    elsewhere.
     """
     address = environ[ADDRESS_VARIABLE]
-    if host := environ.get("SLURM_LAUNCH_NODE_IPADDR"):
+    if host := environ.get(environ.get(HOST_IN_VARIABLE, "")):
         return f"{host}:{address.rpartition(':')[2]}"
     return address
 

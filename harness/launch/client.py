@@ -7,7 +7,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from harness.errors import LaunchError
-from harness.launch.remote import Engine
+from harness.launch.engine import Engine
 from harness.trial import waiting
 from harness.trial.ending import LOGS
 

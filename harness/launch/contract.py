@@ -13,6 +13,7 @@ import abc
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from harness.errors import PlanError
+from harness.placement import hosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -87,9 +88,6 @@ class Launcher(abc.ABC):
           processes: Its processes.
           gpu_nodes: NUMA nodes of the GPUs on this host.
         """
-        # Not at the top: the clients of engines import this module, and never place.
-        from harness.placement import hosts
-
         return hosts.place(
             topology,
             spec,

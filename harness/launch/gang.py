@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING
 
 from harness.errors import LaunchError
 from harness.launch import channel
+from harness.launch.engine import Gang
 from harness.launch.exits import MemberExits
 from harness.launch.gang_plan import GangPlan
-from harness.launch.remote import Gang
 from harness.trial import first_exit
 from harness.trial.ending import GRACE_SEC, cause_of, signal_name
 from harness.trial.first_exit import FirstExit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from harness.launch.remote import Engine, RemoteLauncher
+    from harness.launch.engine import Engine
+
+    StartMembers = Callable[[Gang], Engine]
 
 _POLL_SEC = 0.1
 _SETTLE_SEC = 2.0
@@ -42,7 +44,7 @@ class RunningGang:
 
     def __init__(
         self,
-        launcher: RemoteLauncher,
+        start_members: StartMembers,
         trial_dir: Path,
         variables: Mapping[str, str],
         command: Sequence[str],
@@ -50,14 +52,14 @@ class RunningGang:
         """Plans the gang; ``start`` starts it.
 
         Args:
-          launcher: Its engine.
+          start_members: Lets an engine start them; raises LaunchError if it refuses.
           trial_dir: The directory of the trial, with the plan of the gang.
           variables: The environment variables of the members.
           command: What each member runs; the trial directory is appended.
         """
         self.exit_code: int | None = None
         self.output: tuple[str, ...] = ()
-        self._launcher = launcher
+        self._start_members = start_members
         self._trial_dir = trial_dir
         self._variables = variables
         self._command = (*command, str(trial_dir))
@@ -85,7 +87,7 @@ class RunningGang:
             },
         )
         try:
-            self._engine = self._launcher.start(gang)
+            self._engine = self._start_members(gang)
         except LaunchError as error:
             self.exit_code = self._refuse(str(error))
             self.output = (str(error),)

@@ -7,23 +7,23 @@ quoted words.
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-TEMPLATES = Path(__file__).with_name("templates")
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-def render_template(name: str, **values: Any) -> str:
+def render_template(path: Path, **values: Any) -> str:
     """Returns a template with its values filled in.
 
     Args:
-      name: File below ``templates``.
+      path: Its file.
       **values: By the names that the template uses; one that is missing is an error.
     """
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.FileSystemLoader(path.parent),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -33,7 +33,7 @@ def render_template(name: str, **values: Any) -> str:
     environment.filters["quoted"] = _quoted
     environment.filters["word"] = lambda value: shlex.quote(str(value))
     environment.filters["words"] = shlex.join
-    return environment.get_template(name).render(**values)
+    return environment.get_template(path.name).render(**values)
 
 
 def _quoted(value: str) -> str:

@@ -170,13 +170,18 @@ def parsed(
     )
 
 
-def kind_of(annotation: Any) -> Kind:
+def kind_of(annotation: Any, metadata: Sequence[Any] = ()) -> Kind:
     """Returns the kind of a type; an optional value is of the kind of the value.
+
+    Args:
+      annotation: The type.
+      metadata: What pydantic has taken off a field's type, such as its bounds.
 
     Raises:
       TypeError: No kind follows from the type; the option has to name one.
     """
     found, bounds = _bare(annotation)
+    bounds += metadata
     if found in _OF_TYPE:
         return _OF_TYPE[found]
     if found is int:

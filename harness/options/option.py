@@ -154,7 +154,7 @@ def declared(model: type[Options]) -> list[Declared]:
                 Declared(
                     field=field,
                     option=option,
-                    kind=option.kind or kinds.kind_of(info.annotation),
+                    kind=option.kind or kinds.kind_of(info.annotation, info.metadata),
                     default=None if default is PydanticUndefined else default,
                     is_required=info.is_required(),
                     group=option.group,

@@ -22,7 +22,7 @@ _DEFAULTS = {
 }
 
 
-def with_launch_threads(variables: Mapping[str, str], device: str) -> dict[str, str]:
+def with_gpu_threads(variables: Mapping[str, str], device: str) -> dict[str, str]:
     """Returns the variables of a trial's identity, completed for its device.
 
     Args:
@@ -32,7 +32,7 @@ def with_launch_threads(variables: Mapping[str, str], device: str) -> dict[str, 
     return {**(_DEFAULTS if device == "gpu" else {}), **variables}
 
 
-def of_launches(variables: Mapping[str, str]) -> dict[str, str]:
+def of_gpu_threads(variables: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables of a trial's identity that choose its launch threads."""
     return {name: variables[name] for name in _DEFAULTS if name in variables}
 

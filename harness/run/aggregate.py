@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from harness.run.launch import TrialExit
+    from harness.run.trial_tree import TrialExit
     from harness.trial.first_exit import FirstExit
     from results.records.gpu_record import GpuUse
     from results.records.models import TrialSpec, Turn

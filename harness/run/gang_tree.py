@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from harness.run.launch import ProcessTree
+from harness.run.trial_tree import ProcessTree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import IO
 
     from harness.launch.gang import RunningGang
-    from harness.run.launch import EndElsewhere
+    from harness.run.trial_tree import EndElsewhere
 
 
 class GangTree(ProcessTree):

@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from harness.run import launch, trial_runner
+from harness.run import trial_runner, trial_tree
 from results.records.models import TrialStatus
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _run_together(
             started.append((prepared, stack.enter_context(tree)))
         deadline = time.monotonic() + settings.timeout_sec
         for prepared, tree in started:
-            trial_exit = launch.finish(
+            trial_exit = trial_tree.finish(
                 tree,
                 timeout_sec=max(deadline - time.monotonic(), 0.0),
                 limit_sec=settings.timeout_sec,

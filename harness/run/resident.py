@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from harness.run.launch import ProcessTree
+from harness.run.trial_tree import ProcessTree
 from harness.trial.turns import ADDRESS_VARIABLE, native_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.run.launch import EndElsewhere, TrialExit
     from harness.run.trial_runner import Prepared
+    from harness.run.trial_tree import EndElsewhere, TrialExit
     from results.records.models import Turn
 
 _POLL_SEC = 0.25

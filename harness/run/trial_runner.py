@@ -33,10 +33,10 @@ from harness.machine.time_of_day import now_text
 from harness.machine.topology import CpuTopology, read_topology
 from harness.placement import hosts
 from harness.placement.processes import processes_of_trial
-from harness.run import aggregate, launch, process_tree, scratch
+from harness.run import aggregate, scratch, trial_tree
 from harness.run.gang_tree import GangTree
-from harness.run.launch import ProcessTree
-from harness.trial import checkpoints
+from harness.run.trial_tree import ProcessTree
+from harness.trial import checkpoints, process_tree
 from results.records import gpu_record
 from results.records.models import Failure, Measuring, Phase, StatusRecord, TrialStatus
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from harness.machine.gpus import Gpu
     from harness.placement.processes import Processes
     from harness.planning.source_tree import SourceTree
-    from harness.run.launch import TrialExit
+    from harness.run.trial_tree import TrialExit
     from results.records.gpu_record import GpuUses
     from results.records.models import Environment, PlannedTrial, Turn
     from results.store.study_store import Store
@@ -80,7 +80,7 @@ class RunSettings:
     timeout_sec: float
     topology: CpuTopology = dataclasses.field(default_factory=read_topology)
     is_failed_retried: bool = False
-    worker_command: Sequence[str] = launch.WORKER_COMMAND
+    worker_command: Sequence[str] = trial_tree.WORKER_COMMAND
     canary: Callable[[int | None], float] = canary.run_canary
     are_checkpoints_kept: bool = False
     data_dir: str | None = None
@@ -147,12 +147,12 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     settings.launcher.prepare(trial_dir, processes, place)
     versions = None
     command = settings.launcher.command(processes, settings.worker_command)
-    source_root = launch.SOURCE_ROOT
+    source_root = trial_tree.SOURCE_ROOT
     if spec.revision:
         tree = settings.trees[spec.revision]
-        command, source_root = launch.with_python(command, tree.python), tree.root
+        command, source_root = trial_tree.with_python(command, tree.python), tree.root
         versions = tree.versions
-    variables = launch.trial_variables(
+    variables = trial_tree.trial_variables(
         spec,
         place,
         trial_dir,
@@ -269,7 +269,7 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
         return _record_in_use(store, prepared, others)
     clock = foreign_load.read_clock()
     with GpuWatch(prepared.gpus) as watch:
-        trial_exit = launch.run_tree(
+        trial_exit = trial_tree.run_tree(
             tree_of(prepared, settings.launcher), timeout_sec=settings.timeout_sec
         )
     load = foreign_load.between(

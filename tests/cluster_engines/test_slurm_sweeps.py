@@ -113,7 +113,7 @@ def test_an_array_of_11_runs_every_shard_once(
     """The rendered file, as it is, with a program that says which shard it got."""
     say = "import sys; open('said-' + sys.argv[-1].replace('/', '-'), 'x')"
     rendered = harness(
-        "launch", "render", "--target=slurm", "--array=11", "--",
+        "launch", "render", "--launcher=slurm", "--array=11", "--",
         sys.executable, "-S", "-c", say,
     )  # fmt: skip
     batch = shared / rendered.stdout.strip()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from harness.run.process_tree import find_tree
+from harness.trial.process_tree import find_tree
 from harness.trial.rank_file import rank_path
 from results.records.models import Phase, TrialStatus
 
@@ -29,7 +29,7 @@ PHASES = (Phase.LAUNCH, Phase.BUILD, Phase.FIRST_STEP, Phase.WARMUP, Phase.MEASU
 SIGNALS = (*[signal.SIGKILL] * 4, *[signal.SIGSEGV] * 3, signal.SIGTERM, signal.SIGSTOP)
 """Hanging trials take their whole time limit, so they are few."""
 WORKER, FIRST, MEMBER = "harness.trial.worker", "first process", "harness.launch.member"
-_FIRST = ("harness.trial.ranks", "harness.launch.ray_client")
+_FIRST = ("harness.trial.ranks", "harness.launch.ray.client")
 _POLL_SEC = 0.02
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import engines
 from injection import BOUND_SEC, TIMEOUT_SEC, Fault, inject, mistakes
 
-from harness.run.process_tree import find_tree
+from harness.trial.process_tree import find_tree
 from results.records.models import TrialStatus
 from results.store.study_store import Store
 

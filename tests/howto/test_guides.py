@@ -6,12 +6,14 @@ a copy of the project. Then the guide's own tests and commands run there.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,8 +80,8 @@ def apply(guide: str, tree: Path) -> None:
         assert done.returncode == 0, f"{diff}\n{done.stderr}"
 
 
-def python(tree: Path, arguments: list[str]) -> str:
-    """Runs Python in a copy of the project, and returns its output."""
+def python(tree: Path, arguments: list[str], *, code: int = 0) -> str:
+    """Runs Python in a copy of the project; returns its output, or the error."""
     done = subprocess.run(
         [sys.executable, *arguments],
         capture_output=True,
@@ -97,8 +99,9 @@ def python(tree: Path, arguments: list[str]) -> str:
         },
         timeout=TIMEOUT_SEC,
     )
-    assert done.returncode == 0, f"{arguments}\n{done.stdout[-6000:]}\n{done.stderr}"
-    return done.stdout
+    said = f"{arguments}\n{done.stdout[-6000:]}\n{done.stderr}"
+    assert done.returncode == code, said
+    return done.stderr if code else done.stdout
 
 
 @pytest.fixture
@@ -209,29 +212,117 @@ def test_a_section_is_added(followed: Any) -> None:
     python(tree, ["-m", "pytest", "-q", "tests/docs/test_links.py", "-k", "section"])
 
 
-def test_a_launcher_is_added(followed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own tests pass, and two members on two hosts measure a trial.
+@pytest.fixture
+def lsf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Puts stand-ins of ``bsub`` and ``blaunch`` first on the path; returns a folder.
 
-    A program that runs the shell here stands in for ``ssh``, and another worker for
-    that of the harness, unless it is the full run.
+    It has what was accepted. All hosts are this one, under two names.
+    """
+    programs = tmp_path / "lsf"
+    programs.mkdir()
+    bsub = shlex.join([sys.executable, "-S", str(ROOT / "tests/support/bsub.py")])
+    for name, text in (("bsub", f'{bsub} "$@"'), ("blaunch", 'shift; exec "$@"')):
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("LSF_FOLDER", str(programs))
+    monkeypatch.setenv("LSF_HOSTS", "localhost,127.0.0.1")
+    monkeypatch.setenv("LSF_QUEUES", "short,normal")
+    return programs
+
+
+def written(tree: Path, pattern: str, num_lines: int = 1) -> str:
+    """Waits for a file that a job writes; returns its text."""
+    deadline = time.monotonic() + TIMEOUT_SEC
+    while True:
+        texts = [path.read_text(encoding="utf-8") for path in tree.glob(pattern)]
+        if texts and len(texts[0].splitlines()) >= num_lines:
+            return texts[0]
+        assert time.monotonic() < deadline, (
+            pattern,
+            [path.read_text(encoding="utf-8") for path in tree.glob("*.log")],
+        )
+        time.sleep(0.1)
+
+
+def test_a_launcher_is_added(followed: Any, lsf: Path, monkeypatch: Any) -> None:
+    """It submits, starts trials on two hosts, records failures, and has own options.
+
+    Another worker stands in for that of the harness, unless it is the full run.
     """
     tree, guide = followed("launcher")
-    (sweep,) = commands_of(guide)
-    client = tree / "bin" / "ssh"
-    client.parent.mkdir()
-    client.write_text('#!/bin/sh\nshift 3\nexec "$@"\n', encoding="utf-8")
-    client.chmod(0o755)
-
-    tested = python(tree, ["-m", "pytest", "-q", "tests/harness/launch/test_ssh.py"])
-    assert "3 passed" in tested
-    monkeypatch.setenv("PATH", f"{client.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("REPLICATOR_HARNESS_SSH_HOSTS", "localhost,127.0.0.1")
+    sweep, render = commands_of(guide)
+    assert ["-m", "harness"] == sweep[:2] == render[:2]
+    tested = python(tree, ["-m", "pytest", "-q", "tests/harness/launch/test_lsf.py"])
+    assert "5 passed" in tested
     if not covering.is_full():
-        assert ["-m", "harness"] == sweep[:2]
         sweep = [str(tree / "tests" / "cluster_engines" / "driver.py"), *sweep[2:]]
-    python(tree, [*sweep, "--no-match", "--study", "new"])
-    (trial,) = (tree / "runs" / "new" / "trials").iterdir()
-    assert '"status": "ok"' in (trial / "status.json").read_text(encoding="utf-8")
+    sweep = [*sweep, "--no-match", "--study"]
+
+    assert python(tree, [*sweep, "new"]).strip().isdigit()
+    trial = json.loads(written(tree, "runs/new/trials/*/status.json"))
+    assert "ok" == trial["status"], trial
+    spec = json.loads(written(tree, "runs/new/trials/*/spec.json"))
+    assert "2" == spec["variables"]["REPLICATOR_HARNESS_HOSTS"]
+    (job,) = map(json.loads, (lsf / "accepted.jsonl").open(encoding="utf-8"))
+    assert ("2", "short", "30", True) == (job["n"], job["q"], job["W"], job["x"])
+
+    # Each job of an array measures a shard, with the options of the launcher.
+    python(tree, [*sweep, "parts", "--array", "2", "--repeats", "2"])
+    for part in ("1-of-2", "2-of-2"):
+        assert written(tree, f"runs/parts-shard-{part}/trials/*/status.json")
+
+    monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:rank1_sigkill")
+    if not covering.is_full():
+        python(tree, [*sweep, "broken"])
+        trial = json.loads(written(tree, "runs/broken/trials/*/status.json"))
+        assert "out_of_memory" == trial["status"]  # what sends this signal
+        assert "rank 1 was in phase " in trial["failure"]["reason"]
+
+
+REFUSED = [
+    (
+        ["--launcher=lsf", "--partition=nosuch"],
+        "--partition nosuch has no effect with --launcher lsf; add --launcher slurm",
+    ),
+    (
+        ["--launcher=slurm", "--queue=short"],
+        "--queue short has no effect with --launcher slurm; add --launcher lsf",
+    ),
+    (["--launcher=lsf", "--nodes=7"], "bsub refuses: Too many processors request"),
+    (["--launcher=lsf", "--queue=night"], "bsub refuses: night: No such queue"),
+    (["--launcher=lsf", "--queue=a b"], "--queue 'a b' is not the name of a queue"),
+    (["--launcher=lsf", "--time-limit=x"], "--time-limit: 'x' is not a duration"),
+]
+
+
+def test_no_option_of_an_added_launcher_is_ignored(followed: Any, lsf: Path) -> None:
+    """Each is used, or refused; nothing is written."""
+    tree, guide = followed("launcher")
+    words = commands_of(guide)[0]
+    plain = words[words.index("--workload") :]
+
+    for options, message in REFUSED:
+        said = python(tree, ["-m", "harness", "sweep", *plain, *options], code=2)
+        assert message in said
+    assert not (tree / "runs").exists()
+
+
+def test_the_file_of_an_added_launcher_starts_a_gang(followed: Any, lsf: Path) -> None:
+    """Each worker finds out who it is, and where the others are."""
+    tree, guide = followed("launcher")
+    render = commands_of(guide)[1]
+    own = render.index("--")
+    program = [sys.executable, str(tree / "tests/harness/launch/gang_identity.py")]
+    python(tree, [*render[:own], "--workers=2", "--", *program])
+    with (tree / "train.bsub").open("rb") as file:
+        subprocess.run(["bsub"], stdin=file, check=True, cwd=tree)
+    lines = written(tree, "train-101.0.log", num_lines=2).splitlines()
+    workers = sorted(map(json.loads, lines), key=lambda worker: worker["worker_id"])
+
+    assert [(0, 0), (1, 0)] == [(w["worker_id"], w["local_worker_id"]) for w in workers]
+    assert {2} == {worker["num_workers"] for worker in workers}
+    assert workers[0]["addresses"] == workers[1]["addresses"]
 
 
 @pytest.mark.parametrize("path", sorted(GUIDES.glob("*.md")), ids=lambda p: p.stem)

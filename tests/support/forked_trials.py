@@ -76,7 +76,7 @@ def installed(command: Sequence[str]) -> Iterator[None]:
     Args:
       command: That of the fake worker; others are started as always.
     """
-    from harness.run import launch
+    from harness.run import trial_tree
 
     def start(words: Sequence[str], **options: Any) -> Any:
         if tuple(words[: len(command)]) != tuple(command):
@@ -85,7 +85,7 @@ def installed(command: Sequence[str]) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         names = vars(subprocess) | {"Popen": start}
-        patch.setattr(launch, "subprocess", types.SimpleNamespace(**names))
+        patch.setattr(trial_tree, "subprocess", types.SimpleNamespace(**names))
         yield
 
 

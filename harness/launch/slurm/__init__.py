@@ -1,1 +1,6 @@
 """Slurm: gangs by ``srun``, sweeps by ``sbatch``."""
+
+from typing import Final
+
+JOB_VARIABLE: Final = "SLURM_JOB_ID"
+NODES_VARIABLE: Final = "SLURM_JOB_NUM_NODES"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import TYPE_CHECKING, Final
 
 from harness.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from harness.launch.targets import Job
+    from harness.launch.job import Job
+    from harness.launch.slurm.options import SlurmOptions as Needs
 
 GRACE_SEC: Final = 60
 """Before the time limit, the sweep gets the signal to stop; it needs a few seconds."""
@@ -42,62 +44,65 @@ exit "$code"
 """
 
 
-def render(job: Job) -> Mapping[str, str]:
-    """Returns the batch file of a gang, or of an array of single tasks.
-
-    Raises:
-      PlanError: See ``options``.
-    """
+def of_gang(job: Job, needs: Needs) -> str:
+    """Returns the batch file of a gang, or of an array of single tasks."""
     command = shlex.join(job.command)
-    if job.array is None:
+    if needs.array is None:
         gpus = f"--gpus-per-task={job.gpus_per_worker} " * bool(job.gpus_per_worker)
         body = f"srun --kill-on-bad-exit=1 {gpus}{command}\n"
     else:
         # Each job of the array runs one shard on whole nodes of its own.
-        body = f'{command} --shard "$SLURM_ARRAY_TASK_ID/{job.array}"\n'
-    return {f"{job.name}.sbatch": header(job) + "\n" + body}
+        body = f"{command} {_shard(needs.array)}\n"
+    return f"{_header(job, needs)}\n{body}"
 
 
-def of_sweep(job: Job, runs_dir: str) -> str:
+def of_sweep(job: Job, needs: Needs, runs_dir: str) -> str:
     """Returns the batch file of a sweep that continues after its time limit.
 
     Args:
       job: The command of the sweep, and what it needs.
+      needs: What it needs of Slurm.
       runs_dir: Where its studies are: what counts as progress.
     """
     command = shlex.join(job.command)
-    if job.array is not None:
-        command += f' --shard "$SLURM_ARRAY_TASK_ID/{job.array}"'
+    if needs.array is not None:
+        command += f" {_shard(needs.array)}"
     continues = ["requeue", "open-mode=append", f"signal=B:USR1@{GRACE_SEC}"]
     body = _CONTINUES.format(command=command, runs=shlex.quote(runs_dir))
-    return header(job, continues) + body
+    return _header(job, needs, continues) + body
 
 
-def header(job: Job, more: Sequence[str] = ()) -> str:
+def _shard(array: int) -> str:
+    return f'--shard "$SLURM_ARRAY_TASK_ID/{array}"'
+
+
+def log_of(job: Job, needs: Needs, number: str = "%j") -> str:
+    """Returns the file that gets what a job prints."""
+    array = number.replace("%j", "%A") + ("_%a" if number == "%j" else "_*")
+    return f"{job.name}-{number if needs.array is None else array}.log"
+
+
+def _header(job: Job, needs: Needs, more: Sequence[str] = ()) -> str:
     """Returns the lines that ``sbatch`` reads.
 
     Raises:
       PlanError: A value has characters that would end its line.
     """
-    if job.memory_per_worker is not None:
-        raise PlanError(
-            "--target slurm has no --memory-per-worker: nodes are exclusive, so their"
-            " workers have all of it; leave it out"
-        )
-    per_node = -(-job.workers // (job.nodes or 1))
+    nodes, gpus = needs.nodes, job.gpus_per_worker
+    per_node = None if nodes is None else -(-job.workers // nodes)
     wanted: dict[str, object] = {
         "job-name": job.name,
         "chdir": None if job.directory == "." else job.directory,
-        "nodes": job.nodes,
-        "ntasks": job.workers if job.nodes is None else None,
-        "ntasks-per-node": None if job.nodes is None else per_node,
+        "nodes": nodes,
+        "ntasks": job.workers if per_node is None else None,
+        "ntasks-per-node": per_node,
         "cpus-per-task": job.cores_per_worker,
-        "gpus-per-task": job.gpus_per_worker if job.nodes is None else None,
-        "gpus-per-node": None if job.nodes is None else per_node * job.gpus_per_worker,
-        "partition": job.partition,
-        "time": job.time_limit,
-        "array": None if job.array is None else f"1-{job.array}",
-        "output": f"{job.name}-%A_%a.log" if job.array else f"{job.name}-%j.log",
+        "gpus-per-task": gpus if per_node is None else None,
+        "gpus-per-node": None if per_node is None else per_node * gpus,
+        "partition": needs.partition,
+        "time": None if needs.time_limit is None else _time(needs.time_limit),
+        "array": None if needs.array is None else f"1-{needs.array}",
+        "output": log_of(job, needs),
     }
     options = [f"{name}={value}" for name, value in wanted.items() if value]
     options += ["exclusive", *more]  # a neighbour would be measured too
@@ -112,3 +117,8 @@ def header(job: Job, more: Sequence[str] = ()) -> str:
         for name, _, value in (option.partition("=") for option in options)
     ]
     return "\n".join(["#!/bin/bash", *lines]) + "\n"
+
+
+def _time(limit_sec: float) -> str:
+    hours, seconds = divmod(math.ceil(limit_sec), 3600)
+    return f"{hours:02}:{seconds // 60:02}:{seconds % 60:02}"

@@ -12,19 +12,20 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from harness.errors import LaunchError, PlanError
+from harness.launch import channel
 from harness.launch.client import ClientEngine
-from harness.launch.local import LocalLauncher
 from harness.launch.remote import RemoteLauncher
+from harness.launch.slurm import JOB_VARIABLE, NODES_VARIABLE
+from harness.trial import process_tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from harness.launch.contract import Launcher
-    from harness.launch.remote import Engine, Gang
+    from harness.launch.engine import Engine, Gang
 
-JOB_VARIABLE: Final = "SLURM_JOB_ID"
-NODES_VARIABLE: Final = "SLURM_JOB_NUM_NODES"
+_ADDRESS_VARIABLE: Final = "SLURM_LAUNCH_NODE_IPADDR"
+"""In each task: the address of the host of ``srun``, which is that of the harness."""
 _END_BY_ITSELF_SEC = 3.0
 _ANSWER_SEC = 30.0
 _POLL_SEC = 0.05
@@ -41,24 +42,14 @@ _LOOK = (
 )
 
 
-def from_environment(environ: Mapping[str, str] = os.environ) -> Launcher:
+def from_environment(environ: Mapping[str, str]) -> SlurmLauncher:
     """Returns the launcher for the allocation that this process is in.
 
-    On a single node, processes are started as anywhere else, so that the cases of a
-    relay can take turns there.
-
     Raises:
-      PlanError: It is in none, or Slurm's programs are missing.
+      PlanError: Slurm's programs are missing.
     """
-    if not environ.get(JOB_VARIABLE):
-        raise PlanError(
-            "--launcher slurm: this process is in no allocation (SLURM_JOB_ID is not"
-            " set); run the command with sbatch or salloc, or use 'sweep --launcher"
-            " slurm', which submits it"
-        )
     check_installed()
-    num_nodes = int(environ.get(NODES_VARIABLE, "1"))
-    return SlurmLauncher(num_nodes) if num_nodes > 1 else LocalLauncher()
+    return SlurmLauncher(int(environ.get(NODES_VARIABLE, "1")))
 
 
 def check_installed(programs: Sequence[str] = ("srun", "squeue", "scancel")) -> None:
@@ -200,7 +191,10 @@ class Step(ClientEngine):
         super().__init__(
             srun_command(gang),
             trial_dir=gang.trial_dir,
-            variables=_without_options(gang.variables),
+            variables={
+                **_without_options(gang.variables),
+                channel.HOST_IN_VARIABLE: _ADDRESS_VARIABLE,
+            },
             log="srun.log",
             hint="run the sweep where Slurm's programs are in PATH",
             end_by_itself_sec=_END_BY_ITSELF_SEC,
@@ -227,7 +221,8 @@ def end_steps(trial_dir: Path, num_nodes: int) -> None:
         if passed > 2 * _END_BY_ITSELF_SEC:
             _run(
                 *on_every_node(num_nodes),
-                *(sys.executable, "-m", "harness.run.process_tree", str(trial_dir)),
+                *process_tree.END_COMMAND,
+                str(trial_dir),
             )
             return
         time.sleep(_POLL_SEC)

@@ -21,7 +21,7 @@ DEFAULT_PORT = 2222
 MAX_WORKERS = 65_536
 _MAX_PORT = 65_535
 _HOW = (
-    "'python -m harness launch render --target jobset' writes a manifest that sets it"
+    "'python -m harness launch render --launcher jobset' writes a manifest that sets it"
 )
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 

@@ -17,8 +17,8 @@ import pytest
 from harness.cli import progress
 from harness.planning import estimate
 from harness.run import aggregate, phase_watch, sweep
-from harness.run.launch import TrialExit
 from harness.run.trial_runner import RunSettings
+from harness.run.trial_tree import TrialExit
 from results.records.models import (
     Budget,
     BudgetUnit,

@@ -17,7 +17,7 @@ import pytest
 
 from harness.cli import exit_codes
 from harness.judging import revisions
-from harness.run import process_tree
+from harness.trial import process_tree
 from results.records.models import Control, Order
 from results.store.study_store import Store
 

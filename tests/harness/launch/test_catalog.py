@@ -13,7 +13,7 @@ from harness.launch.contract import HOSTS_VARIABLE
 
 def test_the_default_is_this_machine() -> None:
     """It leaves no trace in the identity of a trial."""
-    launcher = catalog.make(catalog.DEFAULT)
+    launcher = catalog.start(catalog.DEFAULT)
 
     assert "local" == launcher.name
     assert 1 == launcher.num_hosts
@@ -25,13 +25,14 @@ def test_an_unknown_launcher_gets_the_nearest_name() -> None:
     with pytest.raises(
         PlanError, match=r"unknown launcher 'locale'; known are local.*did you mean"
     ):
-        catalog.make("locale")
+        catalog.info("locale")
 
 
 @pytest.mark.parametrize("name", catalog.LAUNCHERS)
 def test_every_launcher_is_described(name: str) -> None:
-    """The help prints the line."""
+    """The help prints the line; its folder has its name."""
     assert name == catalog.info(name).name
+    assert name == type(catalog.info(name)).__module__.split(".")[2]
     assert catalog.info(name).summary
 
 
@@ -44,4 +45,4 @@ def test_trials_of_several_hosts_do_not_run_on_one(make_spec: Any) -> None:
         match=r"--launcher local: the trials are planned for 2 hosts, but 1 .*"
         r"allocation of 2",
     ):
-        catalog.make("local").check([spec])
+        catalog.start("local").check([spec])

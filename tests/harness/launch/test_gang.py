@@ -125,15 +125,16 @@ def test_closing_ends_the_members(exits: MemberExits, connect: Any) -> None:
     assert time.monotonic() - started < 1
 
 
-def test_a_task_of_slurm_uses_the_address_that_slurm_knows() -> None:
+def test_a_member_uses_the_address_that_its_engine_knows() -> None:
     """The name of a host can mean its loopback address on another one."""
-    environ = {
-        channel.ADDRESS_VARIABLE: "n0:77",
-        "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1",
-    }
+    environ = {channel.ADDRESS_VARIABLE: "n0:77", "OF_THE_ENGINE": "10.0.0.1"}
+    by_engine = {channel.HOST_IN_VARIABLE: "OF_THE_ENGINE"}
 
-    assert "10.0.0.1:77" == channel.own_address(environ)
-    assert "n0:77" == channel.own_address({channel.ADDRESS_VARIABLE: "n0:77"})
+    assert "10.0.0.1:77" == channel.own_address(environ | by_engine)
+    assert "n0:77" == channel.own_address(environ)
+    assert "n0:77" == channel.own_address(
+        {channel.ADDRESS_VARIABLE: "n0:77"} | by_engine
+    )
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from harness.errors import LaunchError
-from harness.launch import ray_cluster
-from harness.launch.ray_client import bundle_of
-from harness.launch.ray_cluster import RayHost
-from harness.launch.ray_launcher import RayLauncher
+from harness.launch.ray import cluster as ray_cluster
+from harness.launch.ray.client import bundle_of
+from harness.launch.ray.cluster import RayHost
+from harness.launch.ray.start import RayLauncher
 
 
 def hosts(*sizes):
@@ -59,6 +59,14 @@ def test_a_cluster_smaller_than_the_trial_is_refused(sizes):
         r" CPUs; add hosts with 'ray start",
     ):
         bundle_of(hosts(*sizes), 2)
+
+
+def test_hosts_that_have_not_joined_are_an_error():
+    """A sweep on fewer would be another study."""
+    with pytest.raises(
+        LaunchError, match=r"has 1 of 2 hosts \(10\.0\.0\.1\); join the others with"
+    ):
+        ray_cluster.check_number(hosts((8, 0)), 2)
 
 
 def test_only_living_nodes_count():

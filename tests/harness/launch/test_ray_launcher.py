@@ -17,11 +17,11 @@ import pytest
 
 from harness.cli import exit_codes
 from harness.errors import LaunchError
-from harness.launch import ray_cluster
 from harness.launch.contract import HOSTS_VARIABLE
-from harness.launch.ray_launcher import RayLauncher
-from harness.run import process_tree
+from harness.launch.ray import cluster as ray_cluster
+from harness.launch.ray.start import RayLauncher
 from harness.run.trial_runner import run_trial
+from harness.trial import process_tree
 from results.records import identity
 from results.records.models import Phase, PlannedTrial, ScalingMode, TrialStatus
 from results.store.study_store import Store
@@ -90,7 +90,7 @@ def wait_until(condition, what):
 def all_is_free():
     """Whether the cluster gives away all of its cores again."""
     code = (
-        "from harness.launch import ray_cluster\n"
+        "from harness.launch.ray import cluster as ray_cluster\n"
         "with ray_cluster.connected() as ray:\n"
         "    print(ray.available_resources().get('CPU', 0))\n"
     )

@@ -17,14 +17,14 @@ import pytest
 
 from harness.errors import LaunchError
 from harness.launch import channel, gang
+from harness.launch.engine import Engine, Gang
 from harness.launch.gang import RunningGang
 from harness.launch.gang_plan import GangPlan
-from harness.launch.remote import Engine, Gang, RemoteLauncher
 from harness.run.gang_tree import GangTree
-from harness.run.launch import run_tree
-from harness.run.process_tree import MARKER
+from harness.run.trial_tree import run_tree
 from harness.trial import first_exit
 from harness.trial.first_exit import FirstExit
+from harness.trial.process_tree import MARKER
 
 if TYPE_CHECKING:
     import socket
@@ -64,10 +64,8 @@ class Members(Engine):
         return "\nsaid by the engine\n"
 
 
-class Launcher(RemoteLauncher):
-    """Has such members, or refuses."""
-
-    name = "stand_in"
+class Launcher:
+    """Starts such members, or refuses."""
 
     def __init__(
         self, *acts: Act | None, code: int | None = None, refusal: str = ""
@@ -77,7 +75,7 @@ class Launcher(RemoteLauncher):
         self.refusal = refusal
         self.engine: Members | None = None
 
-    def start(self, gang: Gang) -> Engine:
+    def __call__(self, gang: Gang) -> Engine:
         """Connects the members."""
         if self.refusal:
             raise LaunchError(self.refusal)

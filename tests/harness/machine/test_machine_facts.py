@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness.machine import canary, environment
-from harness.run import launch
+from harness.run import trial_tree
 from results.records.machine_record import MachineState
 from results.records.models import Placement
 
@@ -123,7 +123,9 @@ def test_variables_of_a_trial_are_explicit(make_spec: Any, tmp_path: Path) -> No
         "PATH": "bin",
         "TF_ENABLE_ONEDNN_OPTS": "0",
     }
-    variables = launch.trial_variables(make_spec(seed=9), PLACE, tmp_path, base=base)
+    variables = trial_tree.trial_variables(
+        make_spec(seed=9), PLACE, tmp_path, base=base
+    )
 
     assert "2" == variables["OMP_NUM_THREADS"] == variables["OPENBLAS_NUM_THREADS"]
     assert "-1" == variables["CUDA_VISIBLE_DEVICES"]
@@ -139,7 +141,7 @@ def test_variables_of_a_trial_are_explicit(make_spec: Any, tmp_path: Path) -> No
 
 def test_a_gpu_trial_sees_its_gpus_only(make_spec: Any, tmp_path: Path) -> None:
     """More visible GPUs would change what TensorFlow does."""
-    variables = launch.trial_variables(
+    variables = trial_tree.trial_variables(
         make_spec(), PLACE, tmp_path, gpu_ids=("3", "5"), base={}
     )
 
@@ -163,11 +165,11 @@ def test_out_of_memory_kills_are_counted_where_the_kernel_does(
     tmp_path: Path, text: str, expected: int | None
 ) -> None:
     """Without the counter, nothing is claimed."""
-    assert launch.read_oom_kills(tmp_path) is None
+    assert trial_tree.read_oom_kills(tmp_path) is None
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/vmstat").write_text(text)
 
-    assert expected == launch.read_oom_kills(tmp_path)
+    assert expected == trial_tree.read_oom_kills(tmp_path)
 
 
 def test_the_death_signal_can_be_asked_for() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.run import launch
+from harness.run import trial_tree
 from results.records import user_folders, variables
 from results.records.models import Environment, Failure, Placement, StatusRecord
 from results.store import record_file
@@ -73,8 +73,8 @@ def test_what_the_harness_sets_or_removes_is_not_identity(
     make_spec: Any, tmp_path: pathlib.Path
 ) -> None:
     """A user's value of it never reaches a trial, so it must not refuse a resume."""
-    set_by_us = launch.trial_variables(make_spec(), PLACE, tmp_path, base={})
-    removed = set(launch._DROPPED_VARIABLES)
+    set_by_us = trial_tree.trial_variables(make_spec(), PLACE, tmp_path, base={})
+    removed = set(trial_tree._DROPPED_VARIABLES)
 
     assert variables.IDENTITY.isdisjoint(set_by_us.keys() | removed)
     assert variables.IDENTITY.isdisjoint(variables.ONLY_RECORDED)

@@ -15,7 +15,7 @@ from harness.machine.topology import CpuTopology, LogicalCpu
 from harness.placement import allocation, gpu_threads
 from harness.placement.processes import processes_of
 from harness.planning.request import SweepRequest
-from harness.run import launch
+from harness.run import trial_tree
 from results.records import variables
 from results.records.models import Order
 
@@ -37,14 +37,14 @@ def _place(num_cores: int, num_gpus: int, **options: Any) -> Any:
 
 def test_a_trial_on_gpus_has_two_launch_threads_per_gpu_in_its_identity() -> None:
     """Names that the identity knows, so that another number is another case."""
-    found = gpu_threads.with_launch_threads({"XLA_FLAGS": "x"}, "gpu")
+    found = gpu_threads.with_gpu_threads({"XLA_FLAGS": "x"}, "gpu")
 
     assert LAUNCHES | {"XLA_FLAGS": "x"} == found
     assert found.keys() <= variables.IDENTITY
 
 
 @pytest.mark.parametrize(("device", "expected"), [("gpu", LAUNCHES), ("cpu", {})])
-def test_a_sweep_plans_trials_with_launch_threads(
+def test_a_sweep_plans_trials_with_gpu_threads(
     device: Any,
     expected: Any,
     install_gpus: Any,
@@ -75,19 +75,19 @@ def test_a_sweep_plans_trials_with_launch_threads(
     trials = planned[0].trials
     assert trials
     for trial in trials:
-        assert expected == gpu_threads.of_launches(trial.spec.variables)
+        assert expected == gpu_threads.of_gpu_threads(trial.spec.variables)
 
 
 def test_what_the_user_set_is_kept() -> None:
     """The number of launch threads may be what a study compares."""
     mine = {"TF_GPU_THREAD_COUNT": "4"}
 
-    assert LAUNCHES | mine == gpu_threads.with_launch_threads(mine, "gpu")
+    assert LAUNCHES | mine == gpu_threads.with_gpu_threads(mine, "gpu")
 
 
 def test_a_trial_on_the_cpu_has_none() -> None:
     """Its identity is what it was, so that its studies can be resumed."""
-    assert {} == gpu_threads.with_launch_threads({}, "cpu")
+    assert {} == gpu_threads.with_gpu_threads({}, "cpu")
 
 
 def test_the_processes_of_a_trial_get_what_its_identity_says(
@@ -98,9 +98,9 @@ def test_the_processes_of_a_trial_get_what_its_identity_says(
     spec = make_spec(device="gpu", variables=LAUNCHES)
     base = {"TF_GPU_THREAD_COUNT": "9"}
 
-    found = launch.trial_variables(spec, place, tmp_path, base=base)
+    found = trial_tree.trial_variables(spec, place, tmp_path, base=base)
 
-    assert LAUNCHES == gpu_threads.of_launches(found)
+    assert LAUNCHES == gpu_threads.of_gpu_threads(found)
 
 
 def test_a_trial_on_the_cpu_gets_no_launch_threads(
@@ -109,9 +109,9 @@ def test_a_trial_on_the_cpu_gets_no_launch_threads(
     """Nothing of its environment changes."""
     place = _place(4, 1, device="cpu")
 
-    found = launch.trial_variables(make_spec(), place, tmp_path, base={})
+    found = trial_tree.trial_variables(make_spec(), place, tmp_path, base={})
 
-    assert {} == gpu_threads.of_launches(found)
+    assert {} == gpu_threads.of_gpu_threads(found)
 
 
 @pytest.mark.parametrize(

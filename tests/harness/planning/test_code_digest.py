@@ -295,7 +295,7 @@ def test_files_are_read_from_the_tree(tmp_path: Path) -> None:
     for package in ("harness", "replicator", "workloads"):
         shutil.copytree(ROOT / package, tmp_path / package)
     copied = code_digest.of_sources("resnet50", "in_graph", Sources(root=tmp_path))
-    path = tmp_path / "harness" / "run" / "launch.py"
+    path = tmp_path / "harness" / "run" / "trial_tree.py"
     path.write_text(
         path.read_text().replace(
             "num_threads = str(placement.num_intra_op_threads)", "num_threads = '1'"
@@ -324,10 +324,11 @@ def test_code_that_cannot_be_read_is_named(
     """In one line, with what to do."""
     for package in ("harness", "replicator", "workloads"):
         shutil.copytree(ROOT / package, tmp_path / package)
-    change(tmp_path / "harness" / "run" / "launch.py")
+    change(tmp_path / "harness" / "run" / "trial_tree.py")
 
     with pytest.raises(
-        PlanError, match=rf"cannot read '.*launch\.py', which is part .*{what}.*; fix"
+        PlanError,
+        match=rf"cannot read '.*trial_tree\.py', which is part .*{what}.*; fix",
     ):
         code_digest.of_sources("resnet50", "in_graph", Sources(root=tmp_path))
 

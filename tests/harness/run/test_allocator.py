@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from harness.machine.machine_state import read_huge_pages
-from harness.run import launch
+from harness.run import trial_tree
 from results.records.models import Allocator
 
 # Two threads allocate, write and free buffers of several sizes, as steps do; prints
@@ -76,7 +76,7 @@ def printed(
     Without huge pages page faults count the pages of 4 KiB that were not there.
     """
     plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
-    variables = launch.allocator_variables(allocator, {})
+    variables = trial_tree.allocator_variables(allocator, {})
     if not has_huge_pages:
         variables.pop("GLIBC_TUNABLES", None)
     done = subprocess.run(
@@ -134,7 +134,7 @@ def test_the_heap_has_huge_pages() -> None:
 def test_tunables_of_the_user_stay() -> None:
     """Glibc reads all of them from one variable."""
     base = {"GLIBC_TUNABLES": "glibc.cpu.x86_ibt=off"}
-    found = launch.allocator_variables(Allocator.KEEP, base)
+    found = trial_tree.allocator_variables(Allocator.KEEP, base)
 
     assert "glibc.cpu.x86_ibt=off:glibc.malloc.hugetlb=1" == found["GLIBC_TUNABLES"]
-    assert {} == launch.allocator_variables(Allocator.DEFAULT, base)
+    assert {} == trial_tree.allocator_variables(Allocator.DEFAULT, base)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.run import aggregate
-from harness.run.launch import TrialExit
+from harness.run.trial_tree import TrialExit
 from harness.trial import first_exit
 from harness.trial.first_exit import FirstExit
 from results.records.models import Phase, TrialStatus

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
-from harness.run import launch
+from harness.run import trial_tree
 from reports.charts import curves, ecdf, heat, law, over_replicas, profiles, rows
 from results.records import identity
 from results.records.limits import MAX_REAL, MAX_SEC, MAX_TOTAL, MIN_SEC
@@ -277,7 +277,7 @@ DRAWN: dict[bytes, Any] = {}
 def run(*arguments: str) -> tuple[int, str, str]:
     """Runs a verb and checks what holds of any: no fault, no warning, soon."""
     out, err, logged = io.StringIO(), io.StringIO(), Logged()
-    fake = launch.TrialExit(
+    fake = trial_tree.TrialExit(
         exit_code=1, is_timed_out=False, timeout_sec=1, duration_sec=0, num_oom_kills=0
     )
     start = time.monotonic()
@@ -290,7 +290,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
     ):
         warnings.simplefilter("always")
         # No process of a trial starts; the code is that of whoever made the study.
-        patch.setattr(launch, "run_tree", lambda *_, **__: fake)
+        patch.setattr(trial_tree, "run_tree", lambda *_, **__: fake)
         patch.setattr("harness.planning.study.check_code", lambda _: None)
         draw_once(patch, DRAWN)
         code = cli.main(arguments, run_overrides={"canary": lambda _: 0.2})

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from harness.cli import exit_codes
-from harness.run.process_tree import MARKER
+from harness.trial.process_tree import MARKER
 from results.records.models import TrialStatus
 from results.store.study_store import Store
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from harness.cli import exit_codes
-from harness.run.process_tree import find_tree
+from harness.trial.process_tree import find_tree
 from results.store.study_store import Store
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.run import launch, process_tree
+from harness.run import trial_tree
+from harness.trial import process_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,12 +32,12 @@ def test_the_current_folder_does_not_replace_the_sources(
         process_tree.MARKER: str(trial_dir),
     }
 
-    tree = launch.ProcessTree(
+    tree = trial_tree.ProcessTree(
         trial_dir.relative_to(tmp_path / "here"),
         variables,
         (sys.executable, "-m", "probe"),
     )
-    ended = launch.run_tree(tree, timeout_sec=60)
+    ended = trial_tree.run_tree(tree, timeout_sec=60)
 
     assert 0 == ended.exit_code
     assert "planned" == (trial_dir / "said").read_text()
@@ -54,7 +55,7 @@ def test_paths_of_the_environment_are_absolute(
     )
     base = {"PYTHONPATH": "own:/lib", "TFDS_DATA_DIR": "data"}
 
-    found = launch.trial_variables(make_spec(), place, tmp_path, base=base)
+    found = trial_tree.trial_variables(make_spec(), place, tmp_path, base=base)
 
     assert f"{tmp_path}/own" in found["PYTHONPATH"].split(":")
     assert str(tmp_path / "data") == found["TFDS_DATA_DIR"]

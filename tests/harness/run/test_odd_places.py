@@ -14,8 +14,8 @@ from harness.cli import arguments, exit_codes
 from harness.errors import PlanError, StudyError
 from harness.planning import plan_count
 from harness.run.aggregate import conclude
-from harness.run.launch import TrialExit
 from harness.run.trial_runner import clean_trial_dir
+from harness.run.trial_tree import TrialExit
 from reports.charts import svg
 from reports.page.sections import learning
 from reports.words import formats

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.run import aggregate
-from harness.run.launch import TrialExit
 from harness.run.out_of_memory import is_out_of_memory
+from harness.run.trial_tree import TrialExit
 from results.records.models import Failure, Phase, TrialStatus
 
 if TYPE_CHECKING:

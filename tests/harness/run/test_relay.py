@@ -13,10 +13,10 @@ from harness.errors import DoesNotFitError
 from harness.machine.topology import CpuTopology, LogicalCpu
 from harness.planning import cases, plan
 from harness.planning.request import SweepRequest
-from harness.run import process_tree, relay
+from harness.run import relay
 from harness.run.relay import Generation, run_generation
 from harness.run.resident import Resident
-from harness.trial import rank_file
+from harness.trial import process_tree, rank_file
 from results.records import identity
 from results.records.models import (
     Control,

@@ -14,9 +14,10 @@ import pytest
 
 from harness.cli import progress
 from harness.planning.estimate import Durations
-from harness.run import launch, process_tree
 from harness.run import sweep as run
+from harness.run import trial_tree
 from harness.run.trial_runner import run_trial
+from harness.trial import process_tree
 from results.records.models import Phase, TrialStatus
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def test_a_timeout_kills_grandchildren_that_left_the_session(
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:hang_with_grandchild")
     monkeypatch.setenv("FAKE_GRANDCHILD_FILE", str(pid_file))
     # The clock starts once the grandchild is there, however long that takes.
-    start = launch.ProcessTree.start
+    start = trial_tree.ProcessTree.start
 
     def start_with_grandchild(tree: Any) -> None:
         start(tree)
@@ -167,7 +168,7 @@ def test_a_timeout_kills_grandchildren_that_left_the_session(
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
-    monkeypatch.setattr(launch.ProcessTree, "start", start_with_grandchild)
+    monkeypatch.setattr(trial_tree.ProcessTree, "start", start_with_grandchild)
     monkeypatch.setattr(process_tree, "TERMINATE_GRACE_SEC", 0.3)
     settings = dataclasses.replace(settings, timeout_sec=0.5)
     trial = run_one(store, settings)

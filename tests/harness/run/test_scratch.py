@@ -11,8 +11,9 @@ import pytest
 
 from harness.errors import StudyError
 from harness.launch import member
-from harness.run import launch, process_tree, scratch
+from harness.run import scratch, trial_tree
 from harness.run.trial_runner import clean_trial_dir
+from harness.trial import process_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,8 +42,8 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
         process_tree.MARKER: str(trial_dir),
         scratch.VARIABLE: str(scratch.folder_of(trial_dir)),
     }
-    tree = launch.ProcessTree(trial_dir, variables, (sys.executable, "-c", KILLED))
-    launch.run_tree(tree, timeout_sec=30.0)
+    tree = trial_tree.ProcessTree(trial_dir, variables, (sys.executable, "-c", KILLED))
+    trial_tree.run_tree(tree, timeout_sec=30.0)
 
     name = (trial_dir / "name").read_text()
     assert name.startswith(f"{scratch.folder_of(trial_dir)}/")

@@ -78,7 +78,7 @@ def test_the_pods_of_a_job_agree(name, num_workers, data):
     [
         (
             {"REPLICATOR_NUM_WORKERS": ""},
-            r"REPLICATOR_NUM_WORKERS is not set.*launch render --target jobset",
+            r"REPLICATOR_NUM_WORKERS is not set.*launch render --launcher jobset",
         ),
         (
             {"REPLICATOR_NUM_WORKERS": "x"},

@@ -1,4 +1,4 @@
-"""The script for mpirun: valid, and run for real where OpenMPI is installed."""
+"""The script for mpirun, run for real where OpenMPI is installed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import sys
 
 import pytest
 
-from harness.errors import PlanError
-from harness.launch.mpi_file import render
-from harness.launch.targets import Job
+from harness.launch import catalog
+from harness.launch.job import Job
+from harness.launch.mpi.launcher import MpiFileOptions
 from replicator.cluster import local_cluster
 
 IDENTITY = pathlib.Path(__file__).with_name("gang_identity.py")
@@ -24,11 +24,10 @@ needs_mpirun = pytest.mark.skipif(
 )
 
 
-def script(*command, **changes):
+def script(*command, **options):
     """The script of a gang of two workers on CPUs."""
-    job = Job(**({"name": "study", "command": command, "workers": 2} | changes))
-    ((name, text),) = render(job).items()
-    assert "study.mpi.sh" == name
+    job = Job(name="study", command=command, workers=2)
+    (text,) = catalog.info("mpi").render(job, MpiFileOptions(**options)).values()
     return text
 
 
@@ -113,52 +112,8 @@ def test_the_time_of_a_gang_is_bounded(tmp_path):
     """After its time nothing of it is left."""
     marker = f"marker-{os.getpid()}"
     program = f"import time; '{marker}'; time.sleep(600)"
-    done = run_script(script(sys.executable, "-c", program, time_limit="2"), tmp_path)
+    done = run_script(script(sys.executable, "-c", program, time_limit=2), tmp_path)
     left = subprocess.run(["pgrep", "-f", marker], capture_output=True, check=False)
 
     assert 124 == done.returncode
     assert b"" == left.stdout
-
-
-@pytest.mark.parametrize(
-    ("hosts", "expected"),
-    [("a,b", "--host a:4,b:4 -np 8 --map-by ppr:4:node:PE=2 --bind-to core"), ("", "")],
-)
-def test_hosts_get_workers_in_blocks(tmp_path, hosts, expected):
-    """So that local ranks number the GPUs of each host; a stub shows the command."""
-    stub = tmp_path / "mpirun"
-    stub.write_text('#!/bin/sh\necho "$@ at $MASTER_ADDR"\n')
-    stub.chmod(0o755)
-    done = run_script(
-        script("python", "it's $HOME", workers=8, nodes=2, cores_per_worker=2),
-        tmp_path,
-        HOSTS=hosts,
-        MASTER_ADDR="",
-        MPIRUN_FLAGS="",
-        PATH=f"{tmp_path}:{os.environ['PATH']}",
-    )
-
-    assert (0, "") == (done.returncode, done.stderr)
-    assert done.stdout.startswith(expected)
-    assert "python it's $HOME at " in done.stdout
-    assert bool(hosts) == done.stdout.endswith(" at a\n")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"image": "x"}, r"--target mpi has no --image: mpirun starts processes on"),
-        ({"array": 2}, r"--target mpi has no --array"),
-        ({"partition": "x"}, r"--target mpi has no --partition"),
-        ({"memory_per_worker": "1Gi"}, r"--target mpi has no --memory-per-worker"),
-        (
-            {"workers": 3, "nodes": 2},
-            r"--workers 3 is not divisible by --nodes 2; use a multiple",
-        ),
-        ({"time_limit": "x"}, r"--time-limit 'x' is not a duration"),
-    ],
-)
-def test_bad_input_is_explained(changes, message):
-    """Each mistake has its own message."""
-    with pytest.raises(PlanError, match=message):
-        script("x", **changes)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from harness.machine.gpus import NO_GPU
 from harness.placement import gpu_threads
-from harness.run import process_tree, scratch
-from harness.trial import waiting
+from harness.run import scratch
+from harness.trial import process_tree, waiting
 from harness.trial.turns import ADDRESS_VARIABLE
 from results.records.models import Allocator
 
@@ -127,7 +127,7 @@ def trial_variables(
         process_tree.MARKER: str(trial_dir.resolve()),
         scratch.VARIABLE: str(scratch.folder_of(trial_dir)),
         **allocator_variables(spec.allocator, base),
-        **gpu_threads.of_launches(spec.variables),
+        **gpu_threads.of_gpu_threads(spec.variables),
         **({} if data_dir is None else {"TFDS_DATA_DIR": data_dir}),
     }
 

@@ -4,9 +4,7 @@ A process belongs to the trial if it descends from the trial's first process, is
 session, or carries the trial's marker in its environment. The marker finds those that
 left the session and were adopted by another parent.
 
-    python -m harness.run.process_tree <trial directory>
-
-ends those of a trial on another host.
+``END_COMMAND`` ends those of a trial on another host.
 """
 
 from __future__ import annotations
@@ -21,6 +19,9 @@ import psutil
 
 MARKER = "REPLICATOR_HARNESS_TRIAL"
 """Environment variable that every process of a trial inherits: its directory."""
+
+END_COMMAND = (sys.executable, "-m", "harness.trial.process_tree")
+"""Ends the processes of a trial, whose directory is appended."""
 
 TERMINATE_GRACE_SEC = 3.0
 KILL_GRACE_SEC = 10.0

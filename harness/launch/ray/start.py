@@ -6,17 +6,17 @@ import functools
 import sys
 from typing import TYPE_CHECKING
 
-from harness.launch import ray_cluster
 from harness.launch.client import ClientEngine
+from harness.launch.ray import cluster
 from harness.launch.remote import RemoteLauncher
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from harness.launch.ray_cluster import RayHost
-    from harness.launch.remote import Engine, Gang
+    from harness.launch.engine import Engine, Gang
+    from harness.launch.ray.cluster import RayHost
 
-CLIENT_COMMAND = (sys.executable, "-m", "harness.launch.ray_client")
+CLIENT_COMMAND = (sys.executable, "-m", "harness.launch.ray.client")
 _END_BY_ITSELF_SEC = 10.0
 """Ray stops the members, gives their hosts back, and disconnects."""
 
@@ -33,7 +33,7 @@ class RayLauncher(RemoteLauncher):
         Raises:
           LaunchError: There is no cluster.
         """
-        return ray_cluster.read_hosts()
+        return cluster.read_hosts()
 
     @property
     def num_hosts(self) -> int:
@@ -46,7 +46,7 @@ class RayLauncher(RemoteLauncher):
         Raises:
           LaunchError: Some do not see it; the message names them.
         """
-        ray_cluster.check_shared(folder)
+        cluster.check_shared(folder)
 
     def start(self, gang: Gang) -> Engine:
         """Starts the client, which starts the members when all hosts are free.

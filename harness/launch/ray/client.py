@@ -1,6 +1,6 @@
 """The client of a gang on a Ray cluster: reserves its hosts, starts it, ends it.
 
-    python -m harness.launch.ray_client
+    python -m harness.launch.ray.client
 
 It reads the gang from its standard input, and ends it when that is closed. Ray is
 imported here and not in the harness, which it would burden with its threads. A
@@ -17,15 +17,16 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import LaunchError
-from harness.launch import channel, ray_cluster
-from harness.launch.remote import Gang
+from harness.launch import channel
+from harness.launch.engine import Gang
+from harness.launch.ray import cluster
 from harness.trial import die_with_parent
 from replicator.cluster.environment import RayEnvironment, RayMember
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.launch.ray_cluster import RayHost
+    from harness.launch.ray.cluster import RayHost
 
 _START_SEC = 60.0
 _STOP_SEC = 20.0
@@ -70,7 +71,7 @@ class RayGang:
         self._code: int | None = None
         self._actors: list[Any] = []
         self._pending: list[Any] = []
-        self._ray = ray_cluster.connect()
+        self._ray = cluster.connect()
         try:
             self._reserve()
         except BaseException:
@@ -80,7 +81,7 @@ class RayGang:
     def _reserve(self) -> None:
         from ray.util.placement_group import placement_group
 
-        hosts = ray_cluster.hosts_of(self._ray.nodes())
+        hosts = cluster.hosts_of(self._ray.nodes())
         self._bundle = bundle_of(hosts, self._gang.num_hosts)
         self._group = placement_group(
             [self._bundle] * self._gang.num_hosts,
@@ -128,11 +129,11 @@ class RayGang:
     def _start_members(self) -> None:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        from harness.launch import ray_member
+        from harness.launch.ray import host_members
 
         ray, gang = self._ray, self._gang
-        ray.cloudpickle.register_pickle_by_value(ray_member)
-        kind = ray.remote(ray_member.HostMembers)
+        ray.cloudpickle.register_pickle_by_value(host_members)
+        kind = ray.remote(host_members.HostMembers)
         bundles = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
         nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
         block = gang.members_per_host

@@ -1,7 +1,7 @@
 """The Ray cluster that a sweep uses: which hosts it has, as far as a gang needs them.
 
-    python -m harness.launch.ray_cluster [HOSTS]
-    python -m harness.launch.ray_cluster --without FILE
+    python -m harness.launch.ray.cluster [HOSTS]
+    python -m harness.launch.ray.cluster --without FILE
 
 prints them as JSON, and fails if they are fewer; or those that do not see a file. It is
 a process of its own: Ray starts threads and changes the handling of signals in every
@@ -85,7 +85,7 @@ def check_shared(folder: Path) -> None:
 def _ask(*arguments: str) -> dict[str, Any]:
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "harness.launch.ray_cluster", *arguments],
+            [sys.executable, "-m", "harness.launch.ray.cluster", *arguments],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_SEC,

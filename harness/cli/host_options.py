@@ -1,0 +1,130 @@
+"""The options that say where the processes of a sweep run."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from harness.errors import ParseError, PlanError
+from harness.launch import catalog
+from harness.launch.options import ARRAY
+from harness.options.kinds import parsed
+from harness.options.option import NO_OPTIONS, Contributed, Option, Options
+from results.records.bounds import Replicas
+
+if TYPE_CHECKING:
+    from harness.launch.info import LauncherInfo
+
+PROCESSES: Final = "Where the processes run"
+_SHARD = re.compile(r"(\d{1,6})/(\d{1,6})")
+
+
+def parse_launcher(text: str, *, what: str) -> str:
+    """Returns the name of a launcher.
+
+    Raises:
+      PlanError: It is unknown; the message lists the known ones.
+    """
+    del what
+    return catalog.info(text).name
+
+
+def parse_shard(text: str, *, what: str) -> tuple[int, int]:
+    """Returns the part of the repetitions to run, from 1, and how many there are.
+
+    Raises:
+      ParseError: It is not I/K.
+    """
+    match = _SHARD.fullmatch(text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise ParseError(
+            f"{what} {text!r} is not I/K with I from 1 to K; write for example 3/20"
+        )
+    return int(match[1]), int(match[2])
+
+
+def describe_launchers(does: str) -> str:
+    """Returns the launchers that can do something, and what they are, in one line."""
+    infos = map(catalog.info, catalog.LAUNCHERS)
+    return "; ".join(f"`{of.name}`: {of.summary}" for of in infos if of.can(does))
+
+
+Launcher = Annotated[
+    str,
+    Option(
+        group=PROCESSES,
+        kind=parsed(parse_launcher, metavar="NAME"),
+        help=f"What starts the processes of a trial. {describe_launchers('start')}.",
+    ),
+]
+Workers = Annotated[
+    Replicas | None,
+    Option(
+        group=PROCESSES,
+        help="Worker processes of the largest trial; times `--replicas-per-worker` they"
+        " make the largest of `--replicas`.",
+    ),
+]
+ReplicasPerWorker = Annotated[
+    Replicas,
+    Option(
+        group=PROCESSES,
+        also=("--gpus-per-worker",),
+        help="Replicas of each worker process, each on a GPU of its own with `--device"
+        " gpu`.",
+    ),
+]
+Shard = Annotated[
+    tuple[int, int] | None,
+    Option(
+        group=PROCESSES,
+        kind=parsed(parse_shard, metavar="I/K"),
+        help="Run only the I-th of K parts of the repetitions.",
+    ),
+]
+LauncherOptions = Annotated[Options, Contributed(by="launcher", models=catalog.options)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class HostRequest:
+    """Where the processes of a sweep run, as it was requested.
+
+    Attributes:
+      info: The launcher.
+      options: Its own options.
+      workers: Worker processes of the largest trial.
+      replicas_per_worker: Replicas of each worker, and so its GPUs.
+      shard: The part of the repetitions to run, from 1, and how many there are.
+    """
+
+    info: LauncherInfo
+    options: Options = NO_OPTIONS
+    workers: int | None = None
+    replicas_per_worker: int = 1
+    shard: tuple[int, int] | None = None
+
+    @property
+    def array(self) -> int | None:
+        """Jobs among which the repetitions are divided, where the launcher has them."""
+        return getattr(self.options, ARRAY, None)
+
+
+def hosts_of(request: Any) -> HostRequest:
+    """Returns where the processes of a requested sweep run.
+
+    Raises:
+      PlanError: Two options exclude each other.
+    """
+    hosts = HostRequest(
+        info=catalog.info(request.launcher),
+        options=request.launcher_options,
+        workers=request.workers,
+        replicas_per_worker=request.replicas_per_worker,
+        shard=request.shard,
+    )
+    if hosts.array is not None and hosts.shard is not None:
+        raise PlanError(
+            "--array submits jobs that have a --shard each; give one of the two"
+        )
+    return hosts

@@ -1,0 +1,106 @@
+"""The verb ``launch render``: files that start a program on a cluster by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import click
+from pydantic import Field
+
+from harness.cli import exit_codes
+from harness.cli.host_options import describe_launchers, parse_launcher
+from harness.errors import PlanError
+from harness.launch import catalog
+from harness.launch.job import Job
+from harness.options import kinds
+from harness.options.option import NO_OPTIONS, Contributed, Option, Options
+from results.records.bounds import Replicas
+from results.records.limits import MAX_REPLICAS
+
+if TYPE_CHECKING:
+    from harness.cli.verb import Call
+
+
+GANG: Final = "What is started"
+FILES: Final = "Files"
+
+
+class RenderRequest(Options):
+    """A program to start in every worker of a gang."""
+
+    command: Annotated[
+        tuple[str, ...],
+        Option(is_argument=True, kind=kinds.TEXTS, metavar="-- COMMAND..."),
+    ] = ()
+    launcher: Annotated[
+        str,
+        Option(
+            kind=kinds.parsed(parse_launcher, metavar="NAME"),
+            group=GANG,
+            also=("--target",),
+            help=f"What will start the workers. {describe_launchers('render')}.",
+        ),
+    ]
+    name: Annotated[str, Option(group=FILES, help="Of the job, and of its files.")] = (
+        "replicator"
+    )
+    workers: Annotated[Replicas, Option(group=GANG, help="Processes of the gang.")] = 1
+    gpus_per_worker: Annotated[
+        int,
+        Field(ge=0, le=MAX_REPLICAS),
+        Option(group=GANG, help="GPUs of each worker."),
+    ] = 0
+    cores_per_worker: Annotated[
+        Replicas | None,
+        Option(group=GANG, help="Cores of each worker.", default="the engine's"),
+    ] = None
+    replicas: Annotated[
+        Replicas | None,
+        Option(group=GANG, help="Checks that workers times GPUs make so many."),
+    ] = None
+    directory: Annotated[
+        str,
+        Option(
+            group=GANG, help="Current folder of the workers; all hosts must see it."
+        ),
+    ] = "."
+    output: Annotated[
+        Path,
+        Option(
+            group=FILES,
+            also=("-o",),
+            help="Folder for the files.",
+            default="the current folder",
+        ),
+    ] = Path()
+    file_options: Annotated[
+        Options, Contributed(by="launcher", models=catalog.file_options)
+    ] = NO_OPTIONS
+
+
+def run(request: RenderRequest, call: Call) -> int:
+    """Writes the files, and prints their names; submits and overwrites nothing."""
+    del call
+    job = Job(
+        name=request.name,
+        command=request.command,
+        workers=request.workers,
+        gpus_per_worker=request.gpus_per_worker,
+        cores_per_worker=request.cores_per_worker,
+        replicas=request.replicas,
+        directory=request.directory,
+    )
+    files = catalog.info(request.launcher).render(job, request.file_options)
+    output = request.output
+    for name in files:
+        if (output / name).exists():
+            raise PlanError(
+                f"{str(output / name)!r} exists and is not overwritten; choose another"
+                " --output or --name"
+            )
+    output.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (output / name).write_text(text, encoding="utf-8")
+        click.echo(str(output / name))
+    return exit_codes.OK

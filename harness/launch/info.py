@@ -1,0 +1,107 @@
+"""What the command line knows of a launcher: its options, and what it can do.
+
+One folder of ``harness/launch/`` is one launcher: ``launcher.py`` has its class, the
+rest of the folder is imported when the launcher is used. What it does not do, it says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from harness.errors import PlanError
+from harness.options.option import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from harness.launch.contract import Launcher
+    from harness.launch.job import Job
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Submitted:
+    """A job that an engine has accepted.
+
+    Attributes:
+      number: Its id.
+      follow: How to follow it, in words.
+      end: The command that ends it.
+    """
+
+    number: str
+    follow: str
+    end: str
+
+
+class LauncherInfo:
+    """One launcher, free of its engine.
+
+    Attributes:
+      name: For ``--launcher``; also that of its folder.
+      summary: One line.
+      options: Its options for ``sweep`` and ``plan``.
+      file_options: Those for ``launch render``.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    options: ClassVar[type[Options]] = Options
+    file_options: ClassVar[type[Options]] = Options
+
+    def can(self, does: str) -> bool:
+        """Whether it does something, such as ``start`` or ``render``."""
+        return getattr(type(self), does) is not getattr(LauncherInfo, does)
+
+    def is_submitted(self) -> bool:
+        """Whether a sweep becomes a job here, rather than to run in this process."""
+        return False
+
+    def start(self, options: Any) -> Launcher:
+        """Returns what starts trials on the hosts that are here.
+
+        Args:
+          options: See ``options``.
+
+        Raises:
+          HarnessError: It starts none, its engine is not here, or has too few hosts.
+        """
+        del options
+        raise PlanError(
+            f"--launcher {self.name} starts no trials, it only writes files: use"
+            f" 'launch render --launcher {self.name}', or leave --launcher out"
+        )
+
+    def plan(self, options: Any) -> Launcher:
+        """Returns what will start trials in a job; where ``is_submitted``."""
+        raise NotImplementedError
+
+    def submit(self, job: Job, options: Any, runs_dir: Path) -> Submitted:
+        """Submits a sweep, which continues after the time limit; ``is_submitted``.
+
+        Args:
+          job: The command of the sweep, and what it needs.
+          options: See ``options``.
+          runs_dir: Where its studies are: what counts as progress.
+
+        Raises:
+          PlanError: The engine does not have what it needs; nothing was submitted.
+        """
+        raise NotImplementedError
+
+    def render(self, job: Job, options: Any) -> Mapping[str, str]:
+        """Returns files that start a gang by hand: names and contents.
+
+        Args:
+          job: What to start.
+          options: See ``file_options``.
+
+        Raises:
+          PlanError: It writes none, or the job lacks what it needs.
+        """
+        del job, options
+        raise PlanError(
+            f"--launcher {self.name} writes no files: its trials are started by"
+            f" 'sweep --launcher {self.name}'; choose another --launcher"
+        )

@@ -1,0 +1,1 @@
+"""JobSet of Kubernetes: files for gangs of pods."""

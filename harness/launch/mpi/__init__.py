@@ -1,0 +1,1 @@
+"""OpenMPI: files for gangs that ``mpirun`` starts."""

@@ -1,0 +1,1 @@
+"""Ray: gangs on the hosts of its cluster, for machines without a scheduler."""

@@ -1,0 +1,104 @@
+"""A launcher is known in its own folder, and starts nothing above it."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+HARNESS = ROOT / "harness"
+CATALOG = HARNESS / "launch" / "catalog.py"
+FOLDERS = sorted(path.parent for path in HARNESS.glob("launch/*/launcher.py"))
+# Of schedulers that have a launcher, and of those that may get one.
+OF_AN_ENGINE = re.compile(r"(SLURM|RAY|OMPI|PMIX?|LSB|PBS|FLUX|KUBERNETES)_\w+")
+
+
+def strings_of(path: Path) -> Iterator[str]:
+    """Yields the strings of a module that are no documentation."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    documents = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and id(node) not in documents:
+            yield node.value
+
+
+def test_every_launcher_is_one_folder() -> None:
+    """The catalogue has their names, each once, and no other string."""
+    names = [text for text in strings_of(CATALOG) if re.fullmatch(r"\w+", text)]
+
+    assert {folder.name for folder in FOLDERS} <= set(names)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_nothing_outside_of_its_folder_compares_a_launcher(folder: Path) -> None:
+    """Its name stands nowhere else, whatever would be done with it."""
+    found = [
+        str(path.relative_to(ROOT))
+        for path in HARNESS.rglob("*.py")
+        if path != CATALOG and folder not in path.parents
+        if folder.name in strings_of(path)
+    ]
+
+    assert [] == found
+
+
+def test_nothing_outside_of_the_folders_reads_a_variable_of_an_engine() -> None:
+    """What a process has to know comes from the launcher."""
+    found = [
+        f"{path.relative_to(ROOT)}: {text}"
+        for path in HARNESS.rglob("*.py")
+        if not set(FOLDERS) & set(path.parents)
+        for text in strings_of(path)
+        if OF_AN_ENGINE.fullmatch(text)
+    ]
+
+    assert [] == found
+
+
+def layers() -> list[str]:
+    """Returns the folders of the harness as the import contract has them."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    contract = text.partition("Folders of the harness have a direction")[2]
+    return re.findall(r'"(\w+)"', contract.partition("layers = [")[2].partition("]")[0])
+
+
+def started_by(path: Path) -> Iterator[str]:
+    """Yields the modules that a module starts: ``-m`` and a name, one by one."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        words = getattr(node, "elts", None) or getattr(node, "args", None)
+        if isinstance(words, list):
+            texts = [getattr(word, "value", None) for word in words]
+            pairs = itertools.pairwise(texts)
+            yield from (str(name) for flag, name in pairs if flag == "-m")
+
+
+def test_no_module_starts_one_that_it_must_not_import() -> None:
+    """``python -m`` with the name of a module above is an import in disguise."""
+    order = layers()
+    started = [
+        (path.relative_to(HARNESS).parts[0].removesuffix(".py"), name)
+        for path in HARNESS.rglob("*.py")
+        for name in started_by(path)
+        if name.startswith("harness.")
+    ]
+    upwards = [
+        f"{own} starts {name}"
+        for own, name in started
+        if order.index(name.split(".")[1]) < order.index(own)
+    ]
+
+    assert [] == upwards
+    assert ("launch", "harness.launch.member") in started

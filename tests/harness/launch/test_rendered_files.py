@@ -1,0 +1,252 @@
+"""``launch render`` writes files, submits nothing, and refuses what cannot run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from harness.launch.job import Job
+from harness.launch.slurm import script
+from harness.launch.slurm.options import SlurmOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROGRAM = ("python", "train.py", "--text", "a b")
+IMAGE = "--image=example/replicator:1"
+CHECK = "python -m harness.launch.ray.cluster 2"
+SIZE = "--num-cpus=16 --num-gpus=4"
+
+
+def render(
+    harness: Any, launcher: str, *options: str, command: tuple[str, ...] = PROGRAM
+) -> Any:
+    """Runs the verb."""
+    return harness(
+        "launch", "render", f"--launcher={launcher}", *options, "--", *command
+    )
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options", "name", "text"),
+    [
+        ("jobset", [IMAGE], "study.jobset.yaml", "2 workers with 4 GPUs each"),
+        ("mpi", [], "study.mpi.sh", "2 workers with 4 GPUs each"),
+        ("ray", [], "study.ray.sh", "2 workers with 4 GPUs each"),
+        ("slurm", [], "study.sbatch", "--gpus-per-task=4 python train.py --text 'a b'"),
+    ],
+)
+def test_a_file_is_written_and_named(
+    harness: Any, tmp_path: Path, launcher: str, options: Any, name: str, text: str
+) -> None:
+    """Nothing is submitted; what was edited since is not overwritten."""
+    asked = (launcher, "--name=study", "--workers=2", "--gpus-per-worker=4", *options)
+    code, out, err = render(harness, *asked, "--output=files")
+
+    assert (0, f"files/{name}\n", "") == (code, out, err)
+    assert text in (tmp_path / "files" / name).read_text()
+    (tmp_path / "files" / name).write_text("mine")
+    code, _, err = render(harness, *asked, "--output=files")
+
+    assert 2 == code
+    assert "exists and is not overwritten; choose another --output or --name" in err
+    assert "mine" == (tmp_path / "files" / name).read_text()
+
+
+def test_an_engine_may_still_be_a_target(harness: Any, tmp_path: Path) -> None:
+    """The older spelling of the option."""
+    code, out, _ = harness("launch", "render", "--target=mpi", "--", "train")
+
+    assert (0, "replicator.mpi.sh\n") == (code, out)
+    assert (tmp_path / "replicator.mpi.sh").is_file()
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options", "message"),
+    [
+        ("slum", (), r"unknown launcher 'slum'; known are local, slurm.*did you mean"),
+        ("local", (), r"--launcher local writes no files: its trials are started by"),
+        ("slurm", ("--replicas=3",), r"makes 8 replicas, not --replicas 3; choose"),
+        ("slurm", ("--nodes=5",), r"--nodes 5 is more than --workers 4: .*at most"),
+        ("slurm", ("--name=A B",), r"job name 'A B' is not valid; allowed are up to"),
+        ("slurm", ("--partition=a\nb",), r"cannot stand in a batch file|printable"),
+        ("slurm", ("--workers=0",), r"--workers: '0' is not an integer from 1"),
+        ("slurm", ("--memory-per-worker=1Gi",), r"1Gi has no effect with --launcher s"),
+        ("slurm", ("--time-limit=02:00:00",), r"is not a duration; write 2h; allowed"),
+        ("mpi", ("--partition=x",), r"--partition x has no effect with --launcher mpi"),
+        ("mpi", ("--array=2",), r"--array 2 has no effect with --launcher mpi"),
+        ("mpi", ("--image=x",), r"--image x has no effect with --launcher mpi; add"),
+        ("mpi", ("--nodes=3",), r"--workers 4 is not divisible by --nodes 3; use a mu"),
+        ("mpi", ("--time-limit=x",), r"--time-limit: 'x' is not a duration; allowed"),
+        ("ray", ("--image=x",), r"--image x has no effect with --launcher ray"),
+        ("ray", ("--nodes=3",), r"--workers 4 is not divisible by --nodes 3"),
+        ("jobset", (), r"--launcher jobset requires --image: pods run in a container"),
+        ("jobset", ("--nodes=4",), r"--nodes 4 has no effect with --launcher jobset"),
+        ("jobset", ("--image=A b",), r"--image 'A b' is not the name of an image; wr"),
+        ("jobset", ("--image=x:",), r"--image 'x:' is not the name of an image"),
+        (
+            "jobset",
+            (IMAGE, "--memory-per-worker=64 GB"),
+            r"--memory-per-worker '64 GB' is not an amount of memory; write an integer",
+        ),
+        (
+            "jobset",
+            (IMAGE, "--name=1a"),
+            r"job name '1a' cannot be the name of a service, which begins with a",
+        ),
+        (
+            "jobset",
+            (IMAGE, f"--name={'a' * 53}"),
+            r"job name 'a+' is too long: .* 'a+-worker-0-3' of 64 .* at most 63; .* 52",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_line(
+    harness: Any, written: Any, launcher: str, options: tuple[str, ...], message: str
+) -> None:
+    """With exit code 2 and what to do, and nothing is written."""
+    gang = ("--workers=4", "--gpus-per-worker=2", *options)
+    code, out, err = render(harness, launcher, *gang)
+
+    assert (2, "") == (code, out)
+    assert 1 == err.count("\n")
+    assert re.search(message, err)
+    assert [] == written()
+
+
+def test_a_command_is_needed(harness: Any) -> None:
+    """And how to write it."""
+    code, _, err = render(harness, "slurm", command=())
+
+    assert 2 == code
+    assert "no command to run; write it after '--', for example" in err
+
+
+def test_limits_of_a_pod_come_from_the_options(harness: Any, tmp_path: Path) -> None:
+    """Memory too, which only containers have."""
+    limits = ("--cores-per-worker=8", "--memory-per-worker=64Gi")
+    render(harness, "jobset", "--name=study", IMAGE, *limits)
+    manifest = yaml.safe_load((tmp_path / "study.jobset.yaml").read_text())
+    (job,) = manifest["spec"]["replicatedJobs"]
+    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+
+    assert {"cpu": 8, "memory": "64Gi"} == container["resources"]["limits"]
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        (
+            ("--workers=4", "--gpus-per-worker=2", "--nodes=2", "--partition=a"),
+            ['nodes="2"', 'ntasks-per-node="2"', 'gpus-per-node="4"', 'partition="a"'],
+        ),
+        (("--array=20", "--time-limit=90"), ['array="1-20"', 'time="01:30:00"']),
+    ],
+)
+def test_a_batch_file_says_what_is_needed(
+    harness: Any, tmp_path: Path, options: tuple[str, ...], lines: list[str]
+) -> None:
+    """A gang is one step; an array gives each job a shard, numbered from 1."""
+    render(harness, "slurm", *options, command=("sweep",))
+    text = (tmp_path / "replicator.sbatch").read_text()
+
+    for line in lines:
+        assert f"#SBATCH --{line}\n" in text
+    shard = 'sweep --shard "$SLURM_ARRAY_TASK_ID/20"'
+    assert text.endswith(f"{shard if '--array=20' in options else 'sweep'}\n")
+
+
+@pytest.mark.parametrize("array", [None, 3])
+def test_the_batch_file_of_a_sweep_is_valid_shell(array: int | None) -> None:
+    """``bash -n`` reads it; it has to stop before the time limit."""
+    job = Job(name="x", command=("sweep", "it's"))
+    text = script.of_sweep(job, SlurmOptions(nodes=1, array=array), "ru ns")
+    done = subprocess.run(
+        ["bash", "-n"], input=text, capture_output=True, text=True, check=False
+    )
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert f'#SBATCH --signal="B:USR1@{script.GRACE_SEC}"' in text
+    assert "#SBATCH --requeue" in text
+
+
+@pytest.fixture
+def run(harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Renders a script and runs it with stubs of the programs, which print their words.
+
+    ``make test PYTHON=...`` passes it on, and the script takes it for its own.
+    """
+    for name in ("ray", "python", "timeout", "mpirun"):
+        stub = tmp_path / name
+        stub.write_text(f'#!/bin/sh\necho {name} "$@" at "$MASTER_ADDR"\n')
+        stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name in ("PYTHON", "MASTER_ADDR", "MPIRUN_FLAGS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def start(
+        launcher: str, *options: str, words: tuple[str, ...] = (), **variables: str
+    ) -> Any:
+        render(harness, launcher, *options, command=("sweep", "it's $HOME"))
+        return subprocess.run(
+            ["sh", f"replicator.{launcher}.sh", *words],
+            env={**os.environ, **variables},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("head",), f"ray start --head --port=6379 --include-dashboard=false {SIZE}"),
+        (("join", "a"), f"ray start --address=a:6379 {SIZE}"),
+        (("stop",), "ray stop"),
+        (
+            ("run",),
+            f"{CHECK} at \ntimeout --foreground --kill-after=60 86400 sweep it's $HOME",
+        ),
+    ],
+)
+def test_every_host_of_a_ray_cluster_has_its_part(
+    run: Any, words: tuple[str, ...], expected: str
+) -> None:
+    """The number of GPUs and cores of a host is that of all of its workers."""
+    size = ("--workers=4", "--gpus-per-worker=2", "--cores-per-worker=8", "--nodes=2")
+    done = run("ray", *size, words=words)
+
+    assert (0, f"{expected} at \n", "") == (done.returncode, done.stdout, done.stderr)
+
+
+def test_without_a_part_the_usage_is_printed(run: Any) -> None:
+    """Nothing is started."""
+    done = run("ray")
+
+    assert (2, "") == (done.returncode, done.stdout)
+    assert "head | join FIRST_HOST | run | stop" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [("a,b", "--host a:4,b:4 -np 8 --map-by ppr:4:node:PE=2 --bind-to core"), ("", "")],
+)
+def test_hosts_of_mpirun_get_workers_in_blocks(
+    run: Any, hosts: str, expected: str
+) -> None:
+    """So that local ranks number the GPUs of each host."""
+    size = ("--workers=8", "--nodes=2", "--cores-per-worker=2", "--time-limit=2min")
+    done = run("mpi", *size, HOSTS=hosts)
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert f"--kill-after=30 120 mpirun {expected}" in done.stdout
+    assert "sweep it's $HOME at " in done.stdout
+    assert bool(hosts) == done.stdout.endswith(" at a\n")

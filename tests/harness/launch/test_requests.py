@@ -1,0 +1,279 @@
+"""``sweep --launcher``: what is submitted, and what is refused before that."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.errors import LaunchError
+from harness.launch import catalog
+from harness.launch.ray import cluster as ray_cluster
+from harness.launch.ray.cluster import RayHost
+from harness.launch.slurm import srun
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SWEEP = (
+    "sweep", "--workload=resnet50", "--preset=smoke", "--backends=multi_worker",
+    "--replicas=2", "--mode=weak", "--repeats=3",
+)  # fmt: skip
+ON_SLURM = (*SWEEP, "--launcher=slurm")
+ON_RAY = (*SWEEP, "--launcher=ray")
+PROGRAMS = {
+    "sinfo": 'echo "main* 2"; echo "big 8"',
+    "sbatch": 'cat > "$SUBMITTED"; echo "42;cluster"',
+    "srun": "exit 1",
+}
+
+
+@pytest.fixture
+def slurm(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Puts programs into PATH that answer as Slurm's; returns what was submitted."""
+    folder = tmp_path_factory.mktemp("slurm")
+    for name, text in PROGRAMS.items():
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("SUBMITTED", str(folder / "submitted"))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    return folder / "submitted"
+
+
+@pytest.fixture
+def set_hosts(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns a function that says how many hosts the Ray cluster has."""
+
+    def install(count: int) -> None:
+        found = tuple(
+            RayHost(node_id=str(i), address=f"10.0.0.{i}", num_cores=2, num_gpus=0)
+            for i in range(count)
+        )
+        monkeypatch.setattr(ray_cluster, "read_hosts", lambda: found)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "absent"),
+    [
+        (
+            ("--nodes=2", "--time-limit=60"),
+            (
+                r"-m harness sweep .*--launcher=slurm .*--study resnet50-smoke-",
+                r'#SBATCH --nodes="2"',
+                r'#SBATCH --time="01:00:00"',
+            ),
+            "--array",
+        ),
+        (
+            ("--array=3", "--study", "s"),
+            (r'--study s --shard "\$SLURM_ARRAY_TASK_ID/3"', r'--array="1-3"'),
+            "--array=3",
+        ),
+    ],
+)
+def test_outside_of_an_allocation_a_job_is_submitted(
+    harness: Any,
+    slurm: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    expected: tuple[str, ...],
+    absent: str,
+) -> None:
+    """Its id is printed, and how to follow it; the job runs the same command.
+
+    The jobs of an array get shards of the study, and not the option that made them.
+    """
+    argv = (*ON_SLURM, *options)
+    monkeypatch.setattr("sys.argv", ["harness", *argv])
+    code, out, err = harness(*argv)
+    text = slurm.read_text()
+
+    assert (0, "42\n") == (code, out)
+    assert re.search(
+        r"submitted job 42; follow it with 'squeue --jobs=42' and 'tail -F \S+-42"
+        r"(_\*)?\.log'; its study is runs/\S+; scancel 42 ends it, and the same",
+        err,
+    )
+    for pattern in expected:
+        assert re.search(pattern, text)
+    assert absent not in text.replace('--array="1-3"', "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--partition=mains",),
+            r"unknown --partition 'mains'; known are main, big; did",
+        ),
+        (("--nodes=3",), r"--nodes 3: partition 'main' has 2; use at most --nodes 2"),
+        (
+            ("--workers=3", "--gpus-per-worker=1"),
+            r"--workers 3 x --replicas-per-worker 1 makes 3 replicas, but the largest",
+        ),
+        (("--array=4",), r"4 shards of a sweep with 3 repetitions: .*use at most 3"),
+        (("--array=2", "--shard=1/2"), r"--array submits jobs that have a --shard"),
+        (("--nodes=2", "--order=relay"), r"--order relay on 2 hosts: turns are judged"),
+        (
+            ("--device=gpu",),
+            r"--device gpu with --launcher slurm: .*give --workers and",
+        ),
+    ],
+)
+def test_nothing_is_submitted_that_cannot_run(
+    harness: Any, slurm: Path, written: Any, options: tuple[str, ...], message: str
+) -> None:
+    """One line, exit code 2, and no file."""
+    code, _, err = harness(*ON_SLURM, *options)
+
+    assert 2 == code
+    assert re.search(message, err)
+    assert 1 == err.count("\n")
+    assert not slurm.exists()
+    assert [] == written()
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options", "message"),
+    [
+        ("slrum", (), r"unknown launcher 'slrum'; known are local, slurm"),
+        ("local", ("--nodes=2",), r"--nodes 2 has no effect with --launcher local; ad"),
+        ("local", ("--partition=x",), r"--partition x .* local; add --launcher slurm"),
+        ("local", ("--shard=3",), r"--shard '3' is not I/K with I from 1 to K; write"),
+        ("local", ("--shard=3/2",), r"--shard '3/2' is not I/K"),
+        ("local", ("--shard=1/9",), r"9 shards of a sweep with 3 repetitions"),
+        ("local", ("--workers=3",), r"--workers 3 x .* makes 3 replicas, but"),
+        ("ray", ("--partition=x",), r"--partition x has no effect with --launcher ray"),
+        ("ray", ("--nodes=2",), r"--nodes 2 has no effect with --launcher ray; add -"),
+        ("ray", ("--array=2",), r"--array 2 has no effect with --launcher ray"),
+        ("ray", ("--time-limit=9",), r"--time-limit 9 has no effect with --launcher r"),
+        ("ray", ("--workers=3",), r"--workers 3 x --replicas-per-worker 1 makes 3"),
+        ("ray", ("--order=relay",), r"--order relay on 2 hosts: turns are judged by"),
+        ("mpi", (), r"--launcher mpi starts no trials, it only writes files: use 'lau"),
+        ("jobset", ("--nodes=2",), r"--nodes 2 has no effect with --launcher jobset"),
+    ],
+)
+def test_options_of_a_launcher_are_checked(
+    harness: Any,
+    set_hosts: Any,
+    written: Any,
+    launcher: str,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    """One line, exit code 2, and no file; none is ignored."""
+    set_hosts(2)
+    code, out, err = harness(*SWEEP, f"--launcher={launcher}", *options)
+
+    assert (2, "") == (code, out)
+    assert re.search(message, err)
+    assert 1 == err.count("\n")
+    assert [] == written()
+
+
+def test_the_help_has_the_options_of_a_launcher_below_its_name(harness: Any) -> None:
+    """So that everybody sees with which they can be given."""
+    _, out, _ = harness("sweep", "--help")
+    own = out.partition("Options of --launcher slurm:")[2].partition("\n\n")[0]
+
+    for option in ("--nodes", "--partition", "--time-limit", "--array"):
+        assert option in own
+        assert 1 == out.count(f" {option} ")
+    assert "--launcher ray" not in out.replace(own, "")
+
+
+@pytest.mark.parametrize(
+    ("verb", "message"),
+    [
+        (ON_SLURM, "'sbatch' is not in PATH, so there is no Slurm here; run the comma"),
+        (
+            ("resume", "s", "--launcher=slurm"),
+            "this process is in no allocation (SLURM_JOB_ID is not set)",
+        ),
+    ],
+)
+def test_what_slurm_has_to_have_is_named(
+    harness: Any,
+    finished: None,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: tuple[str, ...],
+    message: str,
+) -> None:
+    """And where the command would work; ``sweep`` submits, ``resume`` does not."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    code, _, err = harness(*verb)
+
+    assert 2 == code
+    assert message in err
+
+
+def test_shards_are_the_whole_sweep(harness: Any, small: Any) -> None:
+    """Each repetition is in one of them, with all of its cases."""
+    outs = [
+        harness("sweep", *small, "--dry-run", *shard)[1].splitlines()[:-1]
+        for shard in ((), ("--shard=1/2",), ("--shard=2/2",))
+    ]
+    trials = [{line.split()[1] for line in out} for out in outs]
+
+    assert trials[0] == trials[1] | trials[2]
+    assert not trials[1] & trials[2]
+    assert len(trials[1]) == len(trials[2])
+
+
+def test_a_step_that_slurm_takes_for_running_does_not_hold_up_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is cancelled once; then what is left of the trial is ended on every node."""
+    ran: list[tuple[str, ...]] = []
+
+    def run(*command: str) -> str:
+        ran.append(command)
+        return f"42.0 other\n42.1 {tmp_path.name}\n" if "squeue" in command else ""
+
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    monkeypatch.setattr(srun, "_run", run)
+    monkeypatch.setattr(srun, "_END_BY_ITSELF_SEC", 0.1)
+    srun.end_steps(tmp_path, 2)
+    cancelled, ended = [command for command in ran if command[0] != "squeue"]
+
+    assert ("scancel", "42.1") == cancelled
+    assert {"srun", "--nodes=2", "harness.trial.process_tree"} <= set(ended)
+    assert str(tmp_path) == ended[-1]
+
+
+def test_without_a_cluster_of_ray_the_message_says_what_to_start(
+    harness: Any, monkeypatch: pytest.MonkeyPatch, written: Any
+) -> None:
+    """Nothing is written."""
+
+    def refuse() -> None:
+        raise LaunchError("--launcher ray: no response; start one with 'ray start'")
+
+    monkeypatch.setattr(ray_cluster, "read_hosts", refuse)
+    code, out, err = harness(*ON_RAY)
+
+    assert (2, "") == (code, out)
+    assert "start one with 'ray start'" in err
+    assert [] == written()
+
+
+def test_several_hosts_are_part_of_the_identity(harness: Any, set_hosts: Any) -> None:
+    """Figures of one host and of two are never of the same case; one is as any."""
+    options = ("--order=sequential", "--dry-run", "--json")
+    set_hosts(2)
+    _, there, _ = harness(*ON_RAY, *options)
+    set_hosts(1)
+    _, here, _ = harness(*SWEEP, *options)
+
+    assert '"REPLICATOR_HARNESS_HOSTS": "2"' in there
+    assert "REPLICATOR_HARNESS_HOSTS" not in here
+    assert "local" == catalog.start("ray").name
