@@ -13,14 +13,12 @@ import abc
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from harness.errors import PlanError
-from harness.placement import hosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from harness.launch.gang import RunningGang
-    from harness.machine.topology import CpuTopology
     from harness.placement.processes import Processes
     from results.records.models import Placement, TrialSpec
 
@@ -72,29 +70,6 @@ class Launcher(abc.ABC):
           PlanError: Records from some hosts would be lost.
         """
         del folder
-
-    def place(
-        self,
-        topology: CpuTopology,
-        spec: TrialSpec,
-        processes: Processes,
-        gpu_nodes: Sequence[int | None] = (),
-    ) -> Placement:
-        """Returns cores and threads of each process; all hosts are like this one.
-
-        Args:
-          topology: CPUs of this host.
-          spec: The trial.
-          processes: Its processes.
-          gpu_nodes: NUMA nodes of the GPUs on this host.
-        """
-        return hosts.place(
-            topology,
-            spec,
-            processes,
-            num_hosts=self.num_hosts,
-            gpu_nodes=gpu_nodes,
-        )
 
     def prepare(
         self, trial_dir: Path, processes: Processes, placement: Placement

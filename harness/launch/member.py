@@ -103,7 +103,8 @@ def _become(
         # The signal is lost if the parent ended before the request.
         if os.getppid() != parent:
             os._exit(1)
-        os.sched_setaffinity(0, cores)
+        if cores:
+            os.sched_setaffinity(0, cores)
         os.environ["TMPDIR"] = str(temporary)
         os.execvp(argv[0], list(argv))  # noqa: S606 (no shell: the arguments are a list)
     except OSError as error:

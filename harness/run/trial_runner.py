@@ -141,8 +141,12 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
             processes, spec.num_replicas, settings.launcher.num_hosts
         )
         chosen = gpu_choice.choose(gpu_choice.visible_gpus(), num_here)
-    place = settings.launcher.place(
-        settings.topology, spec, processes, [gpu.node for gpu in chosen]
+    place = hosts.place(
+        settings.topology,
+        spec,
+        processes,
+        num_hosts=settings.launcher.num_hosts,
+        gpu_nodes=[gpu.node for gpu in chosen],
     )
     settings.launcher.prepare(trial_dir, processes, place)
     versions = None

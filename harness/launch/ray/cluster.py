@@ -1,30 +1,25 @@
 """The Ray cluster that a sweep uses: which hosts it has, as far as a gang needs them.
 
     python -m harness.launch.ray.cluster [HOSTS]
-    python -m harness.launch.ray.cluster --without FILE
 
-prints them as JSON, and fails if they are fewer; or those that do not see a file. It is
-a process of its own: Ray starts threads and changes the handling of signals in every
-process that connects to it.
+prints them as JSON, and fails if they are fewer. It is a process of its own: Ray starts
+threads and changes the handling of signals in every process that connects to it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 NAMESPACE = "replicator-harness"
@@ -58,34 +53,9 @@ def read_hosts() -> tuple[RayHost, ...]:
     Raises:
       LaunchError: Ray is not installed, or no cluster responds.
     """
-    return tuple(RayHost(**host) for host in _ask()["hosts"])
-
-
-def check_shared(folder: Path) -> None:
-    """Checks that all hosts of the cluster see a folder of this one.
-
-    Args:
-      folder: It may not exist yet; then its nearest parent is looked at.
-
-    Raises:
-      LaunchError: Some do not; the message names them.
-    """
-    existing = next(path for path in (folder, *folder.parents) if path.is_dir())
-    with tempfile.NamedTemporaryFile(dir=existing, prefix=".tmp-seen-by-all-") as file:
-        hosts = _ask("--without", file.name)["hosts"]
-    if hosts:
-        addresses = ", ".join(host["address"] for host in hosts)
-        raise LaunchError(
-            f"--launcher ray: hosts {addresses} do not see {str(existing)!r}, so their"
-            " records would be lost; choose a --runs-dir on a file system that all"
-            " hosts share"
-        )
-
-
-def _ask(*arguments: str) -> dict[str, Any]:
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "harness.launch.ray.cluster", *arguments],
+            [sys.executable, "-m", "harness.launch.ray.cluster"],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_SEC,
@@ -103,21 +73,7 @@ def _ask(*arguments: str) -> dict[str, Any]:
     if "hosts" not in answer:
         last = (done.stderr.splitlines() or ["no message"])[-1]
         raise LaunchError(answer.get("error") or f"--launcher ray: Ray failed: {last}")
-    return answer
-
-
-@contextlib.contextmanager
-def connected() -> Iterator[Any]:
-    """Yields the module of Ray, connected to the cluster; disconnects afterwards.
-
-    Raises:
-      LaunchError: Ray is not installed, or no cluster responds.
-    """
-    ray = connect()
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
+    return tuple(RayHost(**host) for host in answer["hosts"])
 
 
 def connect() -> Any:
@@ -190,35 +146,13 @@ def check_number(hosts: Sequence[RayHost], num_expected: int) -> None:
         )
 
 
-def _without(ray: Any, hosts: Sequence[RayHost], path: str) -> list[RayHost]:
-    """Returns the hosts that do not see a file; each is asked."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    def exists(name: str) -> bool:
-        import pathlib
-
-        return pathlib.Path(name).exists()
-
-    answers = [
-        ray.remote(num_cpus=0)(exists)
-        .options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(host.node_id, soft=False)
-        )
-        .remote(path)
-        for host in hosts
-    ]
-    seen = ray.get(answers, timeout=_TIMEOUT_SEC / 2)
-    return [host for host, is_seen in zip(hosts, seen, strict=True) if not is_seen]
-
-
 def main(argv: Sequence[str]) -> int:
     """Prints hosts, or the error."""
     try:
-        with connected() as ray:
-            hosts: Sequence[RayHost] = hosts_of(ray.nodes())
-            if argv[:1] == ["--without"]:
-                hosts = _without(ray, hosts, argv[1])
-        if argv and argv[0] != "--without":
+        ray = connect()
+        hosts = hosts_of(ray.nodes())
+        ray.shutdown()
+        if argv:
             check_number(hosts, int(argv[0]))
         answer: dict[str, Any] = {"hosts": [dataclasses.asdict(one) for one in hosts]}
     except LaunchError as error:

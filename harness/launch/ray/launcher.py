@@ -1,26 +1,72 @@
 """The launcher ``ray``: gangs on a Ray cluster, and a script that makes the cluster.
 
 For machines without a scheduler: the same script runs on every host, and says with its
-first argument what that host does.
+first argument what that host does. Ray itself is imported by the client of a gang.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.launch.client import ClientEngine
 from harness.launch.info import LauncherInfo
 from harness.launch.options import A_DAY, Nodes, TimeLimit
+from harness.launch.ray import cluster
+from harness.launch.remote import RemoteLauncher
 from harness.launch.templating import render_template
 from harness.options.option import Options
 
 if TYPE_CHECKING:
     from harness.launch.contract import Launcher
+    from harness.launch.engine import Engine, Gang
     from harness.launch.job import Job
+    from harness.launch.ray.cluster import RayHost
 
 PORT = 6379
+CLIENT_COMMAND = (sys.executable, "-m", "harness.launch.ray.client")
+_END_BY_ITSELF_SEC = 10.0
+"""Ray stops the members, gives their hosts back, and disconnects."""
 _TEMPLATE = Path(__file__).with_name("ray.sh.j2")
+
+
+class RayLauncher(RemoteLauncher):
+    """Starts gangs on a Ray cluster, for machines without a scheduler."""
+
+    name = "ray"
+
+    @functools.cached_property
+    def hosts(self) -> tuple[RayHost, ...]:
+        """The hosts of the cluster; asked once.
+
+        Raises:
+          LaunchError: There is no cluster.
+        """
+        return cluster.read_hosts()
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts of the cluster, over which a trial is spread."""
+        return len(self.hosts)
+
+    def start(self, gang: Gang) -> Engine:
+        """Starts the client, which starts the members when all hosts are free.
+
+        Raises:
+          LaunchError: It cannot be run.
+        """
+        return ClientEngine(
+            CLIENT_COMMAND,
+            trial_dir=gang.trial_dir,
+            variables=gang.variables,
+            log="ray.log",
+            hint="run the harness with a Python that exists",
+            end_by_itself_sec=_END_BY_ITSELF_SEC,
+            message=gang.to_json(),
+        )
 
 
 class RayFileOptions(Options):
@@ -40,8 +86,6 @@ class Ray(LauncherInfo):
     def start(self, options: Options) -> Launcher:
         """Returns what starts gangs on the cluster."""
         del options
-        from harness.launch.ray.start import RayLauncher
-
         return RayLauncher()
 
     def render(self, job: Job, options: RayFileOptions) -> dict[str, str]:

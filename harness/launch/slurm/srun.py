@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import subprocess
-import sys
-import tempfile
 import time
 from typing import TYPE_CHECKING, Final
 
-from harness.errors import LaunchError, PlanError
 from harness.launch import channel
 from harness.launch.client import ClientEngine
 from harness.launch.remote import RemoteLauncher
-from harness.launch.slurm import JOB_VARIABLE, NODES_VARIABLE
+from harness.launch.slurm import JOB_VARIABLE, NODES_VARIABLE, programs
 from harness.trial import process_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
     from harness.launch.engine import Engine, Gang
@@ -27,19 +21,7 @@ if TYPE_CHECKING:
 _ADDRESS_VARIABLE: Final = "SLURM_LAUNCH_NODE_IPADDR"
 """In each task: the address of the host of ``srun``, which is that of the harness."""
 _END_BY_ITSELF_SEC = 3.0
-_ANSWER_SEC = 30.0
 _POLL_SEC = 0.05
-# srun takes these as options, but they are those of the batch script.
-_OPTIONS_OF_THE_BATCH = re.compile(
-    r"SLURM_(N(TASKS|PROCS|NODES)|NTASKS_PER_\w+|TASKS_PER_NODE|DIST\w*|CPU_BIND\w*|"
-    r"MEM_BIND\w*|CPUS_PER_TASK|TRES_PER_TASK|GPUS_PER_\w+|MEM_PER_\w+|HINT|"
-    r"THREADS_PER_CORE|EXACT|OVERLAP|OVERCOMMIT|KILL_BAD_EXIT|WAIT|NETWORK)|"
-    r"SRUN_CPUS_PER_TASK"
-)
-_LOOK = (
-    "import os, socket, sys\n"
-    "if not os.path.exists(sys.argv[1]): print(socket.gethostname())\n"
-)
 
 
 def from_environment(environ: Mapping[str, str]) -> SlurmLauncher:
@@ -48,23 +30,8 @@ def from_environment(environ: Mapping[str, str]) -> SlurmLauncher:
     Raises:
       PlanError: Slurm's programs are missing.
     """
-    check_installed()
+    programs.check_installed()
     return SlurmLauncher(int(environ.get(NODES_VARIABLE, "1")))
-
-
-def check_installed(programs: Sequence[str] = ("srun", "squeue", "scancel")) -> None:
-    """Checks that Slurm's programs can be found.
-
-    Raises:
-      PlanError: One cannot.
-    """
-    for program in programs:
-        if shutil.which(program) is None:
-            raise PlanError(
-                f"--launcher slurm: {program!r} is not in PATH, so there is no Slurm"
-                " here; run the command on a login node of the cluster, or leave"
-                " --launcher out"
-            )
 
 
 class SlurmLauncher(RemoteLauncher):
@@ -83,14 +50,6 @@ class SlurmLauncher(RemoteLauncher):
     def start(self, gang: Gang) -> Engine:
         """Starts a step; its tasks are the members."""
         return Step(gang)
-
-    def check_folder(self, folder: Path) -> None:
-        """Lets every node look for a file that is written here.
-
-        Raises:
-          PlanError: Some do not see it, or cannot run this Python.
-        """
-        check_shared(folder, self._num_nodes)
 
     def end(self, trial_dir: Path) -> None:
         """Waits for the step of a trial, whose members end by themselves; cancels it.
@@ -125,36 +84,6 @@ def srun_command(gang: Gang) -> tuple[str, ...]:
     )
 
 
-def check_shared(folder: Path, num_nodes: int) -> None:
-    """Checks that all nodes of this allocation see a folder.
-
-    Raises:
-      PlanError: Some do not, or cannot run this Python.
-    """
-    existing = next(path for path in (folder, *folder.parents) if path.is_dir())
-    with tempfile.NamedTemporaryFile(dir=existing, prefix=".replicator-probe-") as file:
-        done = subprocess.run(
-            (*on_every_node(num_nodes), sys.executable, "-c", _LOOK, file.name),
-            capture_output=True,
-            text=True,
-            check=False,
-            env=_without_options(os.environ),
-            cwd="/",
-        )
-    hosts = sorted(set(done.stdout.split()))
-    if hosts:
-        raise PlanError(
-            f"--runs-dir {str(folder)!r} is not seen by {', '.join(hosts)}: records"
-            " would be lost; choose a --runs-dir on a file system that all nodes share"
-        )
-    if done.returncode:
-        raise PlanError(
-            f"the nodes of this allocation cannot run {sys.executable!r}:"
-            f" {' '.join(done.stderr.split())[:300]}; install the same environment on"
-            " all nodes, or on a file system that they share"
-        )
-
-
 def on_every_node(num_nodes: int) -> tuple[str, ...]:
     """Returns what runs a command once on each node of this allocation."""
     return (
@@ -171,14 +100,6 @@ def on_every_node(num_nodes: int) -> tuple[str, ...]:
     )
 
 
-def _without_options(environ: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in environ.items()
-        if not _OPTIONS_OF_THE_BATCH.fullmatch(name)
-    }
-
-
 class Step(ClientEngine):
     """One step of ``srun``."""
 
@@ -192,7 +113,7 @@ class Step(ClientEngine):
             srun_command(gang),
             trial_dir=gang.trial_dir,
             variables={
-                **_without_options(gang.variables),
+                **programs.without_options(gang.variables),
                 channel.HOST_IN_VARIABLE: _ADDRESS_VARIABLE,
             },
             log="srun.log",
@@ -216,13 +137,15 @@ def end_steps(trial_dir: Path, num_nodes: int) -> None:
     while steps := steps_named(job, name):
         passed = time.monotonic() - start
         if passed > _END_BY_ITSELF_SEC and not is_cancelled:
-            _run("scancel", *steps)
+            programs.run(["scancel", *steps])
             is_cancelled = True
         if passed > 2 * _END_BY_ITSELF_SEC:
-            _run(
-                *on_every_node(num_nodes),
-                *process_tree.END_COMMAND,
-                str(trial_dir),
+            programs.run(
+                [
+                    *on_every_node(num_nodes),
+                    *process_tree.END_COMMAND,
+                    str(trial_dir),
+                ]
             )
             return
         time.sleep(_POLL_SEC)
@@ -234,30 +157,8 @@ def steps_named(job: str, name: str) -> list[str]:
     Raises:
       LaunchError: Slurm does not answer.
     """
-    lines = _run("squeue", "--steps", "--noheader", f"--jobs={job}", "--format=%i %j")
+    lines = programs.run(
+        ["squeue", "--steps", "--noheader", f"--jobs={job}", "--format=%i %j"]
+    )
     rows = [line.split() for line in lines.splitlines()]
     return [row[0] for row in rows if row[1:] == [name]]
-
-
-def _run(*command: str) -> str:
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=_ANSWER_SEC,
-            check=False,
-            env=_without_options(os.environ),
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(
-            f"{command[0]} does not answer ({error}); check 'scontrol ping', then run"
-            " the same command again"
-        ) from error
-    if done.returncode:
-        raise LaunchError(
-            f"{command[0]} failed with exit code {done.returncode}:"
-            f" {' '.join(done.stderr.split())[:300]}; check 'scontrol ping', then run"
-            " the same command again"
-        )
-    return done.stdout

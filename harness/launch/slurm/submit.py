@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import subprocess
-from typing import TYPE_CHECKING
 
 from harness.errors import PlanError
-from harness.launch.slurm.srun import check_installed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-_ANSWER_SEC = 30.0
+from harness.launch.slurm import programs
 
 
 def check(*, partition: str | None, nodes: int) -> None:
@@ -21,8 +14,8 @@ def check(*, partition: str | None, nodes: int) -> None:
     Raises:
       PlanError: There is not; the message says what there is.
     """
-    check_installed(("sbatch", "sinfo", "srun"))
-    lines = _run(["sinfo", "--noheader", "--format=%P %D"]).splitlines()
+    programs.check_installed(("sbatch", "sinfo", "srun"))
+    lines = programs.run(["sinfo", "--noheader", "--format=%P %D"]).splitlines()
     sizes: dict[str, int] = {}
     default = ""
     for name, count in (line.split() for line in lines):
@@ -51,28 +44,6 @@ def submit(batch_file: str) -> str:
     """Submits a batch file; returns the id of the job.
 
     Raises:
-      PlanError: Slurm refuses; nothing was submitted.
+      LaunchError: Slurm refuses; nothing was submitted.
     """
-    return _run(["sbatch", "--parsable"], batch_file).strip().partition(";")[0]
-
-
-def _run(command: Sequence[str], text: str = "") -> str:
-    try:
-        done = subprocess.run(
-            command,
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=_ANSWER_SEC,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise PlanError(
-            f"{command[0]} does not answer ({error}); check 'scontrol ping'"
-        ) from error
-    if done.returncode:
-        raise PlanError(
-            f"{command[0]} refuses: {' '.join(done.stderr.split())[:300]}; change the"
-            " options that it names"
-        )
-    return done.stdout
+    return programs.run(["sbatch", "--parsable"], batch_file).strip().partition(";")[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 import pytest
@@ -11,7 +10,6 @@ from harness.errors import LaunchError
 from harness.launch.ray import cluster as ray_cluster
 from harness.launch.ray.client import bundle_of
 from harness.launch.ray.cluster import RayHost
-from harness.launch.ray.start import RayLauncher
 
 
 def hosts(*sizes):
@@ -30,18 +28,6 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch):
         LaunchError, match=r"Ray cannot be imported .*pip install 'replicator-harness\["
     ):
         ray_cluster.connect()
-
-
-def test_a_folder_that_some_hosts_do_not_see_is_refused(tmp_path, monkeypatch):
-    """The message names them."""
-    answer = {"hosts": [dataclasses.asdict(hosts((1, 0))[0])]}
-    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: answer)
-
-    with pytest.raises(
-        LaunchError,
-        match=r"--launcher ray: hosts 10\.0\.0\.1 do not see '.*'.*choose a --runs-dir",
-    ):
-        RayLauncher().check_folder(tmp_path)
 
 
 def test_a_bundle_is_a_whole_host():

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,11 +18,11 @@ from harness.cli import exit_codes
 from harness.errors import LaunchError
 from harness.launch.contract import HOSTS_VARIABLE
 from harness.launch.ray import cluster as ray_cluster
-from harness.launch.ray.start import RayLauncher
+from harness.launch.ray.launcher import RayLauncher
 from harness.run.trial_runner import run_trial
 from harness.trial import process_tree
 from results.records import identity
-from results.records.models import Phase, PlannedTrial, ScalingMode, TrialStatus
+from results.records.models import PlannedTrial, ScalingMode, TrialStatus
 from results.store.study_store import Store
 
 needs_ray = pytest.mark.skipif(
@@ -85,19 +84,6 @@ def wait_until(condition, what):
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"
         time.sleep(0.1)
-
-
-def all_is_free():
-    """Whether the cluster gives away all of its cores again."""
-    code = (
-        "from harness.launch.ray import cluster as ray_cluster\n"
-        "with ray_cluster.connected() as ray:\n"
-        "    print(ray.available_resources().get('CPU', 0))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    return float(done.stdout.split()[-1]) == 2.0
 
 
 @needs_ray
@@ -163,54 +149,6 @@ def test_gangs_are_spread_over_the_nodes_one_after_the_other(
 
 @needs_ray
 @pytest.mark.processes
-@pytest.mark.full
-def test_trials_of_two_workers_are_measured(store, planned, on_ray):
-    """With the harness's own measuring loop.
-
-    Without the full run, ``test_a_sweep_that_ends_early_continues`` has such trials.
-    """
-    trial = planned(seed=100)
-    status = run_trial(store, trial, on_ray)
-    stored = store.read_trial(trial.trial_id)
-
-    assert TrialStatus.OK is status.status, status.failure
-    assert [0, 1] == [rank.rank for rank in stored.result.ranks]
-    assert [] == marked(store.trial_dir(trial.trial_id))
-
-
-@needs_ray
-@pytest.mark.processes
-@pytest.mark.full
-@pytest.mark.usefixtures("cluster")
-def test_a_sweep_trains_on_two_nodes(harness, tmp_path):
-    """From the command line, with TensorFlow in both workers.
-
-    In the full run; otherwise ``test_a_sweep_that_ends_early_continues`` has the
-    command line, and ``test_slurm_identity.py`` TensorFlow on two nodes.
-    """
-    code, out, err = harness(
-        "sweep",
-        "--workload=d4pg",
-        "--data=synthetic",
-        "--preset=smoke",
-        "--backends=multi_worker",
-        "--replicas=2",
-        "--mode=weak",
-        "--repeats=1",
-        "--no-match",
-        "--launcher=ray",
-        "--study=s",
-        "--timeout=200",
-    )
-    (trial,) = Store.open(tmp_path / "runs" / "s").trials()
-
-    assert exit_codes.OK == code, out + err
-    assert {HOSTS_VARIABLE: "2"}.items() <= trial.spec.variables.items()
-    assert 2 == len(trial.result.ranks)
-
-
-@needs_ray
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("behavior", "expected", "reason"),
     [
@@ -238,25 +176,6 @@ def test_a_killed_rank_is_the_cause(
     assert re.search(reason, status.failure.reason)
     assert time.monotonic() - start < LONGEST_SEC
     assert [] == marked(store.trial_dir(trial.trial_id))
-
-
-@needs_ray
-@pytest.mark.processes
-@pytest.mark.full
-def test_a_gang_that_hangs_is_ended_in_time(store, planned, on_ray, monkeypatch):
-    """And gives its nodes back.
-
-    In the full run; otherwise the next test ends such a gang in the same way, and
-    ``test_run.py`` has the time limit.
-    """
-    monkeypatch.setenv("FAKE_BEHAVIOR", "multi_worker:2:hang")
-    trial = planned(seed=40)
-    status = run_trial(store, trial, dataclasses.replace(on_ray, timeout_sec=12.0))
-
-    assert TrialStatus.TIMEOUT is status.status
-    assert status.failure.phase is not Phase.LAUNCH
-    assert [] == marked(store.trial_dir(trial.trial_id))
-    wait_until(all_is_free, "the cores are given back")
 
 
 @needs_ray

@@ -12,9 +12,10 @@ from harness.errors import LaunchError
 from harness.launch import catalog
 from harness.launch.ray import cluster as ray_cluster
 from harness.launch.ray.cluster import RayHost
-from harness.launch.slurm import srun
+from harness.launch.slurm import programs, srun
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 SWEEP = (
@@ -235,12 +236,12 @@ def test_a_step_that_slurm_takes_for_running_does_not_hold_up_the_sweep(
     """It is cancelled once; then what is left of the trial is ended on every node."""
     ran: list[tuple[str, ...]] = []
 
-    def run(*command: str) -> str:
-        ran.append(command)
+    def run(command: Sequence[str]) -> str:
+        ran.append(tuple(command))
         return f"42.0 other\n42.1 {tmp_path.name}\n" if "squeue" in command else ""
 
     monkeypatch.setenv("SLURM_JOB_ID", "42")
-    monkeypatch.setattr(srun, "_run", run)
+    monkeypatch.setattr(programs, "run", run)
     monkeypatch.setattr(srun, "_END_BY_ITSELF_SEC", 0.1)
     srun.end_steps(tmp_path, 2)
     cancelled, ended = [command for command in ran if command[0] != "squeue"]
