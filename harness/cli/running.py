@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli import exit_codes, progress
+from harness.cli.terminal import console
 from harness.errors import Interrupted
 from harness.planning import estimate, extend
 from harness.run import sweep as run
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
     # Receives the study and the trials that were requested; returns the exit code.
     Conclude = Callable[[Store, Sequence[PlannedTrial]], int]
-
-PIPE_WIDTH = 140
 
 
 def note(text: str) -> None:
@@ -176,10 +175,6 @@ def print_summary(store: Store, *, is_json: bool) -> None:
 
         click.echo(json.dumps(summary(store), indent=2))
     else:
-        from rich.console import Console
-
         from reports.exports import text
 
-        # A pipe has no width: choose one in which no cell is wrapped.
-        width = None if sys.stdout.isatty() else PIPE_WIDTH
-        text.print_summary(store, Console(width=width, highlight=False))
+        text.print_summary(store, console())
