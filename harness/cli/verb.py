@@ -145,7 +145,7 @@ class Verb(click.Command):
     Args:
       name: As users write it.
       text: Its help: a line, and what else a user needs to know.
-      module: The module of the verb.
+      module: The module of the verb; by default that of its name in ``verbs``.
       model: The name of its model there; by default that of the verb and ``Request``.
       function: The name of what runs it.
       options: Further options, such as that of a study file.
@@ -155,14 +155,15 @@ class Verb(click.Command):
         self,
         name: str,
         text: str,
-        module: str,
+        module: str = "",
         *,
         model: str = "",
         function: str = "run",
         options: Sequence[click.Option] = (),
     ) -> None:
         super().__init__(name, help=text)
-        self._module, self._function = module, function
+        self._module = module or f"harness.cli.verbs.{name}_verb"
+        self._function = function
         self._model = model or f"{name.capitalize()}Request"
         self._options = options
 
@@ -192,7 +193,7 @@ class Verb(click.Command):
             for of in option.declared(self.request)
         ]
         owned: dict[str, DeclaredOption] = {}
-        for mark in option.contributions(self.request).values():
+        for mark in option.marks(self.request, option.Contributed).values():
             for owner, model in mark.models().items():
                 for of in option.declared(model):
                     heading = f"Options of --{mark.by} {owner}"
@@ -220,9 +221,12 @@ class Verb(click.Command):
 
         given = {name: v for name, v in ctx.params.items() if v is not None}
         fields = self.request.model_fields
-        for field, mark in option.contributions(self.request).items():
+        for field, mark in option.marks(self.request, option.Contributed).items():
             chosen = given.get(mark.by, fields[mark.by].default)
             given[field] = _contributed(mark, chosen, given, self.params)
+        for field, recorded in option.marks(self.request, option.Recorded).items():
+            names = recorded.model.model_fields.keys() & given.keys()
+            given[field] = {name: given[name] for name in names}
         return self.request(**{k: v for k, v in given.items() if k in fields})
 
     def format_options(
@@ -273,9 +277,10 @@ def _contributed(
         if name not in own:
             owners = " or ".join(f"--{mark.by} {owner}" for owner in param.owners)
             spelling = param.declared.spelling
+            value = "" if param.is_flag else f" {given[name]}"
             raise PlanError(
-                f"{spelling} {given[name]} has no effect with --{mark.by} {chosen};"
-                f" add {owners}, or leave {spelling} out"
+                f"{spelling}{value} has no effect with --{mark.by} {chosen}; add"
+                f" {owners}, or leave {spelling} out"
             )
         of = own[name]
         values[name] = (
