@@ -82,9 +82,9 @@ class InputContext:
             lower = max(share, 1) * num_replicas
             raise SplitBatchError(
                 f"global_batch_size {global_batch_size!r} is not divisible by "
-                f"num_replicas {num_replicas!r}: every replica must get the same number "
-                f"of examples; use a multiple, such as {lower} or "
-                f"{lower + num_replicas}"
+                f"num_replicas {num_replicas!r}: every replica must get the same "
+                "number of examples; use a multiple, such as "
+                f"{lower} or {lower + num_replicas}"
             )
         return share
 
