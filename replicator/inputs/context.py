@@ -60,40 +60,33 @@ class InputContext:
           Examples per step of one replica.
 
         Raises:
-          SplitBatchError: It is not divisible by the replicas, or not an integer.
+          SplitBatchError: It is not divisible by the replicas (nothing is rounded
+            silently), or not an integer.
         """
-        return split_batch(global_batch_size, self.num_replicas_in_sync)
-
-
-def split_batch(global_batch_size: int, num_replicas: int) -> int:
-    """Returns ``global_batch_size / num_replicas``, which must be an integer.
-
-    Raises:
-      SplitBatchError: It is not divisible (nothing is rounded silently), or not an
-        integer.
-    """
-    # NumPy integers, such as sizes of arrays, are accepted as well.
-    is_number = isinstance(global_batch_size, numbers.Integral)
-    if (
-        not is_number
-        or isinstance(global_batch_size, bool)
-        or global_batch_size > INT64_MAX
-    ):
-        raise SplitBatchError(
-            f"global_batch_size {shown(global_batch_size)} must be an integer (the "
-            "examples of one step over all replicas); pass a multiple of num_replicas "
-            f"{num_replicas!r}, at most {INT64_MAX}"
-        )
-    global_batch_size = int(global_batch_size)
-    share, rest = divmod(global_batch_size, num_replicas)
-    if rest or share < 1:
-        lower = max(share, 1) * num_replicas
-        raise SplitBatchError(
-            f"global_batch_size {global_batch_size!r} is not divisible by num_replicas "
-            f"{num_replicas!r}: every replica must get the same number of examples; "
-            f"use a multiple, such as {lower} or {lower + num_replicas}"
-        )
-    return share
+        num_replicas = self.num_replicas_in_sync
+        # NumPy integers, such as sizes of arrays, are accepted as well.
+        is_number = isinstance(global_batch_size, numbers.Integral)
+        if (
+            not is_number
+            or isinstance(global_batch_size, bool)
+            or global_batch_size > INT64_MAX
+        ):
+            raise SplitBatchError(
+                f"global_batch_size {shown(global_batch_size)} must be an integer (the "
+                "examples of one step over all replicas); pass a multiple of "
+                f"num_replicas {num_replicas!r}, at most {INT64_MAX}"
+            )
+        global_batch_size = int(global_batch_size)
+        share, rest = divmod(global_batch_size, num_replicas)
+        if rest or share < 1:
+            lower = max(share, 1) * num_replicas
+            raise SplitBatchError(
+                f"global_batch_size {global_batch_size!r} is not divisible by "
+                f"num_replicas {num_replicas!r}: every replica must get the same "
+                "number of examples; use a multiple, such as "
+                f"{lower} or {lower + num_replicas}"
+            )
+        return share
 
 
 def pipeline_contexts(
