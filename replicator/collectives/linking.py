@@ -81,6 +81,9 @@ class Links(Protocol):
     def stacked(self) -> tuple[Node, ...]:
         """Stacks the operands of all replicas of the job.
 
+        Every program must use it, for any of its replicas: what nobody uses is not run,
+        and the other programs would wait for this one forever.
+
         Returns:
           The stack, by replica of this program.
         """

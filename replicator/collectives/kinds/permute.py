@@ -138,19 +138,20 @@ class Permute(CollectiveKind):
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:
         """Finds sources among this program's replicas, or gathers them."""
-        num_local = len(at.operands)
+        num_local, first = len(at.operands), at.first_replica_id
         rows = None
         if at.num_workers > 1 and self._joins_workers(num_local):
             rows = at.stacked()
         results = []
         for r, operand in enumerate(at.operands):
             source = self._source(at.first_replica_id + r)
-            if source < 0:
-                results.append(at.ops(r).zeros_like(operand))
-            elif rows is not None:
-                results.append(at.ops(r).unstack(rows[r], at.num_replicas)[source])
+            if rows is not None:
+                # Zeros are made of what was gathered, too: a worker that did not use it
+                # would not take part, and the others would wait for it forever.
+                found = at.ops(r).unstack(rows[r], at.num_replicas)[max(source, 0)]
             else:
-                results.append(at.operands[source - at.first_replica_id])
+                found = operand if source < 0 else at.operands[source - first]
+            results.append(at.ops(r).zeros_like(found) if source < 0 else found)
         return [tuple(results)]
 
     def transfers(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import tensorflow as tf
+from collective_calls import make_call
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
+from replicator.engine.analysis import plan
 from replicator.engine.graph import body
 from replicator.engine.link import chain
 from replicator.engine.link.cross_worker import CrossWorker
+from replicator.engine.link.linker import Linker
+from replicator.placement.topology import make_topology
 from replicator.placement.worker_group import Group
 
 if TYPE_CHECKING:
@@ -20,9 +25,10 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 _FUNCTIONS = itertools.count()
 # Far from those of programs that other tests run in this process.
-_GROUP_KEYS = itertools.count(1_000_000)
+_GROUP_KEYS = itertools.count(1_000_000, 8)
 
 
 @pytest.fixture
@@ -87,12 +93,17 @@ def execute() -> Callable[..., list[np.ndarray]]:
 
 
 @pytest.fixture
-def workers(monkeypatch: Any) -> Callable[[int], list[CrossWorker]]:
-    """Collectives of several workers that meet in one process, each on its own CPU."""
+def workers(monkeypatch: Any) -> Callable[..., list[CrossWorker]]:
+    """Collectives of several workers that meet in one process, each on its own CPUs."""
 
-    def make(num_workers: int) -> list[CrossWorker]:
+    def make(num_workers: int, num_devices: int = 1) -> list[CrossWorker]:
         key = next(_GROUP_KEYS)
-        monkeypatch.setattr(chain, "place_group_key", lambda _: key)
+
+        def group_key(device: str) -> int:
+            """Devices of one place in all workers form a group."""
+            return key + int(device.rpartition(":")[2]) % num_devices
+
+        monkeypatch.setattr(chain, "place_group_key", group_key)
         order = tuple(range(num_workers))
         return [
             CrossWorker(Group(num_workers=num_workers, worker_id=worker, order=order))
@@ -100,3 +111,88 @@ def workers(monkeypatch: Any) -> Callable[[int], list[CrossWorker]]:
         ]
 
     return make
+
+
+@dataclasses.dataclass(frozen=True)
+class Linked:
+    """What linked collectives gave.
+
+    Attributes:
+      results: By replica of the job, then by tensor.
+      nodes: Of all programs.
+      plans: One per program.
+    """
+
+    results: list[list[np.ndarray]]
+    nodes: list[Any]
+    plans: list[Any]
+
+    def count(self, *ops: str) -> int:
+        """How many nodes of some types there are."""
+        return sum(node.op in ops for node in self.nodes)
+
+
+@pytest.fixture
+def link(execute: Any, workers: Any) -> Callable[..., Linked]:
+    """Plans a call, links it on CPUs of this process, and runs it.
+
+    Takes the kind, a list of arrays per replica of the job, which replicas of a worker
+    share memory, the number of workers that meet, and what of the shapes is known; with
+    ``needed``, whether the call communicates at all.
+    """
+
+    def run(
+        kind: Any,
+        arrays: Any,
+        *,
+        memories: tuple[int, ...] | None = None,
+        num_workers: int = 1,
+        shapes: Any = None,
+        needed: bool | None = None,
+    ) -> Linked:
+        count = len(arrays)
+        local = count // num_workers
+        call = make_call(
+            shapes or [array.shape for array in arrays[0]],
+            kind,
+            num_replicas=count,
+            dtypes=[tf.as_dtype(array.dtype) for array in arrays[0]],
+            needed_if=None if needed is None else "needed",
+        )
+        joined = workers(num_workers, local) if num_workers > 1 else [None]
+        nodes, outputs, plans = [], [], []
+        for worker, cross_worker in enumerate(joined):
+            first = worker * local
+            places = dataclasses.replace(
+                make_topology(
+                    [[name] for name in CPU[first : first + local]],
+                    num_replicas=count,
+                    first_replica_id=first,
+                    num_programs=num_workers,
+                    program_id=worker,
+                ),
+                memories=memories or (0,) * local,
+            )
+            (planned,) = plan.make_plan([call], places)
+            linker = Linker(places, f"w{worker}", cross_worker)
+            linker.link(planned, lambda r, node, f=first: f"r{f + r}_{node}")
+            nodes += [*linker.nodes, *(cross_worker.nodes if cross_worker else ())]
+            plans.append(planned)
+            outputs += [
+                (linker.results[marker][replica], dtype)
+                for replica in range(local)
+                for marker, dtype in zip(call.markers, call.dtypes, strict=True)
+            ]
+        arguments = {
+            f"r{replica}_{node}": value
+            for replica, values in enumerate(arrays)
+            for node, value in zip(call.operands, values, strict=True)
+        }
+        if needed is not None:
+            arguments |= {f"r{replica}_needed": needed for replica in range(count)}
+        flat = execute(nodes, arguments, outputs)
+        size = len(call.markers)
+        by_replica = [flat[r * size : (r + 1) * size] for r in range(count)]
+        return Linked(by_replica, nodes, plans)
+
+    return run

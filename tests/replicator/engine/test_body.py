@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -87,21 +86,6 @@ def test_ports_of_function_calls_by_name_follow_their_signature():
     assert ("first:0", "second:0") == body.TensorNames(graph_def).ports("call")
 
 
-def test_data_and_control_inputs_are_distinguished():
-    """Refs print as function inputs: ``node:port:index`` and ``^node``."""
-    graph_def = _tf_compat.GraphDef(
-        node=[_node("a", "NoOp"), _node("b", "Const"), _node("c", "Neg", "b", "^a")]
-    )
-
-    found = body.from_graph_def(graph_def)
-
-    node = found.nodes[-1]
-    assert ("b:output:0",) == tuple(map(str, node.inputs))
-    assert ("a",) == node.controls
-    assert "^a" == str(body.Ref(node="a"))
-    assert ["a", "a", "a"] == [body.producer(text) for text in ("a", "a:1", "^a")]
-
-
 def test_a_cycle_is_refused():
     """Graphs of steps have none; a graph that has one is refused."""
     graph_def = _tf_compat.GraphDef(
@@ -122,31 +106,3 @@ def test_an_unknown_op_is_named():
         ValueError, match=r"op 'NoSuchOp' of node 'a' is not registered"
     ):
         body.from_graph_def(graph_def)
-
-
-def test_made_nodes_carry_attributes_of_every_kind():
-    """Types, booleans, integers, text and arrays become protos; the rest is refused."""
-    attrs = {"T": tf.int32, "b": True, "n": 3, "s": "x", "f": 0.5}
-    attrs["value"] = np.array([1, 2])
-
-    node = body.make_node("m", "Op", ["a"], "/device:CPU:0", attrs, controls=["c"])
-
-    assert ["a", "^c"] == list(node.input)
-    assert tf.int32.as_datatype_enum == node.attr["T"].type
-    assert node.attr["b"].b
-    assert 3 == node.attr["n"].i
-    assert 0.5 == node.attr["f"].f
-    assert b"x" == node.attr["s"].s
-    assert [1, 2] == tf.make_ndarray(node.attr["value"].tensor).tolist()
-    with pytest.raises(TypeError, match=r"no attribute type for 'complex'"):
-        body.make_node("m", "Op", [], "", {"c": 1j})
-
-
-def test_python_ints_become_int32_constants():
-    """As in TensorFlow; NumPy values keep their type."""
-    types = [
-        body.make_const("c", value, "").attr["dtype"].type
-        for value in (1, np.int64(1), np.float64(1))
-    ]
-
-    assert [t.as_datatype_enum for t in (tf.int32, tf.int64, tf.float64)] == types

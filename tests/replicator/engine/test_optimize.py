@@ -70,16 +70,6 @@ def test_results_of_collectives_become_inputs_of_their_static_shape():
     assert [[None, 3], [4, None, 3]] == shapes
 
 
-def test_cutting_leaves_the_traced_graph_alone():
-    """The trace is kept as it was: its markers are still operations."""
-    traced, _total = _traced()
-    before = traced.graph_def.SerializeToString(deterministic=True)
-
-    optimize.optimize(traced, TWO_CPUS)
-
-    assert before == traced.graph_def.SerializeToString(deterministic=True)
-
-
 def test_loops_and_branches_stay_one_node_each():
     """One node is renamed like any other; a lowered loop would be a cycle."""
     traced, _total = _traced()

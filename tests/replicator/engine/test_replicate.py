@@ -37,19 +37,6 @@ def _copies(nodes, *, merged=(), devices=CPU, library=(), on_device=None, resolv
     return {node.name: node for node in replicas.nodes()}, replicas
 
 
-def test_every_replica_has_a_copy_with_its_name_device_and_inputs():
-    """Inputs are the replica's own; arguments are what stands for them."""
-    nodes = [_node("x", "Placeholder"), _node("a", "Neg", "x"), _node("b", "Neg", "a")]
-
-    found, _ = _copies(nodes)
-
-    assert 6 == len(found)
-    for r in range(3):
-        assert [f"x_of_{r}"] == list(found[f"replica_{r}/a"].input)
-        assert [f"replica_{r}/a:y:0"] == list(found[f"replica_{r}/b"].input)
-        assert CPU[r] == found[f"replica_{r}/b"].device
-
-
 def test_merged_nodes_exist_once_and_everybody_reads_them():
     """The one copy is on replica 0."""
     nodes = [_node("c", "Const"), _node("a", "Neg", "c"), _node("b", "Neg", "a")]
@@ -98,16 +85,6 @@ def test_waiting_for_a_collective_is_waiting_for_its_result():
     assert ["^sum_1"] == list(found["replica_1/after"].input)
 
 
-def test_colocation_is_dropped_because_devices_say_it():
-    """Names in it would be those of the traced graph."""
-    node = _node("a", "NoOp")
-    node.attr["_class"].list.s.append(b"loc:@elsewhere")
-
-    found, _ = _copies([node])
-
-    assert all("_class" not in copy.attr for copy in found.values())
-
-
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
@@ -124,15 +101,6 @@ def test_a_device_of_another_type_is_kept_and_of_the_same_type_is_the_replicas(
     found, _ = _copies([_node("a", "NoOp", device=asked)], devices=GPU[:2])
 
     assert expected == found["replica_1/a"].device
-
-
-def test_what_touches_a_variable_runs_where_the_variable_is():
-    """Also on replicas elsewhere: a shared variable is not copied to be read."""
-    nodes = [_node("v", "Placeholder"), _node("read", "ReadVariableOp", "v")]
-
-    found, _ = _copies(nodes, on_device={(r, "v"): CPU[0] for r in range(3)})
-
-    assert [CPU[0]] * 3 == [found[f"replica_{r}/read"].device for r in range(3)]
 
 
 def test_seeds_are_folded_distinct_and_replica_0_keeps_its_own():
@@ -198,13 +166,3 @@ def test_functions_that_draw_are_cloned_with_their_callers():
         for name in ("draws", "draws_replica_1", "draws_replica_2")
     ]
     assert 3 == len(set(drawn))
-
-
-def test_one_body_replicated_twice_is_the_same():
-    """A pure function of graphs: nothing of the first call is left in the second."""
-    nodes = [_node("x", "Placeholder"), _node("a", "RandomUniform", "x", seeds=(1, 2))]
-
-    first, _ = _copies(nodes)
-    second, _ = _copies(nodes)
-
-    assert first == second

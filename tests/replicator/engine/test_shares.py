@@ -33,15 +33,6 @@ def live(*, writers=None, emitted=None):
     )
 
 
-def test_the_size_of_a_share_is_that_of_its_variable():
-    """A scalar has one element."""
-    scalar = Share(
-        node="n", handle="v", source=0, dtype=tf.float64, shape=tf.TensorShape([])
-    )
-
-    assert (8, 12) == (scalar.num_bytes, share("u", size=12).num_bytes)
-
-
 def test_a_share_goes_before_the_first_collective_that_depends_on_it(make_body, node):
     """Of three calls, the second is the first that reads the update, indirectly."""
     body = make_body(
@@ -103,13 +94,6 @@ def test_shares_of_one_place_keep_the_order_of_the_graph(make_body, node):
     assert {0: [given[0], given[2]], 1: [given[1]]} == found
 
 
-def test_a_collective_that_reads_the_update_itself_waits_for_it(make_body, node):
-    """The operand may be the node that updates."""
-    body = make_body(node("u", "Const"))
-
-    assert [0] == list(shares.schedule(body, [call(0, "u")], [share("u")]))
-
-
 def test_levels_count_updates_on_the_longest_way(make_body, node):
     """A diamond with one update on one side and two on the other."""
     body = make_body(
@@ -126,12 +110,6 @@ def test_levels_count_updates_on_the_longest_way(make_body, node):
 
     expected = {"c": 0, "u1": 1, "u2": 2, "u3": 1, "join": 2, "after": 2, "u4": 3}
     assert expected == found
-
-
-def test_without_updates_all_nodes_are_of_level_0(make_body, node):
-    """And an empty body has no nodes."""
-    assert {"c": 0} == shares.levels(make_body(node("c", "Const")), [])
-    assert {} == shares.levels(make_body(), [share("u")])
 
 
 def test_shares_of_one_level_source_and_type_travel_together():
@@ -151,13 +129,6 @@ def test_shares_of_one_level_source_and_type_travel_together():
     assert [["c"], ["a", "e"], ["b", "f"], ["d"]] == [
         [each.node for each in bucket] for bucket in found
     ]
-
-
-def test_buckets_come_by_level_whatever_the_order_of_the_shares():
-    """A later level waits for an earlier one."""
-    found = shares.group([share("late"), share("soon")], {"late": 2, "soon": 1})
-
-    assert ["soon", "late"] == [bucket[0].node for bucket in found]
 
 
 @pytest.mark.parametrize(
@@ -231,12 +202,6 @@ def test_state_that_others_use_is_refused(slot_update, found, program_of_slot):
         )
 
 
-def test_state_that_nobody_uses_is_accepted(slot_update):
-    """A step without this optimizer; and nodes that nobody emits."""
-    shares.check(slot_update, live(), {}, 0, {})
-    shares.check(slot_update, live(emitted={"update": ()}), {"slot": 1}, 0, {})
-
-
 @pytest.mark.parametrize("programs", [(0, 1), (1, 0)])
 def test_one_node_with_state_of_two_workers_is_refused(make_body, node, programs):
     """A branch that updates several variables is computed in one place."""
@@ -251,14 +216,3 @@ def test_one_node_with_state_of_two_workers_is_refused(make_body, node, programs
         shares.check(
             body, live(writers={"if": 0}), dict(zip("ab", programs, strict=True)), 0, {}
         )
-
-
-def test_one_node_with_much_state_of_one_worker_is_accepted(make_body, node):
-    """Adam has two slots."""
-    body = make_body(
-        node("a", "Placeholder"),
-        node("b", "Placeholder"),
-        node("u", "ResourceApplyAdam", "a", "b"),
-    )
-
-    shares.check(body, live(writers={"u": 0}), {"a": 0, "b": 0}, 0, {})

@@ -1,0 +1,155 @@
+"""Collectives between GPUs: which ops there are, in which groups, in which order.
+
+No machine of the tests has several GPUs: the nodes are looked at, and ``test_flat.py``
+runs them on virtual devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import tensorflow as tf
+from collective_calls import make_call
+
+from replicator._tf import compat as _tf_compat
+from replicator.collectives.kinds.all_reduce import AllReduce
+from replicator.engine.analysis import plan
+from replicator.engine.graph import body
+from replicator.engine.link.cross_worker import CrossWorker
+from replicator.engine.link.linker import Linker
+from replicator.placement.topology import make_topology
+from replicator.placement.worker_group import Group, flat_group
+
+GPU = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(8)]
+SIZES = (50_000, 60_000)  # too large to be sent together
+_BATCHES = ("batch_0", "batch_1")
+
+
+def link(places, *, kind=None, shapes=None, dtypes=None, workers=None):
+    """Plans and links a reduction; returns the plan, nodes, and results by marker."""
+    call = make_call(
+        shapes or [[size] for size in SIZES],
+        kind or AllReduce(op="sum"),
+        num_replicas=places.num_replicas,
+        dtypes=dtypes,
+    )
+    (planned,) = plan.make_plan([call], places)
+    linker = Linker(places, "step", workers, _BATCHES)
+    linker.link(planned, lambda replica, node: f"in_{replica}_{node}")
+    nodes = [*linker.nodes, *(workers.nodes if workers else ())]
+    return planned, {node.name: node for node in nodes}, linker.results
+
+
+def on(devices):
+    """A replica on each device."""
+    return make_topology([[device] for device in devices])
+
+
+def sums(nodes):
+    """The collective ops."""
+    return [node for node in nodes.values() if node.op == "CollectiveReduceV2"]
+
+
+def number(nodes, node, position):
+    """The constant that is an input of a node."""
+    const = nodes[body.producer(node.input[position])]
+    return tf.make_ndarray(const.attr["value"].tensor).item()
+
+
+@pytest.mark.parametrize(
+    ("has_virtual_gpus", "hint"), [(False, b"nccl"), (True, b"ring")]
+)
+def test_gpus_meet_in_one_op_per_transfer(has_virtual_gpus, hint):
+    """One op per replica, on its device; NCCL refuses two parts of one GPU."""
+    places = dataclasses.replace(on(GPU[:3]), has_virtual_gpus=has_virtual_gpus)
+
+    planned, nodes, results = link(places, shapes=[[4], [50_000], []])
+
+    by_instance = {}
+    for node in sums(nodes):
+        assert 3 == number(nodes, node, 1)
+        assert number(nodes, sums(nodes)[0], 2) == number(nodes, node, 2)
+        assert hint == node.attr["communication_hint"].s
+        by_instance.setdefault(number(nodes, node, 3), []).append(node.device)
+        # int32 on a GPU is in host memory: the keys cross no device.
+        keys = {body.producer(text) for text in node.input[1:4]}
+        assert {node.device} == {nodes[key].device for key in keys}
+    assert 2 == len(planned.buckets) == len(by_instance)
+    assert [GPU[:3]] * 2 == list(by_instance.values())
+    for by_replica in results.values():
+        assert GPU[:3] == [nodes[ref.node].device for ref in by_replica]
+
+
+def test_gpus_sum_what_is_sent_narrow_in_the_narrow_type():
+    """NCCL has no wider sum; a mean is scaled on each device."""
+    kind = AllReduce(op="mean", wire_dtype=tf.float16)
+
+    _, nodes, _ = link(on(GPU[:2]), kind=kind, shapes=[[3]])
+
+    half = tf.float16.as_datatype_enum
+    assert [half] * 2 == [node.attr["T"].type for node in sums(nodes)]
+    assert 2 == sum(node.op == "Mul" for node in nodes.values())
+
+
+def test_each_gpu_orders_its_own_collectives():
+    """An op waits for its predecessor on the same device, and the first for batches."""
+    _, nodes, _ = link(on(GPU[:2]))
+
+    waits = {
+        node.name.removeprefix("step/collective_"): [
+            text for text in node.input if text.startswith("^")
+        ]
+        for node in sums(nodes)
+    }
+    assert {
+        "0_0/all_0": ["^batch_0", "^batch_1"],
+        "0_0/all_1": ["^batch_0", "^batch_1"],
+        "0_1/all_0": ["^step/collective_0_0/all_0"],
+        "0_1/all_1": ["^step/collective_0_0/all_1"],
+    } == waits
+
+
+def test_the_same_gpus_always_form_the_same_group():
+    """NCCL keeps memory for each group; other GPUs are another one."""
+    groups = []
+    for devices in (GPU[:2], GPU[:2], GPU[2:4]):
+        _, nodes, _ = link(on(devices))
+        node = sums(nodes)[0]
+        groups.append((number(nodes, node, 2), number(nodes, node, 3)))
+
+    (first, key), (again, other_key), (elsewhere, _) = groups
+    assert first == again != elsewhere
+    assert key != other_key
+
+
+def test_two_programs_of_eight_gpus_form_one_group():
+    """Sixteen replicas: before, there were eight groups of two, one after the other."""
+    places = make_topology([[name] for name in GPU], num_replicas=16, num_programs=2)
+    group = Group(num_workers=2, worker_id=0, order=(0, 1))
+    workers = CrossWorker(group, _BATCHES, flat_group(places, group))
+
+    planned, nodes, _ = link(places, kind=AllReduce(op="mean"), workers=workers)
+
+    found = sums(nodes)
+    assert "nccl" == planned.algorithm
+    assert 8 * len(planned.buckets) == len(found)
+    assert {16} == {number(nodes, node, 1) for node in found}
+    assert 1 == len({number(nodes, node, 2) for node in found})
+    assert not [node for node in nodes.values() if node.op == "AddN"]
+
+
+def test_every_node_the_linker_emits_is_well_formed():
+    """Inputs exist, and attributes are those that the op declares."""
+    dtypes = [tf.float32, tf.float64, tf.float32]
+    for op in ("sum", "mean", "min"):
+        kind = AllReduce(op=op)
+        _, nodes, _ = link(
+            on(GPU[:3]), kind=kind, shapes=[[3], [2, 2], []], dtypes=dtypes
+        )
+
+        for node in nodes.values():
+            declared = {attr.name for attr in _tf_compat.op_def(node.op).attr}
+            assert set(node.attr) <= declared
+            producers = {body.producer(text) for text in node.input} - {*_BATCHES}
+            assert {p for p in producers if not p.startswith("in_")} <= set(nodes)

@@ -1,0 +1,279 @@
+"""Linked collectives: the values are NumPy's, and this is what they cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.collectives.kinds.all_concat import AllConcat
+from replicator.collectives.kinds.all_gather import AllGather
+from replicator.collectives.kinds.all_reduce import AllReduce
+from replicator.collectives.kinds.all_to_all import AllToAll
+from replicator.collectives.kinds.broadcast import Broadcast
+from replicator.collectives.kinds.permute import Permute
+from replicator.collectives.kinds.reduce_scatter import ReduceScatter
+from replicator.engine.analysis import plan
+from replicator.placement import topology
+
+OPS = ("sum", "mean", "min", "max")
+PIPELINE, PAIRED = Permute(pairs=((0, 1), (1, 2), (2, 3))), Permute(pairs=((1, 0),))
+# What a collective makes of the stacked values of all replicas, for each replica.
+MEANINGS = {
+    **{AllReduce(op=op): lambda x, op=op: [getattr(x, op)(0)] * len(x) for op in OPS},
+    **{
+        ReduceScatter(op=op): lambda x, op=op: np.split(getattr(x, op)(0), len(x))
+        for op in OPS
+    },
+    AllGather(): lambda x: [x] * len(x),
+    AllConcat(): lambda x: [np.concatenate(x)] * len(x),
+    Broadcast(source_replica_id=3): lambda x: [x[3]] * len(x),
+    AllToAll(): lambda x: [
+        np.concatenate([np.split(value, len(x))[r] for value in x])
+        for r in range(len(x))
+    ],
+    PIPELINE: lambda x: [np.zeros_like(x[0]), *x[:-1]],
+    PAIRED: lambda x: [x[1], *[np.zeros_like(x[0])] * 3],
+}
+PLACES = {
+    "one memory": ((0, 0, 0, 0), 1),
+    "each its own": ((0, 1, 2, 3), 1),
+    "two pairs": ((0, 0, 2, 2), 1),
+    "in turn": ((0, 1, 0, 1), 1),
+    "two workers": ((0, 0), 2),
+    "two workers of two memories": ((0, 1), 2),
+    "four workers": ((0,), 4),
+}
+
+
+def values(num_replicas=4, seed=0):
+    """Per replica, tensors of two types with four rows."""
+    rng = np.random.default_rng(seed)
+    shapes = [((4,), "f4"), ((4, 2), "f4"), ((4, 1, 3), "f8"), ((4,), "f8")]
+    return [
+        [rng.normal(size=shape).astype(dtype) for shape, dtype in shapes]
+        for _ in range(num_replicas)
+    ]
+
+
+def check(linked, kind, arrays):
+    """The results are those of NumPy, and the same bits where they must be."""
+    for index, column in enumerate(zip(*arrays, strict=True)):
+        wanted = MEANINGS[kind](np.stack(column))
+        found = [of_replica[index] for of_replica in linked.results]
+        for want, got in zip(wanted, found, strict=True):
+            assert want.dtype == got.dtype
+            np.testing.assert_allclose(want, got, rtol=1e-5, atol=1e-6)
+            if kind.is_invariant:
+                np.testing.assert_array_equal(found[0], got)
+
+
+@pytest.mark.covering(strength=1)
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("are_known", [True, False], ids=["static", "unknown"])
+@pytest.mark.parametrize("kind", MEANINGS, ids=str)
+def test_results_are_those_of_numpy(link, kind, are_known, place):
+    """In every placement, over workers too, and whatever is known of the shapes.
+
+    Every kind, placement and knowledge; the full run has every combination.
+    """
+    memories, num_workers = PLACES[place]
+    arrays = values()
+    shapes = [[None, *array.shape[1:]] for array in arrays[0]]
+
+    linked = link(
+        kind,
+        arrays,
+        memories=memories,
+        num_workers=num_workers,
+        shapes=None if are_known else shapes,
+    )
+
+    check(linked, kind, arrays)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        # Four tensors of two types: sums are sent in one bucket per type.
+        (AllReduce(op="sum"), {"CollectiveReduceV2": 2}),
+        (ReduceScatter(op="sum"), {"CollectiveReduceV2": 4}),
+        (AllGather(), {"CollectiveGatherV2": 4}),
+        (AllConcat(), {"CollectiveGatherV2": 4}),
+        (AllToAll(), {"CollectiveGatherV2": 4}),
+        (PIPELINE, {"CollectiveGatherV2": 4}),
+        (PAIRED, {}),
+    ],
+    ids=str,
+)
+def test_workers_meet_as_often_as_there_are_transfers(link, kind, expected):
+    """Each of two workers has these ops; inside a worker nothing is sent."""
+    linked = link(kind, values(), num_workers=2)
+
+    names = {node.op for node in linked.nodes if node.op.startswith("Collective")}
+    assert {name: 2 * n for name, n in expected.items()} == {
+        name: linked.count(name) for name in names
+    }
+
+
+def test_a_broadcast_is_sent_by_one_worker_and_received_by_the_others(link):
+    """One op per tensor and worker; the source sends."""
+    linked = link(
+        Broadcast(source_replica_id=3), values(), num_workers=4, memories=(0,)
+    )
+
+    assert 4 == linked.count("CollectiveBcastSendV2")
+    assert 3 * 4 == linked.count("CollectiveBcastRecvV2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "op", "num_nodes"),
+    [
+        (AllReduce(op="sum"), "AddN", 4),
+        (AllGather(), "Pack", 4),
+        (Broadcast(source_replica_id=0), "", 0),
+        (PIPELINE, "ZerosLike", 4),
+    ],
+    ids=str,
+)
+def test_replicas_of_one_memory_cost_one_node_per_tensor(link, kind, op, num_nodes):
+    """One node does all, on one device; what is only read costs nothing."""
+    linked = link(kind, values())
+
+    assert num_nodes == len(linked.nodes) == linked.count(op)
+
+
+def test_replicas_of_one_memory_are_reduced_there_first(link):
+    """Two memories of two replicas: a sum in each, and one of both, per bucket."""
+    linked = link(AllReduce(op="mean"), values(), memories=(0, 0, 2, 2))
+
+    # Within memories each tensor by itself, between them one bucket per type.
+    assert 2 * 4 + 2 == linked.count("AddN")
+    assert 2 == linked.count("Mul")
+    assert 2 == len(linked.plans[0].buckets)
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_fusing_keeps_the_values(link, is_fused, monkeypatch):
+    """One transfer per tensor, per type, or per bucket that is full."""
+    arrays = values()
+    alone = link(AllReduce(op="mean"), arrays, memories=(0, 1, 2, 3))
+    monkeypatch.setattr(plan, "BUCKET_BYTES" if is_fused else "FUSE_BELOW_BYTES", 24)
+
+    other = link(AllReduce(op="mean"), arrays, memories=(0, 1, 2, 3))
+
+    assert len(alone.plans[0].buckets) < len(other.plans[0].buckets)
+    for replica in range(4):
+        for one, another in zip(
+            alone.results[replica], other.results[replica], strict=True
+        ):
+            np.testing.assert_allclose(one, another, rtol=1e-6, atol=1e-7)
+
+
+def rounded(value):
+    """The value in bfloat16, and back."""
+    return tf.cast(tf.cast(value, tf.bfloat16), value.dtype).numpy()
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max"])
+@pytest.mark.parametrize("memories", [(0, 1, 2), (0, 1, 1)], ids=str)
+def test_what_is_sent_is_rounded_and_summed_in_full_width(link, op, memories):
+    """The owner's own memory is not; the result is, so that all have the same bits."""
+    arrays = [[x] for x in np.random.default_rng(3).normal(size=(3, 5)).astype("f4")]
+    kind = AllReduce(op=op, wire_dtype=tf.bfloat16)
+
+    linked = link(kind, arrays, memories=memories)
+
+    owner = memories[linked.plans[0].buckets[0].owner]
+    near = {
+        m: [arrays[r][0] for r in range(3) if memories[r] == m] for m in set(memories)
+    }
+    combine = np.max if op == "max" else np.sum
+    partial = {m: combine(xs, axis=0) for m, xs in near.items()}
+    total = combine(
+        [x if m == owner else rounded(x) for m, x in partial.items()], axis=0
+    )
+    expected = rounded(total * np.float32(1 / 3) if op == "mean" else total)
+    for (result,) in linked.results:
+        np.testing.assert_array_equal(expected, result)
+
+
+def test_in_one_memory_nothing_is_rounded(link):
+    """Nothing is sent there."""
+    arrays = values()
+
+    linked = link(AllReduce(op="sum", wire_dtype=tf.bfloat16), arrays)
+
+    check(linked, AllReduce(op="sum"), arrays)
+    assert 0 == linked.count("Cast")
+
+
+@pytest.mark.parametrize("place", ["one memory", "in turn", "two workers"])
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_reduction_that_is_not_needed_gives_results_without_elements(
+    link, needed, place
+):
+    """Of the same rank, so that elementwise ops and reductions take them."""
+    memories, num_workers = PLACES[place]
+    kind, arrays = AllReduce(op="mean"), values()
+
+    linked = link(
+        kind, arrays, memories=memories, num_workers=num_workers, needed=needed
+    )
+
+    if needed:
+        check(linked, kind, arrays)
+        return
+    for of_replica in linked.results:
+        for array, result in zip(arrays[0], of_replica, strict=True):
+            assert (0,) * array.ndim == result.shape
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3)])
+@pytest.mark.parametrize("kind", [AllReduce(op="sum"), AllGather()], ids=str)
+def test_scalars_and_empty_tensors_pass(link, kind, shape):
+    """TensorFlow's collective ops may crash on tensors without elements."""
+    arrays = [[np.full(shape, r, np.float32)] for r in range(2)]
+
+    for num_workers in (1, 2):
+        linked = link(kind, arrays, memories=None, num_workers=num_workers)
+
+        check(linked, kind, arrays)
+
+
+def test_a_whole_step_gives_the_same_with_and_without_fusing(monkeypatch):
+    """Training through buckets follows training without them bit by bit."""
+
+    def train(fuse):
+        with monkeypatch.context() as patch:
+            if fuse:  # as if every device had a memory of its own
+                patch.setattr(topology.device_lib, "memory", lambda device: device)
+            repl = replicator.InGraphReplicator(
+                num_replicas=2,
+                devices=["CPU:0", "CPU:1"],
+                variable_placement="mirrored",
+            )
+        with repl.context():
+            weights = [tf.Variable(tf.ones([i + 1])) for i in range(6)]
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(w * w * x) for w in weights])
+            grads = replicator.all_mean(tape.gradient(loss, weights))
+            for weight, grad in zip(weights, grads, strict=True):
+                weight.assign_sub(0.05 * grad)
+            return loss
+
+        xs = replicator.PerReplica([tf.constant(1.0), tf.constant(2.5)])
+        for _ in range(3):
+            repl.run(step, xs)
+        repl.assert_in_sync()
+        return [w.numpy().tolist() for w in weights], repl.explain()
+
+    fused, fused_plan = train(fuse=True)
+    alone, alone_plan = train(fuse=False)
+
+    assert "1 transfers of which 1 fused" in fused_plan
+    assert "6 transfers of which 0 fused" in alone_plan
+    assert alone == fused
