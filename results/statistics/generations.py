@@ -78,27 +78,8 @@ other, which makes intervals too short."""
 _FEWEST_ROUNDS_PER_BATCH = 2
 
 
-def mean_log_ratio(
-    first: Mapping[int, float], second: Mapping[int, float]
-) -> float | None:
-    """Returns d_g, the mean of ln(first / second) over the rounds that both have.
-
-    Args:
-      first: A positive value, such as examples/s, of each valid turn by round index.
-      second: The same of the other case, in the same generation.
-
-    Returns:
-      A logarithm, or None if no round is valid in both.
-
-    Raises:
-      ResultsError: A value that is not positive and finite.
-    """
-    logs = log_ratios(first, second)
-    return mean(logs) if logs else None
-
-
 def mean(logs: Sequence[float]) -> float:
-    """Returns the mean of the logarithms of a generation's rounds."""
+    """Returns d_g, the mean of the logarithms of a generation's rounds."""
     return math.fsum(logs) / len(logs)
 
 
@@ -106,6 +87,10 @@ def log_ratios(
     first: Mapping[int, float], second: Mapping[int, float]
 ) -> tuple[float, ...]:
     """Returns ln(first / second) of each round that both have, in order of rounds.
+
+    Args:
+      first: A positive value, such as examples/s, of each valid turn by round index.
+      second: The same of the other case, in the same generation.
 
     Raises:
       ResultsError: A value that is not positive and finite.
@@ -127,7 +112,7 @@ def over_generations(
     """Estimates exp(mean(logs)) with Student's t over generations.
 
     Args:
-      logs: d_g of each generation (``mean_log_ratio``), or the mean log of a value.
+      logs: d_g of each generation (``mean``), or the mean log of a value.
       unit: Of exp(logs); empty for a ratio.
       is_stopped_on_width: Whether the number of generations was decided by
         ``is_precise_enough``; False where it was decided before measuring.

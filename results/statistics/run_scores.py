@@ -78,18 +78,6 @@ class Profile:
     n: int
 
 
-def interquartile_mean(values: Sequence[float] | np.ndarray) -> float:
-    """Returns the mean after a quarter of the values is cut off at either end.
-
-    The number of runs cut off is rounded down: none of fewer than 4.
-
-    Raises:
-      ResultsError: No values, or one that is not finite.
-    """
-    found: np.ndarray = _trimmed_means(_checked({"": values})[0][None])
-    return float(found[0])
-
-
 def statistic_of(num_runs: int, num_strata: int = 1) -> str:
     """Returns in words which mean ``score`` takes of so many runs."""
     if num_strata > 1 or num_runs >= FEWEST_RESAMPLED:
@@ -218,7 +206,7 @@ def _resampled(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _trimmed_means(values: np.ndarray) -> np.ndarray:
-    """The interquartile mean of each row."""
+    """The mean of each row without a quarter at either end, rounded down."""
     count = values.shape[1]
     cut = int(_TRIMMED * count)
     kept = np.partition(values, [cut, count - cut - 1], axis=1)[:, cut : count - cut]

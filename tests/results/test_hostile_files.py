@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 import re
@@ -122,6 +123,7 @@ def test_text_that_no_program_of_ours_wrote_is_named(
             r"window_sec: .*greater than or equal to 0.000000001|1e-09",
         ),
         ({"window_sec": 10**400}, r"window_sec: Input should be a valid number"),
+        ({"window_sec": math.nan}, r"window_sec: Input should be"),
         ({"num_parameters": 10**400}, r"num_parameters: .*less than or equal to 1000"),
         ({"num_measured_steps": 10**9}, r"num_measured_steps: .*equal to 1000000, got"),
         ({"example_unit": "\ud800"}, r"example_unit: .*unable to parse .*'\\ud800'"),

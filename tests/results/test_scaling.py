@@ -214,19 +214,6 @@ def test_two_settings_in_one_study_are_refused(
         scaling.points(cases.load_study(store))
 
 
-def test_plan_that_names_a_trial_twice_is_refused(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
-    """Rows of a sweep are distinct."""
-    store = synthetic.make_store(tmp_path, synthetic.Shape(repeats=1))
-    plan = store.read_plan()
-    twice = (*plan.trials, plan.trials[0])
-    store.write_plan(plan.model_copy(update={"trials": twice}))
-
-    with pytest.raises(errors.ResultsError, match=r"names trial '\w+' twice; every"):
-        cases.load_study(store)
-
-
 def test_states_of_a_broken_study(tmp_path: pathlib.Path, synthetic: Any) -> None:
     """Missing, unfinished, corrupt and unplanned trials are distinguished."""
     store = synthetic.make_store(tmp_path, synthetic.Shape())

@@ -150,15 +150,6 @@ def test_ok_without_result_is_corrupt(store: Store) -> None:
     assert problem.reason == "missing, though the status is 'ok'"
 
 
-def test_non_finite_number_is_corrupt(store: Store) -> None:
-    """Python's JSON reads NaN; a record must not hold it."""
-    broken = store.trial_ids()[0]
-    _edit(store.trial_dir(broken) / "result.json", window_sec=float("nan"))
-    (problem,) = store.corrupt()
-
-    assert problem.reason.startswith("window_sec: ")
-
-
 @pytest.mark.parametrize("place", ["plan", "trial"])
 def test_newer_version_is_refused(store: Store, place: str) -> None:
     """The message says which version, and what to do."""

@@ -89,10 +89,10 @@ def _coverage(
 def logs_of(measured: Sequence[Generation], sweep: int) -> list[float]:
     """Returns d_g of cases 1 and 0 in one sweep, by generation."""
     logs = [
-        generations.mean_log_ratio(one.turns(1, sweep), one.turns(0, sweep))
+        generations.log_ratios(one.turns(1, sweep), one.turns(0, sweep))
         for one in measured
     ]
-    return [log for log in logs if log is not None]
+    return [generations.mean(of_rounds) for of_rounds in logs if of_rounds]
 
 
 def fresh_processes(
