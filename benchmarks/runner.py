@@ -182,7 +182,7 @@ def paired_ratio(
     numerators: Sequence[float], denominators: Sequence[float]
 ) -> Estimate:
     """The ratio of figures that were measured in the same repeats."""
-    from results.statistics.estimates import ratio
+    from results.statistics.repetitions import ratio
 
     pairs = list(zip(numerators, denominators, strict=True))
     first = {repeat: pair[0] for repeat, pair in enumerate(pairs)}
@@ -223,7 +223,7 @@ def print_value(
     Returns:
       Whether the target is reached.
     """
-    from results.statistics.estimates import geometric_mean
+    from results.statistics.repetitions import geometric_mean
 
     estimate = geometric_mean(values, unit=unit)
     return _print(title, estimate, at_least=at_least, at_most=at_most)
