@@ -318,7 +318,7 @@ def test_a_job_gets_the_settings_of_the_file_and_not_the_file(
     scripts: list[str] = []
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(slurm, "check", lambda **_: None)
-    monkeypatch.setattr(slurm, "submit", lambda text: scripts.append(text) or 7)
+    monkeypatch.setattr(slurm, "submit", lambda text: scripts.append(text) or "7")
     name = write(f'{SMALL_FILE}launcher = "slurm"\narray = 2\n')
     code, out, err = harness("sweep", "--file", name, "--seed=3")
 
