@@ -138,7 +138,7 @@ def check_options(
       PlanError: Unknown option or value; the message says what is allowed.
     """
     try:
-        workload_catalog.check_options(info.name, preset_name, options)
+        workload_catalog.make_config(info.name, preset_name, options)
     except ValueError as error:
         raise PlanError(str(error)) from error
 

@@ -333,8 +333,8 @@ def absolute_data(name: str) -> str:
     return folders.absolute(name) if folders.is_folder(name) else name
 
 
-def check_options(workload: str, preset: str, options: Mapping[str, Any]) -> None:
-    """Raises unless ``workload`` takes ``options`` on top of ``preset``.
+def make_config(workload: str, preset: str, options: Mapping[str, Any]) -> Any:
+    """Returns the configuration of a preset with ``options`` in place of its own.
 
     Args:
       workload: A name in ``WORKLOADS``.
@@ -344,9 +344,8 @@ def check_options(workload: str, preset: str, options: Mapping[str, Any]) -> Non
     Raises:
       ValueError: Unknown preset or option, or a value of a wrong type or range.
     """
-    importlib.import_module(WORKLOADS[workload].config_module).make_config(
-        preset, options
-    )
+    module = importlib.import_module(WORKLOADS[workload].config_module)
+    return module.make_config(preset, options)
 
 
 def metrics_of(workload: str) -> tuple[Metric, ...]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 JIT_OFF = "off"
 JIT_COMPUTE = "compute"
@@ -70,6 +71,13 @@ def apply_options(
     }
     found: _Config = dataclasses.replace(chosen, **converted)
     return found
+
+
+def configurations(
+    workload: str, presets: Mapping[str, _Config]
+) -> Callable[[str, Mapping[str, Any]], _Config]:
+    """Returns ``apply_options`` of one workload: from a preset and options."""
+    return functools.partial(apply_options, workload, presets)
 
 
 def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:

@@ -10,20 +10,64 @@ import tensorflow as tf
 
 from workloads import device_inputs, reused_batch
 from workloads.catalog import SYNTHETIC
+from workloads.common import conv_layout, precision
 from workloads.data import audit, pipeline
 from workloads.data.sources import open_source
 from workloads.replicated import CatalogWorkload, ReplicatedProgram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import replicator
+    from workloads.data import images
     from workloads.data.sources import Source
     from workloads.spec import SanityCheck
 
 
 class ImageWorkload(CatalogWorkload):
-    """A workload of the catalogue that reads labelled images."""
+    """A workload of the catalogue that reads labelled images.
+
+    Args:
+      name: The name in the catalogue.
+      program: What it builds.
+    """
+
+    def __init__(self, name: str, program: type[ImageProgram]) -> None:
+        super().__init__(name)
+        self._program = program
+
+    def build(
+        self,
+        replicator: replicator.Replicator,
+        *,
+        preset: str,
+        data: str,
+        per_replica_batch_size: int,
+        seed: int,
+        options: Mapping[str, Any],
+    ) -> ImageProgram:
+        """Builds the program on ``replicator``; see ``Workload.build``."""
+        config = self.make_config(preset, options)
+        if per_replica_batch_size < 1:
+            raise ValueError(
+                f"per_replica_batch_size {per_replica_batch_size!r} must be at least 1"
+            )
+        precision.set_tf32(replicator, is_on=config.tf32)
+        conv_layout.choose(config.conv_layout)
+        source = None if data == SYNTHETIC else open_source(data)
+        if source is not None and source.num_classes > config.num_classes:
+            raise ValueError(
+                f"data {data!r} has {source.num_classes} classes, but the network has "
+                f"{config.num_classes}: set option num_classes to at least "
+                f"{source.num_classes}"
+            )
+        return self._program(
+            replicator,
+            config,
+            source=source,
+            per_replica_batch_size=per_replica_batch_size,
+            seed=seed,
+        )
 
     def prepare(self, *, data: str) -> None:
         """Writes the embedded digits once per machine; see ``Workload.prepare``."""
@@ -36,30 +80,44 @@ class ImageProgram(ReplicatedProgram):
 
     Attributes:
       source: The data set, or None for synthetic data.
+      augmentation: How images are augmented and normalised; None for that of the data
+        set.
     """
+
+    augmentation: images.Augmentation | None = None
 
     def __init__(
         self,
         repl: replicator.Replicator,
+        config: Any,
         *,
         source: Source | None,
-        config: pipeline.PipelineConfig,
-        num_classes: int,
+        per_replica_batch_size: int,
+        seed: int,
     ) -> None:
         """Creates the pipelines.
 
         Args:
           repl: The replicator.
+          config: An ``ImageConfig``, of the class that the workload has.
           source: The data set, or None for synthetic data.
-          config: Configuration of the pipelines.
-          num_classes: Number of labels in synthetic data.
+          per_replica_batch_size: Examples per replica and step.
+          seed: Seed of order and augmentation.
         """
-        super().__init__(repl, per_replica_batch_size=config.per_replica_batch_size)
+        super().__init__(repl, per_replica_batch_size=per_replica_batch_size)
         self.source = source
-        self._pipeline = dataclasses.replace(
-            config, per_replica_batch_size=self.pipeline_batch_size
+        self._pipeline = pipeline.PipelineConfig(
+            per_replica_batch_size=self.pipeline_batch_size,
+            image_size=config.image_size,
+            seed=seed,
+            shuffle_buffer_size=config.shuffle_buffer_size,
+            num_threads=config.num_input_threads,
+            is_cached=config.cache_data,
+            input_dtype=config.input_dtype,
+            augmentation=self.augmentation,
         )
-        self._num_classes = num_classes
+        self._num_classes = config.num_classes
+        self.compute_dtype = config.compute_dtype.removeprefix("mixed_")
         self._contexts: list[replicator.InputContext] = []
         self._inputs = device_inputs.make_iterator(repl, self._input_fn)
         # Ids stay on their devices until sanity(): reading them here would be measured.

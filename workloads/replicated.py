@@ -30,6 +30,14 @@ class CatalogWorkload(Workload):
         self.version = info.version
         self.example_unit = info.example_unit
 
+    def make_config(self, preset: str, options: Mapping[str, Any]) -> Any:
+        """Returns the configuration of a preset with ``options`` in place of its own.
+
+        Raises:
+          ValueError: Unknown preset or option, or a value of a wrong type or range.
+        """
+        return catalog.make_config(self.name, preset, options)
+
 
 class ReplicatedProgram(StepProgram):
     """Base of programs on a replicator: agreement, explanation, sanity checks.

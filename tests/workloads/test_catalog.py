@@ -27,14 +27,14 @@ for call in (
     lambda: catalog.check_data("resnet50", "imagnet2012"),
     lambda: catalog.check_data("resnet50", "imagenet2012"),
     lambda: catalog.check_data("resnet50", "imagenet_resized/65x65"),
-    lambda: catalog.check_options("resnet50", "laptop", {"image_sise": 64}),
+    lambda: catalog.make_config("resnet50", "laptop", {"image_sise": 64}),
 ):
     try:
         call()
     except ValueError as error:
         errors.append(str(error))
 catalog.check_data("resnet50", "digits")
-catalog.check_options("resnet50", "laptop", {"image_size": 96})
+catalog.make_config("resnet50", "laptop", {"image_size": 96})
 print(json.dumps([errors, "tensorflow" in sys.modules, "keras" in sys.modules]))
 """
 
@@ -146,7 +146,7 @@ def test_unknown_preset_lists_presets() -> None:
     with pytest.raises(
         ValueError, match=r"preset 'laptob' is unknown .*did you mean 'laptop'\?"
     ):
-        catalog.check_options("resnet50", "laptob", {})
+        catalog.make_config("resnet50", "laptob", {})
 
 
 @pytest.mark.parametrize(

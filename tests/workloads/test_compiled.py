@@ -200,7 +200,7 @@ def test_a_stock_strategy_reads_without_training():
 def test_other_values_are_refused(name, settings, message):
     """With what is allowed."""
     with pytest.raises(ValueError, match=message):
-        catalog.check_options(name, "smoke", settings)
+        catalog.make_config(name, "smoke", settings)
 
 
 @pytest.mark.parametrize("name", ["resnet50", "sngan"])
@@ -212,7 +212,7 @@ def test_collectives_cannot_be_in_the_compiled_part(name):
         r"collectives .*: use batch_norm 'local', or jit 'off' or "
         r"'step'$",
     ):
-        catalog.check_options(
+        catalog.make_config(
             name, "smoke", {"jit": "compute", "batch_norm": "cross_replica"}
         )
 
@@ -262,10 +262,10 @@ def test_a_layout_is_one_that_there_is(name):
     with pytest.raises(
         ValueError, match=r"conv_layout='nchw' must be one of 'auto', 'nhwc'"
     ):
-        catalog.check_options(name, "smoke", {"conv_layout": "nchw"})
+        catalog.make_config(name, "smoke", {"conv_layout": "nchw"})
     with pytest.raises(
         ValueError,
         match=r"^option conv_layout='nhwc' has no effect with jit='compute', where XLA "
         r"chooses the layout of each convolution: leave one of the two out$",
     ):
-        catalog.check_options(name, "smoke", {"conv_layout": "nhwc", "jit": "compute"})
+        catalog.make_config(name, "smoke", {"conv_layout": "nhwc", "jit": "compute"})

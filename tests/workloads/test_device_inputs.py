@@ -123,4 +123,4 @@ def test_other_types_of_pixels_are_refused(name):
     with pytest.raises(
         ValueError, match=r"input_dtype='int8' must be one of 'float32', 'uint8'"
     ):
-        catalog.check_options(name, "gpu", {"input_dtype": "int8"})
+        catalog.make_config(name, "gpu", {"input_dtype": "int8"})

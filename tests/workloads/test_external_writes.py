@@ -92,8 +92,8 @@ def test_presets_for_gpus_promise_it(name):
     }
 
     assert {"gpu"} == promises
-    catalog.check_options(name, "gpu", {"external_writes": "detect"})
+    catalog.make_config(name, "gpu", {"external_writes": "detect"})
     with pytest.raises(
         ValueError, match=r"external_writes='no' must be one of 'detect', 'never'"
     ):
-        catalog.check_options(name, "gpu", {"external_writes": "no"})
+        catalog.make_config(name, "gpu", {"external_writes": "no"})

@@ -6,20 +6,11 @@ The planner imports this module, so it imports neither TensorFlow nor dm_control
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
 
 from workloads.d4pg.acting.settings import check_ray
 from workloads.d4pg.replay import capacity
-from workloads.options import (
-    EXTERNAL_WRITES,
-    apply_options,
-    check_choice,
-    check_jit,
-    check_range,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from workloads.options import configurations
+from workloads.settings import TrainingConfig, limited
 
 NETWORKS = ("mlp", "layer_norm_mlp")
 OBSERVATIONS = ("state", "pixels")
@@ -28,7 +19,7 @@ ACTORS = ("processes", "ray")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class D4PGConfig:
+class D4PGConfig(TrainingConfig):
     """Settings of computation and training.
 
     Defaults are those of Tassa et al. 2018 ("DeepMind Control Suite"), where these
@@ -36,11 +27,6 @@ class D4PGConfig:
 
     Attributes:
       observations: ``state`` (positions and velocities) or ``pixels`` (stacked frames).
-      jit: ``off``, ``compute`` (XLA compiles forward and backward pass) or ``step``
-        (also collectives and updates).
-      tf32: Whether float32 products and convolutions use TF32 where GPUs have it.
-      external_writes: ``never`` promises the replicator that no variable is written
-        outside its steps, so that it need not look.
       network: ``mlp`` (the paper's, ReLU) or ``layer_norm_mlp`` (Acme's).
       policy_sizes: Units of the policy's hidden layers, such as ``300,200``.
       critic_sizes: Units of the critic's hidden layers; in an ``mlp`` the action joins
@@ -80,48 +66,41 @@ class D4PGConfig:
       num_evaluation_episodes: Episodes without noise per evaluation.
     """
 
-    observations: str = "state"
-    jit: str = "off"
-    tf32: bool = True
-    external_writes: str = "detect"
-    network: str = "mlp"
+    observations: str = limited("state", choices=OBSERVATIONS)
+    network: str = limited("mlp", choices=NETWORKS)
     policy_sizes: str = "300,200"
     critic_sizes: str = "400,300"
-    num_conv_filters: int = 32
-    num_features: int = 50
-    num_atoms: int = 101
+    num_conv_filters: int = limited(32, low=1)
+    num_features: int = limited(50, low=1)
+    num_atoms: int = limited(101, low=2)
     lowest_return: float = -150.0
     highest_return: float = 150.0
-    num_return_steps: int = 5
-    discount: float = 0.99
-    policy_learning_rate: float = 1e-4
-    critic_learning_rate: float = 1e-4
-    value_gradient_clip_norm: float = 1.0
-    global_clip_norm: float = 40.0
-    target_update_period: int = 100
-    replay: str = "prioritized"
-    replay_capacity: int = 1_000_000
-    min_replay_size: int = 1_000
-    samples_per_insert: float = 0.0
-    priority_exponent: float = 0.6
-    importance_exponent: float = 0.4
-    actors: str = "processes"
-    num_actors: int = 32
-    environments_per_actor: int = 1
-    action_repeat: int = 1
+    num_return_steps: int = limited(5, low=1)
+    discount: float = limited(0.99, low=0.0, high=1.0)
+    policy_learning_rate: float = limited(1e-4, low=0.0)
+    critic_learning_rate: float = limited(1e-4, low=0.0)
+    value_gradient_clip_norm: float = limited(1.0, low=0.0)
+    global_clip_norm: float = limited(40.0, low=0.0)
+    target_update_period: int = limited(100, low=1)
+    replay: str = limited("prioritized", choices=REPLAYS)
+    replay_capacity: int = limited(1_000_000, low=1)
+    min_replay_size: int = limited(1_000, low=1)
+    samples_per_insert: float = limited(0.0, low=0.0)
+    priority_exponent: float = limited(0.6, low=0.0, high=1.0)
+    importance_exponent: float = limited(0.4, low=0.0, high=1.0)
+    actors: str = limited("processes", choices=ACTORS)
+    num_actors: int = limited(32, low=1)
+    environments_per_actor: int = limited(1, low=1)
+    action_repeat: int = limited(1, low=1)
     noise_low: float = 1 / 32
     noise_high: float = 1.0
-    publish_period: int = 100
-    actor_niceness: int = 0
-    num_evaluation_episodes: int = 20
+    publish_period: int = limited(100, low=1)
+    actor_niceness: int = limited(0, low=0, below=20)
+    # An interval needs at least two episodes.
+    num_evaluation_episodes: int = limited(20, low=2)
 
     def __post_init__(self) -> None:
-        check_choice("observations", self.observations, OBSERVATIONS)
-        check_choice("network", self.network, NETWORKS)
-        check_jit(self.jit)
-        check_choice("external_writes", self.external_writes, EXTERNAL_WRITES)
-        check_choice("replay", self.replay, REPLAYS)
-        check_choice("actors", self.actors, ACTORS)
+        TrainingConfig.__post_init__(self)
         if self.actors == "ray":
             check_ray()
         for name in ("policy_sizes", "critic_sizes"):
@@ -132,39 +111,12 @@ class D4PGConfig:
                 "more, because the action joins at the second layer: use for example "
                 "'400,300', or network 'layer_norm_mlp'"
             )
-        check_range("num_atoms", self.num_atoms, low=2)
         if self.lowest_return >= self.highest_return:
             raise ValueError(
                 f"option lowest_return={self.lowest_return!r} must be below "
                 f"highest_return={self.highest_return!r}, because returns lie between "
                 "them: use for example -150 and 150"
             )
-        for name in (
-            "num_conv_filters",
-            "num_features",
-            "num_return_steps",
-            "target_update_period",
-            "replay_capacity",
-            "min_replay_size",
-            "num_actors",
-            "environments_per_actor",
-            "action_repeat",
-            "publish_period",
-        ):
-            check_range(name, getattr(self, name), low=1)
-        # An interval needs at least two episodes.
-        check_range("num_evaluation_episodes", self.num_evaluation_episodes, low=2)
-        for name in (
-            "policy_learning_rate",
-            "critic_learning_rate",
-            "value_gradient_clip_norm",
-            "global_clip_norm",
-            "samples_per_insert",
-        ):
-            check_range(name, getattr(self, name), low=0.0)
-        for name in ("discount", "priority_exponent", "importance_exponent"):
-            check_range(name, getattr(self, name), low=0.0, high=1.0)
-        check_range("actor_niceness", self.actor_niceness, low=0, below=20)
         if not 0.0 < self.noise_low <= self.noise_high:
             raise ValueError(
                 f"option noise_low={self.noise_low!r} must be above 0 and at most "
@@ -199,19 +151,6 @@ def _sizes(name: str, text: str) -> tuple[int, ...]:
             "commas: use for example '300,200'"
         )
     return sizes
-
-
-def make_config(preset: str, options: Mapping[str, Any]) -> D4PGConfig:
-    """Returns the preset's configuration with ``options`` in place of its values.
-
-    Args:
-      preset: A name in ``PRESETS``.
-      options: Fields of ``D4PGConfig`` to override.
-
-    Raises:
-      ValueError: Unknown preset or option, or a value of a wrong type or range.
-    """
-    return apply_options("d4pg", PRESETS, preset, options)
 
 
 _LAPTOP = D4PGConfig(
@@ -266,3 +205,5 @@ PRESETS: dict[str, D4PGConfig] = {
     "gpu": D4PGConfig(observations="pixels", samples_per_insert=32.0, num_actors=8),
     "paper": D4PGConfig(observations="pixels"),
 }
+
+make_config = configurations("d4pg", PRESETS)

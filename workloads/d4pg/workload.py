@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.catalog import SYNTHETIC
 from workloads.common import precision
-from workloads.d4pg import config as config_lib
 from workloads.d4pg.environment import tasks
 from workloads.d4pg.program import D4PGProgram
 from workloads.replicated import CatalogWorkload
@@ -31,7 +30,7 @@ class D4PGWorkload(CatalogWorkload):
         options: Mapping[str, Any],
     ) -> D4PGProgram:
         """Builds D4PG on ``replicator``; see ``Workload.build``."""
-        config = config_lib.make_config(preset, options)
+        config = self.make_config(preset, options)
         precision.set_tf32(replicator, is_on=config.tf32)
         if data != SYNTHETIC:
             tasks.check(data)

@@ -6,49 +6,27 @@ The planner imports this module, so it does not import TensorFlow.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
 
-from workloads.options import (
-    EXTERNAL_WRITES,
-    INPUT_DTYPES,
-    apply_options,
-    check_choice,
-    check_conv_layout,
-    check_jit,
-    check_range,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from workloads.options import configurations
+from workloads.settings import ImageConfig, limited
 
 VERSIONS = ("v1", "v1.5")
 OPTIMIZERS = ("momentum", "lars")
 COMPUTE_DTYPES = ("float32", "mixed_bfloat16", "mixed_float16")
-STATISTICS = ("local", "cross_replica")
 DOWNSAMPLING = 32  # the last feature map is image_size / 32 pixels wide
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ResNet50Config:
+class ResNet50Config(ImageConfig):
     """Settings of computation and training; defaults are the paper's.
+
+    ``num_classes`` is 1000 as published, whatever the data set, so that the network and
+    its gradients keep the published size. ``mixed_float16`` scales the loss
+    dynamically.
 
     Attributes:
       version: ``v1.5`` strides in the 3x3 convolution of a block (Goyal 2017), ``v1``
         in the first 1x1 (He 2015).
-      image_size: Height and width of the network's input, in pixels.
-      num_classes: Outputs; 1000 as published, whatever the data set, so that the
-        network and its gradients keep the published size.
-      compute_dtype: ``float32``, or with float32 variables ``mixed_bfloat16`` or
-        ``mixed_float16``, which scales the loss dynamically.
-      jit: ``off``, ``compute`` (XLA compiles forward and backward pass) or ``step``
-        (also collectives and updates).
-      conv_layout: ``nhwc`` keeps the layout of the model in convolutions; ``auto`` lets
-        TensorFlow's optimizer convert them to NCHW, as it does on GPUs in float32.
-      tf32: Whether float32 products and convolutions use TF32 where GPUs have it.
-      external_writes: ``never`` promises the replicator that no variable is written
-        outside its steps, so that it need not look.
-      batch_norm: ``local`` normalizes by each replica's own batch, as published;
-        ``cross_replica`` by the global batch.
       zero_gamma: Whether the last batch norm of a block starts at zero.
       learning_rate_per_256: Learning rate at a global batch of 256 examples; it grows
         in proportion to the global batch.
@@ -60,78 +38,32 @@ class ResNet50Config:
       momentum: Heavy-ball momentum (no Nesterov step).
       weight_decay: L2 factor on kernels; not on biases nor batch-norm parameters.
       label_smoothing: Fraction of the label that is spread over all classes.
-      shuffle_buffer_size: Examples in the shuffle buffer of one input pipeline.
-      num_input_threads: Threads of one input pipeline, on GPUs per GPU that it feeds.
-      input_dtype: ``float32``, or ``uint8``: pixels are sent to devices as they are
-        stored, and normalised there.
-      cache_data: Whether encoded images stay in memory after the first epoch.
       evaluation_batch_size: Examples per evaluation step, on one device.
     """
 
-    version: str = "v1.5"
     image_size: int = 224
-    num_classes: int = 1000
-    compute_dtype: str = "float32"
-    jit: str = "off"
-    conv_layout: str = "auto"
-    tf32: bool = True
-    external_writes: str = "detect"
-    batch_norm: str = "local"
+    num_classes: int = limited(1000, low=1)
+    compute_dtype: str = limited("float32", choices=COMPUTE_DTYPES)
+    num_input_threads: int = limited(8, low=1)
+    version: str = limited("v1.5", choices=VERSIONS)
     zero_gamma: bool = True
-    learning_rate_per_256: float = 0.1
-    lr_warmup_epochs: float = 5.0
-    optimizer: str = "momentum"
-    num_epochs: float = 90.0
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    label_smoothing: float = 0.0
-    shuffle_buffer_size: int = 16384
-    num_input_threads: int = 8
-    input_dtype: str = "float32"
-    cache_data: bool = False
-    evaluation_batch_size: int = 128
+    learning_rate_per_256: float = limited(0.1, low=0.0)
+    lr_warmup_epochs: float = limited(5.0, low=0.0)
+    optimizer: str = limited("momentum", choices=OPTIMIZERS)
+    num_epochs: float = limited(90.0, low=1.0)
+    momentum: float = limited(0.9, low=0.0, below=1.0)
+    weight_decay: float = limited(1e-4, low=0.0)
+    label_smoothing: float = limited(0.0, low=0.0, below=1.0)
+    evaluation_batch_size: int = limited(128, low=1)
 
     def __post_init__(self) -> None:
-        check_choice("version", self.version, VERSIONS)
-        check_choice("optimizer", self.optimizer, OPTIMIZERS)
-        check_range("num_epochs", self.num_epochs, low=1.0)
-        check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
-        check_choice("batch_norm", self.batch_norm, STATISTICS)
-        check_jit(self.jit, self.batch_norm)
-        check_choice("external_writes", self.external_writes, EXTERNAL_WRITES)
-        check_conv_layout(self.conv_layout, self.jit)
-        check_choice("input_dtype", self.input_dtype, INPUT_DTYPES)
+        ImageConfig.__post_init__(self)
         if self.image_size < DOWNSAMPLING or self.image_size % DOWNSAMPLING:
             raise ValueError(
                 f"option image_size={self.image_size!r} must be a multiple of "
                 f"{DOWNSAMPLING}, because the network halves it five times: use "
                 "32, 64 or 224, for example"
             )
-        for name in (
-            "num_classes",
-            "shuffle_buffer_size",
-            "num_input_threads",
-            "evaluation_batch_size",
-        ):
-            check_range(name, getattr(self, name), low=1)
-        check_range("learning_rate_per_256", self.learning_rate_per_256, low=0.0)
-        check_range("lr_warmup_epochs", self.lr_warmup_epochs, low=0.0)
-        check_range("weight_decay", self.weight_decay, low=0.0)
-        for name in ("momentum", "label_smoothing"):
-            check_range(name, getattr(self, name), low=0.0, below=1.0)
-
-
-def make_config(preset: str, options: Mapping[str, Any]) -> ResNet50Config:
-    """Returns the preset's configuration with ``options`` in place of its values.
-
-    Args:
-      preset: A name in ``PRESETS``.
-      options: Fields of ``ResNet50Config`` to override.
-
-    Raises:
-      ValueError: Unknown preset or option, or a value of a wrong type or range.
-    """
-    return apply_options("resnet50", PRESETS, preset, options)
 
 
 # Measured on one CPU core at 64 px and 8 examples: weight decay takes 8 % of a step, as
@@ -154,3 +86,5 @@ PRESETS: dict[str, ResNet50Config] = {
     "gpu": ResNet50Config(compute_dtype="mixed_bfloat16", input_dtype="uint8"),
     "paper": ResNet50Config(),
 }
+
+make_config = configurations("resnet50", PRESETS)

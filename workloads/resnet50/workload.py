@@ -9,15 +9,11 @@ import keras
 import tensorflow as tf
 
 from workloads import quality
-from workloads.catalog import SYNTHETIC
-from workloads.common import conv_layout, precision
 from workloads.common.compiled import compiled, whole
 from workloads.common.lars import LARS
 from workloads.data import pipeline
-from workloads.data.sources import open_source
 from workloads.options import JIT_OFF
 from workloads.program import ImageProgram, ImageWorkload
-from workloads.resnet50 import config as config_lib
 from workloads.resnet50 import flops, losses
 from workloads.resnet50.metrics import METRICS
 from workloads.resnet50.model import ResNet50
@@ -30,6 +26,7 @@ if TYPE_CHECKING:
 
     import replicator
     from workloads.data.sources import Source
+    from workloads.resnet50.config import ResNet50Config
     from workloads.spec import QualityMetric
 
 _NUM_IMAGENET_EXAMPLES = 1_281_167
@@ -46,7 +43,7 @@ class ResNet50Program(ImageProgram):
     def __init__(
         self,
         repl: replicator.Replicator,
-        config: config_lib.ResNet50Config,
+        config: ResNet50Config,
         *,
         source: Source | None,
         per_replica_batch_size: int,
@@ -54,17 +51,10 @@ class ResNet50Program(ImageProgram):
     ) -> None:
         super().__init__(
             repl,
+            config,
             source=source,
-            config=pipeline.PipelineConfig(
-                per_replica_batch_size=per_replica_batch_size,
-                image_size=config.image_size,
-                seed=seed,
-                shuffle_buffer_size=config.shuffle_buffer_size,
-                num_threads=config.num_input_threads,
-                is_cached=config.cache_data,
-                input_dtype=config.input_dtype,
-            ),
-            num_classes=config.num_classes,
+            per_replica_batch_size=per_replica_batch_size,
+            seed=seed,
         )
         self._config = config
         self._is_scaled = config.compute_dtype == "mixed_float16"
@@ -89,7 +79,6 @@ class ResNet50Program(ImageProgram):
             math.prod(variable.shape) for variable in self._variables
         )
         self._differentiate = compiled(self._loss_and_gradients, config.jit)
-        self.compute_dtype = config.compute_dtype.removeprefix("mixed_")
         self._whole_step = whole(self._step, config.jit)
         self.flops_per_example = flops.training_flops(
             image_size=config.image_size,
@@ -209,41 +198,4 @@ class ResNet50Program(ImageProgram):
         )
 
 
-class ResNet50Workload(ImageWorkload):
-    """The catalogue's ``resnet50``."""
-
-    def build(
-        self,
-        replicator: replicator.Replicator,
-        *,
-        preset: str,
-        data: str,
-        per_replica_batch_size: int,
-        seed: int,
-        options: Mapping[str, Any],
-    ) -> ResNet50Program:
-        """Builds ResNet-50 on ``replicator``; see ``Workload.build``."""
-        config = config_lib.make_config(preset, options)
-        if per_replica_batch_size < 1:
-            raise ValueError(
-                f"per_replica_batch_size {per_replica_batch_size!r} must be at least 1"
-            )
-        precision.set_tf32(replicator, is_on=config.tf32)
-        conv_layout.choose(config.conv_layout)
-        source = None if data == SYNTHETIC else open_source(data)
-        if source is not None and source.num_classes > config.num_classes:
-            raise ValueError(
-                f"data {data!r} has {source.num_classes} classes, but the network has "
-                f"{config.num_classes} outputs: set option num_classes to at least "
-                f"{source.num_classes}"
-            )
-        return ResNet50Program(
-            replicator,
-            config,
-            source=source,
-            per_replica_batch_size=per_replica_batch_size,
-            seed=seed,
-        )
-
-
-WORKLOAD = ResNet50Workload("resnet50")
+WORKLOAD = ImageWorkload("resnet50", ResNet50Program)

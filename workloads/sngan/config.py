@@ -6,23 +6,11 @@ The planner imports this module, so it does not import TensorFlow.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
 
-from workloads.options import (
-    EXTERNAL_WRITES,
-    INPUT_DTYPES,
-    apply_options,
-    check_choice,
-    check_conv_layout,
-    check_jit,
-    check_range,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from workloads.options import configurations
+from workloads.settings import ImageConfig, limited
 
 LAYOUTS = ("cifar", "imagenet")
-STATISTICS = ("local", "cross_replica")
 EXTRACTORS = ("digits", "inception")
 # float16 would need a loss scale for each of the two losses.
 COMPUTE_DTYPES = ("float32", "mixed_bfloat16")
@@ -31,27 +19,16 @@ FIRST_SIZE = 4  # height and width of the generator's first feature map
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class SNGANConfig:
+class SNGANConfig(ImageConfig):
     """Settings of computation and training; defaults are those of the papers at 32 px.
 
     Attributes:
       layout: ``cifar`` keeps the number of channels over all sizes (Miyato et al. 2018,
-        table 4), ``imagenet`` halves it with every doubling (table 6).
-      image_size: Height and width of images in pixels: 4 times a power of two.
-      num_classes: Classes that images are generated for.
+        table 4), ``imagenet`` halves it with every doubling (table 6). Images are 4
+        pixels times a power of two wide.
       latent_size: Length of z ~ N(0, I).
       generator_channels: Channels of the widest feature map of the generator.
       discriminator_channels: Channels of the first block of the discriminator.
-      compute_dtype: ``float32``, or with float32 variables ``mixed_bfloat16``.
-      jit: ``off``, ``compute`` (XLA compiles forward and backward pass) or ``step``
-        (also collectives and updates).
-      conv_layout: ``nhwc`` keeps the layout of the model in convolutions; ``auto`` lets
-        TensorFlow's optimizer convert them to NCHW, as it does on GPUs in float32.
-      tf32: Whether float32 products and convolutions use TF32 where GPUs have it.
-      external_writes: ``never`` promises the replicator that no variable is written
-        outside its steps, so that it need not look.
-      batch_norm: ``local`` normalizes by each replica's own batch, as published;
-        ``cross_replica`` by the global batch.
       num_discriminator_steps: Updates of the discriminator per update of the generator.
       generator_batch_factor: Generated images of a generator update, as a multiple of
         the real images of a discriminator update.
@@ -67,51 +44,30 @@ class SNGANConfig:
       extractor: Network whose features FID, KID and Inception score use.
       extractor_weights: File of its weights, for ``inception``.
       num_metric_examples: Generated images that are scored.
-      shuffle_buffer_size: Examples in the shuffle buffer of one input pipeline.
-      num_input_threads: Threads of one input pipeline, on GPUs per GPU that it feeds.
-      input_dtype: ``float32``, or ``uint8``: pixels are sent to devices as they are
-        stored, and normalised there.
-      cache_data: Whether encoded images stay in memory after the first epoch.
     """
 
-    layout: str = "cifar"
     image_size: int = 32
-    num_classes: int = 10
-    latent_size: int = 128
-    generator_channels: int = 256
-    discriminator_channels: int = 128
-    compute_dtype: str = "float32"
-    jit: str = "off"
-    conv_layout: str = "auto"
-    tf32: bool = True
-    external_writes: str = "detect"
-    batch_norm: str = "local"
-    num_discriminator_steps: int = 5
-    generator_batch_factor: int = 2
-    generator_learning_rate: float = 2e-4
-    discriminator_learning_rate: float = 2e-4
-    beta_1: float = 0.0
-    beta_2: float = 0.9
-    num_steps: int = 250_000
-    decay_start: float = 0.0
-    ema_decay: float = 0.0
-    extractor: str = "inception"
+    compute_dtype: str = limited("float32", choices=COMPUTE_DTYPES)
+    layout: str = limited("cifar", choices=LAYOUTS)
+    latent_size: int = limited(128, low=1)
+    generator_channels: int = limited(256, low=1)
+    discriminator_channels: int = limited(128, low=1)
+    num_discriminator_steps: int = limited(5, low=1)
+    generator_batch_factor: int = limited(2, low=1)
+    generator_learning_rate: float = limited(2e-4, low=0.0)
+    discriminator_learning_rate: float = limited(2e-4, low=0.0)
+    beta_1: float = limited(0.0, low=0.0, below=1.0)
+    beta_2: float = limited(0.9, low=0.0, below=1.0)
+    num_steps: int = limited(250_000, low=1)
+    decay_start: float = limited(0.0, low=0.0, high=1.0)
+    ema_decay: float = limited(0.0, low=0.0, below=1.0)
+    extractor: str = limited("inception", choices=EXTRACTORS)
     extractor_weights: str = ""
-    num_metric_examples: int = 5_000
-    shuffle_buffer_size: int = 16_384
-    num_input_threads: int = 4
-    input_dtype: str = "float32"
-    cache_data: bool = False
+    # Scores need a covariance, and several images of every class.
+    num_metric_examples: int = limited(5_000, low=100)
 
     def __post_init__(self) -> None:
-        check_choice("layout", self.layout, LAYOUTS)
-        check_choice("batch_norm", self.batch_norm, STATISTICS)
-        check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
-        check_jit(self.jit, self.batch_norm)
-        check_choice("external_writes", self.external_writes, EXTERNAL_WRITES)
-        check_conv_layout(self.conv_layout, self.jit)
-        check_choice("extractor", self.extractor, EXTRACTORS)
-        check_choice("input_dtype", self.input_dtype, INPUT_DTYPES)
+        ImageConfig.__post_init__(self)
         doublings = self.num_doublings
         if doublings < 1 or FIRST_SIZE << doublings != self.image_size:
             raise ValueError(
@@ -119,20 +75,6 @@ class SNGANConfig:
                 "two, because the generator starts at 4 pixels and doubles them: use "
                 "for example 16, 32 or 128"
             )
-        for name in (
-            "num_classes",
-            "latent_size",
-            "generator_channels",
-            "discriminator_channels",
-            "num_discriminator_steps",
-            "generator_batch_factor",
-            "num_steps",
-            "shuffle_buffer_size",
-            "num_input_threads",
-        ):
-            check_range(name, getattr(self, name), low=1)
-        # Scores need a covariance, and several images of every class.
-        check_range("num_metric_examples", self.num_metric_examples, low=100)
         if (
             self.extractor == "inception"
             and self.num_metric_examples <= NUM_INCEPTION_FEATURES
@@ -142,11 +84,6 @@ class SNGANConfig:
                 f"above {NUM_INCEPTION_FEATURES} with extractor 'inception', which has "
                 "as many features: FID has no interval below; use for example 5000"
             )
-        for name in ("generator_learning_rate", "discriminator_learning_rate"):
-            check_range(name, getattr(self, name), low=0.0)
-        for name in ("beta_1", "beta_2", "ema_decay"):
-            check_range(name, getattr(self, name), low=0.0, below=1.0)
-        check_range("decay_start", self.decay_start, low=0.0, high=1.0)
         if self.layout == "imagenet" and self.generator_channels % (1 << doublings):
             raise ValueError(
                 f"option generator_channels={self.generator_channels!r} must be a "
@@ -167,19 +104,6 @@ class SNGANConfig:
             return (first,) * (count + 1)
         # 1024 and then 1024, 512, 256, 128, 64 at the published size.
         return (first, *(first >> index for index in range(count)))
-
-
-def make_config(preset: str, options: Mapping[str, Any]) -> SNGANConfig:
-    """Returns the preset's configuration with ``options`` in place of its values.
-
-    Args:
-      preset: A name in ``PRESETS``.
-      options: Fields of ``SNGANConfig`` to override.
-
-    Raises:
-      ValueError: Unknown preset or option, or a value of a wrong type or range.
-    """
-    return apply_options("sngan", PRESETS, preset, options)
 
 
 _DIGITS = SNGANConfig(
@@ -232,3 +156,5 @@ PRESETS: dict[str, SNGANConfig] = {
     ),
     "paper": _PAPER,
 }
+
+make_config = configurations("sngan", PRESETS)

@@ -9,17 +9,13 @@ import keras
 import tensorflow as tf
 
 import replicator
-from workloads.catalog import SYNTHETIC
-from workloads.common import conv_layout, hinge, precision
+from workloads.common import hinge
 from workloads.common.compiled import compiled, whole
 from workloads.data import images as image_lib
-from workloads.data import pipeline
 from workloads.data.names import DIGITS
-from workloads.data.sources import open_source
 from workloads.matching import own_rows
 from workloads.metrics.extractors.digits import prepare_digits
 from workloads.program import ImageProgram, ImageWorkload
-from workloads.sngan import config as config_lib
 from workloads.sngan import flops, grid
 from workloads.sngan.networks import Discriminator, Generator
 from workloads.sngan.schedule import LinearDecay
@@ -31,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from workloads.data.sources import Source
+    from workloads.sngan.config import SNGANConfig
     from workloads.spec import QualityMetric
 
 # Pixels have 256 integer levels; noise as wide as one level fills the gaps.
@@ -51,10 +48,12 @@ class SNGANProgram(ImageProgram):
       discriminator: Distinguishes them from real ones.
     """
 
+    augmentation = image_lib.UNCHANGED
+
     def __init__(
         self,
         repl: replicator.Replicator,
-        config: config_lib.SNGANConfig,
+        config: SNGANConfig,
         *,
         source: Source | None,
         per_replica_batch_size: int,
@@ -62,18 +61,10 @@ class SNGANProgram(ImageProgram):
     ) -> None:
         super().__init__(
             repl,
+            config,
             source=source,
-            config=pipeline.PipelineConfig(
-                per_replica_batch_size=per_replica_batch_size,
-                image_size=config.image_size,
-                seed=seed,
-                shuffle_buffer_size=config.shuffle_buffer_size,
-                num_threads=config.num_input_threads,
-                is_cached=config.cache_data,
-                input_dtype=config.input_dtype,
-                augmentation=image_lib.UNCHANGED,
-            ),
-            num_classes=config.num_classes,
+            per_replica_batch_size=per_replica_batch_size,
+            seed=seed,
         )
         self._config = config
         with repl.context():
@@ -108,7 +99,6 @@ class SNGANProgram(ImageProgram):
         self._differentiate_discriminator = compiled(
             self._discriminator_gradients, config.jit
         )
-        self.compute_dtype = config.compute_dtype.removeprefix("mixed_")
         self._steps = {
             is_both: whole(step, config.jit)
             for is_both, step in (
@@ -304,34 +294,5 @@ class SNGANWorkload(ImageWorkload):
         if data == DIGITS:
             prepare_digits()
 
-    def build(
-        self,
-        replicator: replicator.Replicator,
-        *,
-        preset: str,
-        data: str,
-        per_replica_batch_size: int,
-        seed: int,
-        options: Mapping[str, Any],
-    ) -> SNGANProgram:
-        """Builds SN-GAN on ``replicator``; see ``Workload.build``."""
-        config = config_lib.make_config(preset, options)
-        precision.set_tf32(replicator, is_on=config.tf32)
-        conv_layout.choose(config.conv_layout)
-        source = None if data == SYNTHETIC else open_source(data)
-        if source is not None and source.num_classes > config.num_classes:
-            raise ValueError(
-                f"data {data!r} has {source.num_classes} classes, but the networks "
-                f"have {config.num_classes}: set option num_classes to at least "
-                f"{source.num_classes}"
-            )
-        return SNGANProgram(
-            replicator,
-            config,
-            source=source,
-            per_replica_batch_size=per_replica_batch_size,
-            seed=seed,
-        )
 
-
-WORKLOAD = SNGANWorkload("sngan")
+WORKLOAD = SNGANWorkload("sngan", SNGANProgram)
