@@ -192,7 +192,7 @@ class Verb(click.Command):
             for of in option.declared(self.request)
         ]
         owned: dict[str, DeclaredOption] = {}
-        for mark in option.contributions(self.request).values():
+        for mark in option.marks(self.request, option.Contributed).values():
             for owner, model in mark.models().items():
                 for of in option.declared(model):
                     heading = f"Options of --{mark.by} {owner}"
@@ -220,9 +220,12 @@ class Verb(click.Command):
 
         given = {name: v for name, v in ctx.params.items() if v is not None}
         fields = self.request.model_fields
-        for field, mark in option.contributions(self.request).items():
+        for field, mark in option.marks(self.request, option.Contributed).items():
             chosen = given.get(mark.by, fields[mark.by].default)
             given[field] = _contributed(mark, chosen, given, self.params)
+        for field, recorded in option.marks(self.request, option.Recorded).items():
+            names = recorded.model.model_fields.keys() & given.keys()
+            given[field] = {name: given[name] for name in names}
         return self.request(**{k: v for k, v in given.items() if k in fields})
 
     def format_options(

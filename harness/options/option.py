@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticUndefined
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from harness.options.kinds import Kind
+
+Mark = TypeVar("Mark")
 
 _LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
 
@@ -92,6 +94,24 @@ class Contributed:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """Marks the field with the settings that were requested, by name.
+
+    Each field of a record is an option: its description is the help, and without it
+    nothing is requested.
+
+    Attributes:
+      model: The record.
+      default: Returns in words what holds without an option, from its metadata.
+      group: Their heading in ``--help``.
+    """
+
+    model: type[BaseModel]
+    default: Callable[[Any], str]
+    group: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Declared:
     """One declared option.
 
@@ -147,6 +167,20 @@ def declared(model: type[Options]) -> list[Declared]:
         if field in model.not_options:
             continue
         for option in info.metadata:
+            if isinstance(option, Recorded):
+                found += [
+                    Declared(
+                        field=name,
+                        option=Option(
+                            help=of.description or "", default=option.default(of)
+                        ),
+                        kind=kinds.kind_of(of.annotation, of.metadata),
+                        default=None,
+                        is_required=False,
+                        group=option.group,
+                    )
+                    for name, of in option.model.model_fields.items()
+                ]
             if not isinstance(option, Option):
                 continue
             default = info.get_default(call_default_factory=True)
@@ -163,13 +197,13 @@ def declared(model: type[Options]) -> list[Declared]:
     return found
 
 
-def contributions(model: type[Options]) -> dict[str, Contributed]:
-    """Returns the fields with the options of what another option names."""
+def marks(model: type[Options], kind: type[Mark]) -> dict[str, Mark]:
+    """Returns the fields that have a mark of one kind, with it."""
     return {
         field: mark
         for field, info in model.model_fields.items()
         for mark in info.metadata
-        if isinstance(mark, Contributed)
+        if isinstance(mark, kind)
     }
 
 

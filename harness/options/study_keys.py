@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pydantic
 
-from harness.options.option import contributions, declared
+from harness.options.option import Contributed, declared, marks
 from results.records.schema import DIALECT
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _DESCRIPTION: Final = (
 def keys_of(model: type[Options]) -> dict[str, Declared]:
     """Returns what a study file can set, by key."""
     models = [model]
-    for mark in contributions(model).values():
+    for mark in marks(model, Contributed).values():
         models += mark.models().values()
     found: dict[str, Declared] = {}
     for of in models:

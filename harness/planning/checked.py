@@ -14,7 +14,7 @@ from harness.errors import PlanError
 from harness.placement import allocation as placement
 from harness.placement import processes
 from harness.planning import cases as cases_module
-from harness.planning import design, plan_count, quality_runs
+from harness.planning import design, plan_count, quality_runs, settings
 from results.records.models import ScalingMode
 from results.store.record_file import first_complaint
 
@@ -100,7 +100,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         ),
         "num_warmup_steps": request.num_warmup_steps or preset.num_warmup_steps,
         "num_measured_steps": request.num_measured_steps or preset.num_measured_steps,
-        "steps_per_sync": design.choose_steps_per_sync(request, info),
+        **settings.choose(request.settings, info, request.device),
         "is_evaluated": (
             is_data_real if request.is_evaluated is None else request.is_evaluated
         ),

@@ -13,7 +13,6 @@ MINUTES_TO_TARGET: Final = 30.0
 MAX_ROUNDS: Final = 23
 QUALITY_REPEATS: Final = 1
 QUALITY_REPEATS_OF_GATE: Final = 5
-STEPS_PER_SYNC: Final = {"cpu": 1, "gpu": 10}
 DEVICE: Final = "cpu"
 SEED: Final = 0
 EFFICIENCY_TARGET: Final = 0.8

@@ -22,7 +22,6 @@ from results.records.models import Allocator, Contrast, Control, Measuring, Orde
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.catalog import WorkloadInfo
     from harness.planning.quality_runs import PlannedCase
     from harness.planning.request import SweepRequest
     from harness.planning.source_tree import SourceTree
@@ -98,22 +97,6 @@ def choose_allocator(request: SweepRequest) -> Allocator:
     what was freed (``docs/benchmarks``).
     """
     return request.allocator or Allocator.KEEP
-
-
-def choose_steps_per_sync(request: SweepRequest, info: WorkloadInfo) -> int:
-    """Returns how many steps are started before their losses are read.
-
-    Raises:
-      PlanError: Several, of a workload whose host uses the results of each step.
-    """
-    if not info.syncs_because:
-        return request.steps_per_sync or defaults.STEPS_PER_SYNC[request.device]
-    if (request.steps_per_sync or 1) > 1:
-        raise PlanError(
-            f"--steps-per-sync {request.steps_per_sync} with workload {info.name}:"
-            f" {info.syncs_because}, so a step ends before the next one starts; use 1"
-        )
-    return 1
 
 
 def relay_fields(request: SweepRequest) -> dict[str, Any]:

@@ -20,7 +20,14 @@ import dataclasses
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from harness.planning import code_digest, controls, design, matching, plan_count
+from harness.planning import (
+    code_digest,
+    controls,
+    design,
+    matching,
+    plan_count,
+    settings,
+)
 from harness.planning.checked import check, refusing_bounds
 from results.records import identity
 from results.records.models import (
@@ -178,7 +185,7 @@ def _plan_matching(
         "is_evaluated": False,
         "num_warmup_steps": matching.NUM_WARMUP_STEPS,
         "num_measured_steps": matching.NUM_MEASURED_STEPS,
-        "steps_per_sync": 1,
+        **settings.plain(),
     }
     return Matching(
         trials=tuple(_trials(matched, 1, request.seed, fields)),

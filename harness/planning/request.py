@@ -11,12 +11,14 @@ from pydantic import Field, InstanceOf
 from harness.options.durations import duration
 from harness.options.key_values import KEY_VALUES
 from harness.options.notation import COUNTS, NAMES, PERCENTAGE, some_of
-from harness.options.option import Option, Options
+from harness.options.option import Option, Options, Recorded
 from harness.planning import defaults
+from harness.planning.settings import described_default
 from harness.planning.source_tree import SourceTree
 from results.records.bounds import BatchSize, Seed, Steps
 from results.records.limits import MAX_EVALUATIONS, MAX_SEED
 from results.records.models import Allocator, Control, OptionValue, Order, ScalingMode
+from results.records.settings import StepSettings
 
 MEASURED: Final = "What is measured"
 DESIGN: Final = "How it is measured"
@@ -234,16 +236,10 @@ class SweepRequest(Options):
             default="the preset's",
         ),
     ] = None
-    steps_per_sync: Annotated[
-        Steps | None,
-        Option(
-            group=STEPS,
-            help="Steps that are started before their losses are read, so that a GPU"
-            " need not wait for the host; they share their time.",
-            default=f"{defaults.STEPS_PER_SYNC['cpu']} on CPUs,"
-            f" {defaults.STEPS_PER_SYNC['gpu']} on GPUs, 1 for `d4pg`",
-        ),
-    ] = None
+    settings: Annotated[
+        Mapping[str, int],
+        Recorded(model=StepSettings, default=described_default, group=STEPS),
+    ] = Field(default_factory=dict)
 
     is_evaluated: Annotated[
         bool | None,

@@ -30,6 +30,7 @@ from harness.machine.gpu_watch import GpuWatch
 from harness.run import starting, trial_runner, turn_file
 from harness.run.resident import Resident, ResidentEndedError, latest, total
 from harness.trial import heap
+from harness.trial.steps import whole_blocks
 from results.records.measuring import MAX_ATTEMPTS, Control, Turn
 
 if TYPE_CHECKING:
@@ -199,8 +200,7 @@ def _take_rounds(
 def _take_turn(resident: Resident, round_index: int, void_reason: VoidReason) -> None:
     """Gives one turn, and repeats it while it is void."""
     num_steps = max(1, math.ceil(MIN_TURN_SEC / max(resident.step_time_sec, 1e-6)))
-    together = resident.prepared.trial.spec.steps_per_sync
-    num_steps = math.ceil(num_steps / together) * together
+    num_steps = whole_blocks(num_steps, resident.prepared.trial.spec)
     for attempt in range(MAX_ATTEMPTS):
         pids = [process.pid for process in resident.processes()]
         with GpuWatch(resident.prepared.gpus) as watch:

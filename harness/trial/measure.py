@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.trial import checkpoints, heap, training, turns
 from harness.trial.rank_file import one_line
-from harness.trial.steps import Steps, blocks
+from harness.trial.steps import Steps
 from results.records.models import Allocator, Control, Phase
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def measure_trial(
         example_unit=example_unit,
         global_batch_size=program.global_batch_size,
     )
-    steps = Steps(program, writer, clock, spec.steps_per_sync)
+    steps = Steps(program, writer, clock, spec)
     last_good = checkpoints.LastGood(writer.directory)
 
     def training_step() -> None:
@@ -258,7 +258,7 @@ def _warm_up(
 
 def _run_window(steps: Steps, spec: TrialSpec, memory: MemoryProbe) -> None:
     assert spec.num_measured_steps is not None
-    for num_steps in blocks(spec.num_measured_steps, spec.steps_per_sync):
+    for num_steps in steps.blocks(spec.num_measured_steps):
         steps.run(num_steps)
         memory.sample()
 

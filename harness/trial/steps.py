@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from harness.trial.measure import StepProgram
     from harness.trial.rank_file import RankWriter
+    from results.records.models import TrialSpec
 
 
-def blocks(num_steps: int, most: int) -> list[int]:
-    """Returns the sizes of blocks of at most ``most`` steps."""
-    full, rest = divmod(num_steps, most)
-    return [most] * full + [rest] * bool(rest)
+def whole_blocks(num_steps: int, spec: TrialSpec) -> int:
+    """Returns as many steps or more, of which no block is smaller than others."""
+    return math.ceil(num_steps / spec.steps_per_sync) * spec.steps_per_sync
 
 
 class Steps:
@@ -38,9 +38,9 @@ class Steps:
         program: StepProgram,
         writer: RankWriter,
         clock: Callable[[], int],
-        steps_per_sync: int,
+        spec: TrialSpec,
     ) -> None:
-        self._steps_per_sync = steps_per_sync
+        self._most = spec.steps_per_sync
         self._program = program
         self._writer = writer
         self._clock = clock
@@ -49,10 +49,15 @@ class Steps:
         )
         self.bad_loss = ""
 
+    def blocks(self, num_steps: int) -> list[int]:
+        """Returns the sizes of the blocks in which steps are started together."""
+        full, rest = divmod(num_steps, self._most)
+        return [self._most] * full + [rest] * bool(rest)
+
     def run(self, num_steps: int = 1) -> int:
         """Runs steps, as many at a time as may be; returns their end in nanoseconds."""
         end_ns = 0
-        for block in blocks(num_steps, self._steps_per_sync):
+        for block in self.blocks(num_steps):
             end_ns = self._run_one() if block == 1 else self._run_block(block)
         return end_ns
 

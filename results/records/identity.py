@@ -14,6 +14,8 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from results.records.settings import StepSettings
+
 if TYPE_CHECKING:
     from results.records import models
 
@@ -28,7 +30,7 @@ _ADDED = (
     "allocator",
     "variables",
     "revision",
-    "steps_per_sync",
+    *StepSettings.model_fields,
 )
 _NOT_CASE = {"schema_version", "repetition_index", "seed"}
 

@@ -9,7 +9,7 @@ History of ``SCHEMA_VERSION``:
 4. Relays: ``TrialSpec.order``, ``control``, ``allocator``, ``variables``;
    ``revision``; ``TrialResult.turns``; ``Plan.measuring``; the status ``void``;
    ``Environment.machine_state`` and ``gpu_uses``; ``TrialResult.flops_per_example``;
-   ``TrialSpec.steps_per_sync``; ``RankTimes.peak_flops_per_sec``;
+   how many steps are queued; ``RankTimes.peak_flops_per_sec``;
    ``Plan.matching`` and ``TrialResult.changes``.
 5. ``Plan.draws_random_numbers``.
 6. ``Plan.metrics``.
@@ -70,6 +70,7 @@ from results.records.quality_records import (
     QualityPoint,
 )
 from results.records.record_base import Record
+from results.records.settings import StepSettings
 from results.records.status_record import Failure, Phase, StatusRecord, TrialStatus
 
 __all__ = [
@@ -121,14 +122,8 @@ class ScalingMode(str, Enum):
     STRONG = "strong"
 
 
-class TrialSpec(Record):
-    """The configuration of one trial; its content hash is the trial's id.
-
-    A case is everything but ``repetition_index`` and ``seed``. The scaling mode is not
-    part of it: the baseline with one replica serves both weak and strong scaling. A
-    trial with a budget is a quality run: after its measured window it continues to
-    train.
-    """
+class _Measured(Record):
+    """What a trial measures."""
 
     schema_version: Literal[6] = 6
     workload: Name
@@ -146,9 +141,17 @@ class TrialSpec(Record):
     num_measured_steps: Steps | None = Field(
         description="None in a relay: as many as fit into its turns"
     )
-    steps_per_sync: Steps = Field(
-        default=1, description="steps that are queued before their losses are read"
-    )
+
+
+class TrialSpec(StepSettings, _Measured):
+    """The configuration of one trial; its content hash is the trial's id.
+
+    A case is everything but ``repetition_index`` and ``seed``. The scaling mode is not
+    part of it: the baseline with one replica serves both weak and strong scaling. A
+    trial with a budget is a quality run: after its measured window it continues to
+    train.
+    """
+
     order: Order = Order.SEQUENTIAL
     control: Control = Control.NONE
     allocator: Allocator = Allocator.DEFAULT

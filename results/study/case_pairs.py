@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from results import errors
+from results.records.settings import StepSettings
 from results.study.cases import MISSING, Entry, Study
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ SETTINGS = (
     "variables",
     "options",
     "num_warmup_steps",
-    "steps_per_sync",
+    *StepSettings.model_fields,
     "budget",
 )
 """Fields of a spec that two studies may differ in, since this may be the comparison."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from results.errors import MergeError
 from results.records import identity
 from results.records.models import Control, Matching, ScalingMode
+from results.records.settings import StepSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ _SAME = (
     "device",
     "cores_per_replica",
     "num_warmup_steps",
-    "steps_per_sync",
+    *StepSettings.model_fields,
     "allocator",
     "variables",
     "options",

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
-from reports.export_formats import FORMATS
+from reports.exports.export_formats import FORMATS
 from results.records.limits import MAX_TRIALS
 
 if TYPE_CHECKING:
