@@ -276,9 +276,10 @@ def _contributed(
         if name not in own:
             owners = " or ".join(f"--{mark.by} {owner}" for owner in param.owners)
             spelling = param.declared.spelling
+            value = "" if param.is_flag else f" {given[name]}"
             raise PlanError(
-                f"{spelling} {given[name]} has no effect with --{mark.by} {chosen};"
-                f" add {owners}, or leave {spelling} out"
+                f"{spelling}{value} has no effect with --{mark.by} {chosen}; add"
+                f" {owners}, or leave {spelling} out"
             )
         of = own[name]
         values[name] = (

@@ -15,11 +15,26 @@ Unit = Literal["s", "min", "h"]
 
 SECONDS_OF: Final[dict[Unit, float]] = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _NAMES: Final[dict[Unit, str]] = {"s": "seconds", "min": "minutes", "h": "hours"}
-_FORM = re.compile(
-    r"(?P<number>\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*(?P<unit>s|min|h)?",
-    re.ASCII | re.IGNORECASE,
-)
+_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h)", re.ASCII)
+_BARE = re.compile(r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?", re.ASCII)
 _CLOCK = re.compile(r"(\d{1,5}):([0-5]\d):([0-5]\d)", re.ASCII)
+
+
+def seconds_of(text: str, bare: Unit | None = None) -> float | None:
+    """Returns the seconds that a string names, or None if it is no duration.
+
+    Args:
+      text: A number with a unit.
+      bare: The unit of a number without one; None if it needs one.
+    """
+    found = _FORM.fullmatch(text.strip())
+    if found is not None:
+        seconds = float(found[1]) * SECONDS_OF[found[2]]  # type: ignore[index]  # by the pattern
+    elif bare is not None and _BARE.fullmatch(text.strip()):
+        seconds = float(text) * SECONDS_OF[bare]
+    else:
+        return None
+    return seconds if 0 < seconds <= MAX_SEC else None
 
 
 def parse_duration(text: str, *, what: str, bare: Unit = "s") -> float:
@@ -33,17 +48,14 @@ def parse_duration(text: str, *, what: str, bare: Unit = "s") -> float:
     Raises:
       ParseError: It is no duration, not above 0, or more than thirty years.
     """
-    found = _FORM.fullmatch(text.strip())
-    if found is not None:
-        unit = (found["unit"] or bare).lower()
-        seconds = float(found["number"]) * SECONDS_OF[unit]  # type: ignore[index]  # by the pattern
-        if 0 < seconds <= MAX_SEC:
-            return seconds
-    raise ParseError(
-        f"{what}: {shown(text)} is not a duration; {_advice(text)}allowed are numbers"
-        f" above 0 with a unit (90s, 12min, 2h), at most {MAX_SEC:g}s; without a unit"
-        f" they are {_NAMES[bare]}"
-    )
+    seconds = seconds_of(text, bare)
+    if seconds is None:
+        raise ParseError(
+            f"{what}: {shown(text)} is not a duration; {_advice(text)}allowed are"
+            " numbers above 0 with a unit (90s, 12min, 2h), at most"
+            f" {MAX_SEC:g}s; without a unit they are {_NAMES[bare]}"
+        )
+    return seconds
 
 
 def _advice(text: str) -> str:
@@ -62,7 +74,7 @@ def write_duration(seconds: float) -> str:
         count = seconds / SECONDS_OF[unit]
         if count >= 1 and count == int(count):
             return f"{int(count)}{unit}"
-    return f"{seconds:g}s"
+    return f"{seconds:f}".rstrip("0").rstrip(".") + "s"
 
 
 def duration(bare: Unit = "s", *, unit: Unit = "s") -> Kind:

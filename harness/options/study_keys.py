@@ -32,7 +32,7 @@ def keys_of(model: type[Options]) -> dict[str, Declared]:
     found: dict[str, Declared] = {}
     for of in models:
         for option in declared(of):
-            if option.option.is_key:
+            if option.option.is_key and not option.option.is_argument:
                 found.setdefault(option.name, option)
     return found
 
