@@ -4,7 +4,7 @@
     +-- ParseError                an argument that does not parse
     +-- PlanError                 settings that contradict each other or the machine
     +-- StudyError                a study directory that cannot be used
-    +-- MatchStudyError           a study that holds a different plan
+    +-- DifferentStudyError       a study that holds a different plan
     +-- RevisionError             a revision that cannot be measured
     +-- DoesNotFitError           processes that do not fit into memory at once
     +-- LaunchError               an engine that does not start or end processes
@@ -35,7 +35,7 @@ class StudyError(HarnessError):
     """A study directory that is missing, in the way, or not a study."""
 
 
-class MatchStudyError(HarnessError):
+class DifferentStudyError(HarnessError):
     """An existing study whose plan differs from the requested one."""
 
 

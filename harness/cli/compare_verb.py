@@ -14,7 +14,7 @@ from harness.cli.shared_options import (
     Metric,
     RunsDir,
 )
-from harness.errors import MatchStudyError
+from harness.errors import DifferentStudyError
 from harness.options.option import Option, Options
 from harness.planning import study as study_module
 from reports.words import judgement
@@ -61,7 +61,7 @@ def run(request: CompareRequest, _: Call) -> int:
     """Prints the ratios of two studies, or of two sides of one.
 
     Raises:
-      MatchStudyError: The studies are not comparable.
+      DifferentStudyError: The studies are not comparable.
       ResultsError: A name is unknown, or nothing can be compared.
     """
     first, second = request.first, request.second
@@ -87,10 +87,10 @@ def check_comparable(
     """Refuses studies that are not comparable, unless they are to be shown anyway.
 
     Raises:
-      MatchStudyError: Names what differs.
+      DifferentStudyError: Names what differs.
     """
     if differences and not is_different_allowed:
-        raise MatchStudyError(
+        raise DifferentStudyError(
             f"{first!r} and {second!r} are not comparable: {'; '.join(differences)};"
             " measure both on one machine with the same options, or use"
             " --allow-different to see them anyway"

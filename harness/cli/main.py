@@ -89,12 +89,12 @@ VERBS = (
     Verb(
         "list",
         "Lists workloads, backends and presets, or the studies of a directory.",
-        "harness.cli.study_list",
+        "harness.cli.list_verb",
     ),
     Verb(
         "status",
         "Shows the progress of a study and its failures.",
-        "harness.cli.study_status",
+        "harness.cli.status_verb",
     ),
     Verb("resume", "Runs the missing trials of a study.", "harness.cli.resume_verb"),
     Verb(
@@ -156,7 +156,7 @@ VERBS = (
     Verb(
         "gate",
         "Judges whether this tree is worse than a baseline; run it again to resume.",
-        "harness.cli.gating",
+        "harness.cli.gate_verb",
     ),
     Verb(
         "baseline",
@@ -166,7 +166,7 @@ VERBS = (
     Verb(
         "power",
         "Shows what a gate can find, and how long that takes.",
-        "harness.cli.judging_power",
+        "harness.cli.power_verb",
     ),
     click.Group(
         "launch",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from harness.cli import compare_verb, exit_codes, running, study_status
+from harness.cli import compare_verb, exit_codes, running, status_verb
 from harness.cli.arguments import one_line
 from harness.cli.shared_options import (
     DEFAULT_METRIC,
@@ -119,7 +119,7 @@ def run(request: ReportRequest, _: Call) -> int:
     """Writes or prints what is requested; corrupt records are named and left out.
 
     Raises:
-      MatchStudyError: Two studies are not comparable.
+      DifferentStudyError: Two studies are not comparable.
       ResultsError: A study cannot be read, or the output cannot be written.
       StudyError: The options exclude each other.
     """
@@ -140,7 +140,7 @@ def run(request: ReportRequest, _: Call) -> int:
     else:
         text, code = _text(request, stores)
         _emit(request, text)
-    problems = [study_status.name_problems(store) for store in stores]
+    problems = [status_verb.name_problems(store) for store in stores]
     return max([code, *problems])
 
 
@@ -203,7 +203,7 @@ def _compared(request: ReportRequest, stores: Sequence[Store]) -> Compared:
     """Compares two studies; refuses what is not comparable.
 
     Raises:
-      MatchStudyError: Names what differs.
+      DifferentStudyError: Names what differs.
       ResultsError: They have nothing in common.
     """
     from reports.site import comparison

@@ -14,6 +14,7 @@ from harness.planning.request import STUDY
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+JUDGING: Final = "How it is judged"
 RUNS_DIR: Final = Path(defaults.RUNS_DIR)
 
 
@@ -68,6 +69,7 @@ Delta = Annotated[float, Option(kind=PERCENTAGE, help="The slowdown that matters
 Alpha = Annotated[
     float,
     Option(
+        group=JUDGING,
         kind=PERCENTAGE,
         help="Accepted probability of passing a slowdown of exactly `--delta`, below"
         " 50 %.",
@@ -78,6 +80,7 @@ DEFAULT_ALPHA: Final = 0.05
 IsDifferentAllowed = Annotated[
     bool,
     Option(
+        group=JUDGING,
         name="allow-different",
         help="Show studies of different machines, workload versions or placements; such"
         " a result never passes.",

@@ -42,19 +42,19 @@ def parse_counts(text: str, *, what: str) -> tuple[int, ...]:
 
 def _parse_part(part: str, *, text: str, what: str) -> list[int]:
     in_text = f" in {text!r}" if part != text else ""
-    match = _RANGE.fullmatch(part)
-    if match is None:
+    found = _RANGE.fullmatch(part)
+    if found is None:
         return [_parse_count(part, in_text=in_text, what=what)]
-    first = _parse_count(match["first"], in_text=f" in {text!r}", what=what)
-    last = _parse_count(match["last"], in_text=f" in {text!r}", what=what)
+    first = _parse_count(found["first"], in_text=f" in {text!r}", what=what)
+    last = _parse_count(found["last"], in_text=f" in {text!r}", what=what)
     if last < first:
         raise ParseError(
             f"{what}: {part!r}{in_text} ends before it starts ({last} < {first});"
             f" write {last}..{first}"
         )
-    if match["factor"] is None:
+    if found["factor"] is None:
         return list(range(first, last + 1))
-    factor = _read(match["factor"])
+    factor = _read(found["factor"])
     if factor <= 1:
         raise ParseError(
             f"{what}: {part!r}{in_text} multiplies by {factor} and would never end;"
@@ -92,13 +92,13 @@ def parse_percentage(text: str, *, what: str) -> float:
     Raises:
       ParseError: ``text`` is not a percentage above 0 and up to 100.
     """
-    match = re.fullmatch(r"(?P<number>\d{1,3}(?:\.\d{1,6})?)\s*%", text.strip())
-    if match is None or not 0 < float(match["number"]) <= _LARGEST_PERCENTAGE:
+    found = re.fullmatch(r"(?P<number>\d{1,3}(?:\.\d{1,6})?)\s*%", text.strip())
+    if found is None or not 0 < float(found["number"]) <= _LARGEST_PERCENTAGE:
         raise ParseError(
             f"{what}: {text!r} is not a percentage; allowed are numbers above 0 and up"
             " to 100 with a percent sign, such as 3%"
         )
-    return float(match["number"]) / _LARGEST_PERCENTAGE
+    return float(found["number"]) / _LARGEST_PERCENTAGE
 
 
 def parse_names(text: str, *, what: str) -> tuple[str, ...]:

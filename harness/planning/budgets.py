@@ -22,9 +22,9 @@ def parse_budget(text: str, *, num_evaluations: int) -> Budget | None:
     """
     if text.strip() == NONE:
         return None
-    match = _FORM.fullmatch(text.strip())
-    unit = _UNITS[match[2]] if match else BudgetUnit.SECONDS
-    amount = float(match[1]) if match else seconds_of(text)
+    found = _FORM.fullmatch(text.strip())
+    unit = _UNITS[found[2]] if found else BudgetUnit.SECONDS
+    amount = float(found[1]) if found else seconds_of(text)
     if amount is None or not 0 < amount <= MAX_BUDGET:
         raise ParseError(
             f"--budget {text!r} is not a budget; allowed are a positive number with"

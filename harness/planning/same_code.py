@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.errors import MatchStudyError
+from harness.errors import DifferentStudyError
 from harness.machine import machine_state
 from harness.planning import code_digest
 
@@ -25,7 +25,7 @@ def check_code(
       store: Has the commits of the trials that are there, for the message.
 
     Raises:
-      MatchStudyError: It is not; results of different code must not be mixed.
+      DifferentStudyError: It is not; results of different code must not be mixed.
     """
     made_with = {
         (
@@ -39,14 +39,14 @@ def check_code(
     for revision, workload, backend, planned in sorted(made_with):
         tree = baseline if revision else None
         if revision and (tree is None or tree.revision != revision):
-            raise MatchStudyError(
+            raise DifferentStudyError(
                 f"study {plan.study!r} compares this tree with revision {revision!r},"
                 " whose sources only a gate has; repeat the gate with its options to"
                 " resume it"
             )
         now = code_digest.of_trial(workload, backend, tree)
         if planned != now:
-            raise MatchStudyError(
+            raise DifferentStudyError(
                 f"study {plan.study!r} was made with code of {_measured_code(store)}"
                 f" (digest {planned}); of backend {backend!r} it is now that of"
                 f" {_code_now(tree)} (digest {now}), and results of different code must"

@@ -1,4 +1,4 @@
-"""Matches a planned sweep with a study directory: new, resumed, extended or refused."""
+"""Compares a planned sweep with a study: new, resumed, extended or refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import catalog
-from harness.errors import MatchStudyError, PlanError, StudyError
+from harness.errors import DifferentStudyError, PlanError, StudyError
 from harness.machine.time_of_day import now_text
 from harness.planning import matching
 from harness.planning.checked import refusing_bounds
@@ -181,7 +181,7 @@ def reconcile(
       store: See ``check_code``.
 
     Raises:
-      MatchStudyError: A setting or the code differs; the message names it and both
+      DifferentStudyError: A setting or the code differs; the message names it and both
         values.
     """
     if existing is None:
@@ -235,7 +235,7 @@ def _check_same_settings(existing: Plan, new: Plan) -> None:
             continue
         new_value = new_settings[name]
         if old_value != new_value:
-            raise MatchStudyError(
+            raise DifferentStudyError(
                 f"study {existing.study!r} was made with {name} {old_value!r}, this"
                 f" sweep has {new_value!r}; repeat the old value, or choose another"
                 " --study"
@@ -248,7 +248,7 @@ def _check_same_cases(existing: Plan, new: Plan) -> None:
     Its cases are compared turn by turn: one that was not there cannot be added.
 
     Raises:
-      MatchStudyError: Names a case that would be added.
+      DifferentStudyError: Names a case that would be added.
     """
     if new.measuring.order is not Order.RELAY:
         return
@@ -262,7 +262,7 @@ def _check_same_cases(existing: Plan, new: Plan) -> None:
             name = spec.backend
             if control is not Control.NONE:
                 name = f"control {control.value!r} of {name}"
-            raise MatchStudyError(
+            raise DifferentStudyError(
                 f"study {existing.study!r} is a relay without {name}"
                 f" x{spec.num_replicas} at batch {spec.per_replica_batch_size} per"
                 " replica, so it has no turns beside the others; a relay is extended by"
@@ -295,7 +295,7 @@ def _common(plan: Plan, mode: ScalingMode, field: str) -> dict[str, int]:
     }
     if len(values) > 1:
         first, second, *_ = sorted(values)
-        raise MatchStudyError(
+        raise DifferentStudyError(
             f"the plan of study {plan.study!r} has trials of {mode.value} scaling with"
             f" {field} {first} and {second}, which it keeps fixed: nothing can be added"
             " to it; choose another --study"

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness import catalog
-from harness.cli import exit_codes, gating
-from harness.planning.request import SweepRequest
+from harness.cli import exit_codes, gate_request
 from results.records.models import Order
 from results.store.study_store import Store
 
@@ -71,8 +70,10 @@ def test_a_change_that_learns_as_much_passes(gate: Any, tmp_path: Path) -> None:
 )
 def test_a_gate_in_sequence_has_five_repetitions(metric: str, field: str) -> None:
     """Unless another number is given: of processes, or of seeds."""
-    rule = gating.make_rule(workload="resnet50", metric=metric, delta=None, alpha=0.05)
-    request = gating._of_gate(SweepRequest(workload="resnet50"), rule, None)
+    rule = gate_request.make_rule(
+        workload="resnet50", metric=metric, delta=None, alpha=0.05
+    )
+    request = gate_request.of_gate(gate_request.GateRequest(workload="resnet50"), rule)
 
     assert 5 == getattr(request, field)
     assert Order.SEQUENTIAL is request.order
@@ -83,7 +84,7 @@ def test_every_metric_of_a_published_report_can_be_judged(workload: str) -> None
     """``top_5`` and ``recognised``, too; the tolerance is that of the metric."""
     for facts in catalog.metrics(catalog.workload(workload)):
         if not facts.is_of_window:
-            rule = gating.make_rule(
+            rule = gate_request.make_rule(
                 workload=workload, metric=facts.name, delta=None, alpha=0.05
             )
             assert rule.metric.is_cost is not facts.is_higher_better

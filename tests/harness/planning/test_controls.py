@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness import catalog
-from harness.errors import MatchStudyError, PlanError
+from harness.errors import DifferentStudyError, PlanError
 from harness.planning import cases, code_digest, plan, study
 from harness.planning.controls import with_order
 from harness.planning.request import SweepRequest
@@ -165,7 +165,7 @@ def test_a_stored_plan_with_solo_can_be_resumed() -> None:
 def test_a_control_cannot_be_added_to_a_relay() -> None:
     """It would have no turns beside the others."""
     with pytest.raises(
-        MatchStudyError,
+        DifferentStudyError,
         match=r"^study 'some' is a relay without control 'nosync' of in_graph x2 at .*"
         r"choose another --study$",
     ):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.errors import MatchStudyError
+from harness.errors import DifferentStudyError
 from harness.planning import cases, code_digest, plan, same_code, study
 from harness.planning.request import SweepRequest
 from results.records.machine_record import MachineState
@@ -56,9 +56,9 @@ def test_other_code_is_refused(other_code: Any) -> None:
         r" another\), .*go back to the code of the study to resume it, or choose"
         r" another --study"
     )
-    with pytest.raises(MatchStudyError, match=message):
+    with pytest.raises(DifferentStudyError, match=message):
         study.reconcile(first, plan_of())
-    with pytest.raises(MatchStudyError, match=message):
+    with pytest.raises(DifferentStudyError, match=message):
         same_code.check_code(first)
 
 
@@ -67,7 +67,9 @@ def test_a_relay_of_other_code_is_refused_for_its_code(other_code: Any) -> None:
     first = plan_of(order=Order.RELAY)
     other_code()
 
-    with pytest.raises(MatchStudyError, match=r"made with code of .* is now that of"):
+    with pytest.raises(
+        DifferentStudyError, match=r"made with code of .* is now that of"
+    ):
         study.reconcile(first, plan_of(order=Order.RELAY))
 
 
@@ -85,7 +87,7 @@ def test_the_commits_of_the_trials_are_named(
     other_code()
 
     with pytest.raises(
-        MatchStudyError, match=r"code of commit 0123456789ab with changes \(digest"
+        DifferentStudyError, match=r"code of commit 0123456789ab with changes \(digest"
     ):
         same_code.check_code(planned, store=store)
 
@@ -123,6 +125,6 @@ def test_no_backend_is_added_to_trials_of_other_code(
     monkeypatch.setattr("harness.planning.code_digest.of_trial", lambda *_: "another")
 
     with pytest.raises(
-        MatchStudyError, match=r"of backend 'in_graph' it is now that of"
+        DifferentStudyError, match=r"of backend 'in_graph' it is now that of"
     ):
         study.reconcile(first, plan_of(backends=("tf_mirrored",)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.errors import MatchStudyError, PlanError, StudyError
+from harness.errors import DifferentStudyError, PlanError, StudyError
 from harness.planning import cases, plan, study
 from harness.planning.request import SweepRequest
 from results.records.models import Order, Plan, ScalingMode
@@ -104,14 +104,16 @@ def test_an_added_mode_is_added_to_the_shared_baseline() -> None:
 )
 def test_another_setting_is_refused_by_name(changes: Any, message: str) -> None:
     """The message has the field and both values."""
-    with pytest.raises(MatchStudyError, match=message):
+    with pytest.raises(DifferentStudyError, match=message):
         study.reconcile(plan_of(), plan_of(**changes))
 
 
 def test_another_strong_batch_is_refused_by_name() -> None:
     """Strong scaling's constant is a setting of the study."""
     modes = (ScalingMode.STRONG,)
-    with pytest.raises(MatchStudyError, match=r"strong global_batch_size 4, .* has 8"):
+    with pytest.raises(
+        DifferentStudyError, match=r"strong global_batch_size 4, .* has 8"
+    ):
         study.reconcile(plan_of(modes=modes), plan_of(modes=modes, global_batch_size=8))
 
 
@@ -228,6 +230,6 @@ def test_adding_to_a_plan_of_two_batch_sizes_is_refused(small_plan: Plan) -> Non
     spec = trial.spec.model_copy(update={"per_replica_batch_size": 9})
     trials = (*small_plan.trials[1:], trial.model_copy(update={"spec": spec}))
     with pytest.raises(
-        MatchStudyError, match=r"weak scaling with per_replica_batch_size 4 and 9"
+        DifferentStudyError, match=r"weak scaling with per_replica_batch_size 4 and 9"
     ):
         study.reconcile(small_plan.model_copy(update={"trials": trials}), small_plan)

@@ -1,0 +1,212 @@
+"""What a gate measures: a sweep of two sides, and the rule that judges them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from harness import catalog
+from harness.cli.shared_options import (
+    DEFAULT_ALPHA,
+    DEFAULT_METRIC,
+    JUDGING,
+    RUNS_DIR,
+    Alpha,
+    IsDifferentAllowed,
+    RunsDir,
+)
+from harness.errors import PlanError
+from harness.options.notation import PERCENTAGE
+from harness.options.option import Option
+from harness.planning import defaults
+from harness.planning.request import STUDY, Count, SweepRequest
+from results.judging import gate_metrics, quality_gate
+from results.records.models import Order
+from results.statistics import judge
+
+if TYPE_CHECKING:
+    from results.judging.gate_metrics import Metric
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """What is judged, and how strictly."""
+
+    metric: Metric
+    delta: float
+    alpha: float
+
+
+def make_rule(*, workload: str, metric: str, delta: float | None, alpha: float) -> Rule:
+    """Returns a checked rule.
+
+    Args:
+      workload: Whose metrics are known, besides those of speed and memory.
+      metric: The name of one of them.
+      delta: The loss that matters; None for the tolerance of the metric.
+      alpha: The accepted probability of passing it.
+
+    Raises:
+      PlanError: The workload is unknown.
+      ResultsError: The metric is unknown, or a number is out of range.
+    """
+    declared = catalog.metrics(catalog.workload(workload))
+    of = gate_metrics.metric_of_gate(metric, declared)
+    delta = of.tolerance if delta is None else delta
+    judge.check_delta(delta)
+    judge.check_alpha(alpha)
+    return Rule(metric=of, delta=delta, alpha=alpha)
+
+
+def _learnable() -> str:
+    """Says which metrics of quality a gate judges, by workload."""
+    return "; ".join(
+        f"{', '.join(f'`{of}`' for of in catalog.judged_metrics(info))} ({name})"
+        for name, info in catalog.WORKLOADS.items()
+    )
+
+
+class GateRequest(SweepRequest):
+    """A sweep of two sides, and how they are judged."""
+
+    not_options = frozenset(
+        {"controls", "efficiency_target", "is_evaluated", "quality_repeats"}
+    )
+
+    baseline_name: Annotated[
+        str | None,
+        Option(
+            group=JUDGING,
+            name="baseline",
+            metavar="REV|STUDY",
+            help="A named baseline, a study, or a git revision, in this order.",
+            default="the baseline named `default`",
+        ),
+    ] = None
+    delta: Annotated[
+        float | None,
+        Option(
+            group=JUDGING,
+            kind=PERCENTAGE,
+            help="The slowdown, or loss, that matters.",
+            default="the tolerance of the metric: 5% unless its workload declares"
+            " another",
+        ),
+    ] = None
+    alpha: Alpha = DEFAULT_ALPHA
+    metric: Annotated[
+        str,
+        Option(
+            group=JUDGING,
+            metavar="NAME",
+            help=f"`throughput`, `time_to_first_step`, `peak_memory`; or what is"
+            f" learned: {_learnable()}.",
+        ),
+    ] = DEFAULT_METRIC
+    num_seeds: Annotated[
+        Count | None,
+        Option(
+            group=JUDGING,
+            name="quality-repeats",
+            help="Quality runs of each case, with different seeds, for a metric of"
+            " quality.",
+            default=f"{defaults.QUALITY_REPEATS_OF_GATE}",
+        ),
+    ] = None
+    is_different_allowed: IsDifferentAllowed = False
+    form: Annotated[
+        Literal["text", "junit", "github", "markdown", "json"],
+        Option(
+            group=JUDGING,
+            name="format",
+            help="How the result is written to stdout; `github`: annotations.",
+        ),
+    ] = "text"
+    study: Annotated[
+        str | None,
+        Option(
+            group=STUDY,
+            metavar="NAME",
+            help="Directory of the gate's study.",
+            default="`gate-<workload>-<preset>-<digest>`",
+        ),
+    ] = None
+    runs_dir: RunsDir = RUNS_DIR
+
+
+def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
+    """Returns what a gate measures: quality only, or none and more generations.
+
+    Raises:
+      PlanError: There are too few generations, or an option has no effect.
+    """
+    if rule.metric.is_quality:
+        return _of_quality_gate(request, rule)
+    learned = catalog.judged_metrics(catalog.workload(request.workload))
+    for name, value in (
+        ("--budget", request.budget),
+        ("--evaluations", request.num_evaluations),
+        ("--quality-repeats", request.num_seeds),
+    ):
+        if value is not None:
+            raise PlanError(
+                f"{name} {value} has no effect with --metric {rule.metric.name}: such a"
+                " gate has no quality runs; leave it out, or use --metric"
+                f" {'|'.join(learned)}"
+            )
+    if request.repeats is not None and request.repeats < judge.FEWEST_GENERATIONS:
+        raise PlanError(
+            f"--repeats {request.repeats} gives no verdict: one generation says nothing"
+            f" about the spread between processes; use {judge.FEWEST_GENERATIONS} or"
+            " more"
+        )
+    request = request.model_copy(update={"budget": "none", "is_evaluated": False})
+    if rule.metric is gate_metrics.THROUGHPUT:
+        return request
+    # These exist once per process, and are measured best where it is alone.
+    if request.order is Order.RELAY and rule.metric.name == gate_metrics.FIRST_STEP:
+        raise PlanError(
+            f"--order relay with --metric {rule.metric.name}: the processes of a relay"
+            " start side by side, so none has the machine to itself until its first"
+            " step; leave --order out"
+        )
+    order = request.order or Order.SEQUENTIAL
+    repeats = request.repeats or defaults.GENERATIONS
+    return request.model_copy(update={"order": order, "repeats": repeats})
+
+
+def _of_quality_gate(request: GateRequest, rule: Rule) -> GateRequest:
+    """Returns a request of quality runs only, with several seeds.
+
+    Raises:
+      PlanError: There are too few seeds, or an option has no effect.
+    """
+    name = rule.metric.name
+    if request.repeats is not None or request.order is not None:
+        option, value = (
+            ("--repeats", request.repeats)
+            if request.repeats is not None
+            else ("--order", request.order.value if request.order else "")
+        )
+        raise PlanError(
+            f"{option} {value} has no effect with --metric {name}: quality runs are not"
+            " timed, and run one after the other; use --quality-repeats for the number"
+            " of seeds"
+        )
+    repeats = (
+        defaults.QUALITY_REPEATS_OF_GATE
+        if request.num_seeds is None
+        else request.num_seeds
+    )
+    if repeats < quality_gate.FEWEST_SEEDS:
+        raise PlanError(
+            f"--quality-repeats {repeats} gives no verdict: so few seeds say too little"
+            f" about the spread between runs; use {quality_gate.FEWEST_SEEDS} or more"
+        )
+    return request.model_copy(
+        update={
+            "order": Order.SEQUENTIAL,
+            "quality_repeats": repeats,
+            "is_quality_only": True,
+        }
+    )

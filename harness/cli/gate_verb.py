@@ -1,0 +1,208 @@
+"""The verb ``gate``: measures this tree beside a baseline, and judges it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import click
+
+from harness.cli import commands, exit_codes
+from harness.cli.compare_verb import check_comparable
+from harness.cli.gate_request import GateRequest, Rule, make_rule, of_gate
+from harness.errors import Interrupted, StudyError
+from harness.judging import baselines, revisions, this_machine
+from harness.planning import study as study_module
+from harness.run.sweep import stop_signals
+from reports.words import judgement
+from results.judging import gate as gate_module
+from results.statistics.judge import Verdict
+from results.store.study_store import PLAN_NAME, Store
+from results.study import case_pairs
+from results.study.cases import load_study
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from harness.cli.verb import Call
+    from harness.planning.plan import PlannedSweep
+    from harness.planning.source_tree import SourceTree
+    from results.judging.gate import Gate
+    from results.records.models import PlannedTrial
+    from results.study.cases import Study
+
+
+NAME_PREFIX = "gate-"
+QUALITY_NAME_PREFIX = "gate-quality-"
+"""Of the study of a gate whose name is derived: on speed and memory, or on quality."""
+
+_WRITE_GATE: dict[str, Callable[[Gate], str]] = {
+    "text": judgement.gate_text,
+    "junit": judgement.gate_junit,
+    "github": judgement.gate_github,
+    "markdown": judgement.gate_markdown,
+    "json": judgement.gate_json,
+}
+_CODES = {
+    Verdict.PASS: exit_codes.OK,
+    Verdict.IMPROVE: exit_codes.OK,
+    Verdict.REGRESS: exit_codes.REGRESSION,
+    Verdict.INCONCLUSIVE: exit_codes.INCONCLUSIVE,
+}
+
+
+def run(request: GateRequest, call: Call) -> int:
+    """Measures this tree beside a baseline, prints the verdict, returns its exit code.
+
+    Raises:
+      HarnessError: The request cannot be carried out; nothing was measured.
+      ResultsError: A study cannot be used.
+    """
+    rule = make_rule(
+        workload=request.workload,
+        metric=request.metric,
+        delta=request.delta,
+        alpha=request.alpha,
+    )
+    request = of_gate(request, rule)
+    name, stored = _find_baseline(request.baseline_name, request.runs_dir)
+    if stored is not None:
+        return _against_study(request, call, stored, name, rule)
+    commit = revisions.find_commit(name)
+
+    def judge_revisions(store: Store, _trials: Sequence[PlannedTrial]) -> int:
+        found = gate_module.of_revisions(
+            load_study(store),
+            rule.metric,
+            baseline=f"revision {name} ({commit[: revisions.SHOWN_DIGITS]})",
+            delta=rule.delta,
+            alpha=rule.alpha,
+        )
+        return _conclude(store, found, request.form)
+
+    try:
+        with stop_signals(), _tree(name, commit, request.device) as tree:
+            return commands.sweep(
+                request.model_copy(update={"baseline": tree}),
+                study=request.study,
+                runs_dir=request.runs_dir,
+                is_json=False,
+                is_dry_run=False,
+                is_failed_retried=True,
+                overrides=call.overrides,
+                conclude=judge_revisions,
+                name_prefix=_name_prefix(rule),
+                check=lambda planned: revisions.check_runs(
+                    name, tree, planned.trials[-1].spec
+                ),
+            )
+    except Interrupted as error:
+        click.echo(f"interrupted ({error.signal_name})", err=True)
+        return exit_codes.INTERRUPTED
+
+
+@contextlib.contextmanager
+def _tree(name: str, commit: str, device: str) -> Iterator[SourceTree]:
+    def note(text: str) -> None:
+        click.echo(text, err=True)
+
+    with revisions.checked_out(name, commit, note, device) as tree:
+        yield tree
+
+
+def _name_prefix(rule: Rule) -> str:
+    return QUALITY_NAME_PREFIX if rule.metric.is_quality else NAME_PREFIX
+
+
+def _find_baseline(text: str | None, runs_dir: Path) -> tuple[str, Study | None]:
+    """Returns the name of a baseline, and its study; None if it is a revision.
+
+    Raises:
+      StudyError: No baseline was given, and none is named default.
+    """
+    known = baselines.read_baselines(runs_dir)
+    if text is None:
+        if baselines.DEFAULT_NAME not in known:
+            raise StudyError(
+                "a gate needs a baseline: give --baseline with a git revision or a"
+                " study, or name one with 'baseline set STUDY'"
+            )
+        text = baselines.DEFAULT_NAME
+    if not text.strip():
+        raise StudyError(
+            "--baseline is empty; give a git revision, a study, or a named baseline"
+        )
+    if text in known:
+        of = known[text]
+        return f"baseline {text} (study {of.study})", study_module.load(
+            of.study, runs_dir
+        )
+    if (study_module.find_study(text, runs_dir) / PLAN_NAME).exists():
+        return f"study {text}", study_module.load(text, runs_dir)
+    return text, None
+
+
+def _against_study(
+    request: GateRequest, call: Call, stored: Study, name: str, rule: Rule
+) -> int:
+    """Measures this tree alone, and judges it against a stored study."""
+
+    def judge_studies(store: Store, _trials: Sequence[PlannedTrial]) -> int:
+        found = gate_module.of_studies(
+            load_study(store),
+            stored,
+            rule.metric,
+            baseline=name,
+            delta=rule.delta,
+            alpha=rule.alpha,
+        )
+        if found.differences and not request.is_different_allowed:
+            # Seen only now: placement and machine are recorded with the trials.
+            check_comparable(str(store.root), name, found.differences, False)
+        return _conclude(store, found, request.form)
+
+    def check(planned: PlannedSweep) -> None:
+        differences = case_pairs.planned_differences(
+            planned.trials,
+            stored,
+            this_machine.fingerprint(planned.trials[0].spec),
+            are_quality_runs=rule.metric.is_quality,
+        )
+        check_comparable("this tree", name, differences, request.is_different_allowed)
+
+    return commands.sweep(
+        request,
+        study=request.study,
+        runs_dir=request.runs_dir,
+        is_json=False,
+        is_dry_run=False,
+        is_failed_retried=True,
+        overrides=call.overrides,
+        conclude=judge_studies,
+        name_prefix=_name_prefix(rule),
+        check=check,
+    )
+
+
+def _conclude(store: Store, found: Gate, form: str) -> int:
+    from reports.page import build
+
+    build.write_report(store, store.report_path)
+    click.echo(_WRITE_GATE[form](found))
+    click.echo(f"report of this tree: {store.report_path}", err=True)
+    return code_of(found)
+
+
+def code_of(found: Gate) -> int:
+    """Returns the exit code of a gate: trials that are not ok come before a verdict."""
+    is_disturbed_only = all(": void: " in failure for failure in found.failures)
+    if found.failures and not is_disturbed_only:
+        return (
+            exit_codes.SOME_TRIALS_FAILED
+            if found.num_ok
+            else exit_codes.NOTHING_MEASURED
+        )
+    if found.failures or found.why_unfit or found.verdict is None:
+        return exit_codes.UNFIT
+    return _CODES[found.verdict]
