@@ -113,7 +113,7 @@ def compare(change: Path, baseline: Path, *, delta: str, alpha: str, form: str) 
       ResultsError: A file cannot be read, or nothing can be compared.
     """
     from benchmarks import micro_judging
-    from harness.cli import gate_verb
+    from harness.cli.verbs import gate_verb
     from harness.options.notation import parse_percentage
     from reports.words import judgement
 

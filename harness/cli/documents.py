@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from harness.cli.main import cli
-from harness.cli.sweep_verb import RunRequest
 from harness.cli.verb import DeclaredOption
+from harness.cli.verbs.sweep_verb import RunRequest
 from harness.options.study_keys import SCHEMA_NAME, render_schema
 
 if TYPE_CHECKING:

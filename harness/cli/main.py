@@ -75,28 +75,21 @@ VERBS = (
     Verb(
         "sweep",
         "Runs a sweep and writes the report; run it again to resume.",
-        "harness.cli.sweep_verb",
         model="RunRequest",
         options=[STUDY_FILE],
     ),
     Verb(
         "plan",
         "Prints the trials of a sweep and a time estimate; runs nothing.",
-        "harness.cli.sweep_verb",
+        "harness.cli.verbs.sweep_verb",
         function="plan",
         options=[STUDY_FILE],
     ),
     Verb(
-        "list",
-        "Lists workloads, backends and presets, or the studies of a directory.",
-        "harness.cli.list_verb",
+        "list", "Lists workloads, backends and presets, or the studies of a directory."
     ),
-    Verb(
-        "status",
-        "Shows the progress of a study and its failures.",
-        "harness.cli.status_verb",
-    ),
-    Verb("resume", "Runs the missing trials of a study.", "harness.cli.resume_verb"),
+    Verb("status", "Shows the progress of a study and its failures."),
+    Verb("resume", "Runs the missing trials of a study."),
     Verb(
         "report",
         """Builds the report of a study, a comparison of two, or a site of several.
@@ -104,7 +97,6 @@ VERBS = (
         One study: a page. Two: a page that compares them, the ratios being first /
         second. With -o DIRECTORY: a site with an index and a page of each study.
         """,
-        "harness.cli.report_verb",
     ),
     Verb(
         "verify",
@@ -112,7 +104,6 @@ VERBS = (
 
         Exit code 4 if a figure differs or cannot be recomputed, 5 if none can.
         """,
-        "harness.cli.verify_verb",
     ),
     Verb(
         "history",
@@ -120,7 +111,6 @@ VERBS = (
 
         Without names, of all studies in the runs directory.
         """,
-        "harness.cli.history_verb",
     ),
     click.Group(
         "store",
@@ -134,7 +124,7 @@ VERBS = (
                 unlike machines are errors. Trials that are not finished are left out.
                 The stores stay as they are; the result does not depend on their order.
                 """,
-                "harness.cli.store_verb",
+                "harness.cli.verbs.store_verb",
             )
         ],
     ),
@@ -146,27 +136,22 @@ VERBS = (
         when all are busy, and what interval a default sweep could give. Takes about 15
         s and the relay. Exit code 6 if timings would be unusable.
         """,
-        "harness.cli.doctor_verb",
     ),
     Verb(
         "compare",
         "Shows the ratios A / B of two studies, backends or settings.",
-        "harness.cli.compare_verb",
     ),
     Verb(
         "gate",
         "Judges whether this tree is worse than a baseline; run it again to resume.",
-        "harness.cli.gate_verb",
     ),
     Verb(
         "baseline",
         "Names a study as a baseline, or shows those that are named.",
-        "harness.cli.baseline_verb",
     ),
     Verb(
         "power",
         "Shows what a gate can find, and how long that takes.",
-        "harness.cli.power_verb",
     ),
     click.Group(
         "launch",
@@ -175,7 +160,6 @@ VERBS = (
             Verb(
                 "render",
                 "Writes the files that start COMMAND on a cluster; prints their names.",
-                "harness.cli.render_verb",
             )
         ],
     ),

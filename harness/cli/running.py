@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli import exit_codes, progress
+from harness.cli.terminal import console
 from harness.errors import Interrupted
 from harness.launch import catalog
 from harness.planning import estimate, extend
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
     # Receives the study and the trials that were requested; returns the exit code.
     Conclude = Callable[[Store, Sequence[PlannedTrial]], int]
-
-PIPE_WIDTH = 140
 
 
 def note(text: str) -> None:
@@ -177,10 +176,6 @@ def print_summary(store: Store, *, is_json: bool) -> None:
 
         click.echo(json.dumps(summary(store), indent=2))
     else:
-        from rich.console import Console
-
         from reports.exports import text
 
-        # A pipe has no width: choose one in which no cell is wrapped.
-        width = None if sys.stdout.isatty() else PIPE_WIDTH
-        text.print_summary(store, Console(width=width, highlight=False))
+        text.print_summary(store, console())

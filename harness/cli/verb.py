@@ -145,7 +145,7 @@ class Verb(click.Command):
     Args:
       name: As users write it.
       text: Its help: a line, and what else a user needs to know.
-      module: The module of the verb.
+      module: The module of the verb; by default that of its name in ``verbs``.
       model: The name of its model there; by default that of the verb and ``Request``.
       function: The name of what runs it.
       options: Further options, such as that of a study file.
@@ -155,14 +155,15 @@ class Verb(click.Command):
         self,
         name: str,
         text: str,
-        module: str,
+        module: str = "",
         *,
         model: str = "",
         function: str = "run",
         options: Sequence[click.Option] = (),
     ) -> None:
         super().__init__(name, help=text)
-        self._module, self._function = module, function
+        self._module = module or f"harness.cli.verbs.{name}_verb"
+        self._function = function
         self._model = model or f"{name.capitalize()}Request"
         self._options = options
 

@@ -92,7 +92,7 @@ def test_a_narrow_terminal_lacks_columns_and_no_digit(
 ) -> None:
     """Every figure is there in whole, and every line fits."""
     _, data, _ = harness("history", "--json")
-    monkeypatch.setattr("harness.cli.history_verb._PIPE_WIDTH", width)
+    monkeypatch.setattr("harness.cli.terminal.PIPE_WIDTH", width)
     _, out, _ = harness("history")
     rows = [line for line in out.splitlines() if "day-" in line]
 

@@ -15,7 +15,7 @@ import pytest
 from fake_nvml import FakeNvml, make_gpus
 
 from harness.cli import documents, exit_codes, gpu_readiness, main, study_file
-from harness.cli.sweep_verb import RunRequest
+from harness.cli.verbs.sweep_verb import RunRequest
 from harness.errors import PlanError
 from harness.launch.slurm import submit as slurm
 from harness.options import study_keys

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from fake_nvml import FakeGpu, FakeMig, make_gpus
 
-from harness.cli import doctor_verb, exit_codes
+from harness.cli import exit_codes
+from harness.cli.verbs import doctor_verb
 from harness.doctor import diagnose, gpu, gpu_canary, gpu_state
 from harness.machine import gpu_exclusive, gpus
 from harness.trial.gpu_probe import TensorFlowGpus

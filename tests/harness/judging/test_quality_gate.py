@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness import catalog
-from harness.cli import exit_codes, gate_request
+from harness.cli import exit_codes
+from harness.cli.verbs import gate_request
 from results.records.models import Order
 from results.store.study_store import Store
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import click
@@ -12,6 +11,7 @@ import click
 from harness.cli import exit_codes
 from harness.cli.arguments import one_line
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArguments
+from harness.cli.terminal import console
 from harness.errors import StudyError
 from harness.options.option import Option, Options
 from harness.planning import study as study_module
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from results.figures.history import History, Observation, Series
     from results.study.cases import Study
 
-_PIPE_WIDTH = 140
 _DATE_LENGTH = len("2026-01-01T00:00")
 _COLUMNS = ("date", "study", "commit", "throughput", "95 % interval", "n", "change")
 _DROPPED_FIRST = ("n", "commit", "95 % interval", "date")
@@ -160,16 +159,13 @@ def _table(series: Series, columns: Sequence[str]) -> Table:
 
 
 def _print(found: History) -> None:
-    from rich.console import Console
 
-    # A pipe has no width: choose one in which no cell is wrapped.
-    width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    console = Console(width=width, highlight=False)
+    out = console()
     for series in found.series:
         click.echo(one_line(_title(series)))
         make_table = functools.partial(_table, series)
-        columns = narrow.columns_that_fit(_COLUMNS, _DROPPED_FIRST, make_table, console)
-        console.print(make_table(columns))
+        columns = narrow.columns_that_fit(_COLUMNS, _DROPPED_FIRST, make_table, out)
+        out.print(make_table(columns))
         click.echo(f"{_conclusion(series)}\n")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +12,7 @@ import click
 from harness.cli import exit_codes
 from harness.cli.arguments import one_line
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
+from harness.cli.terminal import console
 from harness.options.option import Options
 from harness.planning import study as study_module
 from results.store.study_store import Store
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _PAGE = "numbers on the page"
 _MOST_SHOWN = 20
-_PIPE_WIDTH = 140
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
@@ -96,7 +95,6 @@ def _verify_page(store: Store, check: Check) -> None:
 
 def _print(check: Check) -> None:
     import rich.box
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("figures", box=rich.box.SIMPLE_HEAD)
@@ -105,9 +103,7 @@ def _print(check: Check) -> None:
     for kind in check.kinds:
         counts = (kind.num_recomputed, kind.num_different, kind.num_missing)
         table.add_row(kind.kind, *(f"{count:,}" for count in counts))
-    # A pipe has no width: choose one in which no cell is wrapped.
-    width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    Console(width=width, highlight=False).print(table)
+    console().print(table)
     for item in check.differences[:_MOST_SHOWN]:
         click.echo(
             one_line(

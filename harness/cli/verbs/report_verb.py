@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from harness.cli import compare_verb, exit_codes, running, status_verb
+from harness.cli import exit_codes, running, terminal
 from harness.cli.arguments import one_line
 from harness.cli.shared_options import (
     DEFAULT_METRIC,
@@ -20,6 +20,7 @@ from harness.cli.shared_options import (
     RunsDir,
     StudyArguments,
 )
+from harness.cli.verbs import compare_verb, status_verb
 from harness.errors import StudyError
 from harness.options.kinds import TEXTS, choice
 from harness.options.option import Option, Options
@@ -252,7 +253,7 @@ def _terminal(request: ReportRequest, store: Store) -> str:
 
     stream = StringIO()
     is_terminal = request.output is None and sys.stdout.isatty()
-    width = Console().width if is_terminal else running.PIPE_WIDTH
+    width = Console().width if is_terminal else terminal.PIPE_WIDTH
     console = Console(
         file=stream, width=width, highlight=False, force_terminal=is_terminal
     )

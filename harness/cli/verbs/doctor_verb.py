@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
@@ -13,6 +12,7 @@ from pydantic import Field
 
 from harness.cli import exit_codes
 from harness.cli.shared_options import IsJson
+from harness.cli.terminal import console
 from harness.doctor import canaries, diagnose, gpu_canary, pair
 from harness.errors import ParseError
 from harness.options.option import Option, Options
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     Measure = Callable[[Sequence[int]], Sequence[Finding]]
 
 MAX_RELAY_SEC = 3600.0
-_PIPE_WIDTH = 140
 _STYLES = {"ok": "green", "caution": "yellow", "bad": "bold red"}
 
 
@@ -107,7 +106,6 @@ def doctor(
 
 def _print_table(findings: Sequence[Finding]) -> None:
     import rich.box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -116,9 +114,7 @@ def _print_table(findings: Sequence[Finding]) -> None:
         level = Text(finding.level, style=_STYLES[finding.level])
         # Text, since names of processes can contain markup.
         table.add_row(finding.check, level, Text(finding.found), Text(finding.advice))
-    # A pipe has no width: choose one in which most rows are one line.
-    width = None if sys.stdout.isatty() else _PIPE_WIDTH
-    Console(width=width, highlight=False).print(table)
+    console().print(table)
 
 
 def _conclusion(findings: Sequence[Finding]) -> str:

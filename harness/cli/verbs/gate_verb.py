@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli import commands, exit_codes
-from harness.cli.compare_verb import check_comparable
-from harness.cli.gate_request import GateRequest, Rule, make_rule, of_gate
+from harness.cli.verbs.compare_verb import check_comparable
+from harness.cli.verbs.gate_request import GateRequest, Rule, make_rule, of_gate
 from harness.errors import Interrupted, StudyError
 from harness.judging import baselines, revisions, this_machine
 from harness.planning import study as study_module

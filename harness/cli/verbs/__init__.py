@@ -1,0 +1,1 @@
+"""The verbs: what each takes, and what it does."""
