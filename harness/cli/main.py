@@ -160,7 +160,6 @@ VERBS = (
             Verb(
                 "render",
                 "Writes the files that start COMMAND on a cluster; prints their names.",
-                "harness.cli.render_verb",
             )
         ],
     ),

@@ -9,16 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("harness", "replicator", "reports", "results", "workloads")
-LEFT = {
-    frozenset({"harness.launch.gang", "harness.launch.remote"}),
-    frozenset(
-        {
-            "replicator.backends.multi_worker",
-            "replicator.backends.multi_worker_between_graph",
-            "replicator.backends.multi_worker_in_graph",
-        }
-    ),
-}
+LEFT: set[frozenset[str]] = set()
 
 
 def imports_of(package: str) -> dict[str, set[str]]:

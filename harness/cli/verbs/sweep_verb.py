@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from harness.cli import commands
 from harness.cli.host_options import (
     Launcher,
     LauncherOptions,
@@ -69,6 +68,8 @@ class RunRequest(PlanRequest):
 
 def run(request: RunRequest, call: Call) -> int:
     """Runs a sweep and writes the report, or prints its plan."""
+    from harness.cli import commands
+
     return commands.sweep(
         request,
         study=request.study,
@@ -85,6 +86,8 @@ def run(request: RunRequest, call: Call) -> int:
 
 def plan(request: PlanRequest, call: Call) -> int:
     """Prints the trials of a sweep and a time estimate."""
+    from harness.cli import commands
+
     return commands.sweep(
         request,
         study=request.study,
