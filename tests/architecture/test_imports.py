@@ -101,8 +101,10 @@ def test_what_notices_a_private_name_that_breaks_exists() -> None:
     assert set() == named - {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
 
 
-# Five rooms of the reports have a row, a line or a mark of their own.
-SHARED_NAMES = {"reports": {"Line", "Mark", "Row", "Run", "Shown"}}
+# Rooms of the reports have a row, a line or a mark of their own.
+SHARED_NAMES = {
+    "reports": {"Curve", "Line", "Mark", "Row", "Run", "Shown", "_Panel"},
+}
 
 
 @pytest.mark.parametrize("package", ["replicator", "harness", "results", "reports"])
