@@ -213,8 +213,9 @@ def test_a_metric_is_added(followed: Any) -> None:
         python(tree, ["-m", "harness", "gate", "--help"]).split()
     )
     rule = (
-        "from harness.cli import gating; print(gating.make_rule(workload='resnet50',"
-        " metric='reciprocal_rank', delta=None, alpha=0.05).delta)"
+        "from harness.cli.verbs import gate_request as of;"
+        " print(of.make_rule(workload='resnet50', metric='reciprocal_rank',"
+        " delta=None, alpha=0.05).delta)"
     )
     assert "0.02\n" == python(tree, ["-c", rule])
 
