@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     import tensorflow as tf
 
-    from replicator.collectives.call import Collective
     from replicator.collectives.linking import Links, Node, Ops
+    from replicator.collectives.operands import Operands
     from replicator.collectives.sums import Sums
     from replicator.placement.topology import Topology
     from replicator.step.context import ReplicaContext
@@ -163,12 +163,12 @@ class CollectiveKind(abc.ABC):
 
     @abc.abstractmethod
     def algorithm(
-        self, call: Collective, topology: Topology, *, is_compiled: bool
+        self, operands: Operands, topology: Topology, *, is_compiled: bool
     ) -> str:
         """The name of the way in which R > 1 replicas carry out a call; see ``plan``.
 
         Args:
-          call: Types and shapes.
+          operands: Types and shapes.
           topology: Where the replicas are.
           is_compiled: Whether XLA compiles the collectives together with the step.
         """

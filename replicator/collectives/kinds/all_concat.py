@@ -27,8 +27,8 @@ from replicator.errors import StaticShapeError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replicator.collectives.call import Collective
     from replicator.collectives.linking import Links, Node, Ops
+    from replicator.collectives.operands import Operands
     from replicator.collectives.sums import Sums
     from replicator.placement.topology import Topology
     from replicator.step.context import ReplicaContext
@@ -106,10 +106,10 @@ class AllConcat(CollectiveKind):
         return dtype
 
     def algorithm(
-        self, call: Collective, topology: Topology, *, is_compiled: bool
+        self, operands: Operands, topology: Topology, *, is_compiled: bool
     ) -> str:
         """Joined on an owner's device."""
-        del call, topology, is_compiled
+        del operands, topology, is_compiled
         return "concat"
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:

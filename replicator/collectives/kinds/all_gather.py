@@ -26,8 +26,8 @@ from replicator.step import context as context_lib
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replicator.collectives.call import Collective
     from replicator.collectives.linking import Links, Node, Ops
+    from replicator.collectives.operands import Operands
     from replicator.collectives.sums import Sums
     from replicator.placement.topology import Topology
     from replicator.step.context import ReplicaContext
@@ -102,10 +102,10 @@ class AllGather(CollectiveKind):
         return dtype
 
     def algorithm(
-        self, call: Collective, topology: Topology, *, is_compiled: bool
+        self, operands: Operands, topology: Topology, *, is_compiled: bool
     ) -> str:
         """Stacked on an owner's device, or, compiled, as a sum of rows."""
-        is_summed = is_compiled and call.is_summed_by_xla(topology)
+        is_summed = is_compiled and operands.are_summed_by_xla(topology)
         return "rows" if is_summed else "pack"
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:

@@ -26,8 +26,8 @@ from replicator.step.context import wire_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replicator.collectives.call import Collective
     from replicator.collectives.linking import Links, Node, Ops
+    from replicator.collectives.operands import Operands
     from replicator.collectives.sums import Sums
     from replicator.placement.topology import Topology
     from replicator.step.context import ReplicaContext
@@ -101,19 +101,19 @@ class AllReduce(CollectiveKind):
         return wire_of(dtype, self.wire_dtype)
 
     def algorithm(
-        self, call: Collective, topology: Topology, *, is_compiled: bool
+        self, operands: Operands, topology: Topology, *, is_compiled: bool
     ) -> str:
         """On an owner's device, or on every device at once."""
         is_sum = self.op in ("sum", "mean")
-        if is_compiled and call.is_summed_by_xla(topology):
+        if is_compiled and operands.are_summed_by_xla(topology):
             return "xla" if is_sum else "rows"
         if not is_sum:
             return "pairwise"
-        if not topology.has_own_gpus or not call.has_static_shapes:
+        if not topology.has_own_gpus or not operands.have_static_shapes:
             return "add_n"
         flat = "ring" if topology.has_virtual_gpus else "nccl"
         allowed = RING_DTYPES if flat == "ring" else NCCL_DTYPES
-        sent = {self.sent_dtype(dtype) for dtype in call.dtypes}
+        sent = {self.sent_dtype(dtype) for dtype in operands.dtypes}
         return flat if sent <= allowed else "add_n"
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:

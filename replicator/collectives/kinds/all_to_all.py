@@ -26,8 +26,8 @@ from replicator.step import context as context_lib
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replicator.collectives.call import Collective
     from replicator.collectives.linking import Links, Node, Ops
+    from replicator.collectives.operands import Operands
     from replicator.collectives.sums import Sums
     from replicator.placement.topology import Topology
     from replicator.step.context import ReplicaContext
@@ -112,10 +112,10 @@ class AllToAll(CollectiveKind):
         return dtype
 
     def algorithm(
-        self, call: Collective, topology: Topology, *, is_compiled: bool
+        self, operands: Operands, topology: Topology, *, is_compiled: bool
     ) -> str:
         """Each part to the device of its replica; over workers all of them."""
-        del call, is_compiled
+        del operands, is_compiled
         return "parts" if topology.num_programs == 1 else "pack"
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:

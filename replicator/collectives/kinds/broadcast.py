@@ -27,8 +27,8 @@ from replicator.validation.integers import is_integer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replicator.collectives.call import Collective
     from replicator.collectives.linking import Links, Node, Ops
+    from replicator.collectives.operands import Operands
     from replicator.collectives.sums import Sums
     from replicator.placement.topology import Topology
     from replicator.step.context import ReplicaContext
@@ -146,10 +146,10 @@ class Broadcast(CollectiveKind):
         return dtype
 
     def algorithm(
-        self, call: Collective, topology: Topology, *, is_compiled: bool
+        self, operands: Operands, topology: Topology, *, is_compiled: bool
     ) -> str:
         """Every replica reads the source's value."""
-        del call, topology, is_compiled
+        del operands, topology, is_compiled
         return "wire"
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:

@@ -27,8 +27,8 @@ from replicator.validation.integers import is_integer
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replicator.collectives.call import Collective
     from replicator.collectives.linking import Links, Node, Ops
+    from replicator.collectives.operands import Operands
     from replicator.collectives.sums import Sums
     from replicator.placement.topology import Topology
     from replicator.step.context import ReplicaContext
@@ -130,10 +130,10 @@ class Permute(CollectiveKind):
         return dtype
 
     def algorithm(
-        self, call: Collective, topology: Topology, *, is_compiled: bool
+        self, operands: Operands, topology: Topology, *, is_compiled: bool
     ) -> str:
         """Every replica reads its source's value; over workers, of all of them."""
-        del call, is_compiled
+        del operands, is_compiled
         return "pack" if self._joins_workers(topology.num_local_replicas) else "wire"
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:

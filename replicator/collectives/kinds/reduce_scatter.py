@@ -30,8 +30,8 @@ from replicator.step import context as context_lib
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replicator.collectives.call import Collective
     from replicator.collectives.linking import Links, Node, Ops
+    from replicator.collectives.operands import Operands
     from replicator.collectives.sums import Sums
     from replicator.placement.topology import Topology
     from replicator.step.context import ReplicaContext
@@ -137,10 +137,10 @@ class ReduceScatter(CollectiveKind):
         return dtype
 
     def algorithm(
-        self, call: Collective, topology: Topology, *, is_compiled: bool
+        self, operands: Operands, topology: Topology, *, is_compiled: bool
     ) -> str:
         """Each part on the device of its replica; over workers all of them there."""
-        del call, is_compiled
+        del operands, is_compiled
         return "parts" if topology.num_programs == 1 else "add_n"
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:

@@ -34,6 +34,10 @@ def place(traced: TracedStep, topology: Topology) -> None:
         for name, variable in traced.variables.items()
     }
     nodes = traced.graph_def.node
+    # Before the optimizer runs, which renames gradients, and merges only nodes of one
+    # device: it has to know them (record 0024). What nobody placed is placed here, too,
+    # since TensorFlow would put it on the first device, and send activations there and
+    # back. Devices are those of no replica yet: copies get theirs from the topology.
     placed = _Placed(nodes, handles)
     for node in nodes:
         if node.op == "Placeholder" or node.device:

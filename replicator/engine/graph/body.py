@@ -80,6 +80,8 @@ def depths(body: Body, follows: Mapping[str, Sequence[str]]) -> dict[str, int]:
         node.name: [*(ref.node for ref in node.inputs), *node.controls]
         for node in body.nodes
     }
+    # A cut graph has no way from operand to result, so depths would begin anew at every
+    # collective, and the order of transfers (record 0025) would mix early with late.
     before.update((name, list(follows.get(name, ()))) for name in body.placeholders)
     found: dict[str, int] = {}
     for root in before:
@@ -139,8 +141,13 @@ def from_graph_def(graph_def: Any) -> Body:
     Raises:
       ValueError: The graph has an unknown op or a cycle.
     """
+    # The step is traced as a graph, because the optimizer takes graphs, and linked as a
+    # function, because TensorFlow registers those without a Python object for each node
+    # of each replica (record 0001). The two forms name tensors differently: ``names``.
     names = TensorNames(graph_def)
     protos = {node.name: node for node in graph_def.node}
+    # Variables, batches, the replica id and, cut there, results of collectives: all
+    # that differs from replica to replica comes in here, and copies only rename.
     placeholders = frozenset(n.name for n in graph_def.node if n.op == "Placeholder")
     nodes = []
     for name in _topological(protos):

@@ -15,15 +15,19 @@ from replicator.engine.link.reduction import How
 from replicator.engine.link.uneven_rows import UnevenRows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from replicator.collectives.kind import CollectiveKind
     from replicator.engine.analysis.plan import Bucket, CollectivePlan
+    from replicator.engine.graph.body import Ref
     from replicator.engine.graph.emitter import Emitter
     from replicator.engine.link.cross_worker import CrossWorker
-    from replicator.engine.link.linker import Operand, Tensor
     from replicator.engine.link.reduction import Reduction
     from replicator.placement.topology import Topology
+
+    Tensor = Ref | str  # a node's output, or a function argument
+    # (replica, operand node) -> the operand on that replica
+    Operand = Callable[[int, str], Tensor]
 
 
 class BucketLinks:

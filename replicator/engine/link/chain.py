@@ -53,6 +53,9 @@ class Chain:
         self._flat = flat
         self._has_virtual_gpus = has_virtual_gpus
         self._emit = emit
+        # One order for all, although transfers could overlap: TensorFlow starts ops as
+        # their inputs come, which differs from worker to worker, and two workers that
+        # hold all threads of a ring in different ones wait forever (record 0011).
         self._before = list(first_controls)
         # By device, what replaces that where the last op ran on several devices.
         self._before_on: dict[str, str] = {}

@@ -55,6 +55,10 @@ class CrossWorker:
           flat: All replicas of the job, if each has a GPU of its own.
           has_virtual_gpus: Whether two of them may be on one physical GPU.
         """
+        # Nodes of their own: an op here waits for its peers in other processes, so what
+        # it is called, its keys and its order follow from the plan alone and never from
+        # what this worker happens to have (record 0011). A worker that emits one more,
+        # one less, or two in another order stops all of them without an error.
         self._group = group
         self._emit = Emitter()
         self.chain = Chain(
@@ -103,6 +107,8 @@ class CrossWorker:
             return self._emit.convert(
                 f"{name}/out", back, "Bitcast", tf.int64, dtype, device
             )
+        # A sum has to keep the bits of the type itself, so it goes as a wider type;
+        # what is only moved goes as any type of the same width.
         how, wire = wire_types.added(dtype)
         sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
         device = _wire_device(wire, device)

@@ -15,16 +15,13 @@ from replicator.engine.link.reduction import Reduction
 from replicator.placement.worker_group import flat_group
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from replicator.engine.analysis.plan import Bucket, CollectivePlan
+    from replicator.engine.link.bucket_links import Operand, Tensor
     from replicator.engine.link.cross_worker import CrossWorker
     from replicator.engine.link.uneven_rows import UnevenRows
     from replicator.placement.topology import Topology
-
-    # (replica_id, operand node) -> the operand on that replica
-    Tensor = Ref | str  # a node's output, or a function argument
-    Operand = Callable[[int, str], Tensor]
 
 
 class Linker:

@@ -19,7 +19,7 @@ from replicator.engine.link.node_ops import NodeOps
 
 if TYPE_CHECKING:
     from replicator.engine.analysis.plan import CollectivePlan
-    from replicator.engine.link.linker import Operand, Tensor
+    from replicator.engine.link.bucket_links import Operand, Tensor
     from replicator.placement.topology import Topology
 
 
