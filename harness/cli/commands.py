@@ -89,7 +89,7 @@ def sweep(
     if study is not None:
         study_module.check_name(study)
     _check_runs_dir(runs_dir)
-    on_hosts = on_hosts or HostRequest(info=launchers.info(launchers.DEFAULT))
+    on_hosts = on_hosts or HostRequest()
     command = command or ("python", "-m", "harness", *sys.argv[1:])
     launcher = hosts.launcher_of(on_hosts)
     request = hosts.with_hosts(request, launcher)

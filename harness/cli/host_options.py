@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-from harness.errors import ParseError, PlanError
+from harness.errors import ParseError
 from harness.launch import catalog
 from harness.launch.options import ARRAY
 from harness.options.kinds import parsed
@@ -58,73 +57,47 @@ Launcher = Annotated[
         help=f"What starts the processes of a trial. {describe_launchers('start')}.",
     ),
 ]
-Workers = Annotated[
-    Replicas | None,
-    Option(
-        group=PROCESSES,
-        help="Worker processes of the largest trial; times `--replicas-per-worker` they"
-        " make the largest of `--replicas`.",
-    ),
-]
-ReplicasPerWorker = Annotated[
-    Replicas,
-    Option(
-        group=PROCESSES,
-        also=("--gpus-per-worker",),
-        help="Replicas of each worker process, each on a GPU of its own with `--device"
-        " gpu`.",
-    ),
-]
-Shard = Annotated[
-    tuple[int, int] | None,
-    Option(
-        group=PROCESSES,
-        kind=parsed(parse_shard, metavar="I/K"),
-        help="Run only the I-th of K parts of the repetitions.",
-    ),
-]
-LauncherOptions = Annotated[Options, Contributed(by="launcher", models=catalog.options)]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class HostRequest:
-    """Where the processes of a sweep run, as it was requested.
+class HostRequest(Options):
+    """Where the processes of a sweep run."""
 
-    Attributes:
-      info: The launcher.
-      options: Its own options.
-      workers: Worker processes of the largest trial.
-      replicas_per_worker: Replicas of each worker, and so its GPUs.
-      shard: The part of the repetitions to run, from 1, and how many there are.
-    """
+    launcher: Launcher = catalog.DEFAULT
+    workers: Annotated[
+        Replicas | None,
+        Option(
+            group=PROCESSES,
+            help="Worker processes of the largest trial; times `--replicas-per-worker`"
+            " they make the largest of `--replicas`.",
+        ),
+    ] = None
+    replicas_per_worker: Annotated[
+        Replicas,
+        Option(
+            group=PROCESSES,
+            also=("--gpus-per-worker",),
+            help="Replicas of each worker process, each on a GPU of its own with"
+            " `--device gpu`.",
+        ),
+    ] = 1
+    shard: Annotated[
+        tuple[int, int] | None,
+        Option(
+            group=PROCESSES,
+            kind=parsed(parse_shard, metavar="I/K"),
+            help="Run only the I-th of K parts of the repetitions.",
+        ),
+    ] = None
+    launcher_options: Annotated[
+        Options, Contributed(by="launcher", models=catalog.options)
+    ] = NO_OPTIONS
 
-    info: LauncherInfo
-    options: Options = NO_OPTIONS
-    workers: int | None = None
-    replicas_per_worker: int = 1
-    shard: tuple[int, int] | None = None
+    @property
+    def info(self) -> LauncherInfo:
+        """The launcher."""
+        return catalog.info(self.launcher)
 
     @property
     def array(self) -> int | None:
         """Jobs among which the repetitions are divided, where the launcher has them."""
-        return getattr(self.options, ARRAY, None)
-
-
-def hosts_of(request: Any) -> HostRequest:
-    """Returns where the processes of a requested sweep run.
-
-    Raises:
-      PlanError: Two options exclude each other.
-    """
-    hosts = HostRequest(
-        info=catalog.info(request.launcher),
-        options=request.launcher_options,
-        workers=request.workers,
-        replicas_per_worker=request.replicas_per_worker,
-        shard=request.shard,
-    )
-    if hosts.array is not None and hosts.shard is not None:
-        raise PlanError(
-            "--array submits jobs that have a --shard each; give one of the two"
-        )
-    return hosts
+        return getattr(self.launcher_options, ARRAY, None)

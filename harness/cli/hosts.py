@@ -39,9 +39,13 @@ def launcher_of(request: HostRequest) -> Launcher:
     Raises:
       HarnessError: There is no such engine here, or it has too few hosts.
     """
+    if request.array is not None and request.shard is not None:
+        raise PlanError(
+            "--array submits jobs that have a --shard each; give one of the two"
+        )
     info = request.info
     make = info.plan if info.is_submitted() else info.start
-    return catalog.by_hosts(make(request.options))
+    return catalog.by_hosts(make(request.launcher_options))
 
 
 def check_product(request: HostRequest, planned: PlannedSweep) -> None:
@@ -135,7 +139,7 @@ def submit(
         gpus_per_worker=hosts.replicas_per_worker if is_on_gpus else 0,
         directory=os.getcwd(),  # noqa: PTH109 (as a string)
     )
-    submitted = hosts.info.submit(job, hosts.options, runs_dir)
+    submitted = hosts.info.submit(job, hosts.launcher_options, runs_dir)
     click.echo(submitted.number)
     click.echo(
         f"submitted job {submitted.number}; follow it with {submitted.follow}; its"

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from harness.cli.host_options import (
-    Launcher,
-    LauncherOptions,
-    ReplicasPerWorker,
-    Shard,
-    Workers,
-    hosts_of,
-)
+from harness.cli.host_options import HostRequest
 from harness.cli.shared_options import (
     RUNS_DIR,
     AreCheckpointsKept,
@@ -19,22 +12,15 @@ from harness.cli.shared_options import (
     Retry,
     RunsDir,
 )
-from harness.launch import catalog
-from harness.options.option import NO_OPTIONS, Option
+from harness.options.option import Option
 from harness.planning.request import STUDY, SweepRequest
 
 if TYPE_CHECKING:
     from harness.cli.verb import Call
 
 
-class PlanRequest(SweepRequest):
+class PlanRequest(HostRequest, SweepRequest):
     """A sweep, where it runs, and its study."""
-
-    launcher: Launcher = catalog.DEFAULT
-    workers: Workers = None
-    replicas_per_worker: ReplicasPerWorker = 1
-    shard: Shard = None
-    launcher_options: LauncherOptions = NO_OPTIONS
 
     study: Annotated[
         str | None,
@@ -76,7 +62,7 @@ def run(request: RunRequest, call: Call) -> int:
         runs_dir=request.runs_dir,
         is_json=request.is_json,
         is_dry_run=request.is_dry_run,
-        on_hosts=hosts_of(request),
+        on_hosts=request,
         is_failed_retried=request.retry is not None,
         are_checkpoints_kept=request.are_checkpoints_kept,
         overrides=call.overrides,
@@ -94,6 +80,6 @@ def plan(request: PlanRequest, call: Call) -> int:
         runs_dir=request.runs_dir,
         is_json=request.is_json,
         is_dry_run=True,
-        on_hosts=hosts_of(request),
+        on_hosts=request,
         command=call.command,
     )

@@ -1,9 +1,9 @@
 """A process of a trial that writes who it is, where, and when it ran.
 
-    python gang_probe.py meet|sum <trial directory>
+    python gang_probe.py <trial directory>
 
-It sums the ranks of its workers, which count from 1: in TensorFlow, or in a moment by
-connections between the addresses that the workers were given.
+It sums the ranks of its workers, which count from 1, by connections between the
+addresses that the workers were given.
 """
 
 from __future__ import annotations
@@ -45,17 +45,12 @@ def met(addresses: list[str], index: int) -> float:
 
 def main() -> int:
     """Writes ``probe_<index>`` into the directory of the trial."""
-    what, directory = sys.argv[1:]
+    (directory,) = sys.argv[1:]
     config = json.loads(os.environ["TF_CONFIG"])
     start_sec = time.monotonic()
-    if what == "sum":
-        from gang_sum import sum_of_ranks
-
-        total, _ = sum_of_ranks()
-    else:
-        index = config["task"]["index"]
-        total = met(config["cluster"]["worker"], index)
-        time.sleep(_HOLDS_SEC)
+    index = config["task"]["index"]
+    total = met(config["cluster"]["worker"], index)
+    time.sleep(_HOLDS_SEC)
     answer = {
         "index": config["task"]["index"],
         "workers": config["cluster"]["worker"],

@@ -99,18 +99,13 @@ def test_two_nodes_come_up():
 
 @needs_ray
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "second", ["meet", pytest.param("sum", marks=pytest.mark.full)]
-)
-def test_gangs_are_spread_over_the_nodes_one_after_the_other(
-    store, planned, on_ray, second
-):
+def test_gangs_are_spread_over_the_nodes_one_after_the_other(store, planned, on_ray):
     """Each worker has a node of its own, a rank, and the addresses of all.
 
     Two gangs never share a node, and none is refused. The workers of each meet at their
-    addresses; in the full run one gang sums with TensorFlow between its nodes.
+    addresses; ``make series`` has trials with TensorFlow.
     """
-    trials = [("meet", planned(seed=1)), (second, planned(seed=2))]
+    trials = [planned(seed=1), planned(seed=2)]
     threads = [
         threading.Thread(
             target=run_trial,
@@ -118,18 +113,18 @@ def test_gangs_are_spread_over_the_nodes_one_after_the_other(
                 store,
                 trial,
                 dataclasses.replace(
-                    on_ray, worker_command=(sys.executable, str(PROBE), what)
+                    on_ray, worker_command=(sys.executable, str(PROBE))
                 ),
             ),
         )
-        for what, trial in trials
+        for trial in trials
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(LONGEST_SEC)
     gangs = []
-    for _, trial in trials:
+    for trial in trials:
         trial_dir = store.trial_dir(trial.trial_id)
         found = [json.loads(p.read_text()) for p in sorted(trial_dir.glob("probe_*"))]
         gangs.append(found)
