@@ -16,7 +16,7 @@ from harness.cli.host_options import HostRequest
 from harness.errors import DoesNotFitError, StudyError
 from harness.launch import catalog as launchers
 from harness.machine import topology
-from harness.planning import design, estimate, same_code, shards
+from harness.planning import design, estimate, shards
 from harness.planning import plan as plan_module
 from harness.planning import study as study_module
 from harness.run import sweep as run
@@ -148,7 +148,7 @@ def sweep(
         # Read it again under the lock: another harness may just have written it.
         existing = study_module.read_existing_plan(root)
         reconciled = study_module.reconcile(existing, new, request.baseline, store)
-        _check_readable(store)
+        check_readable(store)
         if reconciled.is_changed:
             store.write_plan(reconciled.plan)
         for note in notes:
@@ -215,58 +215,7 @@ def _trees(request: SweepRequest) -> dict[str, SourceTree]:
     return {} if baseline is None else {baseline.revision: baseline}
 
 
-def resume(
-    study: str,
-    *,
-    runs_dir: Path,
-    is_json: bool,
-    timeout_sec: float | None = None,
-    is_failed_retried: bool = False,
-    are_checkpoints_kept: bool = False,
-    data_dir: Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    launcher_name: str = launchers.DEFAULT,
-) -> int:
-    """Runs the missing trials of a study's plan.
-
-    Raises:
-      HarnessError: The study's code is not the code that would run now.
-      ResultsError: There is no such study, or it cannot be used.
-    """
-    root = study_module.find_study(study, runs_dir)
-    store = Store.open(root)
-    plan = store.read_plan()
-    study_module.check_trials(plan)
-    same_code.check_code(plan, store=store)
-    launcher = launchers.start(launcher_name)
-    launcher.check(trial.spec for trial in plan.trials)
-    launcher.check_folder(root.absolute())
-    with lock_study(root):
-        _check_readable(store)
-        missing = run.missing_trials(
-            store, plan.trials, is_failed_retried=is_failed_retried
-        )
-        with gpu_readiness.ready(
-            missing, overrides, study=plan.study, num_hosts=launcher.num_hosts
-        ) as replaced:
-            settings = RunSettings(
-                timeout_sec=timeout_sec or plan.timeout_sec,
-                is_failed_retried=is_failed_retried,
-                are_checkpoints_kept=are_checkpoints_kept,
-                data_dir=plan.data_dir
-                if data_dir is None
-                else str(data_dir.absolute()),
-                measuring=plan.measuring,
-                launcher=launcher,
-                **replaced,
-            )
-            conclude = functools.partial(running.conclude_sweep, is_json=is_json)
-            return running.run_until_done(
-                store, plan.trials, settings, root.parent, conclude
-            )
-
-
-def _check_readable(store: Store) -> None:
+def check_readable(store: Store) -> None:
     """Checks that all records of a study can be read before trials are added to it.
 
     Raises:

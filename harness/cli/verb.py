@@ -251,7 +251,7 @@ def _argument(of: Declared) -> click.Argument:
         required=of.is_required,
         metavar=of.option.metavar or None,
         nargs=-1 if of.kind.is_multiple else 1,
-        type=click.STRING if of.kind.is_multiple else _Value(of),
+        type=_Value(of),
     )
 
 

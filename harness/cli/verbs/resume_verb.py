@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from harness.cli import commands
+from harness.cli import commands, gpu_readiness, running
 from harness.cli.host_options import Launcher
 from harness.cli.shared_options import (
     RUNS_DIR,
@@ -18,6 +19,12 @@ from harness.cli.shared_options import (
 from harness.launch import catalog
 from harness.options.durations import duration
 from harness.options.option import Option, Options
+from harness.planning import same_code
+from harness.planning import study as study_module
+from harness.run import sweep as sweep_loop
+from harness.run.trial_runner import RunSettings
+from results.store.lock import lock_study
+from results.store.study_store import Store
 
 if TYPE_CHECKING:
     from harness.cli.verb import Call
@@ -51,15 +58,42 @@ class ResumeRequest(Options):
 
 
 def run(request: ResumeRequest, call: Call) -> int:
-    """Runs what is missing and reports."""
-    return commands.resume(
-        request.study,
-        runs_dir=request.runs_dir,
-        is_json=request.is_json,
-        timeout_sec=request.timeout_sec,
-        is_failed_retried=request.retry is not None,
-        are_checkpoints_kept=request.are_checkpoints_kept,
-        data_dir=request.data_dir,
-        overrides=call.overrides,
-        launcher_name=request.launcher,
-    )
+    """Runs the missing trials of a study's plan, and reports.
+
+    Raises:
+      HarnessError: The study's code is not the code that would run now.
+      ResultsError: There is no such study, or it cannot be used.
+    """
+    root = study_module.find_study(request.study, request.runs_dir)
+    store = Store.open(root)
+    plan = store.read_plan()
+    study_module.check_trials(plan)
+    same_code.check_code(plan, store=store)
+    launcher = catalog.start(request.launcher)
+    launcher.check(trial.spec for trial in plan.trials)
+    launcher.check_folder(root.absolute())
+    with lock_study(root):
+        commands.check_readable(store)
+        missing = sweep_loop.missing_trials(
+            store, plan.trials, is_failed_retried=request.retry is not None
+        )
+        with gpu_readiness.ready(
+            missing, call.overrides, study=plan.study, num_hosts=launcher.num_hosts
+        ) as replaced:
+            settings = RunSettings(
+                timeout_sec=request.timeout_sec or plan.timeout_sec,
+                is_failed_retried=request.retry is not None,
+                are_checkpoints_kept=request.are_checkpoints_kept,
+                data_dir=plan.data_dir
+                if request.data_dir is None
+                else str(request.data_dir.absolute()),
+                measuring=plan.measuring,
+                launcher=launcher,
+                **replaced,
+            )
+            conclude = functools.partial(
+                running.conclude_sweep, is_json=request.is_json
+            )
+            return running.run_until_done(
+                store, plan.trials, settings, root.parent, conclude
+            )
