@@ -24,7 +24,7 @@ MOST_TICKS: Final = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class CurveRun:
     """One quality run.
 
     Attributes:
@@ -53,7 +53,7 @@ class Curve:
 
     label: str
     backend: str
-    runs: tuple[Run, ...]
+    runs: tuple[CurveRun, ...]
     is_hollow: bool = False
 
     @property
@@ -61,7 +61,7 @@ class Curve:
         """Evaluations that every run has."""
         return min(len(run.values) for run in self.runs)
 
-    def median(self, of: Callable[[Run], tuple[float, ...]]) -> list[float]:
+    def median(self, of: Callable[[CurveRun], tuple[float, ...]]) -> list[float]:
         """Returns the median over runs at each common evaluation."""
         return [
             statistics.median(of(run)[k] for run in self.runs)

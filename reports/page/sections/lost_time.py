@@ -56,7 +56,7 @@ MEANINGS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Shown:
+class ShownLoss:
     """One case as it is shown.
 
     Attributes:
@@ -174,11 +174,11 @@ def _largest(items: tuple[RecordedLoss, ...]) -> list[RecordedLoss]:
     return list(found.values())[:MOST_FIGURES]
 
 
-def _show(item: Explained | RecordedLoss, name: str, slug: str) -> Shown:
+def _show(item: Explained | RecordedLoss, name: str, slug: str) -> ShownLoss:
     lost = item.lost
     if lost is None:
-        return Shown(item=item, name=name, figure=None)
-    return Shown(
+        return ShownLoss(item=item, name=name, figure=None)
+    return ShownLoss(
         item=item,
         name=name,
         figure=_draw(item.case.spec.backend, name, lost, slug),
