@@ -86,11 +86,10 @@ def _draw(panel: _Scale, found: list[tuple[Case, Estimate]]) -> Markup:
     )
     return rows.draw_estimates(
         drawn,
+        rows.Scale(label=f"{panel.name.lower()}, {panel.unit}", is_from_zero=True),
         slug=panel.slug,
         title=f"{panel.name} per case",
         description="; ".join(f"{row.name}: {row.text}" for row in drawn) + ".",
-        axis_label=f"{panel.name.lower()}, {panel.unit}",
-        is_from_zero=True,
     )
 
 
