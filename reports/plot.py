@@ -109,10 +109,12 @@ def forest(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     rows.draw_on(
         axes,
         items,
-        axis_label="ratio of throughput (1: equally fast)",
+        rows.Scale(
+            label="ratio of throughput (1: equally fast)",
+            reference=1.0,
+            is_logarithmic=True,
+        ),
         look_=look.NOTEBOOK,
-        reference=1.0,
-        is_logarithmic=True,
     )
     return axes
 

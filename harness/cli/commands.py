@@ -14,7 +14,6 @@ import click
 from harness.cli import exit_codes, gpu_readiness, hosts, progress, running
 from harness.cli.host_options import HostRequest
 from harness.errors import DoesNotFitError, StudyError
-from harness.launch import catalog as launchers
 from harness.machine import topology
 from harness.planning import design, estimate, shards
 from harness.planning import plan as plan_module

@@ -13,7 +13,6 @@ from reports.charts import labels, look, svg
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from markupsafe import Markup
     from matplotlib.axes import Axes
 
     from reports.charts.look import Look
@@ -24,7 +23,7 @@ MOST_TICKS: Final = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class CurveRun:
     """One quality run.
 
     Attributes:
@@ -53,7 +52,7 @@ class Curve:
 
     label: str
     backend: str
-    runs: tuple[Run, ...]
+    runs: tuple[CurveRun, ...]
     is_hollow: bool = False
 
     @property
@@ -61,7 +60,7 @@ class Curve:
         """Evaluations that every run has."""
         return min(len(run.values) for run in self.runs)
 
-    def median(self, of: Callable[[Run], tuple[float, ...]]) -> list[float]:
+    def median(self, of: Callable[[CurveRun], tuple[float, ...]]) -> list[float]:
         """Returns the median over runs at each common evaluation."""
         return [
             statistics.median(of(run)[k] for run in self.runs)
@@ -145,40 +144,3 @@ def draw_on(
         for curve in curves
     ]
     labels.write(axes, named, HEIGHT)
-
-
-def draw(
-    curves: Sequence[Curve],
-    *,
-    slug: str,
-    title: str,
-    description: str,
-    x_label: str,
-    write: Callable[[float], str],
-    y_limits: tuple[float, float] | None = None,
-    heading: str = "",
-) -> Markup:
-    """Draws one panel as a figure of the page.
-
-    Args:
-      curves: At least one, at most seven.
-      slug: Prefix of ids, unique in the page.
-      title: Accessible name.
-      description: The content of the figure in words, for screen readers.
-      x_label: The quantity on the x axis, with its unit.
-      write: Formats a value of quality.
-      y_limits: Shared by panels, or None.
-      heading: What the lines of this panel share; empty if it is the only panel.
-    """
-    with svg.style():
-        figure, axes = svg.new_axes(WIDTH, HEIGHT)
-        draw_on(
-            axes,
-            curves,
-            x_label=x_label,
-            write=write,
-            look_=look.PAGE,
-            y_limits=y_limits,
-            heading=heading,
-        )
-        return svg.inline(figure, slug=slug, title=title, description=description)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from reports.charts import over_replicas, replica_panel
 from reports.charts.quantities import EFFICIENCY
-from reports.charts.replica_panel import Curve, Panel
+from reports.charts.replica_panel import Panel, ReplicaCurve
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +23,7 @@ def _rows(view: View) -> pd.DataFrame:
     return rows[rows["quantity"].eq(EFFICIENCY.slug) & rows["kind"].isin(_KINDS)]
 
 
-def curves(view: View) -> list[Curve]:
+def curves(view: View) -> list[ReplicaCurve]:
     """Returns the lines with a value beside the baseline's, in planned order."""
     rows = _rows(view)
     has_several = len(view.study.backends) > 1
@@ -34,7 +34,7 @@ def curves(view: View) -> list[Curve]:
             estimates = part[part["kind"] == "estimate"]
             if (~estimates["is_baseline"]).any():
                 found.append(
-                    Curve(
+                    ReplicaCurve(
                         rows=replica_panel.rows_of(part),
                         name=f"{backend}, {mode}",
                         series=view.series(backend),

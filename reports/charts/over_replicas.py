@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from reports.charts.lines import Line
     from reports.charts.look import Look
-    from reports.charts.replica_panel import Curve, Panel
+    from reports.charts.replica_panel import Panel, ReplicaCurve
 
 WIDTH, HEIGHT = 310, 225
 DOT_SHIFT: Final = 0.018
@@ -68,7 +68,9 @@ def draw_on(axes: Axes, panel: Panel, look_: Look) -> None:
     lines.write_labels(axes, drawn, HEIGHT, look_, _labels_of_ceilings(panel, look_))
 
 
-def _line(panel: Panel, curve: Curve, across: ReplicasAxis, shift: float) -> Line:
+def _line(
+    panel: Panel, curve: ReplicaCurve, across: ReplicasAxis, shift: float
+) -> Line:
     """Returns the line of a curve, shifted by a share of the axis."""
     dots = tuple(
         lines.Dot(
@@ -130,7 +132,7 @@ def _draw_ideals(axes: Axes, panel: Panel, look_: Look) -> None:
 def _draw_marks(
     axes: Axes,
     panel: Panel,
-    curve: Curve,
+    curve: ReplicaCurve,
     across: ReplicasAxis,
     shift: float,
     look_: Look,

@@ -22,7 +22,7 @@ MOST_LINES = 7
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class ProfileLine:
     """The runs of one case.
 
     Attributes:
@@ -39,7 +39,7 @@ class Line:
 
 
 def draw(
-    lines: Sequence[Line],
+    lines: Sequence[ProfileLine],
     *,
     slug: str,
     title: str,

@@ -29,7 +29,7 @@ LETTER_GAP = 0.075
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Mark:
+class PublishedMark:
     """One published point.
 
     Attributes:
@@ -51,12 +51,12 @@ class Mark:
     source: int
 
 
-def marks(sources: Sequence[Source]) -> tuple[Mark, ...]:
+def marks(sources: Sequence[Source]) -> tuple[PublishedMark, ...]:
     """Returns all points of some sources; series with an efficiency have letters."""
     return tuple(_marks(sources))
 
 
-def _marks(sources: Sequence[Source]) -> Iterator[Mark]:
+def _marks(sources: Sequence[Source]) -> Iterator[PublishedMark]:
     num_letters = 0
     for place, source in enumerate(sources):
         for series in source.series:
@@ -65,7 +65,7 @@ def _marks(sources: Sequence[Source]) -> Iterator[Mark]:
                 letter = _letter(num_letters)
                 num_letters += 1
             for num_devices, rate in sorted(series.examples_per_sec.items()):
-                yield Mark(
+                yield PublishedMark(
                     letter=letter,
                     series=series.name,
                     num_devices=num_devices,
@@ -84,7 +84,7 @@ def _letter(number: int) -> str:
 
 def _drawn(
     sources: Sequence[Source], mode: ScalingMode, sizes: Sequence[int]
-) -> Iterator[tuple[Mark, float]]:
+) -> Iterator[tuple[PublishedMark, float]]:
     """Yields the marks within the axis of a panel, and their efficiency."""
     for mark in marks(sources):
         is_within = min(sizes) <= mark.num_devices <= max(sizes)

@@ -26,7 +26,7 @@ _COLUMNS: Final = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
+class ReplicaCurve:
     """Rows that are one line, and how it is drawn.
 
     Attributes:
@@ -65,7 +65,7 @@ class Panel:
     """
 
     quantity: Quantity
-    curves: tuple[Curve, ...]
+    curves: tuple[ReplicaCurve, ...]
     sizes: tuple[int, ...]
     y_limits: tuple[float, float]
     is_log: bool = False
@@ -138,7 +138,7 @@ def panel_of_mode(
     return Panel(
         quantity=quantity,
         curves=tuple(
-            Curve(
+            ReplicaCurve(
                 rows=rows_of(shown[shown["backend"] == backend]),
                 name=backend,
                 series=series_of(backend),

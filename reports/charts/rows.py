@@ -7,6 +7,7 @@ grid nor reference line is drawn.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from typing import TYPE_CHECKING, Final
 
@@ -64,6 +65,28 @@ class Row:
     def name(self) -> str:
         """Group and label, for descriptions."""
         return ", ".join(part for part in (self.group, self.label) if part)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """The axis of values.
+
+    A logarithmic one with a reference is symmetric about it, so that half as much and
+    twice as much are equally far away.
+
+    Attributes:
+      label: What it shows, with the unit.
+      reference: Where a line to compare with is, or None.
+      is_from_zero: Whether it begins at zero.
+      is_logarithmic: Whether it is logarithmic.
+      is_percent: Whether its ticks are percentages.
+    """
+
+    label: str
+    reference: float | None = None
+    is_from_zero: bool = False
+    is_logarithmic: bool = False
+    is_percent: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,22 +225,9 @@ def draw_row(axes: Axes, at: float, row: Row, look_: Look) -> None:
         tips.attach(marked, row.tip)
 
 
-def draw_on(
-    axes: Axes,
-    rows: Sequence[Row],
-    *,
-    axis_label: str,
-    look_: Look,
-    reference: float | None = None,
-    is_from_zero: bool = False,
-    is_logarithmic: bool = False,
-    is_percent: bool = False,
-) -> None:
-    """Draws estimates in rows; ``reference`` is a line to compare with.
-
-    A logarithmic axis with a reference is symmetric about it, so that half as much and
-    twice as much are equally far away.
-    """
+def draw_on(axes: Axes, rows: Sequence[Row], scale: Scale, look_: Look) -> None:
+    """Draws estimates in rows."""
+    reference = scale.reference
     places = place([row.group for row in rows])
     for at, row in zip(places.rows, rows, strict=True):
         draw_row(axes, at, row, look_)
@@ -225,21 +235,21 @@ def draw_on(
     anchors += [row.value for row in rows if row.value is not None]
     anchors += [] if reference is None else [reference]
     ends = [end for row in rows for end in (row.low, row.high) if end is not None]
-    if is_logarithmic and reference is not None:
+    if scale.is_logarithmic and reference is not None:
         axes.set_xlim(limits.symmetric(anchors, ends, centre=reference))
         svg.set_ratio_log(axes, "x")
-    elif is_logarithmic:
+    elif scale.is_logarithmic:
         axes.set_xlim(limits.logarithmic(anchors, ends))
         svg.set_plain_log(axes, "x")
     else:
-        span = limits.from_zero if is_from_zero else limits.linear
+        span = limits.from_zero if scale.is_from_zero else limits.linear
         axes.set_xlim(span(anchors, ends))
         axes.xaxis.set_major_locator(MaxNLocator(MOST_TICKS, steps=[1, 2, 5, 10]))
-    if is_percent:
+    if scale.is_percent:
         axes.xaxis.set_major_formatter(
             lambda value, _: f"{100 * value:g}{formats.THIN_SPACE}%"
         )
-    axes.set_xlabel(axis_label)
+    axes.set_xlabel(scale.label)
     write_columns(
         axes,
         places,
@@ -251,29 +261,11 @@ def draw_on(
 
 
 def draw_estimates(
-    rows: Sequence[Row],
-    *,
-    slug: str,
-    title: str,
-    description: str,
-    axis_label: str,
-    reference: float | None = None,
-    is_from_zero: bool = False,
-    is_logarithmic: bool = False,
-    is_percent: bool = False,
+    rows: Sequence[Row], scale: Scale, *, slug: str, title: str, description: str
 ) -> Markup:
     """Draws estimates in rows as a figure of the page."""
-    with svg.style():
-        places = place([row.group for row in rows])
-        figure, axes = svg.new_axes(WIDTH, height_of(places))
-        draw_on(
-            axes,
-            rows,
-            axis_label=axis_label,
-            look_=look.PAGE,
-            reference=reference,
-            is_from_zero=is_from_zero,
-            is_logarithmic=is_logarithmic,
-            is_percent=is_percent,
-        )
-        return svg.inline(figure, slug=slug, title=title, description=description)
+    height = height_of(place([row.group for row in rows]))
+    draw = functools.partial(draw_on, rows=rows, scale=scale, look_=look.PAGE)
+    return svg.draw(
+        (WIDTH, height), draw, slug=slug, title=title, description=description
+    )

@@ -163,7 +163,7 @@ def cases_of_learning(
         if revision:
             label = f"{revision[:7]}, {label}"
         runs = tuple(
-            curves.Run(
+            curves.CurveRun(
                 spent=tuple(float(x) for x in run[spent]),
                 values=tuple(run["value"]),
                 lows=tuple(run["low"]),

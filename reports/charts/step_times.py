@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
-from reports.charts import look, rows, svg
+from reports.charts import rows, svg
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from markupsafe import Markup
     from matplotlib.axes import Axes
 
     from reports.charts.look import Look
@@ -125,19 +124,3 @@ def draw_ecdf(
         borderaxespad=0,
         handlelength=2.6,
     )
-
-
-def boxes(
-    items: Sequence[Row],
-    *,
-    slug: str,
-    title: str,
-    description: str,
-    axis_label: str,
-) -> Markup:
-    """Draws boxes as a figure of the page."""
-    with svg.style():
-        height = rows.height_of(rows.place([row.group for row in items]))
-        figure, axes = svg.new_axes(rows.WIDTH, height)
-        draw_boxes(axes, items, axis_label=axis_label, look_=look.PAGE)
-        return svg.inline(figure, slug=slug, title=title, description=description)

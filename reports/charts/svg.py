@@ -27,7 +27,7 @@ from reports.charts.compact import compact
 from reports.view.view import NUM_SERIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from matplotlib.axes import Axes
 
@@ -136,6 +136,29 @@ def style() -> Iterator[None]:
         mpl.rcdefaults()
         mpl.rcParams.update(SETTINGS)  # type: ignore[arg-type]
         yield
+
+
+def draw(
+    size: tuple[float, float],
+    draw_on: Callable[[Axes], None],
+    *,
+    slug: str,
+    title: str,
+    description: str,
+) -> Markup:
+    """Draws a figure of a page, in the style of the report.
+
+    Args:
+      size: Width and height, in points.
+      draw_on: Draws on the axes.
+      slug: As of ``inline``.
+      title: As of ``inline``.
+      description: As of ``inline``.
+    """
+    with style():
+        figure, axes = new_axes(*size)
+        draw_on(axes)
+        return inline(figure, slug=slug, title=title, description=description)
 
 
 def inline(figure: Figure, *, slug: str, title: str, description: str) -> Markup:

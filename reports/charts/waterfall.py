@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib.ticker import MaxNLocator
 
-from reports.charts import look, rows, svg, tips
+from reports.charts import rows, tips
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from markupsafe import Markup
     from matplotlib.axes import Axes
 
     from reports.charts.look import Look
@@ -86,21 +85,9 @@ def draw_on(
     )
 
 
-def draw(
-    bars: Sequence[Bar],
-    *,
-    backend: str,
-    slug: str,
-    title: str,
-    description: str,
-    axis_label: str,
-) -> Markup:
-    """Draws a waterfall as a figure of the page."""
-    with svg.style():
-        height = rows.height_of(rows.place([""] * len(bars)))
-        figure, axes = svg.new_axes(rows.WIDTH, height)
-        draw_on(axes, bars, backend=backend, axis_label=axis_label, look_=look.PAGE)
-        return svg.inline(figure, slug=slug, title=title, description=description)
+def size_of(bars: Sequence[Bar]) -> tuple[float, float]:
+    """Returns width and height in points of a figure of these bars."""
+    return rows.WIDTH, rows.height_of(rows.place([""] * len(bars)))
 
 
 def _draw_bar(

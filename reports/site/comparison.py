@@ -9,7 +9,7 @@ import pandas as pd
 
 from reports.charts import over_replicas, replica_panel
 from reports.charts.quantities import EFFICIENCY, THROUGHPUT
-from reports.charts.replica_panel import Curve
+from reports.charts.replica_panel import ReplicaCurve
 from reports.page import page
 from reports.site import assets, ratio_bar
 from reports.words import formats, judgement
@@ -256,7 +256,7 @@ def _panels(sides: Sequence[pd.DataFrame], quantity: Quantity) -> tuple[_Panel, 
     panels: list[_Panel] = []
     for mode, backend in dict.fromkeys(zip(rows["mode"], rows["backend"], strict=True)):
         curves = [
-            Curve(
+            ReplicaCurve(
                 rows=replica_panel.rows_of(
                     side[(side["mode"] == mode) & (side["backend"] == backend)]
                 ),

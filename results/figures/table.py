@@ -31,7 +31,7 @@ NOT_READ: Final = "not recorded in every trial"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
+class Cell:
     """One cell.
 
     Attributes:
@@ -52,7 +52,7 @@ class Figure:
         return self.fixed if self.estimate is None else self.estimate.value
 
 
-def of_trials(case: Case, quantity: str) -> Figure:
+def of_trials(case: Case, quantity: str) -> Cell:
     """Returns a figure that each trial has; zero stands for "could not be read".
 
     Args:
@@ -62,28 +62,28 @@ def of_trials(case: Case, quantity: str) -> Figure:
     read, unit = OF_TRIALS[quantity]
     found = scaling.values(case, read).values()
     if not found or min(found) <= 0:
-        return Figure(quantity=quantity, estimate=None, why_not=NOT_READ)
+        return Cell(quantity=quantity, estimate=None, why_not=NOT_READ)
     estimate = scaling.estimate(case, read, unit=unit)
-    return Figure(quantity=quantity, estimate=estimate)
+    return Cell(quantity=quantity, estimate=estimate)
 
 
-def of_point(point: Point) -> dict[str, Figure]:
+def of_point(point: Point) -> dict[str, Cell]:
     """Returns the row of a case in one scaling mode: its figures by quantity."""
     return ratios(point) | {name: of_trials(point.case, name) for name in OF_TRIALS}
 
 
-def ratios(point: Point) -> dict[str, Figure]:
+def ratios(point: Point) -> dict[str, Cell]:
     """Returns the part of the row that depends on the scaling mode."""
     return {name: _ratio(point, name) for name in RATIOS}
 
 
-def _ratio(point: Point, quantity: str) -> Figure:
+def _ratio(point: Point, quantity: str) -> Cell:
     estimate: Estimate | None = getattr(point, quantity)
     fixed = None
     if point.is_baseline and point.throughput is not None:
         by_definition = {"speedup": float(point.num_replicas), "efficiency": 1.0}
         fixed = by_definition.get(quantity)
-    return Figure(
+    return Cell(
         quantity=quantity,
         estimate=estimate,
         fixed=fixed if estimate is None else None,

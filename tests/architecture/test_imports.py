@@ -101,12 +101,6 @@ def test_what_notices_a_private_name_that_breaks_exists() -> None:
     assert set() == named - {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
 
 
-# Rooms of the reports have a row, a line or a mark of their own.
-SHARED_NAMES = {
-    "reports": {"Curve", "Line", "Mark", "Row", "Run", "Shown", "_Panel"},
-}
-
-
 @pytest.mark.parametrize("package", ["replicator", "harness", "results", "reports"])
 def test_no_two_classes_of_a_package_share_a_name(package: str) -> None:
     """A reader of a traceback or of a docstring knows which one is meant."""
@@ -116,5 +110,4 @@ def test_no_two_classes_of_a_package_share_a_name(package: str) -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
 
-    shared = {name: found for name, found in places.items() if len(found) > 1}
-    assert shared.keys() <= SHARED_NAMES.get(package, set()), shared
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

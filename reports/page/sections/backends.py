@@ -26,12 +26,14 @@ def render(view: View) -> Markup:
     drawn = rows_of.ratios(view.frame)
     figure = rows.draw_estimates(
         drawn,
+        rows.Scale(
+            label="ratio of throughput (1: equally fast)",
+            reference=1.0,
+            is_logarithmic=True,
+        ),
         slug="forest",
         title="Throughput ratios of backends",
         description=" ".join(verdict.compare_text(item) for item in measured),
-        axis_label="ratio of throughput (1: equally fast)",
-        reference=1.0,
-        is_logarithmic=True,
     )
     return page.render(
         "backends",

@@ -65,7 +65,7 @@ def collect(view: View) -> dict[str, tuple[CaseCounts, ...]]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class CountRow:
     """One figure of all cases.
 
     Attributes:
@@ -81,10 +81,10 @@ class Row:
 
 def tabulate(
     counts: dict[str, tuple[CaseCounts, ...]], metrics: Mapping[str, MetricFacts]
-) -> list[Row]:
+) -> list[CountRow]:
     """Returns a row per figure."""
     return [
-        Row(
+        CountRow(
             name=names.metric(name, metrics),
             unit="" if cases[0].unit in formats.RATIO_UNITS else cases[0].unit,
             cells={found.case.case_id: found for found in cases},

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
-from reports.charts import curves, data, limits, rows_of
+from reports.charts import curves, data, limits, look, rows_of, svg
 from reports.page import page
 from reports.page.sections import seeds
 from reports.words import axes, formats, quality_runs
@@ -132,15 +133,20 @@ def _draw(
     if len(panels) > 1:
         spendings = spendings[:1]
     return [
-        curves.draw(
-            lines,
-            heading=heading,
+        svg.draw(
+            (curves.WIDTH, curves.HEIGHT),
+            functools.partial(
+                curves.draw_on,
+                curves=lines,
+                x_label=label,
+                write=functools.partial(formats.quality, unit=unit),
+                look_=look.PAGE,
+                y_limits=y_limits,
+                heading=heading,
+            ),
             slug=f"learning-{number}-{slug}{f'-{index}' if index else ''}",
             title=f"{name} against {slug}",
             description="; ".join(ends) + ".",
-            x_label=label,
-            write=lambda value: formats.quality(value, unit),
-            y_limits=y_limits,
         )
         for slug, column, label in spendings
         for index, (heading, lines) in enumerate(

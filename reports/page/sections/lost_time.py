@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING
 
-from reports.charts import tips, waterfall
+from reports.charts import look, svg, tips, waterfall
 from reports.page import page
 from reports.words import formats, input_bound, utilisation
 
@@ -56,7 +57,7 @@ MEANINGS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Shown:
+class ShownLoss:
     """One case as it is shown.
 
     Attributes:
@@ -128,16 +129,21 @@ def _draw(backend: str, name: str, lost: LostTime, slug: str) -> Markup:
         )
         for part in parts
     ]
-    return waterfall.draw(
-        bars,
-        backend=backend,
+    return svg.draw(
+        waterfall.size_of(bars),
+        functools.partial(
+            waterfall.draw_on,
+            bars=bars,
+            backend=backend,
+            axis_label="ms per step",
+            look_=look.PAGE,
+        ),
         slug=slug,
         title=f"Where the time of a step of {name} went",
         description="; ".join(
             f"{NAMES[part.name]} {with_interval(part, write)} ms" for part in parts
         )
         + ".",
-        axis_label="ms per step",
     )
 
 
@@ -174,11 +180,11 @@ def _largest(items: tuple[RecordedLoss, ...]) -> list[RecordedLoss]:
     return list(found.values())[:MOST_FIGURES]
 
 
-def _show(item: Explained | RecordedLoss, name: str, slug: str) -> Shown:
+def _show(item: Explained | RecordedLoss, name: str, slug: str) -> ShownLoss:
     lost = item.lost
     if lost is None:
-        return Shown(item=item, name=name, figure=None)
-    return Shown(
+        return ShownLoss(item=item, name=name, figure=None)
+    return ShownLoss(
         item=item,
         name=name,
         figure=_draw(item.case.spec.backend, name, lost, slug),

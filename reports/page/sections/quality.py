@@ -114,11 +114,10 @@ def _draw(view: View, name: str, cases: tuple[CaseQuality, ...]) -> Markup:
     )
     return rows.draw_estimates(
         drawn,
+        rows.Scale(label=name, is_percent=unit in formats.RATIO_UNITS),
         slug=f"quality-{list(collect(view)).index(name)}",
         title=f"{name} per case",
         description="; ".join(f"{row.name}: {row.text}" for row in drawn) + ".",
-        axis_label=name,
-        is_percent=unit in formats.RATIO_UNITS,
     )
 
 

@@ -100,7 +100,7 @@ def draw(number: int, name: str, runs: Sequence[Run]) -> Together | None:
             backend = found.case.spec.backend
             dash = dashes[backend] = dashes.get(backend, -1) + 1
             lines.append(
-                profiles.Line(
+                profiles.ProfileLine(
                     label=found.case.label,
                     backend=backend,
                     dash=dash,

@@ -24,7 +24,7 @@ SLUG = "startup"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Panel:
+class _Scale:
     """One quantity: its figure, in the unit of its axis."""
 
     quantity: str
@@ -36,7 +36,7 @@ class _Panel:
 
 
 _PANELS: Final = (
-    _Panel(
+    _Scale(
         quantity="time_to_first_step",
         slug="first-step",
         name="Time to first step",
@@ -44,7 +44,7 @@ _PANELS: Final = (
         scale=1.0,
         write=formats.seconds,
     ),
-    _Panel(
+    _Scale(
         quantity="peak_memory",
         slug="memory",
         name="Peak memory",
@@ -55,7 +55,7 @@ _PANELS: Final = (
 )
 
 
-def _row(case: Case, whole: Estimate, panel: _Panel) -> rows.Row:
+def _row(case: Case, whole: Estimate, panel: _Scale) -> rows.Row:
     estimate = whole.scaled(1 / panel.scale)
     read, _ = table.OF_TRIALS[panel.quantity]
     label = rows_of.label_of(case)
@@ -79,18 +79,17 @@ def _row(case: Case, whole: Estimate, panel: _Panel) -> rows.Row:
     )
 
 
-def _draw(panel: _Panel, found: list[tuple[Case, Estimate]]) -> Markup:
+def _draw(panel: _Scale, found: list[tuple[Case, Estimate]]) -> Markup:
     drawn = rows_of.most_replicas(
         [_row(case, estimate, panel) for case, estimate in found],
         [case.spec.num_replicas for case, _ in found],
     )
     return rows.draw_estimates(
         drawn,
+        rows.Scale(label=f"{panel.name.lower()}, {panel.unit}", is_from_zero=True),
         slug=panel.slug,
         title=f"{panel.name} per case",
         description="; ".join(f"{row.name}: {row.text}" for row in drawn) + ".",
-        axis_label=f"{panel.name.lower()}, {panel.unit}",
-        is_from_zero=True,
     )
 
 

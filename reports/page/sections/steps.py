@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from typing import TYPE_CHECKING
 
-from reports.charts import data, rows, rows_of, step_times, tips
+from reports.charts import data, look, rows, rows_of, step_times, svg, tips
 from reports.page import page
 from reports.words import formats
 
@@ -92,13 +93,19 @@ def render(view: View) -> Markup:
     warmup = [(case, steps) for case, _, steps in cases if steps]
     panels = []
     if measured:
+        boxes = rows_of.cases_of_steps(view.frame, "measure")
         panels.append(
-            step_times.boxes(
-                rows_of.cases_of_steps(view.frame, "measure"),
+            svg.draw(
+                (rows.WIDTH, rows.height_of(rows.place([row.group for row in boxes]))),
+                functools.partial(
+                    step_times.draw_boxes,
+                    items=boxes,
+                    axis_label="time of one measured step, ms",
+                    look_=look.PAGE,
+                ),
                 slug="steps-measured",
                 title="Measured step times per case",
                 description=_describe(measured),
-                axis_label="time of one measured step, ms",
             )
         )
     if warmup:
@@ -109,12 +116,14 @@ def render(view: View) -> Markup:
         panels.append(
             rows.draw_estimates(
                 drawn,
+                rows.Scale(
+                    label="time of one warmup step, s (logarithmic)",
+                    is_logarithmic=True,
+                ),
                 slug="steps-warmup",
                 title="Warmup step times per case",
                 description="; ".join(f"{row.name}: first {row.text}" for row in drawn)
                 + ".",
-                axis_label="time of one warmup step, s (logarithmic)",
-                is_logarithmic=True,
             )
         )
     if not panels:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.run import trial_tree
-from reports.charts import curves, ecdf, heat, law, over_replicas, profiles, rows
+from reports.charts import ecdf, heat, law, over_replicas, profiles, svg
 from results.records import identity
 from results.records.limits import MAX_REAL, MAX_SEC, MAX_TOTAL, MIN_SEC
 from results.records.models import TrialSpec
@@ -254,8 +254,8 @@ def draw_once(patch: pytest.MonkeyPatch, drawn: dict[bytes, Any]) -> None:
 
     def once(draw: Any) -> Any:
         def drawing(*args: Any, **kwargs: Any) -> Any:
-            # A panel of a view shows its points; functions write what is described.
-            shown = [getattr(arg, "points", arg) for arg in args]
+            # Functions write what is described; what they draw is in a partial.
+            shown = [getattr(arg, "keywords", arg) for arg in args]
             named = {k: v for k, v in kwargs.items() if not callable(v)}
             text = f"{draw.__module__} {shown!r} {named!r}"
             key = hashlib.sha256(text.encode("utf-8", "replace")).digest()
@@ -265,10 +265,8 @@ def draw_once(patch: pytest.MonkeyPatch, drawn: dict[bytes, Any]) -> None:
 
         return drawing
 
-    for place in (rows, curves, profiles, over_replicas, ecdf, heat, law):
-        for name in ("draw", "draw_estimates", "draw_distributions"):
-            if hasattr(place, name):
-                patch.setattr(place, name, once(getattr(place, name)))
+    for place in (svg, profiles, over_replicas, ecdf, heat, law):
+        patch.setattr(place, "draw", once(place.draw))
 
 
 DRAWN: dict[bytes, Any] = {}
