@@ -118,6 +118,7 @@ COMMANDS = sorted(
         for folder in (
             ".",
             "docs",
+            "docs/archive",
             "docs/howto",
             "harness",
             "reports",
