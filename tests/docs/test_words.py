@@ -15,6 +15,7 @@ REFERENCE = "Archive and reference"
 INDEXED = ("docs/decisions/0", "docs/archive/")
 
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"^ {4}.*$", re.MULTILINE)
 _GENERATED = re.compile(r"<!-- options of .*?<!-- end of options -->", re.DOTALL)
 
 
@@ -29,7 +30,7 @@ Loader.add_multi_constructor(
 
 def words_of(text: str) -> int:
     """Words of prose and of tables, without code and generated tables of options."""
-    prose = _FENCE.sub("", _GENERATED.sub("", text))
+    prose = _INDENTED.sub("", _FENCE.sub("", _GENERATED.sub("", text)))
     return sum(1 for word in prose.split() if re.search(r"\w", word))
 
 
@@ -82,6 +83,7 @@ def test_every_document_of_the_archive_is_in_its_index() -> None:
     [
         ("A step | 2 |\n| --- | --- |", 3),
         ("one\n```python\nimport replicator\n```\ntwo", 2),
+        ("one\n\n    make sweep\n\n- two\n  three", 3),
         ("one\n<!-- options of sweep -->\n| `--file` |\n<!-- end of options -->\n", 1),
     ],
 )
