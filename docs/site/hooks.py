@@ -33,6 +33,8 @@ FOLDERS = (
     "studies",
     "workloads",
 )
+# Documents that a page of their folder lists: records of decisions, and the archive.
+INDEXED = ("docs/decisions/0", "docs/archive/")
 
 # Page -> title, introduction, modules.
 REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -138,13 +140,11 @@ def pages_in(menu: Any) -> Iterator[str]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Adds the documents that the menu does not have; records have a list of theirs."""
+    """Adds the documents that the menu does not have, but for those of an index."""
     names = [path.relative_to(ROOT).as_posix() for path in documents()]
     listed = set(pages_in(config.nav or []))
     missing = [
-        name
-        for name in names
-        if name not in listed and not name.startswith("docs/decisions/0")
+        name for name in names if name not in listed and not name.startswith(INDEXED)
     ]
     if missing and config.nav is not None:
         config.nav.append({"More": missing})

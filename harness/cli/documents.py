@@ -21,6 +21,8 @@ from harness.options.study_keys import SCHEMA_NAME, render_schema
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from harness.options.option import Declared
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 SCHEMA: Final = ROOT / "docs" / "schema" / SCHEMA_NAME
 README: Final = ROOT / "harness" / "README.md"
@@ -55,7 +57,16 @@ def _declared_row(option: DeclaredOption) -> str:
     of = option.declared
     default = "required" if of.is_required else of.default_text
     metavar = "" if of.kind.choices else of.metavar
-    return _line(_names(option, metavar), of.option.help, default)
+    return _line(_names(option, metavar), _meaning(of), default)
+
+
+def _meaning(of: Declared) -> str:
+    """What an option means, and all of its values where the help names only some."""
+    text = " ".join(of.option.help.split()).rstrip(".")
+    values = [f"`{value}`" for value in of.kind.choices]
+    if all(value in text for value in values):
+        return text
+    return f"{text} ({', '.join(values)})"
 
 
 def _row(option: click.Option) -> str:

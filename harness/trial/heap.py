@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Final
 
 FRACTION: Final = 0.25
-"""Of the memory that a process has after its first steps (docs/measuring.md)."""
+"""Of the memory that a process has after its first steps.
+
+``docs/archive/measuring-details.md`` has the measurements.
+"""
 _PAGE_BYTES: Final = 4096
 _FIELDS = (
     *("arena", "ordblks", "smblks", "hblks", "hblkhd"),

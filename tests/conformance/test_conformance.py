@@ -268,6 +268,17 @@ def test_the_document_shows_the_present_matrix():
     )
 
 
+def test_a_column_that_ran_on_a_stand_in_says_so_in_its_heading():
+    """A "yes" of a backend whose hardware nobody had is not read as one that ran."""
+    document = matrix.render_document()
+    headings = next(
+        line for line in document.splitlines() if line.startswith("| capability |")
+    )
+    marked = [cell for cell in headings.split(" | ") if "(stand-in only)" in cell]
+
+    assert ["`tpu` (stand-in only)"] == marked
+
+
 def test_an_unknown_capability_in_the_catalogue_is_refused():
     """A typing error would be a promise that nobody checks."""
     with pytest.raises(

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from harness.cli import documents, exit_codes
 from harness.cli.main import cli
+from harness.cli.verb import DeclaredOption
 
 VERBS = sorted(cli.commands)
 # Verbs whose document refers to that of another one: verb -> (the other, left out).
@@ -76,6 +77,24 @@ def test_the_tables_of_options_are_those_that_are_declared(document: str) -> Non
         assert "<!-- options of " in section(document, verb)
 
 
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in SHARED])
+def test_a_table_names_every_value_of_a_choice(verb: str, document: str) -> None:
+    """A reader need not ask the help which formats, modes or devices there are."""
+    rows = section(document, verb).splitlines()
+    missing = [
+        (option.opts[0], value)
+        for option in cli.commands[verb].params
+        if isinstance(option, DeclaredOption)
+        for value in option.declared.kind.choices
+        if not any(
+            row.startswith(f"| `{option.opts[0]}`") and f"`{value}`" in row
+            for row in rows
+        )
+    ]
+
+    assert [] == missing
+
+
 def test_a_changed_table_would_be_noticed(document: str) -> None:
     """The comparison is not empty: a row that is taken away is written again."""
     rows = document.splitlines(keepends=True)
@@ -118,6 +137,7 @@ COMMANDS = sorted(
         for folder in (
             ".",
             "docs",
+            "docs/archive",
             "docs/howto",
             "harness",
             "reports",

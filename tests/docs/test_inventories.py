@@ -9,7 +9,9 @@ import pytest
 
 import replicator.catalog
 import workloads.catalog
+from harness.launch.catalog import LAUNCHERS
 from results.records import schema
+from results.records.status_record import Phase, TrialStatus
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,6 +84,30 @@ def test_every_record_is_described(root: Path) -> None:
     for kind, model in schema.MODELS.items():
         row = f"| `{kind}.json` | `{model.__name__}` | `docs/schema/{kind}.schema.json`"
         assert row in text
+
+
+PRESETS = {p.name for w in workloads.catalog.WORKLOADS.values() for p in w.presets}
+
+
+@pytest.mark.parametrize(
+    ("term", "declared"),
+    [
+        ("status", {status.value for status in TrialStatus}),
+        ("phase", {phase.value for phase in Phase}),
+        ("launcher", set(LAUNCHERS)),
+        ("preset", PRESETS),
+    ],
+)
+def test_the_lists_of_the_glossary_are_those_that_are_declared(
+    root: Path, term: str, declared: set[str]
+) -> None:
+    """A new status, phase, launcher or preset is added to its term."""
+    row = re.search(
+        rf"^\| {term} \| (.*) \|$", read(root, "docs/glossary.md"), re.MULTILINE
+    )
+
+    assert row is not None
+    assert declared == set(re.findall(r"`(\w+)`", row[1]))
 
 
 @pytest.mark.parametrize("name", sorted(workloads.catalog.WORKLOADS))

@@ -65,6 +65,28 @@ def test_every_figure_of_the_table_is_that_of_the_study(root: Path, study) -> No
         assert f"{percent} % {interval}" == efficiency
 
 
+@pytest.mark.parametrize(
+    ("short", "whole"),
+    [
+        ("README.md", "docs/benchmarks/README.md"),
+        ("docs/benchmarks/README.md", "docs/archive/benchmarks.md"),
+        ("docs/measuring.md", "docs/archive/measuring-details.md"),
+    ],
+)
+def test_figures_that_a_short_document_repeats_are_those_of_the_whole(
+    root: Path, short: str, whole: str
+) -> None:
+    """Estimates with intervals; of README, those below "Performance"."""
+    text = (root / short).read_text(encoding="utf-8")
+    if short == "README.md":
+        text = text.partition("## Performance")[2].partition("| study |")[0]
+    repeated = set(re.findall(r"\d[\d.,]* s? ?\[[^\]]+\](?!\()", text))
+
+    assert len(repeated) > 2
+    kept = (root / whole).read_text(encoding="utf-8")
+    assert [] == sorted(figure for figure in repeated if figure not in kept)
+
+
 def test_the_primary_contrast_and_the_twin_are_those_of_the_study(
     root: Path, study
 ) -> None:

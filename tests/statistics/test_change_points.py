@@ -21,8 +21,8 @@ def share_with_changes(values: np.ndarray) -> float:
 
 
 def documented(heading: str) -> dict[int, list[float]]:
-    """Returns a table of docs/measuring.md: numbers by the first column."""
-    text = (ROOT / "docs" / "measuring.md").read_text(encoding="utf-8")
+    """Returns a table of the details of measuring: numbers by the first column."""
+    text = (ROOT / "docs/archive/measuring-details.md").read_text(encoding="utf-8")
     table = text.split(f"\n| {heading} |", maxsplit=1)[1].split("\n\n", maxsplit=1)[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
     return {int(first): [float(cell) for cell in cells] for first, *cells in rows}

@@ -66,7 +66,7 @@ def render_document() -> str:
             notes.append(f"`{backend}`, {capability}: {reason}.")
             cells.append(f"{answer} [{len(notes)}]")
         rows.append(f"| {capability} | {' | '.join(cells)} |")
-    header = " | ".join(f"`{name}`" for name in names)
+    header = " | ".join(_heading(name) for name in names)
     parts = [
         _INTRODUCTION,
         f"| capability | {header} |",
@@ -100,6 +100,11 @@ def render_document() -> str:
     return "\n".join(parts)
 
 
+def _heading(backend: str) -> str:
+    """A backend's column, marked if all that was run is something in its place."""
+    return f"`{backend}`" + (" (stand-in only)" if backend in NOT_RUN else "")
+
+
 def why_not_shown(backend: str, capability: str) -> str | None:
     """Why no target runs a case that needs a capability, or None where one does."""
     reasons = []
@@ -129,4 +134,6 @@ fails if it is stale, and `python tests/conformance/write_document.py` regenerat
 
 Every backend must pass every case whose capabilities it has; each capability that it
 lacks has a reason. A test run ends with the table of the cases and their results.
+What a column marked *stand-in only* says was seen on [something in its
+place](#where-each-backend-runs), never on the real thing.
 """
