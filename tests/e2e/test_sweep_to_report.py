@@ -88,7 +88,7 @@ def test_a_sweep_with_actors_ends_in_learning_curves(
 
     With the import of TensorFlow that users get, in every process. In the full run;
     otherwise ``tests/workloads/d4pg`` has actors and evaluation, ``tests/harness`` the
-    budget of a quality run, and ``tests/reports/test_learning.py`` the curves.
+    budget of a quality run, and ``tests/reports/page/test_learning.py`` the curves.
     """
     done = sweep(
         "--workload=d4pg",

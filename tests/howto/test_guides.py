@@ -196,7 +196,7 @@ def test_a_metric_is_added(followed: Any) -> None:
     tree, guide = followed("metric")
     (sweep,) = commands_of(guide)
 
-    tested = python(tree, ["-m", "pytest", "-q", "tests/results/test_tail.py"])
+    tested = python(tree, ["-m", "pytest", "-q", "tests/results/figures/test_tail.py"])
     assert "2 passed" in tested
     python(tree, [*sweep, "--study", "new"])
     page = (tree / "runs/new/report/index.html").read_text(encoding="utf-8")

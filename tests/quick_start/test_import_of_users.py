@@ -28,8 +28,8 @@ FILES = {
     "replicator": "tests/replicator/contract/test_summary.py",
     "workloads": "tests/workloads/common/test_lars.py",
     "harness": "tests/harness/trial/test_peak.py",
-    "results": "tests/results/test_frames.py",
-    "reports": "tests/reports/test_axes.py",
+    "results": "tests/results/figures/test_frames.py",
+    "reports": "tests/reports/words/test_axes.py",
 }
 # Runs tests, then tells what Keras found when they had imported it.
 CHILD = """

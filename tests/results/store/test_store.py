@@ -14,7 +14,7 @@ from results.records import upgrade
 from results.records.models import SCHEMA_VERSION, TrialStatus
 from results.store.study_store import Store
 
-KEPT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "reports"
+KEPT = pathlib.Path(__file__).resolve().parents[3] / "docs" / "reports"
 
 
 @pytest.fixture

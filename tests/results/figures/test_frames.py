@@ -16,7 +16,7 @@ from results.figures import frame, summary
 from results.records import schema
 from results.store.study_store import Store
 
-SCHEMAS = pathlib.Path(__file__).parents[2] / "docs" / "schema"
+SCHEMAS = pathlib.Path(__file__).parents[3] / "docs" / "schema"
 
 
 def test_notebooks_need_one_import(tmp_path: pathlib.Path, synthetic: Any) -> None:

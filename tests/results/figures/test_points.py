@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from results.store.study_store import Store
 
-README = pathlib.Path(__file__).parents[2] / "results" / "README.md"
+README = pathlib.Path(__file__).parents[3] / "results" / "README.md"
 
 
 @pytest.fixture(scope="module")

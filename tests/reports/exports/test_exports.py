@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from results.store.study_store import Store
 
 SCHEMA = json.loads(
-    (Path(__file__).parents[2] / "docs/schema/report.schema.json").read_text()
+    (Path(__file__).parents[3] / "docs/schema/report.schema.json").read_text()
 )
 
 

@@ -29,7 +29,7 @@ from results.study.cases import load_study
 if TYPE_CHECKING:
     from results.store.study_store import Store
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 THROUGHPUT = gate_metrics.THROUGHPUT
 # As its documentation and the type of its source say: name, value, unit, and two texts.
 GITHUB_ACTION_BENCHMARK = {
