@@ -218,9 +218,10 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         is_finite = None
         if self.loss_scale is not None:
             is_finite = self.loss_scale.are_finite(averaged)
+            # First: ``observe`` changes the scale that these gradients have.
+            averaged = self.loss_scale.unscaled(averaged)
             if is_finite is not None:
                 self.loss_scale.observe(is_finite)
-            averaged = self.loss_scale.unscaled(averaged)
         when(is_finite, lambda: update(averaged))
 
     def _accumulate(

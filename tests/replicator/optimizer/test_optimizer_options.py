@@ -186,6 +186,17 @@ def test_the_scale_doubles_after_enough_finite_steps(in_graph, fed, monkeypatch)
     assert 1 == int(optimizer.loss_scale.num_finite_steps.numpy())
 
 
+def test_the_update_in_which_the_scale_doubles_is_a_whole_one(
+    placed, fed, monkeypatch
+):
+    """Gradients are divided by the scale that their loss had, not by the next one."""
+    monkeypatch.setattr(loss_scale, "GROWTH_STEPS", 3)
+    run, _, optimizer = fed(placed, loss_scale="dynamic")
+
+    assert [0.0, -1.0, -2.0, -3.0] == [run(1.0, 1.0) for _ in range(4)]
+    assert 2.0**16 == float(optimizer.loss_scale.scale.numpy())
+
+
 def test_a_call_that_is_not_finite_is_not_accumulated(placed, fed):
     """The window waits for as many finite calls as it needs; NaN is not finite too."""
     run, _, optimizer = fed(placed, loss_scale="dynamic", accumulation_steps=2)
