@@ -7,7 +7,8 @@
         OpenStoreError          the path is not a study directory
         WriteStoreError         the study directory cannot be written
         MissingRecordError      a required record does not exist
-        CorruptRecordError      a record cannot be read (has .path and .reason)
+        CorruptRecordError      a record is damaged (has .path and .reason)
+        UnavailableRecordError  the file system does not say what a record holds
         NewerSchemaError        a record was written by a newer version
         OlderSchemaError        a record is of a version that is no longer read
         StudyLockedError        another process works on this study (has .pid)
@@ -53,6 +54,16 @@ class CorruptRecordError(ResultsError):
         super().__init__(
             f"corrupt record {str(path)!r}: {reason}; the other records stay readable: "
             "restore this one from a copy, or remove its folder and measure it again"
+        )
+
+
+class UnavailableRecordError(ResultsError):
+    """A file that may be there, and cannot be read now; nothing follows from that."""
+
+    def __init__(self, path: pathlib.Path, error: OSError) -> None:
+        super().__init__(
+            f"cannot read {str(path)!r}: {error.strerror or error}; nothing was "
+            "changed: repeat the command when this user can read it"
         )
 
 

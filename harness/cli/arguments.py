@@ -29,11 +29,16 @@ _REFUSALS = frozenset(
         errno.EIO,
         errno.EISDIR,
         errno.ELOOP,
+        errno.EMFILE,
         errno.ENAMETOOLONG,
+        errno.ENFILE,
+        errno.ENOMEM,
         errno.ENOSPC,
         errno.ENOTDIR,
         errno.EPERM,
         errno.EROFS,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
     }
 )
 

@@ -22,9 +22,9 @@ from harness.run import sweep as run
 from harness.run import trial_runner
 from harness.run.trial_runner import RunSettings
 from results.records.models import Order, PlannedTrial
-from results.store import atomic
+from results.store import atomic, untrusted
 from results.store.lock import lock_study
-from results.store.study_store import Store
+from results.store.study_store import TRIALS_NAME, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -147,7 +147,6 @@ def sweep(
         # Read it again under the lock: another harness may just have written it.
         existing = study_module.read_existing_plan(root)
         reconciled = study_module.reconcile(existing, new, request.baseline, store)
-        check_readable(store)
         if reconciled.is_changed:
             store.write_plan(reconciled.plan)
         for note in notes:
@@ -214,22 +213,6 @@ def _trees(request: SweepRequest) -> dict[str, SourceTree]:
     return {} if baseline is None else {baseline.revision: baseline}
 
 
-def check_readable(store: Store) -> None:
-    """Checks that all records of a study can be read before trials are added to it.
-
-    Raises:
-      StudyError: A record is corrupt; names the first one and says what to do.
-    """
-    problems = store.corrupt()
-    if problems:
-        first, more = problems[0], len(problems) - 1
-        others = f" (and {more} more, see 'status')" if more else ""
-        raise StudyError(
-            f"corrupt record {str(first.path)!r}: {first.reason}{others}; the other"
-            " records stay readable; remove the trial's directory to run it again"
-        )
-
-
 def _is_any_finished(store: Store) -> bool:
     return any(trial.status is not None for trial in store.trials())
 
@@ -238,7 +221,7 @@ def _missing(
     root: Path, asked: Sequence[PlannedTrial], *, is_failed_retried: bool = False
 ) -> list[PlannedTrial]:
     """Returns the trials that are to run, of a study that may not exist yet."""
-    if not (root / "trials").is_dir():
+    if not untrusted.is_there(root / TRIALS_NAME):
         return list(asked)
     return run.missing_trials(Store(root), asked, is_failed_retried=is_failed_retried)
 

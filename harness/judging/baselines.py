@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from harness.errors import StudyError
 from harness.machine.time_of_day import now_text
-from results.store import atomic
+from results.errors import ResultsError
+from results.store import atomic, untrusted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,10 +46,14 @@ def read_baselines(runs_dir: Path) -> dict[str, Baseline]:
 
     Raises:
       StudyError: The file cannot be read as one.
+      UnavailableRecordError: The file system does not say what it holds.
     """
     path = runs_dir / FILE_NAME
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        text = untrusted.read_text(path)
+        if text is None:
+            return {}
+        data = json.loads(text)
         if data["version"] != _VERSION:
             raise StudyError(
                 f"{str(path)!r} has version {data['version']!r}, this harness reads"
@@ -60,10 +65,8 @@ def read_baselines(runs_dir: Path) -> dict[str, Baseline]:
             )
             for name, of in data["baselines"].items()
         }
-    except FileNotFoundError:
-        return {}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, StudyError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, (StudyError, ResultsError)):
             raise
         raise StudyError(
             f"{str(path)!r} is no file of baselines"

@@ -57,7 +57,7 @@ def check_code(
 
 def _measured_code(store: Store | None) -> str:
     """Returns the commits of the trials of a study, in words."""
-    envs = [trial.env for trial in store.trials()] if store else []
+    envs = [trial.env for trial in store.read().trials] if store else []
     states = [env.machine_state for env in envs if env and env.machine_state]
     found = {
         _commit(state.git_commit, bool(state.is_source_modified)) for state in states

@@ -14,6 +14,7 @@ from harness.planning import matching
 from harness.planning.checked import refusing_bounds
 from harness.planning.same_code import check_code
 from results.records.models import Control, Order, Plan, PlannedTrial, ScalingMode
+from results.store import untrusted
 from results.store.study_store import PLAN_NAME, Store
 from results.study.cases import load_study
 
@@ -79,16 +80,35 @@ def find_study(text: str, runs_dir: Path) -> Path:
             " path of a study directory"
         )
     in_runs = runs_dir / text
-    return in_runs if in_runs.exists() or not Path(text).exists() else Path(text)
+    is_in_runs = untrusted.is_there(in_runs) or not untrusted.is_there(Path(text))
+    return in_runs if is_in_runs else Path(text)
 
 
 def load(text: str, runs_dir: Path) -> Study:
-    """Reads a study, given by name or by path.
+    """Reads a study from which something is concluded, given by name or by path.
 
     Raises:
+      StudyError: A record is damaged: without it another figure would be computed.
       ResultsError: There is none, or it cannot be read.
     """
-    return load_study(Store.open(find_study(text, runs_dir)))
+    return complete(load_study(Store.open(find_study(text, runs_dir))))
+
+
+def complete(study: Study) -> Study:
+    """Returns a study of which every record is readable.
+
+    Raises:
+      StudyError: A record is damaged; names the first and says what to do.
+    """
+    if study.problems:
+        first, more = study.problems[0], len(study.problems) - 1
+        others = f" (and {more} more, see 'status')" if more else ""
+        raise StudyError(
+            f"study {study.plan.study!r} has a damaged record, {str(first.path)!r}:"
+            f" {first.reason}{others}; without it the figures would be others: restore"
+            " it from a copy, or remove its folder and measure it again with 'resume'"
+        )
+    return study
 
 
 def make_plan(
@@ -127,14 +147,14 @@ def read_existing_plan(root: Path) -> Plan | None:
       StudyError: ``root`` is a file, or a directory that is not a study.
       ResultsError: The plan is corrupt or written by a newer version.
     """
-    if not root.exists() and not root.is_symlink():
+    if not untrusted.is_there(root):
         return None
     if not root.is_dir():
         raise StudyError(
             f"{str(root)!r} is a file, but a study is a directory; choose another"
             " --study or move the file away"
         )
-    if (root / PLAN_NAME).exists():
+    if untrusted.is_there(root / PLAN_NAME):
         return Store.open(root).read_plan()
     others = sorted(p.name for p in root.iterdir() if not p.name.startswith("."))
     if others and others != ["trials"]:

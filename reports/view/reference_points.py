@@ -8,8 +8,10 @@ devices. Files of this project are in ``reports/references``; users add their ow
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib.resources
 import itertools
+import os
 import pathlib
 import reprlib
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -22,6 +24,7 @@ from results.records.bounds import Line, Name, Replicas
 from results.records.models import ScalingMode
 from results.records.record_base import Record
 from results.records.texts import printable
+from results.store import untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,7 +110,9 @@ def read(name: str) -> tuple[Source, ...]:
         return _parse((_FOLDER / f"{name}.yaml").read_bytes(), name)
     path = pathlib.Path(name)
     try:
-        content = path.open("rb").read(_MAX_BYTES + 1)
+        content = untrusted.read_bytes(path.resolve(), max_bytes=_MAX_BYTES)
+        if content is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     except OSError as error:
         allowed = ", ".join([*names(), NO_REFERENCES])
         nearest = difflib.get_close_matches(name, [*names(), NO_REFERENCES], n=1)
@@ -116,11 +121,11 @@ def read(name: str) -> tuple[Source, ...]:
             f"--references {name!r}: {error.strerror or error}; {meant}allowed are"
             f" {allowed}, and YAML files (see reports/README.md)"
         ) from error
-    if len(content) > _MAX_BYTES:
+    except untrusted.DamagedFileError as error:
         raise ReferencesError(
-            f"--references {name!r}: has more than {_MAX_BYTES} bytes; give a YAML"
-            " file of references (see reports/README.md)"
-        )
+            f"--references {name!r}: {error}; give a YAML file of references of at most"
+            f" {_MAX_BYTES} bytes (see reports/README.md)"
+        ) from error
     return _parse(content, name)
 
 

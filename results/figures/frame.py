@@ -190,6 +190,7 @@ def steps_frame(store: Store) -> pd.DataFrame:
 
     Raises:
       NewerSchemaError: A newer version wrote one of the records.
+      UnavailableRecordError: The file system does not say what one of them holds.
     """
     parts = [
         pd.DataFrame(
@@ -201,7 +202,7 @@ def steps_frame(store: Store) -> pd.DataFrame:
                 "step_time_sec": np.asarray(times, dtype=np.float64),
             }
         )
-        for trial in store.trials()
+        for trial in store.read().trials
         if trial.result is not None
         for rank in trial.result.ranks
         for phase, times in (

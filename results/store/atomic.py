@@ -23,17 +23,29 @@ def check_reachable(path: pathlib.Path) -> None:
         return
 
 
-def sync_directory(path: pathlib.Path) -> None:
-    """Syncs a directory to disk, so that its names survive a power failure.
+def sync(path: pathlib.Path) -> None:
+    """Syncs a file, or the names in a directory: they survive a power failure.
 
     Raises:
-      OSError: The directory cannot be opened or synced.
+      OSError: It cannot be opened or synced.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_files(folder: pathlib.Path) -> None:
+    """Syncs the files of a folder, which others wrote, and their names.
+
+    Raises:
+      OSError: One cannot be opened or synced.
+    """
+    for entry in folder.iterdir():
+        if entry.is_file() and not entry.is_symlink():
+            sync(entry)
+    sync(folder)
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
@@ -68,4 +80,4 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    sync(path.parent)

@@ -22,6 +22,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from results import errors
+from results.store import atomic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,6 +80,9 @@ def _claim(root: pathlib.Path, token: str) -> None:
     mine = root / f"{NAME}-{_digest(token)}"
     try:
         mine.write_text(token, encoding="ascii")
+        # Without this, a power failure leaves an empty file, and an owner whose kernel
+        # nobody can tell is waited for.
+        atomic.sync(mine)
         for _ in range(_NUM_TRIES):  # others come and go
             if _links(mine, path):
                 return

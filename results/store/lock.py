@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import filelock
 
 from results import errors
-from results.store import atomic, heartbeat
+from results.store import atomic, heartbeat, untrusted
 
 if TYPE_CHECKING:
     import pathlib
@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 
 LOCK_NAME = ".lock"
 HOLDER_NAME = ".lock-holder"
+_MOST_BYTES = 100
 
 
 def _read_holder(root: pathlib.Path) -> int | None:
     try:
-        return int((root / HOLDER_NAME).read_text(encoding="ascii"))
-    except (OSError, ValueError):
+        return int(
+            untrusted.read_bytes(root / HOLDER_NAME, max_bytes=_MOST_BYTES) or ""
+        )
+    except ValueError:
         # The other process has the lock and is about to write its pid.
         return None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import reprlib
-import stat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pydantic
@@ -12,15 +11,13 @@ import pydantic
 from results import errors
 from results.records import upgrade, user_folders, variables
 from results.records.models import Plan, Record, TrialSpec
-from results.store import atomic
+from results.store import atomic, untrusted
 
 if TYPE_CHECKING:
     import pathlib
 
 RecordT = TypeVar("RecordT", bound=Record)
 
-MAX_BYTES = 2**28
-"""Larger files are not records: a million steps of several processes fit."""
 _MOST_OF_PLACE = 200
 _WITHOUT_USER_FOLDERS = ("env", "status", "result")
 """A plan and a spec name the data to read, and are what an id is made of. The command
@@ -32,9 +29,13 @@ def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
 
     Raises:
       CorruptRecordError: The file is not a record of this kind.
+      UnavailableRecordError: The file system does not answer, or refuses this user.
       NewerSchemaError: A newer version wrote it.
     """
-    text = _read_text(path)
+    try:
+        text = untrusted.read_text(path)
+    except untrusted.DamagedFileError as error:
+        raise errors.CorruptRecordError(path, f"unreadable: {error}") from error
     if text is None:
         return None
     if kind in _WITHOUT_USER_FOLDERS:
@@ -69,39 +70,6 @@ def _cleaned(kind: str, data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def _read_text(path: pathlib.Path) -> str | None:
-    """Returns the content of the file, or None if there is no file.
-
-    Raises:
-      CorruptRecordError: It is not a file, cannot be read, is too large, or not UTF-8.
-    """
-    try:
-        facts = path.stat()
-        # Reading a pipe would block, and a device has no end.
-        if not stat.S_ISREG(facts.st_mode):
-            raise errors.CorruptRecordError(
-                path, "unreadable: it is not a regular file"
-            )
-        if facts.st_size > MAX_BYTES:
-            raise errors.CorruptRecordError(
-                path,
-                f"unreadable: {facts.st_size} bytes, a record has at most {MAX_BYTES}",
-            )
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        if path.is_symlink():
-            raise errors.CorruptRecordError(
-                path, "unreadable: a symbolic link to nothing"
-            ) from None
-        return None
-    except OSError as error:
-        raise errors.CorruptRecordError(
-            path, f"unreadable: {error.strerror or error}"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise errors.CorruptRecordError(path, f"unreadable: {error}") from error
-
-
 def write(path: pathlib.Path, record: Record) -> None:
     """Writes a record, and creates its folder if there is none.
 
@@ -117,7 +85,7 @@ def write(path: pathlib.Path, record: Record) -> None:
     try:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True)
-            atomic.sync_directory(path.parent.parent)
+            atomic.sync(path.parent.parent)
         atomic.write_text(path, text)
     except OSError as error:
         raise errors.WriteStoreError(

@@ -18,8 +18,6 @@ named by a hash of its spec.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import os
 import pathlib
 from typing import TYPE_CHECKING
@@ -33,46 +31,15 @@ from results.records.models import (
     TrialResult,
     TrialSpec,
 )
-from results.store import atomic, record_file
+from results.store import atomic, record_file, untrusted
+from results.store.stored_trial import Problem, Reading, Trial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 PLAN_NAME = "plan.json"
 TRIALS_NAME = "trials"
 MATCHING_NAME = "match"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
-    """The records of one trial.
-
-    Attributes:
-      trial_id: The folder's name.
-      spec: The configuration.
-      env: The machine, or None before the trial has started.
-      status: How it ended, or None while it has not.
-      result: The observations, or None where there are none.
-    """
-
-    trial_id: str
-    spec: TrialSpec
-    env: Environment | None
-    status: StatusRecord | None
-    result: TrialResult | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
-    """A record that cannot be read, and the reason in one line."""
-
-    path: pathlib.Path
-    reason: str
-
-    @property
-    def label(self) -> str:
-        """Folder and file name, printable and valid UTF-8."""
-        return repr(f"{self.path.parent.name}/{self.path.name}")[1:-1]
 
 
 class Store:
@@ -138,7 +105,7 @@ class Store:
         """
         root = pathlib.Path(root)
         _check_reachable(root)
-        if not root.exists():
+        if not untrusted.is_there(root):
             raise errors.OpenStoreError(
                 f"no study at {str(root)!r}: the directory does not exist; start one "
                 "with 'sweep', or check the name"
@@ -160,7 +127,7 @@ class Store:
                 "must be the folder of the trials; restore it from a copy"
             )
         store = cls(root)
-        # A corrupt plan is listed by corrupt() and raised by read_plan(); the trials
+        # A corrupt plan is listed by read() and raised by read_plan(); the trials
         # stay readable.
         with contextlib.suppress(errors.CorruptRecordError):
             store._read_plan_or_none()
@@ -217,29 +184,38 @@ class Store:
         record_file.write(self.trial_dir(trial_id) / "result.json", result)
 
     def write_status(self, trial_id: str, status: StatusRecord) -> None:
-        """Writes a trial's status, which completes it; raises WriteStoreError."""
-        record_file.write(self.trial_dir(trial_id) / "status.json", status)
+        """Writes a trial's status, which completes it.
+
+        The raw observations are synced before: a status that survives a power failure
+        must not outlive what it vouches for.
+
+        Raises:
+          WriteStoreError: It cannot be written, or a file of the trial not synced.
+        """
+        folder = self.trial_dir(trial_id)
+        try:
+            if folder.is_dir():
+                atomic.sync_files(folder)
+        except OSError as error:
+            raise errors.WriteStoreError(
+                f"cannot write {str(folder)!r} to disk: {error.strerror or error}; "
+                "free space or choose another directory"
+            ) from error
+        record_file.write(folder / "status.json", status)
 
     def trial_ids(self) -> tuple[str, ...]:
         """Returns the ids of all trials that have a spec or a status, sorted.
 
         A folder with neither was left by a harness killed before the trial started.
+
+        Raises:
+          UnavailableRecordError: A folder cannot be listed.
         """
         trials = self.root / TRIALS_NAME
-        if not trials.is_dir():
-            return ()
-        try:
-            names = sorted(os.listdir(trials))  # noqa: PTH208 - only names are needed
-        except OSError as error:
-            raise errors.OpenStoreError(
-                f"cannot list {str(trials)!r}: {error.strerror or error}; let this "
-                "user read it"
-            ) from error
         return tuple(
             name
-            for name in names
-            if _may_exist(trials / name / "spec.json")
-            or _may_exist(trials / name / "status.json")
+            for name in sorted(untrusted.names_in(trials))
+            if untrusted.names_in(trials / name) & {"spec.json", "status.json"}
         )
 
     def read_trial(self, trial_id: str) -> Trial:
@@ -249,12 +225,28 @@ class Store:
           MissingRecordError: There is no such trial.
           CorruptRecordError: One of its records is unreadable or of another trial.
           NewerSchemaError: A newer version wrote one of them.
+          UnavailableRecordError: The file system does not say what one holds.
         """
         folder = self.trial_dir(trial_id)
-        spec = record_file.read(folder / "spec.json", "spec", TrialSpec)
-        env = record_file.read(folder / "env.json", "env", Environment)
-        status = record_file.read(folder / "status.json", "status", StatusRecord)
-        result = record_file.read(folder / "result.json", "result", TrialResult)
+        names = untrusted.names_in(folder)
+
+        def read(
+            kind: str, model: type[record_file.RecordT]
+        ) -> record_file.RecordT | None:
+            path = folder / f"{kind}.json"
+            if path.name not in names:
+                return None
+            record = record_file.read(path, kind, model)
+            if record is None:  # a file system that lists it and has no file
+                raise errors.UnavailableRecordError(
+                    path, FileNotFoundError("it is listed, and is not there")
+                )
+            return record
+
+        spec = read("spec", TrialSpec)
+        env = read("env", Environment)
+        status = read("status", StatusRecord)
+        result = read("result", TrialResult)
         if spec is None:
             if status is None:
                 raise errors.MissingRecordError(
@@ -269,40 +261,39 @@ class Store:
             trial_id=trial_id, spec=spec, env=env, status=status, result=result
         )
 
-    def trials(self) -> Iterator[Trial]:
-        """Yields the readable trials by id, including unfinished ones.
-
-        Corrupt ones are skipped; ``corrupt`` lists them.
+    def read(self) -> Reading:
+        """Reads all trials once, and the plan to see whether it is damaged.
 
         Raises:
+          NewerSchemaError: A newer version wrote a record, so it cannot be interpreted.
+          UnavailableRecordError: The file system does not say what a record holds.
+        """
+        problems: list[Problem] = []
+        with _kept(problems):
+            self._read_plan_or_none()
+        trials = []
+        for trial_id in self.trial_ids():
+            with _kept(problems):
+                trials.append(self.read_trial(trial_id))
+        return Reading(trials=tuple(trials), problems=tuple(problems))
+
+    def trials(self) -> Iterator[Trial]:
+        """Yields all trials by id, including unfinished ones.
+
+        Raises:
+          CorruptRecordError: One is damaged: whoever goes on without it decides from
+            less than was measured. ``read`` returns what is readable.
           NewerSchemaError: A newer version wrote one, so it cannot be interpreted.
+          UnavailableRecordError: The file system does not say what one holds.
         """
         for trial_id in self.trial_ids():
-            try:
-                trial = self.read_trial(trial_id)
-            except errors.CorruptRecordError:
-                continue
-            yield trial
+            yield self.read_trial(trial_id)
 
     def finished_ids(self) -> frozenset[str]:
         """Returns the ids of the readable trials that have ended, with any status."""
         return frozenset(
             trial.trial_id for trial in self.trials() if trial.status is not None
         )
-
-    def corrupt(self) -> list[Problem]:
-        """Returns the records that cannot be read, by path.
-
-        Raises:
-          NewerSchemaError: A newer version wrote one of the records.
-        """
-        reads: list[Callable[[], object]] = [self._read_plan_or_none]
-        reads += [
-            functools.partial(self.read_trial, trial_id)
-            for trial_id in self.trial_ids()
-        ]
-        problems = (_problem_of(read) for read in reads)
-        return [problem for problem in problems if problem is not None]
 
     def _read_plan_or_none(self) -> Plan | None:
         path = self.root / PLAN_NAME
@@ -322,27 +313,17 @@ def _check_reachable(root: pathlib.Path) -> None:
         ) from error
 
 
-def _may_exist(path: pathlib.Path) -> bool:
-    """Whether there is a file, or whether that cannot be determined.
-
-    An inaccessible path counts as existing: reading it reports the reason.
-    """
+@contextlib.contextmanager
+def _kept(problems: list[Problem]) -> Iterator[None]:
+    """Keeps a damaged record in a list, in place of the error."""
     try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _problem_of(read: Callable[[], object]) -> Problem | None:
-    try:
-        read()
+        yield
     except errors.CorruptRecordError as error:
-        return Problem(path=error.path, reason=error.reason)
-    return None
+        problems.append(Problem(path=error.path, reason=error.reason))
 
 
 def _looks_like_study(root: pathlib.Path) -> bool:
-    return (root / PLAN_NAME).exists() or (root / TRIALS_NAME).is_dir()
+    names = untrusted.names_in(root)
+    return PLAN_NAME in names or (
+        TRIALS_NAME in names and (root / TRIALS_NAME).is_dir()
+    )

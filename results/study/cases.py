@@ -19,7 +19,8 @@ if TYPE_CHECKING:
         TrialResult,
         TrialSpec,
     )
-    from results.store.study_store import Problem, Store, Trial
+    from results.store.stored_trial import Problem, Trial
+    from results.store.study_store import Store
     from results.study.matching import Match
 
 UNFINISHED = "unfinished"
@@ -252,15 +253,16 @@ def load_study(store: Store) -> Study:
       MissingRecordError: There is no plan.
       CorruptRecordError: The plan cannot be read; corrupt trials are in ``problems``.
       NewerSchemaError: A newer version wrote one of the records.
+      UnavailableRecordError: The file system does not say what one of them holds.
     """
     from results.records import identity
 
     plan = store.read_plan()
-    trials = {trial.trial_id: trial for trial in store.trials()}
-    problems = tuple(store.corrupt()) if len(trials) < len(store.trial_ids()) else ()
+    found = store.read()
+    trials = {trial.trial_id: trial for trial in found.trials}
     corrupt = {
         problem.path.parent.name: f"{problem.path.name}: {problem.reason}"
-        for problem in problems
+        for problem in found.problems
     }
     entries = []
     for planned in plan.trials:
@@ -290,13 +292,14 @@ def load_study(store: Store) -> Study:
                 reason=reason or "not in the plan",
             )
         )
+    matched = store.matching.read()
     matches = matching.of_plan(
-        plan, {trial.trial_id: trial for trial in store.matching.trials()}
+        plan, {trial.trial_id: trial for trial in matched.trials}
     )
     return Study(
         plan=plan,
         entries=tuple(_without_unmatched(entries, matches)),
-        problems=(*problems, *store.matching.corrupt()),
+        problems=(*found.problems, *matched.problems),
         matches=matches,
     )
 
@@ -306,7 +309,7 @@ def matching_entries(store: Store) -> list[Entry]:
     from results.records import identity
 
     found = []
-    for trial in store.trials():
+    for trial in store.read().trials:
         state, reason = _state(trial, {}, trial.trial_id)
         found.append(
             Entry(

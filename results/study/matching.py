@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from results.records.changes import Change
     from results.records.models import Plan, PlannedTrial, TrialResult, TrialSpec
-    from results.store.study_store import Trial
+    from results.store.stored_trial import Trial
 
 NUM_STEPS: Final = 3
 NUM_CHANGING_STEPS: Final = 2

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 
 from results.errors import MergeError, WriteStoreError
 from results.records.models import Order, TrialStatus
-from results.store import atomic
+from results.store import atomic, untrusted
 from results.store.lock import lock_study
 from results.store.study_store import MATCHING_NAME, TRIALS_NAME, Store
 from results.study import merge_plans, study_differences
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from results.records.models import Environment
-    from results.store.study_store import Trial
+    from results.store.stored_trial import Problem, Trial
 
 FEWEST_STORES = 2
 _MOST_FACTS = 4
@@ -139,8 +139,9 @@ def _finished(stores: Sequence[Store]) -> tuple[dict[str, _Found], int]:
     found: dict[str, _Found] = {}
     unfinished: set[str] = set()
     for store in stores:
-        _check_readable(store)
-        for trial in store.trials():
+        reading = store.read()
+        _check_readable(reading.problems)
+        for trial in reading.trials:
             if trial.status is None:
                 unfinished.add(trial.trial_id)
                 continue
@@ -156,8 +157,8 @@ def _finished(stores: Sequence[Store]) -> tuple[dict[str, _Found], int]:
     return dict(sorted(found.items())), len(unfinished - set(found))
 
 
-def _check_readable(store: Store) -> None:
-    for problem in store.corrupt():
+def _check_readable(problems: Iterable[Problem]) -> None:
+    for problem in problems:
         raise MergeError(
             f"{str(problem.path)!r} cannot be read: {problem.reason}; restore it from a"
             " copy, or remove its folder and measure it again, then merge"
@@ -223,8 +224,9 @@ def _matching_trials(stores: Sequence[Store]) -> dict[str, _Found]:
     found: dict[str, _Found] = {}
     for store in stores:
         matching = store.matching
-        _check_readable(matching)
-        for trial in matching.trials():
+        reading = matching.read()
+        _check_readable(reading.problems)
+        for trial in reading.trials:
             if trial.status is None:
                 continue
             mine = _Found(store=matching, trial=trial)
@@ -241,7 +243,7 @@ def _preference(found: _Found) -> tuple[bool, str]:
     for path in sorted(found.folder.rglob("*")):
         content.update(os.fsencode(path.relative_to(found.folder)))
         if path.is_file():
-            content.update(path.read_bytes())
+            content.update(untrusted.read_bytes(path) or b"")
     return is_ok, content.hexdigest()
 
 
@@ -265,7 +267,7 @@ def _beside(output: Path) -> Iterator[Path]:
                 root.rename(output)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
-        atomic.sync_directory(output.parent)
+        atomic.sync(output.parent)
     except OSError as error:
         raise WriteStoreError(
             f"cannot write {str(output)!r}: {error.strerror or error}; free space or"

@@ -18,6 +18,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from results.records.measuring import Control
+from results.store import untrusted
 from results.study.cases import CORRUPT, UNMATCHED, load_study, matching_entries
 from results.verify import figures, matches, raw_trial
 from results.verify.check import Check, Mismatch
@@ -110,8 +111,7 @@ def _verify_trial(store: Store, entry: Entry, raw: RawTrial, check: Check) -> No
     folder = store.trial_dir(entry.trial_id)
     label = f"trials/{entry.trial_id}/result.json"
     check.agree("trials")
-    stated = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    spec = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
+    stated, spec = (_plain(folder / f"{name}.json") for name in ("result", "spec"))
     derived: dict[str, Any] = {
         **raw.result,
         "schema_version": spec.get("schema_version"),
@@ -143,11 +143,12 @@ def _verify_trial(store: Store, entry: Entry, raw: RawTrial, check: Check) -> No
 
 def _gpu_uses(folder: pathlib.Path) -> list[dict[str, Any]]:
     """Returns what a trial's GPUs did in its window; empty without GPUs."""
-    try:
-        env = json.loads((folder / "env.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return []
-    return list(env.get("gpu_uses", ()))
+    return list(_plain(folder / "env.json").get("gpu_uses", ()))
+
+
+def _plain(path: pathlib.Path) -> dict[str, Any]:
+    """Returns a record that was found readable, without its model; empty if absent."""
+    return dict(json.loads(untrusted.read_text(path) or "{}"))
 
 
 def _without_load(turn: Mapping[str, Any]) -> dict[str, Any]:

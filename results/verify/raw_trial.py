@@ -11,7 +11,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
+
+from results.errors import ResultsError
+from results.store import untrusted
 
 if TYPE_CHECKING:
     import pathlib
@@ -24,6 +28,7 @@ LARGEST_STOLEN = 0.01
 SLOWED_BY_THE_MACHINE = frozenset(
     ("hardware slowdown", "heat", "heat (hardware)", "power brake")
 )
+_RANK_FILE = re.compile(r"rank_.*\.jsonl")
 _SUMS = ("user_sec", "system_sec", "minor_faults", "major_faults")
 _MORE_SUMS = ("involuntary_switches", "num_retraces")
 _LOADS = ("foreign_cpu_fraction", "stolen_cpu_fraction", "run_delay_sec")
@@ -64,9 +69,8 @@ def read_trial(
       RawError: The files are malformed or contradict themselves.
     """
     # Ranks in numeric order, which differs from that of names from ten on.
-    paths = sorted(
-        folder.glob("rank_*.jsonl"), key=lambda path: (len(path.name), path.name)
-    )
+    names = (n for n in untrusted.names_in(folder) if _RANK_FILE.fullmatch(n))
+    paths = [folder / name for name in sorted(names, key=lambda n: (len(n), n))]
     if not paths:
         raise FileNotFoundError(f"no rank file in {folder.name}")
     if [f"rank_{k}.jsonl" for k in range(len(paths))] != [path.name for path in paths]:
@@ -75,7 +79,7 @@ def read_trial(
     try:
         return _derive(folder, ranks, num_warmup_steps, is_solo=is_solo)
     except (LookupError, TypeError, ValueError, OverflowError) as error:
-        if isinstance(error, RawError):
+        if isinstance(error, (RawError, ResultsError)):
             raise
         raise RawError(f"a line is malformed: {type(error).__name__}: {error}") from (
             error
@@ -84,11 +88,15 @@ def read_trial(
 
 def _read_lines(path: pathlib.Path) -> list[Fields]:
     lines = []
-    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        content = untrusted.read_bytes(path) or b""
+    except untrusted.DamagedFileError as error:
+        raise RawError(f"{path.name} is unreadable: {error}") from error
+    text = content.decode("utf-8", errors="replace")
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             fields = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RawError(f"{path.name} line {number} is no JSON") from error
         if not isinstance(fields, dict):
             raise RawError(f"{path.name} line {number} is no JSON object")
@@ -225,7 +233,7 @@ def _turns(
         if turns:
             _check_turns(rank, turns, _of_kind(ranks[rank], "step"))
     path = folder / "turns.jsonl"
-    loads: list[Fields] | None = _read_lines(path) if path.is_file() else None
+    loads: list[Fields] | None = _read_lines(path) if untrusted.is_there(path) else None
     if loads is not None and names[0] != [
         (load["round_index"], load["attempt"]) for load in loads
     ]:

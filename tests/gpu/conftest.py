@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import case_cluster
 import covering
@@ -25,7 +25,10 @@ import pytest
 from harness.machine import gpu_choice
 from harness.trial import gpu_probe
 from results.records.models import TrialStatus
-from results.store.study_store import Store, Trial
+from results.store.study_store import Store
+
+if TYPE_CHECKING:
+    from results.store.stored_trial import Trial
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEP_TIMEOUT_SEC = 3600

@@ -17,6 +17,7 @@ from harness.run.sweep import stop_signals
 from reports.words import judgement
 from results.judging import gate as gate_module
 from results.statistics.judge import Verdict
+from results.store import untrusted
 from results.store.study_store import PLAN_NAME, Store
 from results.study import case_pairs
 from results.study.cases import load_study
@@ -138,7 +139,7 @@ def _find_baseline(text: str | None, runs_dir: Path) -> tuple[str, Study | None]
         return f"baseline {text} (study {of.study})", study_module.load(
             of.study, runs_dir
         )
-    if (study_module.find_study(text, runs_dir) / PLAN_NAME).exists():
+    if untrusted.is_there(study_module.find_study(text, runs_dir) / PLAN_NAME):
         return f"study {text}", study_module.load(text, runs_dir)
     return text, None
 

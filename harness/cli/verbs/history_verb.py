@@ -58,7 +58,10 @@ def run(request: HistoryRequest, _: Call) -> int:
     studies, runs_dir = request.studies, request.runs_dir
     if request.is_json and request.is_markdown:
         raise StudyError("--json and --markdown exclude each other; use one of them")
-    found = history(_named(studies, runs_dir) if studies else _all_in(runs_dir))
+    read, code = (
+        (_named(studies, runs_dir), exit_codes.OK) if studies else _all_in(runs_dir)
+    )
+    found = history(read)
     if request.is_json:
         click.echo(json.dumps(as_data(found), indent=2))
     elif request.is_markdown:
@@ -70,18 +73,23 @@ def run(request: HistoryRequest, _: Call) -> int:
     if not found.series:
         click.echo("no case of these studies has a figure", err=True)
         return exit_codes.NOTHING_MEASURED
-    return exit_codes.OK
+    return code
 
 
 def _named(studies: Sequence[str], runs_dir: Path) -> list[Study]:
     roots = [study_module.find_study(study, runs_dir) for study in studies]
     # The same study twice would count as two observations.
     unique = {root.resolve(): root for root in roots}
-    return [load_study(Store.open(root)) for root in unique.values()]
+    return [
+        study_module.complete(load_study(Store.open(root))) for root in unique.values()
+    ]
 
 
-def _all_in(runs_dir: Path) -> list[Study]:
-    """Reads every study below a directory; unreadable ones are named and left out."""
+def _all_in(runs_dir: Path) -> tuple[list[Study], int]:
+    """Reads every study below a directory; returns also the exit code.
+
+    One that cannot be read is named on stderr and left out, and the exit code is 2.
+    """
     roots = sorted(path.parent for path in runs_dir.glob(f"*/{PLAN_NAME}"))
     found = [of for root in roots if (of := _read(root)) is not None]
     if not found:
@@ -89,13 +97,13 @@ def _all_in(runs_dir: Path) -> list[Study]:
             f"no study in {str(runs_dir)!r}: name studies or another --runs-dir, or"
             " run a sweep first"
         )
-    return found
+    return found, exit_codes.OK if len(found) == len(roots) else exit_codes.USAGE
 
 
 def _read(root: Path) -> Study | None:
     try:
-        return load_study(Store.open(root))
-    except ResultsError as error:
+        return study_module.complete(load_study(Store.open(root)))
+    except (ResultsError, StudyError) as error:
         click.echo(one_line(f"left out: {error}"), err=True)
         return None
 

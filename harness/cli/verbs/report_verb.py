@@ -141,7 +141,7 @@ def run(request: ReportRequest, _: Call) -> int:
     else:
         text, code = _text(request, stores)
         _emit(request, text)
-    problems = [status_verb.name_problems(store) for store in stores]
+    problems = [status_verb.name_problems(store.read().problems) for store in stores]
     return max([code, *problems])
 
 

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from harness.cli import commands, gpu_readiness, running
+from harness.cli import gpu_readiness, running
 from harness.cli.host_options import Launcher
 from harness.cli.shared_options import (
     RUNS_DIR,
@@ -73,7 +73,6 @@ def run(request: ResumeRequest, call: Call) -> int:
     launcher.check(trial.spec for trial in plan.trials)
     launcher.check_folder(root.absolute())
     with lock_study(root):
-        commands.check_readable(store)
         missing = sweep_loop.missing_trials(
             store, plan.trials, is_failed_retried=request.retry is not None
         )

@@ -20,10 +20,10 @@ from results.study.cases import load_study
 from results.study.matching import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from harness.cli.verb import Call
-    from results.store.study_store import Trial
+    from results.store.stored_trial import Problem, Trial
 
 
 class StatusRequest(Options):
@@ -41,7 +41,8 @@ def run(request: StatusRequest, _: Call) -> int:
       ResultsError: There is no such study, or a newer version wrote it.
     """
     store = Store.open(study_module.find_study(request.study, request.runs_dir))
-    found = {trial.trial_id: trial for trial in store.trials()}
+    reading = store.read()
+    found = {trial.trial_id: trial for trial in reading.trials}
     try:
         plan = store.read_plan()
     except CorruptRecordError:
@@ -74,7 +75,7 @@ def run(request: StatusRequest, _: Call) -> int:
             "failures": failures,
             "matches": matches,
             "problems": [
-                {"path": str(p.path), "reason": p.reason} for p in store.corrupt()
+                {"path": str(p.path), "reason": p.reason} for p in reading.problems
             ],
         }
         click.echo(json.dumps(data, indent=2))
@@ -88,7 +89,7 @@ def run(request: StatusRequest, _: Call) -> int:
             )
         for line in matches:
             click.echo(one_line(line))
-    return name_problems(store)
+    return name_problems(reading.problems)
 
 
 def _problems_of_matches(store: Store) -> list[str]:
@@ -117,9 +118,8 @@ def _planned_from(trials: Iterable[Trial]) -> tuple[PlannedTrial, ...]:
     )
 
 
-def name_problems(store: Store) -> int:
-    """Prints one line per unreadable record, and returns the exit code."""
-    problems = store.corrupt()
+def name_problems(problems: Sequence[Problem]) -> int:
+    """Prints one line per damaged record, and returns the exit code."""
     for problem in problems:
         click.echo(
             f"error: corrupt record {str(problem.path)!r}: {problem.reason}", err=True

@@ -15,6 +15,7 @@ from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.cli.terminal import console
 from harness.options.option import Options
 from harness.planning import study as study_module
+from results.store import untrusted
 from results.store.study_store import Store
 from results.verify.against_raw import verify as verify_study
 
@@ -72,11 +73,11 @@ def _verify_page(store: Store, check: Check) -> None:
     from reports.page import build
 
     try:
-        stored = store.report_path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return
-    except (OSError, UnicodeDecodeError) as error:
+        stored = untrusted.read_text(store.report_path)
+    except untrusted.DamagedFileError as error:
         check.differ(_PAGE, str(store.report_path), "readable", one_line(str(error)))
+        return
+    if stored is None:
         return
     made = build.build_report(store)
     stated, derived = _NUMBER.findall(stored), _NUMBER.findall(made)

@@ -12,6 +12,7 @@ from reports.page import page
 from reports.page.sections import seeds
 from reports.words import axes, formats, quality_runs
 from results.figures import learning_gains
+from results.store import untrusted
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -29,6 +30,7 @@ MOST_PICTURED = 8
 """Runs whose pictures are shown; the others are in the folders of their trials."""
 MOST_PICTURE_BYTES = 2**24
 """Larger files are not pictures of ours, and would be embedded in the page."""
+_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,11 +39,13 @@ class Picture:
 
     Attributes:
       label: The run, and the point.
-      url: The picture as a data URL.
+      url: The picture as a data URL; empty if it is not shown.
+      why_not: Why it is not shown.
     """
 
     label: str
-    url: str
+    url: str = ""
+    why_not: str = ""
 
 
 def pictures(view: View) -> list[tuple[Picture, ...]]:
@@ -72,14 +76,20 @@ def _picture(
     view: View, case: Case, entry: Entry, point: QualityPoint
 ) -> Picture | None:
     path = view.store.trial_dir(entry.trial_id) / (point.samples or "")
-    if not path.is_file() or path.stat().st_size > MOST_PICTURE_BYTES:
-        return None
-    content = base64.b64encode(path.read_bytes()).decode("ascii")
-    return Picture(
-        label=f"{quality_runs.name_run(case, entry)}, after "
-        f"{formats.whole(point.num_examples)} {view.study.example_unit}",
-        url=f"data:image/png;base64,{content}",
+    label = (
+        f"{quality_runs.name_run(case, entry)}, after "
+        f"{formats.whole(point.num_examples)} {view.study.example_unit}"
     )
+    try:
+        content = untrusted.read_bytes(path, max_bytes=MOST_PICTURE_BYTES)
+    except untrusted.DamagedFileError as error:
+        return Picture(label=label, why_not=str(error))
+    if content is None:
+        return None
+    if not content.startswith(_PNG):
+        return Picture(label=label, why_not="it is not a PNG picture")
+    text = base64.b64encode(content).decode("ascii")
+    return Picture(label=label, url=f"data:image/png;base64,{text}")
 
 
 def _panels(drawn: list[curves.Curve]) -> list[tuple[str, list[curves.Curve]]]:

@@ -82,7 +82,7 @@ def test_a_corrupt_record_is_named_and_the_rest_is_readable(
             rf"error: corrupt record .*{trial_id}/result.json.*not JSON", err
         )
     assert "1 missing, 7 ok" in status[1]
-    assert "remove the trial's directory" in swept[2]
+    assert "remove its folder and measure it again" in swept[2]
 
 
 @pytest.mark.processes

@@ -110,7 +110,7 @@ def test_an_unreadable_study_is_named_and_left_out(runs: Path, harness: Any) -> 
     (runs / "day-3" / "plan.json").write_text("{")
     code, out, err = harness("history")
 
-    assert exit_codes.OK == code
+    assert exit_codes.USAGE == code
     assert re.match(r"left out: corrupt record '.*day-3/plan.json'", err)
     assert 4 == out.count("1 change in 9 studies")
 

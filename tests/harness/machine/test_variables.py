@@ -165,7 +165,7 @@ def test_an_old_record_loses_what_may_not_be_recorded(
     assert {"TF_ENABLE_ONEDNN_OPTS": "0", "XLA_FLAGS": "--xla_dump_to=~/x"} == (
         record.environment_variables
     )
-    assert [] == Store.open(tmp_path / "study").corrupt()
+    assert () == Store.open(tmp_path / "study").read().problems
 
 
 @pytest.mark.parametrize("variables_value", [7, [], {"OMP_NUM_THREADS": 7}])
@@ -176,7 +176,7 @@ def test_a_damaged_list_of_variables_is_still_reported(
     path, fields = _environment(tmp_path, synthetic)
     path.write_text(json.dumps(fields | {"environment_variables": variables_value}))
 
-    assert 1 == len(Store.open(tmp_path / "study").corrupt())
+    assert 1 == len(Store.open(tmp_path / "study").read().problems)
 
 
 def test_a_traceback_is_stored_without_user_folders(tmp_path: pathlib.Path) -> None:

@@ -158,7 +158,7 @@ def test_a_mistake_in_a_file_is_one_line(
             ),
         ),
         (["none", "nvidia"], r"--references: 'none' stands beside other names"),
-        (["/"], r"--references '/': Is a directory; allowed are mlperf"),
+        (["/"], r"--references '/': it is not a regular file; give a YAML"),
     ],
 )
 def test_a_name_that_is_none_is_one_line(
@@ -202,7 +202,7 @@ def test_a_file_that_is_too_large_is_one_line(tmp_path: pathlib.Path) -> None:
     """Something else was meant."""
     path = tmp_path / "big.yaml"
     path.write_text("#" * 200_000)
-    with pytest.raises(ReferencesError, match=r"has more than 100000 bytes"):
+    with pytest.raises(ReferencesError, match=r"of at most 100000 bytes"):
         reference_points.read(str(path))
 
 

@@ -42,7 +42,7 @@ def test_records_read_back_equal(tmp_path: pathlib.Path, store: Store) -> None:
     assert list(store.trials()) == list(copy.trials())
     assert store.read_plan() == copy.read_plan()
     assert len(copy.finished_ids()) == 4
-    assert copy.corrupt() == []
+    assert copy.read().problems == ()
 
 
 def test_writing_leaves_no_other_files(store: Store) -> None:
@@ -87,7 +87,7 @@ def test_unfinished_and_empty_folders_are_not_finished(store: Store) -> None:
         path.unlink()
 
     assert store.finished_ids() == frozenset(others)
-    assert store.corrupt() == []
+    assert store.read().problems == ()
     assert store.read_trial(first).status is None
     with pytest.raises(errors.MissingRecordError, match=f"no trial '{second}' in"):
         store.read_trial(second)
@@ -110,12 +110,11 @@ def test_corrupt_record_is_named_and_the_others_stay_readable(
     broken, *others = store.trial_ids()
     path = store.trial_dir(broken) / name
     path.write_text(text)
-    (problem,) = store.corrupt()
+    (problem,) = store.read().problems
 
     assert path == problem.path
     assert problem.reason.startswith(reason)
-    assert others == [trial.trial_id for trial in store.trials()]
-    assert frozenset(others) == store.finished_ids()
+    assert others == [trial.trial_id for trial in store.read().trials]
     with pytest.raises(
         errors.CorruptRecordError, match=r"corrupt record '.*': .*; the other records"
     ):
@@ -126,7 +125,7 @@ def test_edited_spec_no_longer_matches_its_name(store: Store) -> None:
     """Identity is content: a changed spec is not that trial any more."""
     broken = store.trial_ids()[0]
     _edit(store.trial_dir(broken) / "spec.json", num_measured_steps=9999)
-    (problem,) = store.corrupt()
+    (problem,) = store.read().problems
 
     assert f"the folder is named '{broken}'" in problem.reason
 
@@ -136,7 +135,7 @@ def test_record_of_another_trial_is_corrupt(store: Store) -> None:
     first, second, *_ = store.trial_ids()
     text = (store.trial_dir(second) / "result.json").read_text()
     (store.trial_dir(first) / "result.json").write_text(text)
-    (problem,) = store.corrupt()
+    (problem,) = store.read().problems
 
     assert f"belongs to trial '{second}', lies in '{first}'" == problem.reason
 
@@ -145,7 +144,7 @@ def test_ok_without_result_is_corrupt(store: Store) -> None:
     """A number that is said to exist must exist."""
     broken = store.trial_ids()[0]
     (store.trial_dir(broken) / "result.json").unlink()
-    (problem,) = store.corrupt()
+    (problem,) = store.read().problems
 
     assert problem.reason == "missing, though the status is 'ok'"
 
@@ -210,8 +209,8 @@ def test_corrupt_plan_leaves_the_trials_readable(store: Store) -> None:
     (store.root / "plan.json").write_text("{")
     opened = Store.open(store.root)
 
-    assert [problem.path.name for problem in opened.corrupt()] == ["plan.json"]
-    assert len(list(opened.trials())) == 4
+    assert [problem.path.name for problem in opened.read().problems] == ["plan.json"]
+    assert len(opened.read().trials) == 4
     with pytest.raises(errors.CorruptRecordError, match="not JSON"):
         opened.read_plan()
 

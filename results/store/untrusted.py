@@ -1,0 +1,117 @@
+"""Reads files that anybody may have made, or damaged: the only place that does.
+
+A read has three outcomes, and none of them may pass for another: the file is not there
+(None), it is there and is not what it should be (``DamagedFileError``), or the file
+system does not say (``UnavailableRecordError``). Whoever takes the third for the first
+measures again what is there, and removes it; whoever takes it for the second leaves a
+number out.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TYPE_CHECKING, Final
+
+from results import errors
+
+if TYPE_CHECKING:
+    import pathlib
+
+MAX_BYTES: Final = 2**28
+"""Larger files are not records: a million steps of several processes fit."""
+_CHUNK_BYTES = 2**20
+_ABSENT = (errno.ENOENT, errno.ENOTDIR)
+_NO_FILE = {
+    errno.ELOOP: "it is a symbolic link",
+    errno.EISDIR: "it is not a regular file",
+    errno.ENXIO: "it is not a regular file",
+}
+# A pipe must not be waited for, and a link may lead to a file of the reader's.
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+
+
+class DamagedFileError(ValueError):
+    """A file that is not what it should be; says why."""
+
+
+def read_bytes(path: pathlib.Path, *, max_bytes: int = MAX_BYTES) -> bytes | None:
+    """Returns the content of a regular file, read once; None if there is no file.
+
+    Args:
+      path: The file.
+      max_bytes: A larger file is damaged, and not read.
+
+    Raises:
+      DamagedFileError: It is a link, no regular file, or too large.
+      UnavailableRecordError: The file system does not answer, or refuses this user.
+    """
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return None
+        if error.errno in _NO_FILE:
+            raise DamagedFileError(_NO_FILE[error.errno]) from error
+        raise errors.UnavailableRecordError(path, error) from error
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise DamagedFileError(_NO_FILE[errno.EISDIR])
+        content = bytearray()
+        # The size is a claim: files of /proc say 0, and a file can grow.
+        while chunk := os.read(descriptor, _CHUNK_BYTES):
+            content += chunk
+            if max(len(content), facts.st_size) > max_bytes:
+                size = max(len(content), facts.st_size)
+                raise DamagedFileError(f"{size} bytes, at most {max_bytes} are read")
+        return bytes(content)
+    except OSError as error:
+        raise errors.UnavailableRecordError(path, error) from error
+    finally:
+        os.close(descriptor)
+
+
+def read_text(path: pathlib.Path, *, max_bytes: int = MAX_BYTES) -> str | None:
+    """Returns the content of a regular UTF-8 file; None if there is no file.
+
+    Raises:
+      DamagedFileError: As ``read_bytes``, or it is not UTF-8.
+      UnavailableRecordError: The file system does not answer, or refuses this user.
+    """
+    content = read_bytes(path, max_bytes=max_bytes)
+    try:
+        return None if content is None else content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DamagedFileError(str(error)) from error
+
+
+def is_there(path: pathlib.Path) -> bool:
+    """Whether there is anything at ``path``, a link to nothing included.
+
+    Raises:
+      UnavailableRecordError: The file system does not say. ``Path.exists`` would say
+        no, from Python 3.12 on.
+    """
+    try:
+        path.lstat()
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return False
+        raise errors.UnavailableRecordError(path, error) from error
+    return True
+
+
+def names_in(folder: pathlib.Path) -> frozenset[str]:
+    """Returns the names in a folder; none if there is no folder.
+
+    Raises:
+      UnavailableRecordError: The folder cannot be listed.
+    """
+    try:
+        return frozenset(os.listdir(folder))  # noqa: PTH208 - only names are needed
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return frozenset()
+        raise errors.UnavailableRecordError(folder, error) from error

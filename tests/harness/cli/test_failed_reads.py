@@ -1,0 +1,195 @@
+"""The n-th call that reads a study fails: the same answer, or one line and no answer.
+
+For each verb, each call and each errno. Never another output with code 0, an internal
+error, or a study that is not what it was before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import hashlib
+import io
+import os
+import pathlib
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import covering
+import forked_trials
+import pytest
+
+from harness.cli import exit_codes, running
+from harness.cli import main as cli
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.processes
+
+SWEEP = "--workload=resnet50 --preset=smoke --replicas=1,2 --mode=weak --no-match"
+ORDERS = {
+    "a": "--order=relay --rounds=3",
+    "b": "--order=relay --rounds=4",
+    "c": "--order=sequential",
+}
+VERBS = {
+    "status": "status a",
+    "status as JSON": "status a --json",
+    "list": "list studies",
+    "compare two": "compare a b",
+    "compare within": "compare replicas=1 replicas=2 --study=c",
+    "power": "power a",
+    "history": "history",
+    "report": "report a --format text",
+    "report as CSV": "report a --format csv",
+    "site as text": "report a b --format text",
+    "verify": "verify c",
+    "baseline": "baseline set a",
+    "baseline shown": "baseline show",
+    "resume a relay": "resume a",
+    "resume a sequence": "resume c",
+    "sweep again": f"sweep {SWEEP} --repeats=2 --budget=none {ORDERS['c']} --study=c",
+    "plan": f"plan {SWEEP} --repeats=2 --budget=none {ORDERS['a']} --study=a",
+}
+ERRNOS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.EACCES)
+CALLS = ((os, "open"), (os, "read"), (os, "listdir"), (os, "stat"), (io, "open"))
+REFUSED = re.compile(r"^(error|left out): ", re.MULTILINE)
+EVERY = 1 if covering.is_full() else 41
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: Any, overrides: Any) -> Path:
+    """Returns a directory with a study per order, measured by the fake worker."""
+    root: Path = tmp_path_factory.mktemp("measured")
+    with (
+        forked_trials.installed(overrides["worker_command"]),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.chdir(root)
+        patch.setattr(running, "_conclude", lambda _store, *, is_json: None)
+        for name, order in ORDERS.items():
+            options = f"{SWEEP} --repeats=2 --budget=none {order} --study={name}"
+            assert exit_codes.OK == cli.main(
+                ("sweep", *options.split()), run_overrides=overrides
+            )
+    return root
+
+
+@dataclasses.dataclass
+class Faults:
+    """Lets the n-th call that reads below a folder fail.
+
+    Attributes:
+      root: The folder.
+      place: Which call fails, from 0 on; none if negative.
+      number: The errno.
+      count: How many calls there were.
+    """
+
+    root: Path
+    place: int = -1
+    number: int = errno.EIO
+    count: int = 0
+
+    def wrapped(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a call that may fail."""
+
+        def call(path: Any, *args: Any, **options: Any) -> Any:
+            if self._is_ours(path) and not self._is_writing(args, options):
+                self.count += 1
+                if self.count - 1 == self.place:
+                    raise OSError(self.number, os.strerror(self.number), str(path))
+            return real(path, *args, **options)
+
+        return call
+
+    def _is_ours(self, path: Any) -> bool:
+        if isinstance(path, int):
+            link = pathlib.Path(f"/proc/self/fd/{path}")
+            path = link.readlink() if link.is_symlink() else ""
+        return str(self.root) in os.path.abspath(os.fspath(path))  # noqa: PTH100
+
+    @staticmethod
+    def _is_writing(args: Any, options: Any) -> bool:
+        mode = options.get("mode", args[0] if args else "r")
+        if isinstance(mode, str):
+            return bool(set(mode) & set("wxa+"))
+        return bool(mode & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+
+
+@pytest.fixture
+def faults(measured: Path, monkeypatch: pytest.MonkeyPatch) -> Faults:
+    """Returns what lets calls fail that read a study."""
+    found = Faults(measured)
+    for module, name in CALLS:
+        monkeypatch.setattr(module, name, found.wrapped(getattr(module, name)))
+    return found
+
+
+def _digest(root: Path) -> dict[str, str]:
+    return {
+        str(path): hashlib.blake2b(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and not path.name.startswith((".lock", "baselines"))
+    }
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_failed_read_gives_no_other_answer(
+    verb: str,
+    measured: Path,
+    faults: Faults,
+    overrides: Any,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same output, or one line that names the file; the studies stay equal."""
+    monkeypatch.chdir(measured)
+
+    def run() -> tuple[int, str, str]:
+        faults.count = 0
+        code = cli.main(VERBS[verb].split(), run_overrides=overrides)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    want = run()
+    assert want[0] in {exit_codes.OK, exit_codes.INCONCLUSIVE}, want
+    run()  # what is written once, such as a name, is there now
+    num_calls, before = faults.count, _digest(measured)
+    wrong = []
+    numbers = range(num_calls)[len(verb) % EVERY :: EVERY]
+    for place in numbers:
+        faults.place = place
+        faults.number = ERRNOS[place % len(ERRNOS)]
+        code, out, err = run()
+        faults.place = -1
+        is_same = (code, out) == want[:2]
+        is_named = REFUSED.search(err) is not None
+        is_refused = code == exit_codes.USAGE and is_named
+        if not (is_same or is_refused) or before != _digest(measured):
+            wrong.append((place, os.strerror(faults.number), code, err[-300:]))
+
+    assert [] == wrong
+    assert num_calls > 2, "it read nothing"
+
+
+def test_a_damaged_record_gives_no_other_verdict(
+    measured: Path, tmp_path: Path, harness: Any, overrides: Any
+) -> None:
+    """Half a result: nothing is concluded from the others, and it is named."""
+    runs = tmp_path / "runs"
+    shutil.copytree(measured / "runs", runs)
+    path = min(runs.glob("a/trials/*/result.json"))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    before = _digest(tmp_path)
+
+    for verb, text in VERBS.items():
+        if not {"a", "studies", "history"} & set(text.split()) or verb == "list":
+            continue
+        code, _, err = harness(*text.split(), overrides=overrides)
+        assert code in {exit_codes.USAGE, exit_codes.SOME_TRIALS_FAILED}, verb
+        assert str(path.relative_to(tmp_path)) in err, verb
+    assert before == _digest(tmp_path)
