@@ -284,12 +284,6 @@ class Store:
                 continue
             yield trial
 
-    def finished_ids(self) -> frozenset[str]:
-        """Returns the ids of the readable trials that have ended, with any status."""
-        return frozenset(
-            trial.trial_id for trial in self.trials() if trial.status is not None
-        )
-
     def corrupt(self) -> list[Problem]:
         """Returns the records that cannot be read, by path.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from harness import catalog
 from harness.cli.shared_options import (
@@ -21,20 +20,9 @@ from harness.options.option import Option
 from harness.planning import defaults
 from harness.planning.request import STUDY, Count, SweepRequest
 from results.judging import gate_metrics, quality_gate
+from results.judging.gate_metrics import Rule
 from results.records.models import Order
 from results.statistics import judge
-
-if TYPE_CHECKING:
-    from results.judging.gate_metrics import Metric
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
-    """What is judged, and how strictly."""
-
-    metric: Metric
-    delta: float
-    alpha: float
 
 
 def make_rule(*, workload: str, metric: str, delta: float | None, alpha: float) -> Rule:
@@ -52,10 +40,7 @@ def make_rule(*, workload: str, metric: str, delta: float | None, alpha: float) 
     """
     declared = catalog.metrics(catalog.workload(workload))
     of = gate_metrics.metric_of_gate(metric, declared)
-    delta = of.tolerance if delta is None else delta
-    judge.check_delta(delta)
-    judge.check_alpha(alpha)
-    return Rule(metric=of, delta=delta, alpha=alpha)
+    return Rule(metric=of, delta=of.tolerance if delta is None else delta, alpha=alpha)
 
 
 def _learnable() -> str:

@@ -9,7 +9,7 @@ import click
 
 from harness.cli import commands, exit_codes
 from harness.cli.verbs.compare_verb import check_comparable
-from harness.cli.verbs.gate_request import GateRequest, Rule, make_rule, of_gate
+from harness.cli.verbs.gate_request import GateRequest, make_rule, of_gate
 from harness.errors import Interrupted, StudyError
 from harness.judging import baselines, revisions, this_machine
 from harness.planning import study as study_module
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from harness.planning.plan import PlannedSweep
     from harness.planning.source_tree import SourceTree
     from results.judging.gate import Gate
+    from results.judging.gate_metrics import Rule
     from results.records.models import PlannedTrial
     from results.study.cases import Study
 
@@ -74,10 +75,8 @@ def run(request: GateRequest, call: Call) -> int:
     def judge_revisions(store: Store, _trials: Sequence[PlannedTrial]) -> int:
         found = gate_module.of_revisions(
             load_study(store),
-            rule.metric,
+            rule,
             baseline=f"revision {name} ({commit[: revisions.SHOWN_DIGITS]})",
-            delta=rule.delta,
-            alpha=rule.alpha,
         )
         return _conclude(store, found, request.form)
 
@@ -149,14 +148,7 @@ def _against_study(
     """Measures this tree alone, and judges it against a stored study."""
 
     def judge_studies(store: Store, _trials: Sequence[PlannedTrial]) -> int:
-        found = gate_module.of_studies(
-            load_study(store),
-            stored,
-            rule.metric,
-            baseline=name,
-            delta=rule.delta,
-            alpha=rule.alpha,
-        )
+        found = gate_module.of_studies(load_study(store), stored, rule, baseline=name)
         if found.differences and not request.is_different_allowed:
             # Seen only now: placement and machine are recorded with the trials.
             check_comparable(str(store.root), name, found.differences, False)

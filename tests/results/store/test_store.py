@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 import pytest
+from ended import ended_ids
 
 from results import errors
 from results.records import upgrade
@@ -41,7 +42,7 @@ def test_records_read_back_equal(tmp_path: pathlib.Path, store: Store) -> None:
 
     assert list(store.trials()) == list(copy.trials())
     assert store.read_plan() == copy.read_plan()
-    assert len(copy.finished_ids()) == 4
+    assert len(ended_ids(copy)) == 4
     assert copy.corrupt() == []
 
 
@@ -86,7 +87,7 @@ def test_unfinished_and_empty_folders_are_not_finished(store: Store) -> None:
     for path in store.trial_dir(second).iterdir():
         path.unlink()
 
-    assert store.finished_ids() == frozenset(others)
+    assert ended_ids(store) == frozenset(others)
     assert store.corrupt() == []
     assert store.read_trial(first).status is None
     with pytest.raises(errors.MissingRecordError, match=f"no trial '{second}' in"):
@@ -115,7 +116,7 @@ def test_corrupt_record_is_named_and_the_others_stay_readable(
     assert path == problem.path
     assert problem.reason.startswith(reason)
     assert others == [trial.trial_id for trial in store.trials()]
-    assert frozenset(others) == store.finished_ids()
+    assert frozenset(others) == ended_ids(store)
     with pytest.raises(
         errors.CorruptRecordError, match=r"corrupt record '.*': .*; the other records"
     ):
