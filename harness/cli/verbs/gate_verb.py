@@ -84,12 +84,7 @@ def run(request: GateRequest, call: Call) -> int:
         with stop_signals(), _tree(name, commit, request.device) as tree:
             return commands.sweep(
                 request.model_copy(update={"baseline": tree}),
-                study=request.study,
-                runs_dir=request.runs_dir,
-                is_json=False,
-                is_dry_run=False,
-                is_failed_retried=True,
-                overrides=call.overrides,
+                call,
                 conclude=judge_revisions,
                 name_prefix=_name_prefix(rule),
                 check=lambda planned: revisions.check_runs(
@@ -165,12 +160,7 @@ def _against_study(
 
     return commands.sweep(
         request,
-        study=request.study,
-        runs_dir=request.runs_dir,
-        is_json=False,
-        is_dry_run=False,
-        is_failed_retried=True,
-        overrides=call.overrides,
+        call,
         conclude=judge_studies,
         name_prefix=_name_prefix(rule),
         check=check,
