@@ -19,10 +19,9 @@ from results.judging import gate as gate_module
 from results.statistics.judge import Verdict
 from results.store.study_store import PLAN_NAME, Store
 from results.study import case_pairs
-from results.study.cases import load_study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from harness.cli.verb import Call
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from harness.planning.source_tree import SourceTree
     from results.judging.gate import Gate
     from results.judging.gate_metrics import Rule
-    from results.records.models import PlannedTrial
     from results.study.cases import Study
 
 
@@ -72,9 +70,9 @@ def run(request: GateRequest, call: Call) -> int:
         return _against_study(request, call, stored, name, rule)
     commit = revisions.find_commit(name)
 
-    def judge_revisions(store: Store, _trials: Sequence[PlannedTrial]) -> int:
+    def judge_revisions(store: Store, study: Study, _trials: object) -> int:
         found = gate_module.of_revisions(
-            load_study(store),
+            study,
             rule,
             baseline=f"revision {name} ({commit[: revisions.SHOWN_DIGITS]})",
         )
@@ -142,8 +140,8 @@ def _against_study(
 ) -> int:
     """Measures this tree alone, and judges it against a stored study."""
 
-    def judge_studies(store: Store, _trials: Sequence[PlannedTrial]) -> int:
-        found = gate_module.of_studies(load_study(store), stored, rule, baseline=name)
+    def judge_studies(store: Store, study: Study, _trials: object) -> int:
+        found = gate_module.of_studies(study, stored, rule, baseline=name)
         if found.differences and not request.is_different_allowed:
             # Seen only now: placement and machine are recorded with the trials.
             check_comparable(str(store.root), name, found.differences, False)
