@@ -138,7 +138,7 @@ def print_looks(page: pathlib.Path, target: Target, num_repeats: int) -> None:
 def main() -> None:
     """Makes stores, builds their reports in fresh processes, prints the times."""
     # The study that nobody measured is one of the tests.
-    sys.path.insert(0, str(runner.ROOT / "tests" / "support"))
+    sys.path.insert(0, str(runner.ROOT / "tests" / "support" / "studies"))
     import synthetic
 
     arguments = runner.make_parser(__doc__, num_repeats=3).parse_args()

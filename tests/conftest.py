@@ -76,8 +76,11 @@ def _start_quickly() -> None:
 # Before the files of folders below, which import TensorFlow.
 _start_quickly()
 # What tests of several folders share is imported from there, by one name everywhere.
-if str(SUPPORT) not in sys.path:
-    sys.path.insert(0, str(SUPPORT))
+sys.path[:0] = [
+    str(path)
+    for path in (SUPPORT, SUPPORT / "studies", SUPPORT / "machines")
+    if str(path) not in sys.path
+]
 
 
 import covering  # noqa: E402 - the folder is on the path from here on

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from workloads.facts import TFDS_NAMES, Matching, PresetInfo, WorkloadInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,99 +15,6 @@ if TYPE_CHECKING:
 
 SYNTHETIC = "synthetic"
 """Random data of the right shapes: isolates compute, and has nothing to learn."""
-
-_TFDS_NAMES = "workloads.data.names"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class PresetInfo:
-    """Facts about a preset for the planner.
-
-    Attributes:
-      name: The name on the command line.
-      description: One line.
-      data: The default data set.
-      per_replica_batch_size: Examples per replica and step.
-      num_warmup_steps: Steps before the measured window.
-      num_measured_steps: Steps of the measured window.
-      budget: Training budget of a quality run of the default sweep, such as ``40s``;
-        empty if the default sweep has none.
-      num_evaluations: Number of evaluations in a quality run.
-      options: Options that a plan adds to those of the user, and records.
-    """
-
-    name: str
-    description: str
-    data: str
-    per_replica_batch_size: int
-    num_warmup_steps: int
-    num_measured_steps: int
-    budget: str = ""
-    num_evaluations: int = 5
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Matching:
-    """What a workload changes so that N replicas can be matched with one.
-
-    Attributes:
-      options: Options in place of the requested ones.
-      data: The data in place of the requested one; empty if it stays.
-      remark: What this changes, in words.
-    """
-
-    options: Mapping[str, Any]
-    remark: str
-    data: str = ""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class WorkloadInfo:
-    """Facts about a workload for the planner.
-
-    Attributes:
-      name: The name on the command line.
-      version: Changes whenever the meaning of a measured number changes.
-      example_unit: Plural unit of an example, such as ``images``.
-      description: One line.
-      module: Module whose attribute ``WORKLOAD`` is the workload; needs TensorFlow.
-      config_module: Module whose ``make_config`` checks options; without TensorFlow.
-      metrics_module: Module whose ``METRICS`` are all that the workload measures;
-        without TensorFlow.
-      presets: The presets, smallest first.
-      default_preset: The preset if none is given.
-      builtin_data: Data sets that need neither network nor preparation by the user.
-      other_data: Description of the other allowed data names.
-      data_module: Module whose ``check`` checks all other names; without TensorFlow.
-      machine_module: Module whose ``check`` says whether this machine can run a plan;
-        without TensorFlow. Empty if any machine can.
-      syncs_because: Why the host uses the results of each step before the next, so
-        that steps cannot be queued; empty if they can.
-      matching: How N replicas are matched with one; None if they cannot be.
-      not_matched_because: Why they cannot, where there is no ``matching``.
-      draws_random_numbers: Whether a step does, outside of its pipeline. Each backend
-        has its own numbers then, so its losses are not those of another.
-    """
-
-    name: str
-    version: str
-    example_unit: str
-    description: str
-    module: str
-    config_module: str
-    metrics_module: str
-    presets: tuple[PresetInfo, ...]
-    default_preset: str
-    builtin_data: tuple[str, ...]
-    other_data: str = "a TFDS name or folder:PATH"
-    data_module: str = _TFDS_NAMES
-    machine_module: str = ""
-    syncs_because: str = ""
-    matching: Matching | None = None
-    not_matched_because: str = "the workload does not say how it can be"
-    draws_random_numbers: bool = False
-
 
 # Rounding in 16 bits, or of XLA, is larger than what a match has to see.
 _EXACT = {"compute_dtype": "float32", "jit": "off", "tf32": False}
@@ -312,7 +220,7 @@ def check_data(workload: str, name: str, data_dir: Path | None = None) -> None:
         prepared on this machine (with the command that prepares it).
     """
     info = WORKLOADS[workload]
-    if data_dir is not None and info.data_module != _TFDS_NAMES:
+    if data_dir is not None and info.data_module != TFDS_NAMES:
         raise ValueError(
             f"{workload} reads no data set, but --data-dir is {str(data_dir)!r}: leave "
             "it out"
@@ -320,7 +228,7 @@ def check_data(workload: str, name: str, data_dir: Path | None = None) -> None:
     if name in info.builtin_data:
         return
     module = importlib.import_module(info.data_module)
-    if info.data_module == _TFDS_NAMES:
+    if info.data_module == TFDS_NAMES:
         module.check(name, data_dir)
     else:
         module.check(name)

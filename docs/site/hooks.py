@@ -63,7 +63,12 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "workloads": (
         "Reference: workloads",
         "What a workload implements, and what it can build on.",
-        ("workloads.spec", "workloads.catalog", "workloads.replicated"),
+        (
+            "workloads.spec",
+            "workloads.facts",
+            "workloads.catalog",
+            "workloads.replicated",
+        ),
     ),
 }
 

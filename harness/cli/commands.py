@@ -6,18 +6,17 @@ import contextlib
 import dataclasses
 import functools
 import json
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from harness.cli import exit_codes, gpu_readiness, hosts, progress, running
-from harness.cli.host_options import HostRequest
 from harness.errors import DoesNotFitError, StudyError
 from harness.machine import topology
 from harness.planning import design, estimate, shards
 from harness.planning import plan as plan_module
 from harness.planning import study as study_module
+from harness.planning.checked import check as check_request
 from harness.run import sweep as run
 from harness.run import trial_runner
 from harness.run.trial_runner import RunSettings
@@ -27,10 +26,12 @@ from results.store.lock import lock_study
 from results.store.study_store import TRIALS_NAME, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from harness.cli.running import Conclude
+    from harness.cli.verb import Call
+    from harness.cli.verbs.sweep_verb import RunRequest
     from harness.planning.plan import PlannedSweep
     from harness.planning.request import SweepRequest
     from harness.planning.source_tree import SourceTree
@@ -48,96 +49,77 @@ def _check_runs_dir(runs_dir: Path) -> None:
 
 
 def sweep(
-    request: SweepRequest,
+    request: RunRequest,
+    call: Call,
     *,
-    study: str | None,
-    runs_dir: Path,
-    is_json: bool,
-    is_dry_run: bool,
-    is_failed_retried: bool = False,
-    are_checkpoints_kept: bool = False,
-    overrides: Mapping[str, Any] | None = None,
     conclude: Conclude | None = None,
     name_prefix: str = "",
     check: Callable[[PlannedSweep], None] | None = None,
-    on_hosts: HostRequest | None = None,
-    command: Sequence[str] | None = None,
 ) -> int:
     """Plans, and unless it is a dry run, runs what is missing and reports.
 
     Args:
-      request: What to measure.
-      study: Its name; by default derived from the request.
-      runs_dir: Directory of the studies.
-      is_json: Whether data is printed as JSON.
-      is_dry_run: Whether nothing is run and written.
-      is_failed_retried: Whether recorded failures are run again.
-      are_checkpoints_kept: Whether completed quality runs keep their last checkpoint.
-      overrides: Replaces fields of ``RunSettings``.
+      request: What to measure, where, and the study.
+      call: The command to record, and what tests replace.
       conclude: Shows what was measured and returns the exit code; by default the
         report and summary of a sweep.
       name_prefix: Of a name that is derived from the request.
       check: Receives the plan before anything is written; raises if it cannot be used.
-      on_hosts: Where processes run; by default on this machine.
-      command: The command to record; by default that of this process.
 
     Raises:
       HarnessError: The request cannot be carried out; nothing was written.
       ResultsError: The study directory cannot be used; nothing was written.
     """
-    if study is not None:
-        study_module.check_name(study)
+    runs_dir, is_failed_retried = request.runs_dir, request.retry is not None
+    if request.study is not None:
+        study_module.check_name(request.study)
     _check_runs_dir(runs_dir)
-    on_hosts = on_hosts or HostRequest()
-    command = command or ("python", "-m", "harness", *sys.argv[1:])
-    launcher = hosts.launcher_of(on_hosts)
+    launcher = hosts.launcher_of(request)
     request = hosts.with_hosts(request, launcher)
     cpus = topology.read_topology()
-    machine = hosts.machine_of(on_hosts, launcher, request, cpus)
-    planned = plan_module.plan_sweep(request, machine)
-    (check or _accept)(planned)
-    hosts.check_product(on_hosts, planned)
-    name = study or name_prefix + study_module.default_name(planned)
-    is_submitted = on_hosts.info.is_submitted()
-    if is_submitted and not is_dry_run:
-        return hosts.submit(
-            on_hosts, launcher, planned, study=name, runs_dir=runs_dir, command=command
-        )
-    if not is_submitted:  # a login node has no GPUs of the job
-        gpu_readiness.check_models(planned.trials, launcher.num_hosts)
-    name = shards.name(name, on_hosts.shard)
+    machine = hosts.machine_of(request, launcher, cpus)
+    checked = check_request(request, machine)
+    study = request.study or name_prefix + study_module.default_name(checked)
+    name = shards.name(study, request.shard)
     root = runs_dir / name
     known = study_module.read_existing_plan(root)
     is_order_free = request.order is None
-    if is_order_free and known and known.measuring.order is not planned.measuring.order:
-        # It was decided when the study began, maybe by the memory that was free.
-        planned = plan_module.in_order(planned.checked, known.measuring.order)
-    planned = shards.own(planned, on_hosts.shard)
-    new = study_module.make_plan(
-        planned,
-        request,
-        study=name,
-        command=command,
-    )
+    # It was decided when the study began, maybe by the memory that was free.
+    order = known.measuring.order if is_order_free and known else None
+    planned = plan_module.arrange(checked, order)
+    if check is not None:
+        check(planned)
+    hosts.check_product(request, planned)
+    is_submitted = request.info.is_submitted()
+    if is_submitted and not request.is_dry_run:
+        return hosts.submit(
+            request, launcher, planned, study=study, command=call.command
+        )
+    if not is_submitted:  # a login node has no GPUs of the job
+        gpu_readiness.check_models(planned.trials, launcher.num_hosts)
+    planned = shards.own(planned, request.shard)
+    new = study_module.make_plan(planned, request, study=name, command=call.command)
     measured = Store(root) if known is not None else None
     reconciled = study_module.reconcile(known, new, request.baseline, measured)
     notes = [*planned.notes, *([reconciled.note] if reconciled.note else [])]
-    if is_dry_run:
+    if request.is_dry_run:
         return _print_plan(
             reconciled.plan,
             reconciled.asked,
             notes,
             root=root,
             runs_dir=runs_dir,
-            is_json=is_json,
+            is_json=request.is_json,
         )
     launcher.check_folder(runs_dir.absolute())
-    conclude = conclude or functools.partial(running.conclude_sweep, is_json=is_json)
+    conclude = conclude or functools.partial(
+        running.conclude_sweep, is_json=request.is_json
+    )
     missing = _missing(root, reconciled.asked, is_failed_retried=is_failed_retried)
     with (
         gpu_readiness.ready(
             missing,
-            overrides,
+            call.overrides,
             None if is_failed_retried else runs_dir,
             study=name,
             num_hosts=launcher.num_hosts,
@@ -155,7 +137,7 @@ def sweep(
             timeout_sec=request.timeout_sec,
             topology=cpus,
             is_failed_retried=is_failed_retried,
-            are_checkpoints_kept=are_checkpoints_kept,
+            are_checkpoints_kept=request.are_checkpoints_kept,
             data_dir=reconciled.plan.data_dir,
             measuring=reconciled.plan.measuring,
             trees=_trees(request),
@@ -178,9 +160,11 @@ def sweep(
                     f" {fewer}--mode, --backends or --replicas"
                 ) from error
             running.note(f"{error}: the trials run in sequence instead")
-            planned = plan_module.in_order(planned.checked, Order.SEQUENTIAL)
-            planned = shards.own(planned, on_hosts.shard)
-            plan = study_module.make_plan(planned, request, study=name, command=command)
+            planned = plan_module.arrange(checked, Order.SEQUENTIAL)
+            planned = shards.own(planned, request.shard)
+            plan = study_module.make_plan(
+                planned, request, study=name, command=call.command
+            )
             return _run_in_sequence(store, plan, settings, conclude)
 
 
@@ -202,10 +186,6 @@ def _run_in_sequence(
     return running.run_until_done(
         store, plan.trials, settings, store.root.parent, conclude
     )
-
-
-def _accept(_planned: PlannedSweep) -> None:
-    """Any plan can be run."""
 
 
 def _trees(request: SweepRequest) -> dict[str, SourceTree]:

@@ -21,13 +21,12 @@ from results.records.models import Order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from harness.cli.host_options import HostRequest
+    from harness.cli.verbs.sweep_verb import RunRequest
     from harness.launch.contract import Launcher
     from harness.machine.topology import CpuTopology
     from harness.planning.plan import PlannedSweep
-    from harness.planning.request import SweepRequest
 
 HARNESS_COMMAND = (sys.executable, "-m", "harness")
 """The harness, as a job starts it."""
@@ -66,7 +65,7 @@ def check_product(request: HostRequest, planned: PlannedSweep) -> None:
             )
 
 
-def with_hosts(request: SweepRequest, launcher: Launcher) -> SweepRequest:
+def with_hosts(request: RunRequest, launcher: Launcher) -> RunRequest:
     """Returns the request in an order that is possible on the hosts.
 
     Raises:
@@ -83,10 +82,7 @@ def with_hosts(request: SweepRequest, launcher: Launcher) -> SweepRequest:
 
 
 def machine_of(
-    hosts: HostRequest,
-    launcher: Launcher,
-    request: SweepRequest,
-    cpus: CpuTopology,
+    request: RunRequest, launcher: Launcher, cpus: CpuTopology
 ) -> cases.Machine:
     """Returns what all hosts have together, which are like this one.
 
@@ -95,9 +91,9 @@ def machine_of(
     """
     return cases.Machine(
         num_available_cores=cpus.num_available_cores * launcher.num_hosts,
-        num_gpus=_num_gpus(hosts, launcher) if request.device == "gpu" else None,
+        num_gpus=_num_gpus(request, launcher) if request.device == "gpu" else None,
         variables=launcher.identity()
-        | processes.share_identity(hosts.replicas_per_worker)
+        | processes.share_identity(request.replicas_per_worker)
         | gpu_threads.with_gpu_threads(
             variables.identity_variables(os.environ), request.device
         ),
@@ -116,12 +112,11 @@ def _num_gpus(hosts: HostRequest, launcher: Launcher) -> int:
 
 
 def submit(
-    hosts: HostRequest,
+    request: RunRequest,
     launcher: Launcher,
     planned: PlannedSweep,
     *,
     study: str,
-    runs_dir: Path,
     command: Sequence[str],
 ) -> int:
     """Submits a job that runs the sweep by the same command, and prints its id.
@@ -129,22 +124,22 @@ def submit(
     Raises:
       PlanError: The cluster does not have what it needs; nothing was submitted.
     """
-    if hosts.array is not None:
-        shards.own(planned, (1, hosts.array))  # are there enough repetitions?
+    if request.array is not None:
+        shards.own(planned, (1, request.array))  # are there enough repetitions?
     is_on_gpus = any(trial.spec.device == "gpu" for trial in planned.trials)
     job = Job(
         name=_job_name(study),
         command=(*HARNESS_COMMAND, *_arguments(command, study)),
-        workers=hosts.workers or launcher.num_hosts,
-        gpus_per_worker=hosts.replicas_per_worker if is_on_gpus else 0,
+        workers=request.workers or launcher.num_hosts,
+        gpus_per_worker=request.replicas_per_worker if is_on_gpus else 0,
         directory=os.getcwd(),  # noqa: PTH109 (as a string)
     )
-    submitted = hosts.info.submit(job, hosts.launcher_options, runs_dir)
+    submitted = request.info.submit(job, request.launcher_options, request.runs_dir)
     click.echo(submitted.number)
     click.echo(
         f"submitted job {submitted.number}; follow it with {submitted.follow}; its"
-        f" study is {runs_dir / study}; {submitted.end} ends it, and the same command"
-        " continues it",
+        f" study is {request.runs_dir / study}; {submitted.end} ends it, and the same"
+        " command continues it",
         err=True,
     )
     return exit_codes.OK

@@ -82,7 +82,6 @@ VERBS = (
         "plan",
         "Prints the trials of a sweep and a time estimate; runs nothing.",
         "harness.cli.verbs.sweep_verb",
-        function="plan",
         options=[STUDY_FILE],
     ),
     Verb(

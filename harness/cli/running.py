@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from results.study.cases import Study
     from results.study.matching import Match
 
-    # Receives the study and the trials that were requested; returns the exit code.
-    Conclude = Callable[[Store, Sequence[PlannedTrial]], int]
+    # Receives a store, the study in it, and the trials that were requested; returns the
+    # exit code.
+    Conclude = Callable[[Store, Study, Sequence[PlannedTrial]], int]
 
 
 def note(text: str) -> None:
@@ -54,22 +55,24 @@ def run_until_done(
     durations = estimate.read_durations(runs_dir)
     try:
         with run.stop_signals():
-            run.run_trials(store, trials, settings, progress.make_progress(), durations)
-            while not _is_done(store):
-                plan = extend.with_next_generation(store.read_plan())
-                store.write_plan(plan)
-                trials = plan.trials
+            while True:
                 run.run_trials(
                     store, trials, settings, progress.make_progress(), durations
                 )
+                study = load_study(store)
+                if _is_done(study):
+                    break
+                plan = extend.with_next_generation(study.plan)
+                store.write_plan(plan)
+                trials = plan.trials
     except Interrupted as error:
         note(f"interrupted ({error.signal_name}); finished trials are kept")
         note(f"resume with: {_resume_command(store, settings)}")
         return exit_codes.INTERRUPTED
-    for match in load_study(store).matches:
+    for match in study.matches:
         if match.outcome is not Outcome.MATCHES:
             note(describe_match(match))
-    return conclude(store, trials)
+    return conclude(store, study, trials)
 
 
 def describe_match(match: Match) -> str:
@@ -88,11 +91,10 @@ def _resume_command(store: Store, settings: RunSettings) -> str:
 
 
 def conclude_sweep(
-    store: Store, trials: Sequence[PlannedTrial], *, is_json: bool
+    store: Store, study: Study, trials: Sequence[PlannedTrial], *, is_json: bool
 ) -> int:
     """Writes the report, prints the summary, and returns the exit code."""
     _conclude(store, is_json=is_json)
-    study = load_study(store)
     statuses = _statuses(study, [trial.trial_id for trial in trials])
     num_failed = len(statuses) - statuses.count(TrialStatus.OK)
     if num_failed:
@@ -114,9 +116,8 @@ def conclude_sweep(
     return code
 
 
-def _is_done(store: Store) -> bool:
+def _is_done(study: Study) -> bool:
     """Whether a relay has reached its target, or has used its time."""
-    study = load_study(store)
     measuring = study.plan.measuring
     if measuring.target is None or measuring.minutes is None:
         return True

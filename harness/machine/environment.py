@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from results.records.machine_record import MachineState
     from results.records.models import Placement
 
-_OF_CODE = {"git_commit", "is_source_modified"}
 PACKAGES = (
     "dm-control",
     "keras",
@@ -89,7 +88,7 @@ def read_environment(
             "num_available_cores": placement.num_available_cores,
             "cgroup_quota_cores": placement.cgroup_quota_cores,
             "variables": identity_variables(inherited),
-            "state": None if state is None else state.model_dump(exclude=_OF_CODE),
+            "state": None if state is None else state.without_code(),
         }
     )
     return Environment(

@@ -203,7 +203,7 @@ def marks(model: type[Options], kind: type[Mark]) -> dict[str, Mark]:
         field: mark
         for field, info in model.model_fields.items()
         for mark in info.metadata
-        if isinstance(mark, kind)
+        if isinstance(mark, kind) and field not in model.not_options
     }
 
 

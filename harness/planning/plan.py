@@ -31,7 +31,6 @@ from harness.planning import (
 from harness.planning.checked import check, refusing_bounds
 from results.records import identity
 from results.records.models import (
-    Control,
     Matching,
     Measuring,
     Order,
@@ -54,7 +53,6 @@ class PlannedSweep:
     """The trials of a request and what its plan record needs.
 
     Attributes:
-      checked: The request that they are of.
       trials: Distinct trials, in execution order.
       baseline_num_replicas: The smallest replica count.
       notes: Defaults that were chosen for the user, one line each.
@@ -64,7 +62,6 @@ class PlannedSweep:
       matching: What shows that N replicas match one.
     """
 
-    checked: CheckedSweep
     trials: tuple[PlannedTrial, ...]
     baseline_num_replicas: int
     notes: tuple[str, ...]
@@ -72,25 +69,6 @@ class PlannedSweep:
     repeats: int
     measuring: Measuring
     matching: Matching
-
-    @property
-    def digest(self) -> str:
-        """Content digest of the set of trials: the same request has the same.
-
-        It leaves out the order, which can depend on the memory that is free, and the
-        repetitions, so that more of them extend the same study.
-        """
-        by_order = {
-            "order": Order.SEQUENTIAL,
-            "num_measured_steps": None,
-            "is_evaluated": True,
-        }
-        ids = {
-            identity.trial_id(trial.spec.model_copy(update=by_order))
-            for trial in self.trials
-            if trial.spec.repetition_index == 0 and trial.spec.control is Control.NONE
-        }
-        return identity.digest(sorted(ids))
 
 
 def trial_seed(sweep_seed: int, repetition_index: int) -> int:
@@ -109,26 +87,54 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     return arrange(check(request, machine))
 
 
-def in_order(checked: CheckedSweep, order: Order) -> PlannedSweep:
-    """Plans a sweep in an order that was not requested, without what it excludes.
+@refusing_bounds()
+def digest_of(checked: CheckedSweep) -> str:
+    """Returns a digest of what is measured: the same request has the same.
+
+    It leaves out the order, which can depend on the memory that is free, and the
+    repetitions, so that more of them extend the same study; so it is known before
+    anything is planned.
 
     Raises:
-      PlanError: A setting has no effect in that order.
+      PlanError: A value exceeds the limits of a record.
     """
-    request, left_out = controls.with_order(checked.request, order)
-    notes = (*left_out, *checked.notes)
-    return arrange(dataclasses.replace(checked, request=request, notes=notes))
+    request, learning = checked.request, checked.learning
+    common = {**checked.common, "num_measured_steps": None, "is_evaluated": True}
+    cases = [] if request.is_quality_only else checked.cases
+    kinds = [(cases, common)]
+    if learning is not None:
+        kinds.append((learning.cases, {**common, "budget": learning.budget}))
+    ids = [
+        trial.trial_id
+        for of_kind, fields in kinds
+        for trial in _trials(
+            design.with_revision(of_kind, request.baseline),
+            1,
+            request.seed,
+            fields,
+            request.baseline,
+        )
+    ]
+    return identity.digest(sorted(ids))
 
 
 @refusing_bounds()
-def arrange(checked: CheckedSweep) -> PlannedSweep:
+def arrange(checked: CheckedSweep, order: Order | None = None) -> PlannedSweep:
     """Returns the trials of a checked request, in execution order.
+
+    Args:
+      checked: The request.
+      order: One that was not requested; what it excludes is left out.
 
     Raises:
       PlanError: Settings contradict the order, or there are too many trials; they are
         counted before they are created.
     """
-    request, learning, num_cores = checked.request, checked.learning, checked.num_cores
+    learning, num_cores = checked.learning, checked.num_cores
+    request = checked.request
+    left_out: list[str] = []
+    if order is not None and order is not design.choose_order(request):
+        request, left_out = controls.with_order(request, order)
     common = dict(checked.common)
     order = design.choose_order(request)
     repeats = design.choose_repeats(request, order)
@@ -156,10 +162,10 @@ def arrange(checked: CheckedSweep) -> PlannedSweep:
     assert len({trial.trial_id for trial in trials}) == len(trials)
     matched = _plan_matching(request, trials, common)
     return PlannedSweep(
-        checked=checked,
         trials=tuple(trials),
         baseline_num_replicas=checked.baseline_num_replicas,
         notes=(
+            *left_out,
             *checked.notes,
             *control_notes,
             *(

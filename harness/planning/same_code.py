@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from harness.errors import DifferentStudyError
 from harness.machine import machine_state
 from harness.planning import code_digest
+from results.records.machine_record import MachineState
 
 if TYPE_CHECKING:
     from harness.planning.source_tree import SourceTree
@@ -59,19 +60,16 @@ def _measured_code(store: Store | None) -> str:
     """Returns the commits of the trials of a study, in words."""
     envs = [trial.env for trial in store.read().trials] if store else []
     states = [env.machine_state for env in envs if env and env.machine_state]
-    found = {
-        _commit(state.git_commit, bool(state.is_source_modified)) for state in states
-    }
+    found = {_commit(state) for state in states}
     return " and ".join(sorted(found)) or "an unrecorded commit"
 
 
 def _code_now(tree: SourceTree | None) -> str:
     root = machine_state.SOURCE_ROOT if tree is None else tree.root
     commit, is_modified = machine_state.read_source_state(root)
-    return _commit(commit, bool(is_modified))
+    state = MachineState(git_commit=commit, is_source_modified=is_modified)
+    return _commit(state)
 
 
-def _commit(commit: str | None, is_modified: bool) -> str:
-    if commit is None:
-        return "no commit"
-    return f"commit {commit[:12]}{' with changes' if is_modified else ''}"
+def _commit(state: MachineState) -> str:
+    return f"commit {state.commit_text}" if state.commit_text else "no commit"

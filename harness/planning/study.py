@@ -12,6 +12,7 @@ from harness.errors import DifferentStudyError, PlanError, StudyError
 from harness.machine.time_of_day import now_text
 from harness.planning import matching
 from harness.planning.checked import refusing_bounds
+from harness.planning.plan import digest_of
 from harness.planning.same_code import check_code
 from results.records.models import Control, Order, Plan, PlannedTrial, ScalingMode
 from results.store import untrusted
@@ -21,6 +22,7 @@ from results.study.cases import load_study
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from harness.planning.checked import CheckedSweep
     from harness.planning.plan import PlannedSweep
     from harness.planning.request import SweepRequest
     from harness.planning.source_tree import SourceTree
@@ -47,10 +49,10 @@ _VARYING = {
 }
 
 
-def default_name(sweep: PlannedSweep) -> str:
+def default_name(sweep: CheckedSweep) -> str:
     """Returns ``<workload>-<preset>-<8 hex>``: the same sweep resumes its study."""
-    workload = sweep.trials[0].spec.workload
-    return f"{workload}-{sweep.preset}-{sweep.digest[:8]}"
+    of = sweep.common
+    return f"{of['workload']}-{of['preset']}-{digest_of(sweep)[:8]}"
 
 
 def check_name(name: str) -> str:

@@ -12,8 +12,7 @@ import statistics
 from typing import TYPE_CHECKING, Any, Final
 
 from results.errors import ResultsError
-from results.figures import scaling
-from results.judging import gate_metrics
+from results.figures import table
 from results.study.cases import load_study
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 _OF_PYTEST_BENCHMARK: Final = "5.3.1"
 """The version whose files these are like."""
-_UNITS: Final = {gate_metrics.FIRST_STEP: "s", "peak_memory": "bytes"}
 _FEWEST_FOR_QUARTILES: Final = 2
 
 
@@ -37,24 +35,28 @@ def github_action_benchmark(stores: Sequence[Store], metric: Metric) -> str:
     ``customSmallerIsBetter`` for metrics of which less is better.
 
     Raises:
-      ResultsError: The study cannot be read, or nothing was measured.
+      ResultsError: The study cannot be read, or nothing was measured of the metric.
     """
     study = load_study(stores[0])
     rows = []
     for case in _measured(study):
-        unit = _unit(study, metric)
-        estimate = scaling.estimate(case, metric.of, unit=unit)
+        estimate = table.of_trials(case, metric.name).estimate
         if estimate is None:  # a metric of which nothing was recorded
             continue
         row: dict[str, Any] = {
             "name": f"{_name(case)}: {metric.name}",
-            "unit": unit,
+            "unit": estimate.unit,
             "value": estimate.value,
             "extra": f"study {study.plan.study}, n = {estimate.n}",
         }
         if estimate.low is not None and estimate.high is not None:
             row["range"] = f"{estimate.low:.6g} to {estimate.high:.6g}"
         rows.append(row)
+    if not rows:
+        raise ResultsError(
+            f"no case of study {study.plan.study!r} has {metric.name} of every trial,"
+            " so there is nothing to export; choose another --metric"
+        )
     return json.dumps(rows, indent=2)
 
 
@@ -98,10 +100,6 @@ def _name(case: Case) -> str:
     return f"{spec.workload} {spec.preset}, {case.label}"
 
 
-def _unit(study: Study, metric: Metric) -> str:
-    return _UNITS.get(metric.name, f"{study.example_unit}/s")
-
-
 def _environment(case: Case) -> Environment:
     trial = case.ok_entries[0].trial
     assert trial is not None
@@ -139,7 +137,7 @@ def _commit(env: Environment) -> dict[str, Any]:
 
 
 def _benchmark(case: Case) -> dict[str, Any]:
-    rates = scaling.values(case, scaling.throughput_of).values()
+    rates = table.of_trials(case, "throughput").values
     times = [case.spec.global_batch_size / rate for rate in rates]
     name = _name(case)
     return {

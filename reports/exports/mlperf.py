@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from reports.site.card import slugs
 from results.errors import ResultsError
-from results.figures import scaling
+from results.figures import table
 from results.study.cases import load_study
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def _lines(study: Study, entry: Entry) -> Iterator[str]:
     assert trial is not None
     assert trial.status is not None
     begin = _since_epoch(trial.status.started_at)
-    ready = begin + round(_PER_SEC * scaling.time_to_first_step_of(entry))
+    first_step = table.of_trial(entry, "time_to_first_step") or 0.0
+    ready = begin + round(_PER_SEC * first_step)
     end = max(ready, begin + round(_PER_SEC * trial.status.duration_sec))
     facts: dict[str, Any] = {
         "submission_benchmark": _NAMES.get(spec.workload, spec.workload),
@@ -107,7 +108,7 @@ def _lines(study: Study, entry: Entry) -> Iterator[str]:
             yield _line(at, _POINT, "tracked_stats", value, samples)
         yield _line(at, _END, "eval_stop", metadata=samples)
     throughput = {
-        "throughput": result.examples_per_sec,
+        "throughput": table.of_trial(entry, "throughput"),
         "unit": f"{study.example_unit}/s",
     }
     yield _line(

@@ -6,7 +6,6 @@ import statistics
 from typing import TYPE_CHECKING
 
 from reports.words import formats
-from results.figures import scaling
 from results.records import gpu_record
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def energy(entries: Sequence[Entry]) -> str:
         if not entry.is_ok or entry.trial is None or entry.trial.env is None:
             continue
         joules = gpu_record.joules_per_example(
-            entry.trial.env.gpu_uses, scaling.throughput_of(entry)
+            entry.trial.env.gpu_uses, entry.result.examples_per_sec
         )
         if joules is not None:
             by_replicas.setdefault(entry.spec.num_replicas, []).append(joules)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 _OF_ANOTHER_STUDY: Final = ("--study", "--runs-dir", "--repeats")
 """Options of the study that was measured, with a value, which the new one has not."""
 _OF_A_POINT: Final = ("--backends", "--replicas", "--mode", "--seed", "--budget")
-_SHORT_COMMIT: Final = 12
 
 
 def command_of_study(plan: Plan) -> str:
@@ -50,8 +49,7 @@ def commits(case: Case) -> str:
         env = entry.trial.env if entry.trial is not None else None
         state = env.machine_state if env is not None else None
         if state is not None and state.git_commit is not None:
-            changes = " with changes" if state.is_source_modified else ""
-            found.add(f"{state.git_commit[:_SHORT_COMMIT]}{changes}")
+            found.add(state.commit_text)
     return ", ".join(sorted(found)) or "not recorded"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from results.figures import scaling
+from results.figures import table
 from results.figures.points import points_frame
 from results.records.gpu_record import joules_per_example
 from results.study import cases
@@ -96,7 +96,7 @@ def _row(entry: cases.Entry) -> dict[str, Any]:
         if trial.status.failure is not None:
             row["failure_phase"] = trial.status.failure.phase.value
     if entry.is_ok:
-        throughput = scaling.throughput_of(entry)
+        throughput = entry.result.examples_per_sec
         row |= {
             "example_unit": entry.result.example_unit,
             "examples_per_sec": throughput,
@@ -104,9 +104,8 @@ def _row(entry: cases.Entry) -> dict[str, Any]:
             "step_time_median_sec": plain_statistics.median(
                 step for rank in entry.result.ranks for step in rank.step_time_sec
             ),
-            # Zero stands for "not measured".
-            "time_to_first_step_sec": scaling.time_to_first_step_of(entry) or None,
-            "peak_memory_bytes": scaling.peak_memory_of(entry),
+            "time_to_first_step_sec": table.of_trial(entry, "time_to_first_step"),
+            "peak_memory_bytes": table.of_trial(entry, "peak_memory"),
         }
         if trial is not None and trial.env is not None:
             uses = trial.env.gpu_uses

@@ -12,7 +12,7 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from results.figures import scaling
+from results.figures import table
 from results.records import identity
 from results.statistics import change_points
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from results.statistics.estimates import Estimate
     from results.study.cases import Case, Study
 
-_OF_CODE = {"git_commit", "is_source_modified"}
 _OWN_PACKAGE = "replicator-harness"
 _NOT_SERIES = {
     "schema_version",
@@ -33,7 +32,6 @@ _NOT_SERIES = {
     "num_measured_steps",
     "is_evaluated",
 }
-_COMMIT_LENGTH = 9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +41,7 @@ class Observation:
     Attributes:
       study: Name of the study.
       date: Start of its first trial, RFC 3339, UTC.
-      commit: Abbreviated, with ``+`` where the source differed; empty if unknown.
+      commit: As ``MachineState.commit_text``; empty if unknown.
       throughput: With its interval.
       change: Factor from the segment before to the one that begins here; None where
         none begins.
@@ -104,7 +102,7 @@ def machine_class(env: Environment) -> str:
     """
     state = None
     if env.machine_state is not None:
-        state = env.machine_state.model_dump(mode="json", exclude=_OF_CODE)
+        state = env.machine_state.without_code()
     packages = {k: v for k, v in env.packages.items() if k != _OWN_PACKAGE}
     return identity.digest(
         {
@@ -168,29 +166,23 @@ def _why_left_out(case: Case) -> str:
 
 
 def _observe(study: Study, case: Case) -> Observation:
-    throughput = scaling.estimate(
-        case, scaling.throughput_of, unit=f"{study.example_unit}/s"
-    )
+    throughput = table.of_trials(case, "throughput").estimate
     assert throughput is not None
     starts = [
         entry.trial.status.started_at
         for entry in case.ok_entries
         if entry.trial is not None and entry.trial.status is not None
     ]
-    commits = {_commit(env) for env in _environments(case)}
+    commits = {
+        "" if env.machine_state is None else env.machine_state.commit_text
+        for env in _environments(case)
+    }
     return Observation(
         study=study.plan.study,
         date=min(starts),
         commit=commits.pop() if len(commits) == 1 else "several",
         throughput=throughput,
     )
-
-
-def _commit(env: Environment) -> str:
-    state = env.machine_state
-    if state is None or state.git_commit is None:
-        return ""
-    return state.git_commit[:_COMMIT_LENGTH] + "+" * bool(state.is_source_modified)
 
 
 def _make_series(

@@ -1,8 +1,8 @@
 """The table of figures of a study: a cell per quantity of each case, or why none.
 
-Every output is a projection of it: page, text, Markdown, JSON, frames, event files. A
-cell has the estimate (value, interval, n, unit), or a value that is fixed by
-definition, or the reason why there is neither.
+Every output is a projection of it: page, text, Markdown, JSON, frames, event files,
+logs, and the files of other programs. A cell has the estimate (value, interval, n,
+unit), or a value that is fixed by definition, or the reason why there is neither.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 
 RATIOS: Final = ("throughput", "speedup", "efficiency", "efficiency_of_best")
 """Quantities of a point, in the order of every output."""
-OF_TRIALS: Final[Mapping[str, tuple[Callable[[Entry], float], str]]] = {
+OF_CASES: Final = ("time_to_first_step", "peak_memory", "flop_utilisation")
+"""Quantities of a case, which are the same in every scaling mode."""
+_OF_TRIALS: Final[Mapping[str, tuple[Callable[[Entry], float], str]]] = {
+    "throughput": (scaling.throughput_of, ""),  # the unit is that of the workload
     "time_to_first_step": (scaling.time_to_first_step_of, "s"),
     "peak_memory": (scaling.peak_memory_of, "bytes"),
     "flop_utilisation": (scaling.flop_utilisation_of, ""),
 }
 """Quantities that each trial has by itself: what reads them, and their unit."""
-NOT_READ: Final = "not recorded in every trial"
+_NONE_OK: Final = "no trial of this case is ok"
+_NOT_READ: Final = "not recorded in every trial"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,12 +43,14 @@ class Cell:
       estimate: Value, interval, n and unit; None without any.
       fixed: Its value where that is fixed by definition, as a baseline's; else None.
       why_not: Why there is no estimate; empty if there is one.
+      values: What each trial that is ok has, in order; empty of ratios.
     """
 
     quantity: str
     estimate: Estimate | None
     fixed: float | None = None
     why_not: str = ""
+    values: tuple[float, ...] = ()
 
     @property
     def value(self) -> float | None:
@@ -52,24 +58,38 @@ class Cell:
         return self.fixed if self.estimate is None else self.estimate.value
 
 
+def of_trial(entry: Entry, quantity: str) -> float | None:
+    """Returns what a trial that is ok has; None where that could not be read.
+
+    Args:
+      entry: The trial.
+      quantity: ``throughput``, or one of ``OF_CASES``.
+    """
+    read, _ = _OF_TRIALS[quantity]
+    return read(entry) or None  # zero stands for "could not be read"
+
+
 def of_trials(case: Case, quantity: str) -> Cell:
-    """Returns a figure that each trial has; zero stands for "could not be read".
+    """Returns a figure that each trial has by itself.
 
     Args:
       case: The case.
-      quantity: One of ``OF_TRIALS``.
+      quantity: ``throughput``, or one of ``OF_CASES``.
     """
-    read, unit = OF_TRIALS[quantity]
-    found = scaling.values(case, read).values()
-    if not found or min(found) <= 0:
-        return Cell(quantity=quantity, estimate=None, why_not=NOT_READ)
+    read, unit = _OF_TRIALS[quantity]
+    values = tuple(of_trial(entry, quantity) or 0.0 for entry in case.ok_entries)
+    if not values or min(values) <= 0:
+        why_not = _NOT_READ if values else _NONE_OK
+        return Cell(quantity=quantity, estimate=None, why_not=why_not)
+    if quantity == "throughput":
+        unit = f"{case.ok_entries[0].result.example_unit}/s"
     estimate = scaling.estimate(case, read, unit=unit)
-    return Cell(quantity=quantity, estimate=estimate)
+    return Cell(quantity=quantity, estimate=estimate, values=values)
 
 
 def of_point(point: Point) -> dict[str, Cell]:
     """Returns the row of a case in one scaling mode: its figures by quantity."""
-    return ratios(point) | {name: of_trials(point.case, name) for name in OF_TRIALS}
+    return ratios(point) | {name: of_trials(point.case, name) for name in OF_CASES}
 
 
 def ratios(point: Point) -> dict[str, Cell]:
@@ -79,13 +99,14 @@ def ratios(point: Point) -> dict[str, Cell]:
 
 def _ratio(point: Point, quantity: str) -> Cell:
     estimate: Estimate | None = getattr(point, quantity)
-    fixed = None
+    by_definition: dict[str, float] = {}
     if point.is_baseline and point.throughput is not None:
         by_definition = {"speedup": float(point.num_replicas), "efficiency": 1.0}
-        fixed = by_definition.get(quantity)
+        if point.best_baseline is point.case:
+            by_definition["efficiency_of_best"] = 1.0
     return Cell(
         quantity=quantity,
         estimate=estimate,
-        fixed=fixed if estimate is None else None,
+        fixed=by_definition.get(quantity) if estimate is None else None,
         why_not="" if estimate is not None else point.missing_reason,
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from results.figures.relay import TurnCounts, Twin
-    from results.judging.gate_metrics import Judged, Metric
+    from results.judging.gate_metrics import Judged, Rule
     from results.statistics.judge import Judgement
     from results.study.cases import Case, Study
 
@@ -120,17 +120,14 @@ def name_of(case: Case) -> str:
     return f"{case.spec.backend} x{case.spec.num_replicas}, {modes}"
 
 
-def of_revisions(
-    study: Study, metric: Metric, *, baseline: str, delta: float, alpha: float
-) -> Gate:
+def of_revisions(study: Study, rule: Rule, *, baseline: str) -> Gate:
     """Judges a study that holds every case twice: of this tree, and of a revision.
 
     Raises:
-      ResultsError: ``delta`` or ``alpha`` is out of range, or quality runs do not
-        measure this metric.
+      ResultsError: Quality runs do not measure this metric.
     """
     cases = [*study.cases, *study.other_revisions]
-    if metric.is_quality:
+    if rule.metric.is_quality:
         cases = [*study.quality_runs]
     others = {case_pairs.key_of(case): case for case in cases if case.spec.revision}
     pairs = [
@@ -138,32 +135,23 @@ def of_revisions(
         for case in cases
         if not case.spec.revision
     ]
-    return _conclude(study, pairs, metric, baseline, delta, alpha, is_paired=True)
+    return _conclude(study, pairs, rule, baseline, is_paired=True)
 
 
-def of_studies(
-    study: Study,
-    stored: Study,
-    metric: Metric,
-    *,
-    baseline: str,
-    delta: float,
-    alpha: float,
-) -> Gate:
+def of_studies(study: Study, stored: Study, rule: Rule, *, baseline: str) -> Gate:
     """Judges a study of this tree against a stored one.
 
     Raises:
-      ResultsError: No case is in both, ``delta`` or ``alpha`` is out of range, or
-        quality runs do not measure this metric.
+      ResultsError: No case is in both, or quality runs do not measure this metric.
     """
-    are_quality_runs = metric.is_quality
+    are_quality_runs = rule.metric.is_quality
     pairs = case_pairs.pairs(study, stored, are_quality_runs=are_quality_runs)
     differences = [
         *case_pairs.differences(study, stored, are_quality_runs=are_quality_runs)
     ]
     for case, other in pairs:
         differences += case_pairs.settings(case, other)
-    gate = _conclude(study, pairs, metric, baseline, delta, alpha, is_paired=False)
+    gate = _conclude(study, pairs, rule, baseline, is_paired=False)
     return dataclasses.replace(
         gate, is_weaker=True, differences=tuple(dict.fromkeys(differences))
     )
@@ -172,22 +160,16 @@ def of_studies(
 def _conclude(
     study: Study,
     pairs: Sequence[tuple[Case, Case]],
-    metric: Metric,
+    rule: Rule,
     baseline: str,
-    delta: float,
-    alpha: float,
     *,
     is_paired: bool,
 ) -> Gate:
     """Judges pairs of cases, and adds what failed in the study."""
-    judge.check_delta(delta)
-    judge.check_alpha(alpha)
-    judged = quality_gate.judged if metric.is_quality else _judged
+    judged = quality_gate.judged if rule.metric.is_quality else _judged
     cases = []
     for case, other in pairs:
-        judgement, reason = judged(
-            case, other, metric, delta=delta, alpha=alpha, is_paired=is_paired
-        )
+        judgement, reason = judged(case, other, rule, is_paired=is_paired)
         cases.append(
             JudgedCase(
                 name=name_of(case), case=case, judgement=judgement, reason=reason
@@ -201,10 +183,10 @@ def _conclude(
         if not entry.is_ok
     )
     return Gate(
-        metric=metric,
+        metric=rule.metric,
         baseline=baseline,
-        delta=delta,
-        alpha=alpha,
+        delta=rule.delta,
+        alpha=rule.alpha,
         cases=tuple(cases),
         twin=relay.twin_of(study),
         turns=relay.count_turns(study),
@@ -214,19 +196,13 @@ def _conclude(
 
 
 def _judged(
-    case: Case,
-    other: Case,
-    metric: Metric,
-    *,
-    delta: float,
-    alpha: float,
-    is_paired: bool,
+    case: Case, other: Case, rule: Rule, *, is_paired: bool
 ) -> tuple[Judgement | None, str]:
     """The verdict on a figure of trials, or why there is none."""
-    sign = 1.0 if metric.is_cost else -1.0
-    groups = [gate_metrics.logs(of, metric) for of in (case, other)]
+    sign = 1.0 if rule.metric.is_cost else -1.0
+    groups = [gate_metrics.logs(of, rule.metric) for of in (case, other)]
     if is_paired:
-        groups = [gate_metrics.log_ratios(case, other, metric)]
+        groups = [gate_metrics.log_ratios(case, other, rule.metric)]
     costs = [[sign * log for log in group] for group in groups]
     fewest = min(map(len, costs))
     if fewest < judge.FEWEST_GENERATIONS:
@@ -235,4 +211,4 @@ def _judged(
             f" {judge.FEWEST_GENERATIONS} or more"
         )
     decide = judge.judge if is_paired else judge.judge_groups
-    return decide(*costs, delta=delta, alpha=alpha), ""
+    return decide(*costs, delta=rule.delta, alpha=rule.alpha), ""

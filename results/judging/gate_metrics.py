@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from results import errors
 from results.figures import learning_gains, scaling
-from results.statistics import generations
+from results.statistics import generations, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -52,6 +52,28 @@ class Metric(Judged):
     """
 
     of: Callable[[Entry], float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """What a gate judges, and how strictly.
+
+    Attributes:
+      metric: A figure of trials.
+      delta: The loss that matters, as a ratio.
+      alpha: The probability that a loss of exactly ``delta`` passes.
+
+    Raises:
+      ResultsError: ``delta`` or ``alpha`` is out of range.
+    """
+
+    metric: Metric
+    delta: float
+    alpha: float
+
+    def __post_init__(self) -> None:
+        judge.check_delta(self.delta)
+        judge.check_alpha(self.alpha)
 
 
 THROUGHPUT = Metric(

@@ -23,7 +23,7 @@ from results.figures import learning_gains
 from results.statistics import estimates, judge
 
 if TYPE_CHECKING:
-    from results.judging.gate_metrics import Metric
+    from results.judging.gate_metrics import Metric, Rule
     from results.records.models import QualityMetric
     from results.statistics.judge import Judgement
     from results.study.cases import Case, Key
@@ -39,22 +39,14 @@ UNPAIRED = (
 
 
 def judged(
-    case: Case,
-    other: Case,
-    metric: Metric,
-    *,
-    delta: float,
-    alpha: float,
-    is_paired: bool,
+    case: Case, other: Case, rule: Rule, *, is_paired: bool
 ) -> tuple[Judgement | None, str]:
     """Judges the quality runs of one case against those of its baseline.
 
     Args:
       case: Of the change.
       other: Of the baseline.
-      metric: What they learned.
-      delta: The loss that matters, relative to the baseline's mean.
-      alpha: The accepted probability of passing a loss of exactly ``delta``.
+      rule: What they learned; its loss is relative to the baseline's mean.
       is_paired: Whether seeds are compared one by one.
 
     Returns:
@@ -63,7 +55,7 @@ def judged(
     Raises:
       ResultsError: The runs do not measure this metric.
     """
-    here, there = _final(case, metric), _final(other, metric)
+    here, there = (_final(of, rule.metric) for of in (case, other))
     if is_paired:
         keys = [key for key in here if key in there]
         here = {key: here[key] for key in keys}
@@ -72,7 +64,7 @@ def judged(
     if reason:
         return None, reason
     mean = math.fsum(found.value for found in there.values()) / len(there)
-    scale = (1.0 if metric.is_cost else -1.0) / mean
+    scale = (1.0 if rule.metric.is_cost else -1.0) / mean
     ours, theirs = (
         [scale * found.value for found in of.values()] for of in (here, there)
     )
@@ -83,8 +75,8 @@ def judged(
         loss = estimates.two_groups(ours, theirs)
     judgement = judge.of_mean(
         loss,
-        delta=delta,
-        alpha=alpha,
+        delta=rule.delta,
+        alpha=rule.alpha,
         method=PAIRED if is_paired else UNPAIRED,
         is_log=False,
     )

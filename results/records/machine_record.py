@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
@@ -10,6 +10,8 @@ from results.records.bounds import Cores, Name
 from results.records.record_base import Record
 
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
+
+_SHORT_COMMIT: Final = 12
 
 
 class MachineState(Record):
@@ -36,3 +38,17 @@ class MachineState(Record):
     is_source_modified: bool | None = Field(
         default=None, description="whether Python files differ from that commit"
     )
+
+    def without_code(self) -> dict[str, Any]:
+        """Returns the fields that say where was measured, not what."""
+        return self.model_dump(
+            mode="json", exclude={"git_commit", "is_source_modified"}
+        )
+
+    @property
+    def commit_text(self) -> str:
+        """The commit in words, abbreviated; empty outside of git."""
+        if self.git_commit is None:
+            return ""
+        changes = " with changes" if self.is_source_modified else ""
+        return f"{self.git_commit[:_SHORT_COMMIT]}{changes}"

@@ -289,12 +289,6 @@ class Store:
         for trial_id in self.trial_ids():
             yield self.read_trial(trial_id)
 
-    def finished_ids(self) -> frozenset[str]:
-        """Returns the ids of the readable trials that have ended, with any status."""
-        return frozenset(
-            trial.trial_id for trial in self.trials() if trial.status is not None
-        )
-
     def _read_plan_or_none(self) -> Plan | None:
         path = self.root / PLAN_NAME
         plan = record_file.read(path, "plan", Plan)

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 MACHINE, SOFTWARE, CODE, SETTINGS = "machine", "software", "code", "settings"
 NOT_RECORDED: Final = "not recorded"
 _OWN_PACKAGE = "replicator-harness"
-_COMMIT_LENGTH = 9
+_DIGEST_LENGTH = 9
 _DRAWN_PER_TRIAL = {"PYTHONHASHSEED"}
-_OF_CODE = {"git_commit", "is_source_modified"}
 _OF_SOFTWARE = {"glibc_version", "gpu_driver"}
 
 
@@ -143,7 +142,7 @@ def _facts_of(entry: Entry) -> Iterator[tuple[str, str, str]]:
     if env is not None:
         yield from _of_environment(env)
     yield CODE, "workload version", spec.workload_version
-    yield CODE, f"measured code of {spec.backend}", spec.code_digest[:_COMMIT_LENGTH]
+    yield CODE, f"measured code of {spec.backend}", spec.code_digest[:_DIGEST_LENGTH]
     for name in case_pairs.SETTINGS:
         value = getattr(spec, name)
         if isinstance(value, dict):
@@ -171,13 +170,12 @@ def _of_environment(env: Environment) -> Iterator[tuple[str, str, str]]:
     state = env.machine_state
     if state is None:
         return
-    for name, value in state.model_dump(mode="json", exclude=_OF_CODE).items():
+    for name, value in state.without_code().items():
         if value is not None:
             group = SOFTWARE if name in _OF_SOFTWARE else MACHINE
             yield group, name.removeprefix("is_").replace("_", " "), _text(value)
     if state.git_commit is not None:
-        changed = " with changes" if state.is_source_modified else ""
-        yield CODE, "git commit", state.git_commit[:_COMMIT_LENGTH] + changed
+        yield CODE, "git commit", state.commit_text
 
 
 def _text(value: object) -> str:

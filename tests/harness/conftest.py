@@ -50,7 +50,7 @@ SMALL = (
 
 _DRIVER = f"""
 import sys
-sys.path.append({str(ROOT / "tests" / "support")!r})
+sys.path.append({str(ROOT / "tests" / "support" / "studies")!r})
 import known_digests
 known_digests.use()
 from harness.cli import running

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from harness import catalog
+from harness.cli.host_options import HostRequest
 from harness.cli.shared_options import (
     DEFAULT_ALPHA,
     DEFAULT_METRIC,
     JUDGING,
-    RUNS_DIR,
     Alpha,
     IsDifferentAllowed,
-    RunsDir,
 )
+from harness.cli.verbs.sweep_verb import RunRequest
 from harness.errors import PlanError
 from harness.options.notation import PERCENTAGE
 from harness.options.option import Option
 from harness.planning import defaults
-from harness.planning.request import STUDY, Count, SweepRequest
+from harness.planning.request import STUDY, Count
 from results.judging import gate_metrics, quality_gate
+from results.judging.gate_metrics import Rule
 from results.records.models import Order
 from results.statistics import judge
-
-if TYPE_CHECKING:
-    from results.judging.gate_metrics import Metric
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
-    """What is judged, and how strictly."""
-
-    metric: Metric
-    delta: float
-    alpha: float
 
 
 def make_rule(*, workload: str, metric: str, delta: float | None, alpha: float) -> Rule:
@@ -52,10 +40,7 @@ def make_rule(*, workload: str, metric: str, delta: float | None, alpha: float) 
     """
     declared = catalog.metrics(catalog.workload(workload))
     of = gate_metrics.metric_of_gate(metric, declared)
-    delta = of.tolerance if delta is None else delta
-    judge.check_delta(delta)
-    judge.check_alpha(alpha)
-    return Rule(metric=of, delta=delta, alpha=alpha)
+    return Rule(metric=of, delta=of.tolerance if delta is None else delta, alpha=alpha)
 
 
 def _learnable() -> str:
@@ -66,13 +51,24 @@ def _learnable() -> str:
     )
 
 
-class GateRequest(SweepRequest):
-    """A sweep of two sides, and how they are judged."""
+class GateRequest(RunRequest):
+    """A sweep of two sides on this machine, and how they are judged."""
 
     not_options = frozenset(
-        {"controls", "efficiency_target", "is_evaluated", "quality_repeats"}
+        {
+            "controls",
+            "efficiency_target",
+            "is_evaluated",
+            "quality_repeats",
+            "is_json",
+            "retry",
+            "are_checkpoints_kept",
+            "is_dry_run",
+            *HostRequest.model_fields,
+        }
     )
 
+    retry: Literal["failed"] | None = "failed"
     baseline_name: Annotated[
         str | None,
         Option(
@@ -131,7 +127,6 @@ class GateRequest(SweepRequest):
             default="`gate-<workload>-<preset>-<digest>`",
         ),
     ] = None
-    runs_dir: RunsDir = RUNS_DIR
 
 
 def of_gate(request: GateRequest, rule: Rule) -> GateRequest:

@@ -9,7 +9,7 @@ import click
 
 from harness.cli import commands, exit_codes
 from harness.cli.verbs.compare_verb import check_comparable
-from harness.cli.verbs.gate_request import GateRequest, Rule, make_rule, of_gate
+from harness.cli.verbs.gate_request import GateRequest, make_rule, of_gate
 from harness.errors import Interrupted, StudyError
 from harness.judging import baselines, revisions, this_machine
 from harness.planning import study as study_module
@@ -20,17 +20,16 @@ from results.statistics.judge import Verdict
 from results.store import untrusted
 from results.store.study_store import PLAN_NAME, Store
 from results.study import case_pairs
-from results.study.cases import load_study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from harness.cli.verb import Call
     from harness.planning.plan import PlannedSweep
     from harness.planning.source_tree import SourceTree
     from results.judging.gate import Gate
-    from results.records.models import PlannedTrial
+    from results.judging.gate_metrics import Rule
     from results.study.cases import Study
 
 
@@ -72,13 +71,11 @@ def run(request: GateRequest, call: Call) -> int:
         return _against_study(request, call, stored, name, rule)
     commit = revisions.find_commit(name)
 
-    def judge_revisions(store: Store, _trials: Sequence[PlannedTrial]) -> int:
+    def judge_revisions(store: Store, study: Study, _trials: object) -> int:
         found = gate_module.of_revisions(
-            load_study(store),
-            rule.metric,
+            study,
+            rule,
             baseline=f"revision {name} ({commit[: revisions.SHOWN_DIGITS]})",
-            delta=rule.delta,
-            alpha=rule.alpha,
         )
         return _conclude(store, found, request.form)
 
@@ -86,12 +83,7 @@ def run(request: GateRequest, call: Call) -> int:
         with stop_signals(), _tree(name, commit, request.device) as tree:
             return commands.sweep(
                 request.model_copy(update={"baseline": tree}),
-                study=request.study,
-                runs_dir=request.runs_dir,
-                is_json=False,
-                is_dry_run=False,
-                is_failed_retried=True,
-                overrides=call.overrides,
+                call,
                 conclude=judge_revisions,
                 name_prefix=_name_prefix(rule),
                 check=lambda planned: revisions.check_runs(
@@ -149,15 +141,8 @@ def _against_study(
 ) -> int:
     """Measures this tree alone, and judges it against a stored study."""
 
-    def judge_studies(store: Store, _trials: Sequence[PlannedTrial]) -> int:
-        found = gate_module.of_studies(
-            load_study(store),
-            stored,
-            rule.metric,
-            baseline=name,
-            delta=rule.delta,
-            alpha=rule.alpha,
-        )
+    def judge_studies(store: Store, study: Study, _trials: object) -> int:
+        found = gate_module.of_studies(study, stored, rule, baseline=name)
         if found.differences and not request.is_different_allowed:
             # Seen only now: placement and machine are recorded with the trials.
             check_comparable(str(store.root), name, found.differences, False)
@@ -174,12 +159,7 @@ def _against_study(
 
     return commands.sweep(
         request,
-        study=request.study,
-        runs_dir=request.runs_dir,
-        is_json=False,
-        is_dry_run=False,
-        is_failed_retried=True,
-        overrides=call.overrides,
+        call,
         conclude=judge_studies,
         name_prefix=_name_prefix(rule),
         check=check,

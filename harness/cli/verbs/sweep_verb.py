@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from harness.cli.verb import Call
 
 
-class PlanRequest(HostRequest, SweepRequest):
-    """A sweep, where it runs, and its study."""
+class RunRequest(HostRequest, SweepRequest):
+    """A sweep to run: what is measured, where it runs, and its study."""
 
     study: Annotated[
         str | None,
@@ -34,11 +34,6 @@ class PlanRequest(HostRequest, SweepRequest):
     ] = None
     runs_dir: RunsDir = RUNS_DIR
     is_json: IsJson = False
-
-
-class RunRequest(PlanRequest):
-    """A sweep to run."""
-
     retry: Retry = None
     are_checkpoints_kept: AreCheckpointsKept = False
     is_dry_run: Annotated[
@@ -52,34 +47,16 @@ class RunRequest(PlanRequest):
     ] = False
 
 
+class PlanRequest(RunRequest):
+    """A sweep that is only planned."""
+
+    not_options = frozenset({"retry", "are_checkpoints_kept", "is_dry_run"})
+
+    is_dry_run: bool = True
+
+
 def run(request: RunRequest, call: Call) -> int:
     """Runs a sweep and writes the report, or prints its plan."""
     from harness.cli import commands
 
-    return commands.sweep(
-        request,
-        study=request.study,
-        runs_dir=request.runs_dir,
-        is_json=request.is_json,
-        is_dry_run=request.is_dry_run,
-        on_hosts=request,
-        is_failed_retried=request.retry is not None,
-        are_checkpoints_kept=request.are_checkpoints_kept,
-        overrides=call.overrides,
-        command=call.command,
-    )
-
-
-def plan(request: PlanRequest, call: Call) -> int:
-    """Prints the trials of a sweep and a time estimate."""
-    from harness.cli import commands
-
-    return commands.sweep(
-        request,
-        study=request.study,
-        runs_dir=request.runs_dir,
-        is_json=request.is_json,
-        is_dry_run=True,
-        on_hosts=request,
-        command=call.command,
-    )
+    return commands.sweep(request, call)

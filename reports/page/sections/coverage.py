@@ -6,7 +6,7 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from reports.page import page
-from results.figures import scaling
+from results.figures import table
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -26,9 +26,8 @@ def _row(entry: Entry) -> dict[str, Any]:
         "failure": status.failure if status is not None else None,
     }
     if entry.is_ok:
-        row["throughput"] = scaling.throughput_of(entry)
-        # Zero stands for "not measured".
-        row["first_step"] = scaling.time_to_first_step_of(entry) or None
+        row["throughput"] = table.of_trial(entry, "throughput")
+        row["first_step"] = table.of_trial(entry, "time_to_first_step")
         row["step"] = statistics.median(
             step for rank in entry.result.ranks for step in rank.step_time_sec
         )

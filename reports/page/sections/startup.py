@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view.view import View
-    from results.statistics.estimates import Estimate
+    from results.figures.table import Cell
     from results.study.cases import Case
 
 TITLE = "Time to first step and memory"
@@ -55,9 +55,10 @@ _PANELS: Final = (
 )
 
 
-def _row(case: Case, whole: Estimate, panel: _Scale) -> rows.Row:
+def _row(case: Case, cell: Cell, panel: _Scale) -> rows.Row:
+    whole = cell.estimate
+    assert whole is not None
     estimate = whole.scaled(1 / panel.scale)
-    read, _ = table.OF_TRIALS[panel.quantity]
     label = rows_of.label_of(case)
     return rows.Row(
         group=case.spec.backend,
@@ -66,7 +67,7 @@ def _row(case: Case, whole: Estimate, panel: _Scale) -> rows.Row:
         value=estimate.value,
         low=estimate.low,
         high=estimate.high,
-        dots=tuple(read(entry) / panel.scale for entry in case.ok_entries),
+        dots=tuple(value / panel.scale for value in cell.values),
         text=panel.write(estimate.value * panel.scale),
         is_hollow=case.is_oversubscribed,
         tip=tips.of_value(
@@ -79,9 +80,9 @@ def _row(case: Case, whole: Estimate, panel: _Scale) -> rows.Row:
     )
 
 
-def _draw(panel: _Scale, found: list[tuple[Case, Estimate]]) -> Markup:
+def _draw(panel: _Scale, found: list[tuple[Case, Cell]]) -> Markup:
     drawn = rows_of.most_replicas(
-        [_row(case, estimate, panel) for case, estimate in found],
+        [_row(case, cell, panel) for case, cell in found],
         [case.spec.num_replicas for case, _ in found],
     )
     return rows.draw_estimates(
@@ -95,19 +96,17 @@ def _draw(panel: _Scale, found: list[tuple[Case, Estimate]]) -> Markup:
 
 def render(view: View) -> Markup:
     """Renders both quantities and one table."""
-    listed = []
+    listed: list[tuple[Case, list[Cell]]] = []
     for case in view.measured_cases:
-        first, memory = (
-            table.of_trials(case, panel.quantity).estimate for panel in _PANELS
-        )
-        if first is not None or memory is not None:
-            listed.append((case, first, memory))
+        cells = [table.of_trials(case, panel.quantity) for panel in _PANELS]
+        if any(cell.estimate for cell in cells):
+            listed.append((case, cells))
     if not listed:
         return page.NOTHING
-    columns = (
-        [(case, first) for case, first, _ in listed if first is not None],
-        [(case, memory) for case, _, memory in listed if memory is not None],
-    )
+    columns = [
+        [(case, cells[index]) for case, cells in listed if cells[index].estimate]
+        for index in range(len(_PANELS))
+    ]
     return page.render(
         "startup",
         view=view,
@@ -116,7 +115,7 @@ def render(view: View) -> Markup:
             for panel, column in zip(_PANELS, columns, strict=True)
             if column
         ],
-        table=listed,
+        table=[(case, *(cell.estimate for cell in cells)) for case, cells in listed],
         num_left_out=max(0, len(listed) - rows.MOST_ROWS),
-        is_first_step_missing=any(first is None for _, first, _ in listed),
+        is_first_step_missing=any(cells[0].estimate is None for _, cells in listed),
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from reports.page import page
 from reports.words import reproduce
+from results.figures import table
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -20,4 +21,9 @@ def render(view: View) -> Markup:
     """Renders the table of points."""
     if not any(point.throughput for point in view.points):
         return page.NOTHING
-    return page.render("summary", view=view, reproduce=reproduce)
+    return page.render(
+        "summary",
+        view=view,
+        rows=[(point, table.ratios(point)) for point in view.points],
+        reproduce=reproduce,
+    )

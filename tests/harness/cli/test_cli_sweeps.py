@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ended import ended_ids
 
 from harness.cli import exit_codes
 from results.records.models import SCHEMA_VERSION
@@ -173,7 +174,7 @@ def test_an_interrupt_exits_130_and_says_how_to_resume(
 
     assert exit_codes.INTERRUPTED == process.returncode
     assert "resume with: python -m harness resume runs/s" in err
-    assert len(store.finished_ids()) == 1
+    assert len(ended_ids(store)) == 1
 
 
 def wait_until(condition: Any) -> None:

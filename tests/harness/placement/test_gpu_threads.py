@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from harness import catalog
 from harness.cli import commands
+from harness.cli.verb import Call
+from harness.cli.verbs.sweep_verb import PlanRequest
 from harness.machine.topology import CpuTopology, LogicalCpu
 from harness.placement import allocation, gpu_threads
 from harness.placement.processes import processes_of
-from harness.planning.request import SweepRequest
 from harness.run import trial_tree
 from results.records import variables
 from results.records.models import Order
@@ -58,17 +59,16 @@ def test_a_sweep_plans_trials_with_gpu_threads(
     planned: list[Any] = []
 
     commands.sweep(
-        SweepRequest(
+        PlanRequest(
             workload="resnet50",
             preset="smoke",
             order=Order.SEQUENTIAL,
             device=device,
             replicas=(1, 2),
+            runs_dir=tmp_path,
+            is_json=True,
         ),
-        study=None,
-        runs_dir=tmp_path,
-        is_json=True,
-        is_dry_run=True,
+        Call(command=("harness",), overrides={}),
         check=planned.append,
     )
 

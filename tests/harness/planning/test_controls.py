@@ -9,7 +9,7 @@ import pytest
 
 from harness import catalog
 from harness.errors import DifferentStudyError, PlanError
-from harness.planning import cases, code_digest, plan, study
+from harness.planning import cases, checked, code_digest, plan, study
 from harness.planning.controls import with_order
 from harness.planning.request import SweepRequest
 from results.records.models import Control, Order, Plan, ScalingMode
@@ -18,8 +18,8 @@ BOTH = (ScalingMode.WEAK, ScalingMode.STRONG)
 ALL = (Control.NOSYNC, Control.SOLO, Control.SYNTHETIC)
 
 
-def plan_of(num_available_cores: int = 2, **fields: Any) -> plan.PlannedSweep:
-    """Returns the plan of a smoke request in a relay with all controls."""
+def check(num_available_cores: int = 2, **fields: Any) -> checked.CheckedSweep:
+    """Returns a smoke request in a relay with all controls."""
     defaults: dict[str, Any] = {
         "preset": "smoke",
         "replicas": (1, 2),
@@ -28,9 +28,14 @@ def plan_of(num_available_cores: int = 2, **fields: Any) -> plan.PlannedSweep:
         "controls": ALL,
     }
     request = SweepRequest(workload="resnet50", **(defaults | fields))
-    return plan.plan_sweep(
+    return checked.check(
         request, cases.Machine(num_available_cores=num_available_cores)
     )
+
+
+def plan_of(num_available_cores: int = 2, **fields: Any) -> plan.PlannedSweep:
+    """Returns its plan."""
+    return plan.arrange(check(num_available_cores, **fields))
 
 
 def controls_of(planned: plan.PlannedSweep) -> list[tuple[str, str, int, int]]:
@@ -105,7 +110,7 @@ def test_solo_has_the_code_of_the_backend_single() -> None:
 
 def test_controls_do_not_change_the_name_of_the_study() -> None:
     """The same cases are measured."""
-    assert plan_of().digest == plan_of(controls=()).digest
+    assert plan.digest_of(check()) == plan.digest_of(check(controls=()))
 
 
 def test_the_first_backend_with_several_replicas_is_explained() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness import catalog
 from harness.errors import PlanError
-from harness.planning import cases, plan
+from harness.planning import cases, checked, plan
 from harness.planning.request import SweepRequest
 from results.records.models import Order, ScalingMode
 
@@ -20,11 +20,21 @@ TWO_CORES = cases.Machine(num_available_cores=2)
 DEFAULTS = {"preset": "smoke", "order": Order.SEQUENTIAL}
 
 
-def plan_of(num_available_cores: Any = 8, num_gpus: Any = None, **fields: Any) -> Any:
-    """Returns the plan of a smoke request."""
+def check(num_available_cores: Any = 8, num_gpus: Any = None, **fields: Any) -> Any:
+    """Returns a smoke request that was checked."""
     request = SweepRequest(workload="resnet50", **(DEFAULTS | fields))
     machine = cases.Machine(num_available_cores=num_available_cores, num_gpus=num_gpus)
-    return plan.plan_sweep(request, machine)
+    return checked.check(request, machine)
+
+
+def plan_of(*machine: Any, **fields: Any) -> Any:
+    """Returns the plan of a smoke request."""
+    return plan.arrange(check(*machine, **fields))
+
+
+def digest_of(**fields: Any) -> str:
+    """Returns the digest of a smoke request."""
+    return plan.digest_of(check(**fields))
 
 
 requests = st.fixed_dictionaries(
@@ -113,10 +123,8 @@ def test_cores_per_replica_are_constant(fields: Any) -> None:
 @given(requests)
 def test_planning_is_a_function_of_the_request(fields: Any) -> None:
     """The same request gives the same trials and digest."""
-    first, second = plan_of(**fields), plan_of(**fields)
-
-    assert first == second
-    assert first.digest == second.digest
+    assert plan_of(**fields) == plan_of(**fields)
+    assert digest_of(**fields) == digest_of(**fields)
 
 
 def test_both_modes_share_the_baseline() -> None:
@@ -296,10 +304,10 @@ def test_quality_is_measured_unless_the_data_has_none(
 
 def test_other_code_gives_other_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results of other code are never reused."""
-    before = plan_of().digest
+    before = digest_of()
     monkeypatch.setattr("harness.planning.code_digest.of_trial", lambda *_: "another")
 
-    assert before != plan_of().digest
+    assert before != digest_of()
 
 
 @given(requests, st.integers(0, 3))

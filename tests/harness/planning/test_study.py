@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.errors import DifferentStudyError, PlanError, StudyError
-from harness.planning import cases, plan, study
+from harness.planning import cases, checked, plan, study
 from harness.planning.request import SweepRequest
 from results.records.models import Order, Plan, ScalingMode
 
@@ -120,9 +120,7 @@ def test_another_strong_batch_is_refused_by_name() -> None:
 def test_the_default_name_is_that_of_the_same_sweep() -> None:
     """The same command resumes itself, another one does not collide."""
     names = [
-        study.default_name(
-            plan.plan_sweep(BASE.model_copy(update={"seed": s}), MACHINE)
-        )
+        study.default_name(checked.check(BASE.model_copy(update={"seed": s}), MACHINE))
         for s in (0, 0, 1)
     ]
 

@@ -13,6 +13,7 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ended import ended_ids
 
 from harness.cli import exit_codes
 from results.records.models import TrialStatus
@@ -111,7 +112,7 @@ def check_full(disk: Path, free_kib: int, sweep: Any, num_trials: int = 4) -> No
     root = disk / "runs" / "s"
     filler = fill(disk, free_kib)
     code, _, err = sweep()
-    finished = Store(root).finished_ids() if (root / "plan.json").exists() else set()
+    finished = ended_ids(Store(root)) if (root / "plan.json").exists() else set()
     # A trial whose own process had no space has failed.
     failed = {
         trial.trial_id
@@ -127,7 +128,7 @@ def check_full(disk: Path, free_kib: int, sweep: Any, num_trials: int = 4) -> No
     assert re.search(r"^error: cannot .*No space left on device", err, re.MULTILINE)
     assert "Traceback" not in err
     assert exit_codes.OK == again, err_again
-    assert num_trials == len(Store(root).finished_ids())
+    assert num_trials == len(ended_ids(Store(root)))
     assert all(1 == started[trial_id] for trial_id in finished - failed)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import covering
 import psutil
 import pytest
+from ended import ended_ids
 
 from harness.cli import exit_codes
 from harness.trial.process_tree import MARKER
@@ -139,9 +140,9 @@ def test_kills_at_random_moments_leave_nothing_and_lose_nothing(
             assert [] == processes_of(runs), (is_killed, number)
             if (runs / "s").exists():
                 store = Store(runs / "s")
-                assert finished <= store.finished_ids()
+                assert finished <= ended_ids(store)
                 assert () == store.read().problems
-                finished = store.finished_ids()
+                finished = ended_ids(store)
             if not is_killed:
                 break
         starts = collections.Counter(count.read_text().split())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from ended import ended_ids
 
 from harness.cli import exit_codes
 from harness.trial.process_tree import find_tree
@@ -72,7 +73,7 @@ def test_killed_at_random_points_it_resumes_to_the_same_tables(
         process.kill()
         process.communicate()
         if (runs["killed"] / "s").exists():
-            num_finished.append(len(Store(runs["killed"] / "s").finished_ids()))
+            num_finished.append(len(ended_ids(Store(runs["killed"] / "s"))))
     last = start("killed")
     last.communicate(timeout=120)
     stores = {name: Store.open(runs[name] / "s") for name in runs}

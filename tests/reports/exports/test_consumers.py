@@ -6,6 +6,7 @@ command in an environment of its own (``pip install apache-otava``).
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import io
 import json
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pandas as pd
 import pytest
+from changed_study import with_results
 
 from reports.exports import benchmark_formats, export_formats, exports, mlperf, otava
 from reports.words import judgement
@@ -28,6 +30,7 @@ from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from results.store.study_store import Store
+    from results.study.cases import Entry
 
 ROOT = Path(__file__).resolve().parents[3]
 THROUGHPUT = gate_metrics.THROUGHPUT
@@ -170,6 +173,31 @@ def test_github_action_benchmark_has_one_row_per_case(
     assert rows[0]["name"].endswith(f": {metric.name}")
     units = {"throughput": "images/s", "peak_memory": "bytes"}
     assert {units.get(metric.name, "s")} == {row["unit"] for row in rows}
+
+
+def test_a_metric_that_no_trial_has_is_refused_by_name(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trials of a relay record no time to their first step."""
+
+    def without(entry: Entry) -> dict[str, Any]:
+        zero = {"time_to_first_step_sec": 0.0}
+        return {"ranks": tuple(of.model_copy(update=zero) for of in entry.result.ranks)}
+
+    study = load_study(store)
+    timed = dataclasses.replace(
+        study, entries=tuple(of for of in study.entries if of.is_ok)
+    )
+    found = with_results(timed, without)
+    monkeypatch.setattr(benchmark_formats, "load_study", lambda _: found)
+    metric = gate_metrics.METRICS["time_to_first_step"]
+
+    with pytest.raises(
+        ResultsError,
+        match=r"no case of study '.*' has time_to_first_step of every trial, so there"
+        r" is nothing to export; choose another --metric",
+    ):
+        benchmark_formats.github_action_benchmark([store], metric)
 
 
 def test_pandas_reads_parquet_with_the_types_of_the_frame(store: Store) -> None:

@@ -42,8 +42,8 @@ def relay(tmp_path: Path, synthetic: Any) -> Any:
 
 def judged(study: Study) -> gate.Gate:
     """Judges with the defaults."""
-    of = gate_metrics.THROUGHPUT
-    return gate.of_revisions(study, of, baseline="main", delta=0.05, alpha=0.05)
+    rule = gate_metrics.Rule(metric=gate_metrics.THROUGHPUT, delta=0.05, alpha=0.05)
+    return gate.of_revisions(study, rule, baseline="main")
 
 
 def test_the_text_ends_with_the_verdict(relay: Any) -> None:

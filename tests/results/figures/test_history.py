@@ -81,8 +81,8 @@ def test_a_slower_version_is_a_change_where_it_began(make_studies: Any) -> None:
     assert pytest.approx(0.9, abs=0.02) == seen[6].change
     assert ("resnet50", "laptop") == (series.workload, series.preset)
     assert "in_graph, 1 replica x 8" == series.case
-    assert "012345678" == seen[0].commit
-    assert "112345678+" == seen[1].commit
+    assert "0123456789ab" == seen[0].commit
+    assert "1123456789ab with changes" == seen[1].commit
     assert all(of.throughput.n == 2 and of.throughput.has_interval for of in seen)
 
 

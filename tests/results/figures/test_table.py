@@ -49,6 +49,29 @@ def test_the_baseline_has_ratios_by_definition(study: Study) -> None:
     assert "this is the baseline" == row["speedup"].why_not
 
 
+def test_the_best_baseline_is_all_of_itself(study: Study) -> None:
+    """Of both baselines of a mode, the faster one; the other has an estimate."""
+    rows = [
+        table.of_point(point)["efficiency_of_best"]
+        for point in scaling.points(study)
+        if point.is_baseline and point.mode.value == "weak"
+    ]
+
+    assert {1.0, None} == {row.fixed for row in rows}
+    assert all((row.fixed is None) == (row.estimate is not None) for row in rows)
+
+
+def test_throughput_of_trials_is_that_of_the_point(study: Study) -> None:
+    """With the unit of the workload, and the value of each trial."""
+    (point, *_) = scaling.points(study)
+    cell = table.of_trials(point.case, "throughput")
+
+    assert point.throughput == cell.estimate
+    assert cell.values == tuple(
+        table.of_trial(entry, "throughput") for entry in point.case.ok_entries
+    )
+
+
 def test_frame_and_summary_have_the_numbers_of_the_table(study: Study) -> None:
     """They are projections of it."""
     frame = points.points_frame(study)

@@ -41,18 +41,20 @@ def relay(tmp_path: Path, synthetic: Any) -> Any:
     return make
 
 
+def rule_of(metric: str) -> gate_metrics.Rule:
+    """Returns the rule with the default tolerance."""
+    of = gate_metrics.metric_of(metric)
+    return gate_metrics.Rule(metric=of, delta=0.05, alpha=0.05)
+
+
 def of_revisions(study: Study, metric: str = "throughput") -> gate.Gate:
     """Judges with the defaults."""
-    of = gate_metrics.metric_of(metric)
-    return gate.of_revisions(study, of, baseline="main", delta=0.05, alpha=0.05)
+    return gate.of_revisions(study, rule_of(metric), baseline="main")
 
 
 def of_studies(study: Study, stored: Study) -> gate.Gate:
     """Judges with the defaults."""
-    of = gate_metrics.THROUGHPUT
-    return gate.of_studies(
-        study, stored, of, baseline="study b", delta=0.05, alpha=0.05
-    )
+    return gate.of_studies(study, stored, rule_of("throughput"), baseline="study b")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from scipy import stats
 from results.errors import ResultsError
 from results.figures import learning_gains
 from results.judging import gate, gate_metrics, quality_gate
+from results.judging.gate_metrics import Rule
 from results.records import kept_metrics
 from results.records.models import MetricFacts
 from results.statistics.judge import Verdict
@@ -56,14 +57,14 @@ def learned(tmp_path: Path, synthetic: Any) -> Any:
 
 def of_revisions(study: Study, metric: Any = TOP_1, delta: float = 0.05) -> Gate:
     """Judges with the default level."""
-    return gate.of_revisions(study, metric, baseline="main", delta=delta, alpha=0.05)
+    rule = Rule(metric=metric, delta=delta, alpha=0.05)
+    return gate.of_revisions(study, rule, baseline="main")
 
 
 def of_studies(study: Study, stored: Study) -> Gate:
     """Judges with the defaults."""
-    return gate.of_studies(
-        study, stored, TOP_1, baseline="study b", delta=0.05, alpha=0.05
-    )
+    rule = Rule(metric=TOP_1, delta=0.05, alpha=0.05)
+    return gate.of_studies(study, stored, rule, baseline="study b")
 
 
 def with_finals(study: Study, finals: dict[str, list[Any]], **fields: Any) -> Study:

@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 import pytest
+from ended import ended_ids
 
 from results import errors
 from results.records import upgrade
@@ -41,7 +42,7 @@ def test_records_read_back_equal(tmp_path: pathlib.Path, store: Store) -> None:
 
     assert list(store.trials()) == list(copy.trials())
     assert store.read_plan() == copy.read_plan()
-    assert len(copy.finished_ids()) == 4
+    assert len(ended_ids(copy)) == 4
     assert copy.read().problems == ()
 
 
@@ -86,7 +87,7 @@ def test_unfinished_and_empty_folders_are_not_finished(store: Store) -> None:
     for path in store.trial_dir(second).iterdir():
         path.unlink()
 
-    assert store.finished_ids() == frozenset(others)
+    assert ended_ids(store) == frozenset(others)
     assert store.read().problems == ()
     assert store.read_trial(first).status is None
     with pytest.raises(errors.MissingRecordError, match=f"no trial '{second}' in"):

@@ -82,7 +82,7 @@ def test_each_difference_is_in_its_group(make: Any) -> None:
     assert {
         "machine: kernel": f"{kernel} / Linux 7",
         "software: tensorflow": "2.21.0 / 2.22.0",
-        "code: git commit": "012345678 / fffffffff with changes",
+        "code: git commit": "012345678901 / ffffffffffff with changes",
         "code: replicator-harness": "0.1.0 / 0.2.0",
         "code: workload version": "1 / 2",
         "settings: MALLOC_ARENA_MAX": "not recorded / 1",
