@@ -227,7 +227,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         may_end = self._may_end(inputs)
         source = self._source(inputs)
         with self._runtime.guard(f"step {name!r}", num_steps + is_first):
-            return program.run(source, num_steps, may_end=may_end)
+            return self._transact(program, source, num_steps, may_end=may_end)
 
     def _may_end(self, inputs: Any) -> bool:
         """Whether the data of any worker may end; exchanged once per iterator."""
@@ -247,6 +247,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             with super().consolidated_state(variables):
                 yield
             return
+        self._table.apply_writes()
         self._check_promise(variables)
         group, owned = self._group, self._table.ownership
         with self._runtime.guard("the gathering of optimizer state"):

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf.writes import tell_of_writes
 from replicator.step import creation
 from replicator.variables.copy_values import replica_value
 from replicator.variables.fingerprints import is_compiled, state
 from replicator.variables.kinds import Kind, declared_kind, is_summed
 from replicator.variables.ownership import Ownership, num_bytes
+from replicator.variables.resets import Resets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +74,7 @@ class VariableTable:
     Attributes:
       detects_writes: Whether programs look for writes outside of runs.
       ownership: Which replica updates which variable, with a sharded update.
+      resets: Functions that reset copies.
       version: Incremented when a variable changes kind, so that older programs are
         stale.
     """
@@ -81,8 +84,13 @@ class VariableTable:
         self.detects_writes = detects_writes
         self._topology = topology
         self.ownership = Ownership(topology)
+        self.resets = Resets(topology)
         # Weak: an entry lives as long as its variable, or as long as a program.
         self._entries: weakref.WeakValueDictionary[int, Entry] = (
+            weakref.WeakValueDictionary()
+        )
+        # Those that were written since their copies were made or last reset.
+        self._written: weakref.WeakValueDictionary[int, Entry] = (
             weakref.WeakValueDictionary()
         )
         self._restored: dict[int, tuple[bytes, LocalState]] = {}
@@ -111,10 +119,28 @@ class VariableTable:
                 seen=self._seen(variable, kind) if has_copies else None,
             )
         self._entries[id(variable)] = entry
+        self._written.pop(id(variable), None)
         if not hasattr(variable, _ENTRIES):
             setattr(variable, _ENTRIES, weakref.WeakKeyDictionary())
         getattr(variable, _ENTRIES)[self] = entry
+        if has_copies:
+            tell_of_writes(variable, _note)
         return entry
+
+    def note(self, entry: Entry) -> None:
+        """Notes that the user has written a variable."""
+        self._written[id(entry.variable)] = entry
+
+    def apply_writes(self) -> None:
+        """Resets the copies of variables that the user has written."""
+        if not self._written:
+            return
+        written = list(self._written.values())
+        self.resets.force(written)
+        # Functions of other processes do not wait for what was sent there before.
+        _tf_compat.wait_for_remote_ops()
+        for entry in written:
+            self._written.pop(id(entry.variable), None)
 
     def entries(self) -> list[Entry]:
         """All entries, in the order of first use."""
@@ -143,6 +169,7 @@ class VariableTable:
 
     def local_state(self) -> list[LocalState]:
         """The values of the copies that differ between replicas."""
+        self.apply_writes()
         return [
             LocalState(
                 variable=entry.variable,
@@ -174,6 +201,7 @@ class VariableTable:
                 copy.assign(value)
             if entry.seen is not None:  # a partial one, with one replica here
                 entry.seen.assign(state(entry.variable, entry.kind))
+            self._written.pop(id(entry.variable), None)
 
     def _seen(self, variable: Any, kind: Kind) -> tf.Variable:
         """Makes what the state of a variable is recorded in, where it is compared."""
@@ -223,3 +251,10 @@ class VariableTable:
                     )
                 )
         return tuple(copies)
+
+
+def _note(variable: Any) -> None:
+    """Tells every table that has copies of a variable that the user has written it."""
+    for table, entry in list(getattr(variable, _ENTRIES, {}).items()):
+        if entry.seen is not None:
+            table.note(entry)
