@@ -229,7 +229,6 @@ class InGraphReplicator(base.Replicator):
     @contextlib.contextmanager
     def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
         """Averages separate sums of replicas; see ``Replicator.consolidated_state``."""
-        self._table.apply_writes()
         self._check_promise(variables)
         partial.consolidate(self._table.entries_of(variables), self.topology)
         yield
@@ -240,7 +239,6 @@ class InGraphReplicator(base.Replicator):
         Needed with ``external_writes="never"``, after writes that no method of a
         variable makes; otherwise every run begins with it.
         """
-        self._table.apply_writes()
         coherence = Coherence(self._table.entries(), self.topology, self._table.resets)
         traced_once(coherence.reset)()
         _tf_compat.wait_for_remote_ops()
@@ -335,7 +333,6 @@ class InGraphReplicator(base.Replicator):
           ReplicasOutOfSyncError: Some differ; the message names them.
         """
         control.refuse(self, "assert_in_sync()")
-        self._table.apply_writes()
         differing = []
         for entry in self._table.entries():
             is_slot = self._table.ownership.is_slot(entry.variable)

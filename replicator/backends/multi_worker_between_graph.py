@@ -247,7 +247,6 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             with super().consolidated_state(variables):
                 yield
             return
-        self._table.apply_writes()
         self._check_promise(variables)
         group, owned = self._group, self._table.ownership
         with self._runtime.guard("the gathering of optimizer state"):

@@ -1,6 +1,6 @@
 """Outside writes: whether variables were changed between two dispatches.
 
-What the methods of a variable write is noted when they write it (``VariableTable``).
+What the methods of a variable write reaches the copies at once (``VariableTable``).
 What raw ops and graphs write leaves nothing behind but the value: TensorFlow's
 variables have no version number. So every variable that has copies has a state with
 which the copies agree (``Entry.seen``), compared before a dispatch and recorded after

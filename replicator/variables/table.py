@@ -89,10 +89,6 @@ class VariableTable:
         self._entries: weakref.WeakValueDictionary[int, Entry] = (
             weakref.WeakValueDictionary()
         )
-        # Those that were written since their copies were made or last reset.
-        self._written: weakref.WeakValueDictionary[int, Entry] = (
-            weakref.WeakValueDictionary()
-        )
         self._restored: dict[int, tuple[bytes, LocalState]] = {}
 
     def kind(self, variable: Any) -> Kind:
@@ -119,28 +115,12 @@ class VariableTable:
                 seen=self._seen(variable, kind) if has_copies else None,
             )
         self._entries[id(variable)] = entry
-        self._written.pop(id(variable), None)
         if not hasattr(variable, _ENTRIES):
             setattr(variable, _ENTRIES, weakref.WeakKeyDictionary())
         getattr(variable, _ENTRIES)[self] = entry
         if has_copies:
-            tell_of_writes(variable, _note)
+            tell_of_writes(variable, _reset_copies)
         return entry
-
-    def note(self, entry: Entry) -> None:
-        """Notes that the user has written a variable."""
-        self._written[id(entry.variable)] = entry
-
-    def apply_writes(self) -> None:
-        """Resets the copies of variables that the user has written."""
-        if not self._written:
-            return
-        written = list(self._written.values())
-        self.resets.force(written)
-        # Functions of other processes do not wait for what was sent there before.
-        _tf_compat.wait_for_remote_ops()
-        for entry in written:
-            self._written.pop(id(entry.variable), None)
 
     def entries(self) -> list[Entry]:
         """All entries, in the order of first use."""
@@ -169,7 +149,6 @@ class VariableTable:
 
     def local_state(self) -> list[LocalState]:
         """The values of the copies that differ between replicas."""
-        self.apply_writes()
         return [
             LocalState(
                 variable=entry.variable,
@@ -201,7 +180,6 @@ class VariableTable:
                 copy.assign(value)
             if entry.seen is not None:  # a partial one, with one replica here
                 entry.seen.assign(state(entry.variable, entry.kind))
-            self._written.pop(id(entry.variable), None)
 
     def _seen(self, variable: Any, kind: Kind) -> tf.Variable:
         """Makes what the state of a variable is recorded in, where it is compared."""
@@ -253,8 +231,13 @@ class VariableTable:
         return tuple(copies)
 
 
-def _note(variable: Any) -> None:
-    """Tells every table that has copies of a variable that the user has written it."""
-    for table, entry in list(getattr(variable, _ENTRIES, {}).items()):
+def _reset_copies(variable: Any) -> None:
+    """Gives what the user has written to the copies of every table, at once.
+
+    Not before the next run: steps that fail, and runs of other graphs, come in between.
+    """
+    # Functions of other processes do not wait for what was sent there before.
+    _tf_compat.wait_for_remote_ops()
+    for table, entry in list(getattr(variable, _ENTRIES).items()):
         if entry.seen is not None:
-            table.note(entry)
+            table.resets.force([entry])

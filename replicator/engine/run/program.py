@@ -111,7 +111,6 @@ class Program:
           num_steps: Steps in this dispatch.
           may_end: Whether the data of any worker may end; the same on all of them.
         """
-        self._table.apply_writes()
         group = self._group if may_end else None
         key = num_steps, group is not None
         if key not in self._functions:
