@@ -211,7 +211,7 @@ class InGraphReplicator(base.Replicator):
         if inputs is None:
             return None
         if isinstance(inputs, InputIterator):
-            return inputs.iterators
+            return inputs.source
         return values_of(inputs, range(self.num_local_replicas))
 
     def _input_devices(self) -> Sequence[str]:
