@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
+from tensorflow.python.ops import resource_variable_ops
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -74,6 +75,17 @@ def device_iterators(
             source_device=source,
         )
     return list(distributed._device_iterators)  # noqa: SLF001
+
+
+def make_counter(device: str) -> Any:
+    """A counter for graphs on a CPU, whatever scope this is in (test_failed_inputs).
+
+    ``tf.Variable`` would be one of the strategy whose scope it is.
+    """
+    with tf.init_scope(), tf.device(device):
+        return resource_variable_ops.ResourceVariable(
+            tf.zeros([], tf.int64), trainable=False
+        )
 
 
 def serialize_iterator(iterator: Any) -> list[bytes]:

@@ -67,7 +67,10 @@ class ServerTable(VariableTable):
         if not entries:
             return
         if list(map(id, entries)) != list(map(id, self._coherent)):
-            coherence, self._coherent = Coherence(entries, self._topology), entries
+            coherence, self._coherent = (
+                Coherence(entries, self._topology, self.resets),
+                entries,
+            )
             self._functions = {
                 "refresh": traced_once(coherence.refresh),
                 "publish": traced_once(coherence.publish),

@@ -79,11 +79,12 @@ class InGraphReplicator(base.Replicator):
           logical_devices_per_replica: Devices that one replica is split over.
           variable_placement: ``shared``, ``mirrored``, or ``auto``: shared where all
             devices share memory.
-          external_writes: ``detect`` finds variables that were written outside ``run``
-            before each run, and resets the copies. ``never`` promises that there are
-            none, except before ``refresh_variables()`` and by checkpoints of this
-            library: a run then neither reads all variables twice nor waits for the
-            run before it. Other writes reach replica 0 alone, which
+          external_writes: What is assigned outside ``run`` reaches all copies; this is
+            about writes that no method of a variable makes, such as those of raw ops
+            and of your own ``tf.function``s. ``detect`` finds the changes that they
+            made before each run. ``never`` promises that there are none, except before
+            ``refresh_variables()``: a run then neither reads all variables twice nor
+            waits for the run before it. Such writes then reach replica 0 alone, which
             ``assert_in_sync()`` and every checkpoint report.
           timeout_sec: Longest duration of a step whose replicas meet on GPUs.
           without_communication: Makes a measuring control; see ``replicator.create``.
@@ -188,13 +189,29 @@ class InGraphReplicator(base.Replicator):
         what = f"step {name_of(step_fn)!r}"
         # One step more than there are: the first run also compiles.
         with self._limit.guard(program, what, num_steps + 1):
-            return program.run(source, num_steps)
+            return self._transact(program, source, num_steps)
+
+    def _transact(
+        self, program: Program, source: Any, num_steps: int, *, may_end: bool = False
+    ) -> Any:
+        """Runs steps; where they fail, variables are coherent again (record 0048)."""
+        try:
+            return program.run(source, num_steps, may_end=may_end)
+        except BaseException as error:
+            if self._is_repairable(error):
+                program.repair(error, num_steps, may_end=may_end)
+            raise
+
+    def _is_repairable(self, error: BaseException) -> bool:
+        """Whether the devices of all copies still respond after an error."""
+        del error
+        return not self._limit.is_over
 
     def _source(self, inputs: Any) -> Any:
         if inputs is None:
             return None
         if isinstance(inputs, InputIterator):
-            return inputs.iterators
+            return inputs.source
         return values_of(inputs, range(self.num_local_replicas))
 
     def _input_devices(self) -> Sequence[str]:
@@ -219,10 +236,10 @@ class InGraphReplicator(base.Replicator):
     def refresh_variables(self) -> None:
         """Gives all replicas what was written to variables outside ``run``.
 
-        Needed after such writes with ``external_writes="never"``; otherwise every run
-        begins with it.
+        Needed with ``external_writes="never"``, after writes that no method of a
+        variable makes; otherwise every run begins with it.
         """
-        coherence = Coherence(self._table.entries(), self.topology)
+        coherence = Coherence(self._table.entries(), self.topology, self._table.resets)
         traced_once(coherence.reset)()
         _tf_compat.wait_for_remote_ops()
 

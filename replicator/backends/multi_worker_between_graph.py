@@ -227,7 +227,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         may_end = self._may_end(inputs)
         source = self._source(inputs)
         with self._runtime.guard(f"step {name!r}", num_steps + is_first):
-            return program.run(source, num_steps, may_end=may_end)
+            return self._transact(program, source, num_steps, may_end=may_end)
 
     def _may_end(self, inputs: Any) -> bool:
         """Whether the data of any worker may end; exchanged once per iterator."""

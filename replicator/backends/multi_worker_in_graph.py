@@ -168,6 +168,10 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
             _tf_compat.wait_for_remote_ops()
             return super()._run(*args)
 
+    def _is_repairable(self, error: BaseException) -> bool:
+        """Whether no worker was lost: its copies would be waited for."""
+        return super()._is_repairable(error) and not self._detector.explains(error)
+
     @contextlib.contextmanager
     def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
         """Averages separate sums of replicas; see ``Replicator.consolidated_state``."""

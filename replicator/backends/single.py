@@ -10,7 +10,7 @@ from replicator._tf.dispatch import Dispatch
 from replicator.collectives.linking import TENSORS
 from replicator.contract import base, programs
 from replicator.errors import DeviceError
-from replicator.inputs.iterator import InputIterator, all_read
+from replicator.inputs.iterator import InputIterator, all_read, next_batches
 from replicator.inputs.values import values_of
 from replicator.placement import devices as device_lib
 from replicator.step import context, creation, logical, loop
@@ -80,11 +80,7 @@ class SingleProgram:
 
         def program(source: Any) -> list[tf.Tensor]:
             def one_step(_: tf.Tensor) -> list[tf.Tensor]:
-                batch = (
-                    [next(source)]
-                    if isinstance(source, tf.data.Iterator)
-                    else ([] if source is None else [source])
-                )
+                batch = [] if source is None else next_batches(source, 1)
                 with tf.control_dependencies([all_read(batch)]):
                     leaves = tf.nest.flatten(
                         traced(*tf.nest.flatten(batch, expand_composites=True))
@@ -151,8 +147,8 @@ class SingleDeviceReplicator(base.Replicator):
         if inputs is None:
             return step.run(None, num_steps)
         if isinstance(inputs, InputIterator):
-            return step.run(inputs.iterators[0], num_steps)
-        return step.run(*values_of(inputs, [0]), num_steps)
+            return step.run(inputs.source, num_steps)
+        return step.run(values_of(inputs, [0]), num_steps)
 
     def _build(self, step_fn: Callable[..., Any], specs: list[Any]) -> SingleProgram:
         def step(*batch: Any) -> Any:

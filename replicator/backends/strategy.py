@@ -25,6 +25,7 @@ from replicator.contract import base, control, programs, summary
 from replicator.errors import ReplicasOutOfSyncError
 from replicator.inputs.context import InputContext, InputReplicationMode, own_contexts
 from replicator.inputs.iterator import InputIterator
+from replicator.inputs.reads import Source
 from replicator.inputs.values import as_value
 from replicator.optimizer.strategy_optimizer import StrategyOptimizer
 from replicator.placement import devices as device_lib
@@ -75,10 +76,15 @@ class StrategyInputIterator(InputIterator):
         with _tf_data.untuned_device_buffers():
             return (iter(distributed),)
 
+    def _reads_per_step(self, num_iterators: int) -> int:
+        """Once: what it gives is the batches of all replicas."""
+        del num_iterators
+        return 1
+
     def _get_next(self) -> Any:
         local = self._strategy.experimental_local_results
         return tf.nest.map_structure(
-            lambda leaf: PerReplica(local(leaf)), next(self.iterators[0])
+            lambda leaf: PerReplica(local(leaf)), self._counted_reads().next(0)
         )
 
 
@@ -176,7 +182,7 @@ class StrategyReplicator(base.Replicator):
     ) -> Any:
         del specs  # the strategy takes them from its distributed inputs
         if isinstance(inputs, InputIterator):
-            source = inputs.iterators[0]
+            source = inputs.source
         elif inputs is None:
             source = None
         else:
@@ -238,6 +244,8 @@ class StrategyReplicator(base.Replicator):
         def run_steps(source: Any) -> list[tf.Tensor]:
             def flat_step() -> list[tf.Tensor]:
                 batch = next(source) if hasattr(source, "__next__") else source
+                if isinstance(source, Source):
+                    batch = source.read(0, next)
                 args = () if source is None else (batch,)
                 outputs = self.strategy.run(step, args=args)
                 structure[0] = tf.nest.map_structure(

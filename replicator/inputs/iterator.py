@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import data as _tf_data
+from replicator.errors import ClusterError
 from replicator.inputs.context import (
     InputContext,
     InputReplicationMode,
     pipeline_contexts,
 )
+from replicator.inputs.reads import Reads, Source
+from replicator.placement import devices as device_lib
 from replicator.step.per_replica import PerReplica, regroup
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ class InputIterator:
     also a Python iterator: ``for batch in inputs`` and ``next(inputs)`` return one
     step's batches as a nest of ``PerReplica``. They share their position with ``run``
     and checkpoints, and stop at the end of the data; ``reinitialize`` starts over.
+    A step that fails has consumed its batches and counts, like one that succeeds.
 
     Attributes:
       pipelines: The datasets that the input function returned; each element is the
@@ -92,6 +96,7 @@ class InputIterator:
         self.num_rewinds = self.num_steps = self.num_skipped = 0
         self.is_at_end = False
         self._iterators: tuple[Any, ...] | None = None
+        self._reads: Reads | None = None
 
     @property
     def iterators(self) -> tuple[Any, ...]:
@@ -99,6 +104,25 @@ class InputIterator:
         if self._iterators is None:
             self._iterators = self._iterate(self.pipelines)
         return self._iterators
+
+    @property
+    def source(self) -> Source:
+        """The iterators as what a dispatch reads, with the counters of their reads."""
+        return self._counted_reads().source
+
+    def _counted_reads(self) -> Reads:
+        if self._reads is None:
+            iterators = self.iterators
+            devices = list(map(device_lib.cpu_of, self._devices or ()))
+            if len(devices) != len(iterators):
+                devices = ["CPU:0"] * len(iterators)
+            per_step = self._reads_per_step(len(iterators))
+            self._reads = Reads(iterators, per_step, devices)
+        return self._reads
+
+    def _reads_per_step(self, num_iterators: int) -> int:
+        """How often one step reads each iterator."""
+        return self.num_replicas // num_iterators
 
     @property
     def may_end(self) -> bool:
@@ -110,7 +134,7 @@ class InputIterator:
         """Rewinds every pipeline to its first element; shuffles draw a new order."""
         if self._iterators is None:
             return
-        self._iterators = self._iterate(self.pipelines)
+        self._iterators, self._reads = self._iterate(self.pipelines), None
         self.num_rewinds += 1
         self.num_steps = self.num_skipped = 0
         self.is_at_end = False
@@ -139,7 +163,7 @@ class InputIterator:
             num_batches = num_steps * self.num_replicas // len(pipelines)
             skipped = -1 if to_end else num_batches
             pipelines = self._at_devices(lambda p: p.skip(skipped), pipelines)
-        self._iterators = self._iterate(pipelines)
+        self._iterators, self._reads = self._iterate(pipelines), None
         self.num_rewinds = num_rewinds
         self.num_steps = self.num_skipped = num_steps
         self.is_at_end = to_end
@@ -189,9 +213,10 @@ class InputIterator:
         return batch
 
     def _get_next(self) -> Any:
-        return regroup(
-            next_batches(self.iterators, self.num_replicas), tf.nest.map_structure
-        )
+        reads = self._counted_reads()
+        share = self.num_replicas // len(self.iterators)
+        batches = [reads.next(replica // share) for replica in range(self.num_replicas)]
+        return regroup(batches, tf.nest.map_structure)
 
     @contextlib.contextmanager
     def count(self, num_steps: int) -> Iterator[None]:
@@ -200,8 +225,20 @@ class InputIterator:
             yield
         except (StopIteration, tf.errors.OutOfRangeError):
             self.is_at_end = True
+            # The last one that began found no batch.
+            self.num_steps += max(self._recount(drops_rest=False) - 1, 0)
+            raise
+        except ClusterError:  # its iterators may be lost with a process
+            raise
+        except BaseException:
+            self.num_steps += self._recount(drops_rest=True)
             raise
         self.num_steps += num_steps
+        if self._reads is not None:
+            self._reads.settle(num_steps)
+
+    def _recount(self, *, drops_rest: bool) -> int:
+        return 0 if self._reads is None else self._reads.recount(drops_rest=drops_rest)
 
 
 def counted(inputs: Any, num_steps: int) -> contextlib.AbstractContextManager[None]:
@@ -216,12 +253,14 @@ def next_batches(source: Sequence[Any], num_replicas: int) -> list[Any]:
 
     Args:
       source: Iterators, of which each feeds an equal share of the replicas in order,
-        or one nest of tensors per replica.
+        with or without counters, or one nest of tensors per replica.
       num_replicas: Replicas to feed.
 
     Returns:
       ``num_replicas`` nests, by replica id.
     """
+    if isinstance(source, Source):
+        return source.read_each(num_replicas)
     if isinstance(source[0], tf.data.Iterator):
         # Reads of one iterator keep program order.
         share = num_replicas // len(source)

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf.writes import tell_of_writes
 from replicator.step import creation
 from replicator.variables.copy_values import replica_value
 from replicator.variables.fingerprints import is_compiled, state
 from replicator.variables.kinds import Kind, declared_kind, is_summed
 from replicator.variables.ownership import Ownership, num_bytes
+from replicator.variables.resets import Resets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +74,7 @@ class VariableTable:
     Attributes:
       detects_writes: Whether programs look for writes outside of runs.
       ownership: Which replica updates which variable, with a sharded update.
+      resets: Functions that reset copies.
       version: Incremented when a variable changes kind, so that older programs are
         stale.
     """
@@ -81,6 +84,7 @@ class VariableTable:
         self.detects_writes = detects_writes
         self._topology = topology
         self.ownership = Ownership(topology)
+        self.resets = Resets(topology)
         # Weak: an entry lives as long as its variable, or as long as a program.
         self._entries: weakref.WeakValueDictionary[int, Entry] = (
             weakref.WeakValueDictionary()
@@ -114,6 +118,8 @@ class VariableTable:
         if not hasattr(variable, _ENTRIES):
             setattr(variable, _ENTRIES, weakref.WeakKeyDictionary())
         getattr(variable, _ENTRIES)[self] = entry
+        if has_copies:
+            tell_of_writes(variable, _reset_copies)
         return entry
 
     def entries(self) -> list[Entry]:
@@ -223,3 +229,15 @@ class VariableTable:
                     )
                 )
         return tuple(copies)
+
+
+def _reset_copies(variable: Any) -> None:
+    """Gives what the user has written to the copies of every table, at once.
+
+    Not before the next run: steps that fail, and runs of other graphs, come in between.
+    """
+    # Functions of other processes do not wait for what was sent there before.
+    _tf_compat.wait_for_remote_ops()
+    for table, entry in list(getattr(variable, _ENTRIES).items()):
+        if entry.seen is not None:
+            table.resets.force([entry])

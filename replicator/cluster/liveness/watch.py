@@ -141,6 +141,10 @@ class FailureDetector:
         finally:
             self._num_waiting -= 1
 
+    def explains(self, error: Any) -> bool:
+        """Whether an error of a call comes from a worker that is lost."""
+        return isinstance(error, tf.errors.OpError) and bool(self._explain(error))
+
     def _explain(self, error: Any) -> str | None:
         text = str(error)
         if isinstance(error, _OWN_ERRORS) and _LOST_STATE not in text:

@@ -56,6 +56,7 @@ class Program:
           ReplicatorError: Misuse inside the step, or a step that XLA cannot compile.
         """
         self._topology = topology
+        self._table = table
         self._group = group
         name = f"replicated_{next(_COUNTER)}"
         self._analysis = analyze(
@@ -80,15 +81,9 @@ class Program:
         )
         self._assembly.register()
         # What variables read as outside steps is a mean over workers: communication.
-        near = None if without_communication else group
-        self._coherence = Coherence(
-            list(self.entries.values()),
-            topology,
-            near,
-            detects_writes=table.detects_writes,
-        )
+        self._coherence = self._make_coherence(None if without_communication else group)
         self._functions: dict[tuple[int, bool], Dispatch] = {}
-        self._make_coherent = Dispatch(self._emit_coherent, is_optimized=False)
+        self._repairs: dict[bool, Dispatch] = {}
 
     @property
     def plans(self) -> tuple[CollectivePlan, ...]:
@@ -121,19 +116,43 @@ class Program:
         if key not in self._functions:
             end = None if group is None else UnevenInputs(self._topology, group)
             self._functions[key] = self._make_function(num_steps, end)
-        try:
-            flat = self._functions[key](source)
-        except tf.errors.OutOfRangeError:
-            # Steps before the end of the data were applied. Where other workers
-            # are not at their end, nothing can be asked of them.
-            if num_steps > 1 and (group is not None or self._group is None):
-                self._make_coherent(None)
-            raise
-        return self._assembly.pack(flat)
+        return self._assembly.pack(self._functions[key](source))
 
-    def _emit_coherent(self, _: None) -> list[tf.Tensor]:
-        self._coherence.make_coherent()
-        return []
+    def repair(self, error: BaseException, num_steps: int, *, may_end: bool) -> None:
+        """Makes variables coherent after a run that raised an error.
+
+        Args:
+          error: What ``run`` raised.
+          num_steps: As in ``run``.
+          may_end: As in ``run``.
+        """
+        is_end = isinstance(error, tf.errors.OutOfRangeError)
+        if is_end and num_steps == 1:
+            return  # a step without data has not begun
+        # Steps before the end of the data were applied, on all workers. Otherwise the
+        # others are elsewhere, and nothing can be asked of them.
+        is_alone = self._group is not None and not (is_end and may_end)
+        if is_alone not in self._repairs:
+            self._repairs[is_alone] = self._make_repair(is_alone)
+        self._repairs[is_alone](None)
+
+    def _make_repair(self, is_alone: bool) -> Dispatch:
+        coherence = self._make_coherence() if is_alone else self._coherence
+
+        def repair(_: None) -> list[tf.Tensor]:
+            coherence.repair()
+            return []
+
+        return Dispatch(repair, is_optimized=False)
+
+    def _make_coherence(self, group: Group | None = None) -> Coherence:
+        return Coherence(
+            list(self.entries.values()),
+            self._topology,
+            self._table.resets,
+            group,
+            detects_writes=self._table.detects_writes,
+        )
 
     def _make_function(
         self, num_steps: int, end: UnevenInputs | None = None

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 
 class TimeLimit:
-    """Ends the collectives of this process when a step takes too long, for good."""
+    """Ends the collectives of this process when a step takes too long, for good.
+
+    Attributes:
+      is_over: Whether a step has taken too long.
+    """
 
     def __init__(self, timeout_sec: float) -> None:
         """Takes the longest duration of one step.
@@ -39,7 +43,7 @@ class TimeLimit:
                 f"timeout_sec {shown(timeout_sec)} must be a positive number of seconds"
             )
         self._timeout_sec = timeout_sec
-        self._is_over = False
+        self.is_over = False
         self._deadline = Deadline(self._expire)
 
     @contextlib.contextmanager
@@ -57,13 +61,13 @@ class TimeLimit:
         if not any(plan.algorithm in FLAT for plan in program.plans):
             yield
             return
-        if self._is_over:
+        if self.is_over:
             raise ReplicaTimeoutError(self._message(what))
         try:
             with self._deadline.limit(self._timeout_sec * num_steps):
                 yield
         except tf.errors.OpError as error:
-            if self._is_over:
+            if self.is_over:
                 raise ReplicaTimeoutError(self._message(what)) from error
             raise
 
@@ -76,5 +80,5 @@ class TimeLimit:
         )
 
     def _expire(self) -> None:
-        self._is_over = True
+        self.is_over = True
         _tf_workers.abort_collectives("replicas did not meet in time")

@@ -15,8 +15,7 @@ from replicator.inputs.iterator import all_read, next_batches
 from replicator.variables import worker_values
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from replicator.inputs.reads import Source
     from replicator.placement.topology import Topology
     from replicator.placement.worker_group import Group
 
@@ -31,7 +30,7 @@ class UnevenInputs:
         self._key = next(group.keys)
         self._never = iter(tf.data.Dataset.range(0))
 
-    def next_batches(self, source: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def next_batches(self, source: Source) -> tuple[list[Any], list[Any]]:
         """Emits reading the batch of every replica of this worker.
 
         Args:
@@ -42,11 +41,9 @@ class UnevenInputs:
           ``tf.errors.OutOfRangeError`` on all workers if one has no batch.
         """
         num_replicas = self._topology.num_local_replicas
-        share = num_replicas // len(source)
-        batches = [
-            source[replica // share].get_next_as_optional()
-            for replica in range(num_replicas)
-        ]
+        batches = source.read_each(
+            num_replicas, lambda iterator: iterator.get_next_as_optional()
+        )
         are_fed = [batch.has_value() for batch in batches]
         with tf.device(worker_values.cpu(self._topology)):
             is_fed = tf.cast(tf.reduce_all(tf.stack(are_fed)), tf.int32)

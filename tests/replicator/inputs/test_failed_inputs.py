@@ -1,0 +1,128 @@
+"""A step that fails has consumed its batches, and counts; replicas stay in step."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.inputs.context import InputReplicationMode
+
+BACKENDS = [
+    ("single", 1),
+    ("in_graph", 2),
+    ("in_graph_mirrored", 2),
+    ("tf_mirrored", 2),
+]
+ELEMENTS = 40
+MODES = [InputReplicationMode.SINGLE, InputReplicationMode.PER_REPLICA]
+
+
+def from_python(ctx):
+    """A generator: a position in it cannot be saved, but counted."""
+    del ctx
+    signature = tf.TensorSpec([], tf.int64)
+    return tf.data.Dataset.from_generator(
+        lambda: iter(range(ELEMENTS)), output_signature=signature
+    )
+
+
+def refuse(x, bad):
+    """Fails at one element."""
+    tf.debugging.assert_none_equal(x, tf.constant(bad, tf.int64))
+    return x
+
+
+def make_step(bad):
+    """Trains on an example by writing it down; fails at one."""
+    total = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def step(x):
+        total.assign_add(refuse(x, bad))
+        return x
+
+    return step
+
+
+def read(repl, step, inputs, num_calls, num_steps=1):
+    """What the last step of each call was given; None where it failed."""
+
+    def call():
+        try:
+            return [int(x) for x in repl.run(step, inputs, num_steps=num_steps)]
+        except tf.errors.InvalidArgumentError:
+            return None
+
+    return [call() for _ in range(num_calls)]
+
+
+@pytest.mark.parametrize("repl", BACKENDS, indirect=True)
+def test_a_batch_that_a_failed_step_read_is_not_read_again(repl, tmp_path):
+    """After a restart from a checkpoint of a Python generator, which is skipped."""
+    size = repl.num_replicas
+    with repl.context():
+        step = make_step(2 * size)
+        weight = tf.Variable(0.0)
+    inputs = repl.make_input_iterator(from_python)
+    before = read(repl, step, inputs, 4)
+    manager = repl.make_checkpoint_manager(tmp_path, weight=weight, inputs=inputs)
+    manager.save(step=4)
+    after = read(repl, step, inputs, 1)
+    again = repl.make_input_iterator(from_python)
+    repl.make_checkpoint_manager(tmp_path, weight=weight, inputs=again).restore()
+
+    assert [None] == before[2:3]
+    assert 4 == inputs.num_steps - 1 == again.num_steps
+    assert [[4 * size + r for r in range(size)]] == after
+    assert after == read(repl, step, again, 1)
+
+
+@pytest.mark.parametrize("repl", BACKENDS, indirect=True)
+def test_steps_of_a_dispatch_that_failed_are_counted(repl):
+    """Five that ended and the one that failed, of eight; then the eighth is next."""
+    size = repl.num_replicas
+    with repl.context():
+        step = make_step(5 * size)
+    inputs = repl.make_input_iterator(from_python)
+
+    assert [None] == read(repl, step, inputs, 1, num_steps=8)
+    assert 6 == inputs.num_steps
+    assert [[6 * size + r for r in range(size)]] == read(repl, step, inputs, 1)
+
+
+@pytest.mark.parametrize("num_steps", [1, 4])
+def test_an_element_that_raises_leaves_replicas_in_step(num_steps):
+    """What replica 1 would have been given in that step is dropped."""
+    repl = replicator.create("in_graph", num_replicas=2)
+    inputs = repl.make_input_iterator(
+        lambda _: tf.data.Dataset.range(ELEMENTS).map(lambda x: refuse(x, 4))
+    )
+    step = make_step(-1)
+
+    found = read(repl, step, inputs, 3 if num_steps == 1 else 1, num_steps)
+
+    assert None is found[-1]
+    assert 3 == inputs.num_steps
+    assert [[6, 7]] == read(repl, step, inputs, 1)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["one pipeline", "one per replica"])
+def test_next_keeps_replicas_in_step_too(mode):
+    """Elements 0 and 1, 2 (raises) and 3, 4 and 5."""
+    repl = replicator.create("in_graph", num_replicas=2)
+
+    def input_fn(ctx):
+        numbers = tf.data.Dataset.range(6)
+        mine = numbers.shard(ctx.num_input_pipelines, ctx.input_pipeline_id)
+        return mine.map(lambda x: refuse(x, 2))
+
+    inputs = repl.make_input_iterator(input_fn, mode)
+    first = [int(x) for x in next(inputs)]
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        next(inputs)
+    last = [int(x) for x in next(inputs)]
+
+    assert ([0, 1], [4, 5]) == (first, last)
+    assert 3 == inputs.num_steps
+    assert [] == list(inputs)
+    assert 3 == inputs.num_steps
