@@ -37,12 +37,11 @@ class ServerOptimizer(ReplicatedOptimizer):
         self,
         optimizer: Any,
         *,
-        num_replicas: int,
         options: OptimizerOptions,
         placement: Placement,
     ) -> None:
         self._placement = placement
-        super().__init__(optimizer, num_replicas=num_replicas, options=options)
+        super().__init__(optimizer, options=options)
 
     def build(self, variables: Iterable[Any]) -> None:
         """Makes the optimizer's state, each slot on the server of its variable."""

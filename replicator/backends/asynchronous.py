@@ -250,12 +250,7 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
         self, optimizer: Any, options: OptimizerOptions
     ) -> ReplicatedOptimizer:
         options.refuse("async", "the async backend", refuses_fixed_loss_scale=True)
-        return ServerOptimizer(
-            optimizer,
-            num_replicas=self._share,
-            options=options,
-            placement=self._placement,
-        )
+        return ServerOptimizer(optimizer, options=options, placement=self._placement)
 
     def explain(self) -> str:
         """Describes the placement of variables and the transfers of a worker's step."""

@@ -277,7 +277,6 @@ class InGraphReplicator(base.Replicator):
         kind = LocalOptimizer if self.without_communication else ReplicatedOptimizer
         return kind(
             optimizer,
-            num_replicas=self.num_replicas,
             options=options,
             ownership=self._table.ownership if options.sharded_update else None,
             accumulates_per_replica=self.topology.communicates,

@@ -198,7 +198,7 @@ class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
             type(self.strategy).__name__,
             refuses_fixed_loss_scale=True,
         )
-        return StrategyOptimizer(optimizer, num_replicas=self._share, options=options)
+        return StrategyOptimizer(optimizer, options=options)
 
     def explain(self) -> str:
         """Names the strategy, which does not show its plan."""

@@ -168,9 +168,7 @@ class StrategyReplicator(base.Replicator):
                 "which tf.distribute does not support; use the in_graph backend, or "
                 "gradient_accumulation_steps=None"
             )
-        return StrategyOptimizer(
-            optimizer, num_replicas=self.num_replicas, options=options
-        )
+        return StrategyOptimizer(optimizer, options=options)
 
     def _run(
         self,

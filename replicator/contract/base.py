@@ -191,9 +191,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         self, optimizer: Any, options: OptimizerOptions
     ) -> ReplicatedOptimizer:
         """Wraps with unchecked options; backends reject those that they lack."""
-        return ReplicatedOptimizer(
-            optimizer, num_replicas=self.num_replicas, options=options
-        )
+        return ReplicatedOptimizer(optimizer, options=options)
 
     def make_checkpoint_manager(
         self,

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from replicator.optimizer.gradients import times
 from replicator.optimizer.pairs import check_are_optimized
-from replicator.optimizer.wrapper import ReplicatedOptimizer
+from replicator.optimizer.wrapper import ReplicatedOptimizer, num_replicas
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,7 @@ class StrategyOptimizer(ReplicatedOptimizer):
         check_are_optimized(optimizer, variables)
         clips = _CLIPS.found
         averaged = _clip(averaged, clips)
-        scaled = [times(grad, 1.0 / self._num_replicas) for grad in averaged]
+        scaled = [times(grad, 1.0 / num_replicas()) for grad in averaged]
         try:
             for name in clips:
                 setattr(optimizer, name, None)
@@ -60,7 +60,7 @@ class StrategyOptimizer(ReplicatedOptimizer):
             self._apply(self._all_reduce(grads, "mean"), variables)
             return
         check_are_optimized(self.wrapped, variables)
-        scale = 1.0 / self._num_replicas
+        scale = 1.0 / num_replicas()
         self.wrapped.apply([times(grad, scale) for grad in grads], variables)
 
 

@@ -66,7 +66,6 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         self,
         optimizer: Any,
         *,
-        num_replicas: int,
         options: OptimizerOptions | None = None,
         ownership: Ownership | None = None,
         accumulates_per_replica: bool = False,
@@ -77,10 +76,11 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
                 raise TypeError(
                     f"wrap_optimizer needs a Keras 3 optimizer, but "
                     f"{type(optimizer).__name__!r} has no {needed!r}; pass for "
-                    "example keras.optimizers.SGD(0.1, momentum=0.9)"
+                    "example keras.optimizers.SGD(0.1, momentum=0.9), or keep "
+                    "an optimizer of another kind unwrapped and pass averages to it: "
+                    "apply_gradients(zip(replicator.all_mean(grads), variables))"
                 )
         self.uses_fused_update: bool | None = None
-        self._num_replicas = num_replicas
         self.options = (options or OptimizerOptions()).check(optimizer)
         scale, steps = self.options.loss_scale, self.options.accumulation_steps
         self.loss_scale = None if scale is None else LossScale(scale)
@@ -177,17 +177,17 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         """
         context_lib.require("apply_gradients")
         self._check_loss_scaled()
-        pairs = [(g, v) for g, v in pairs_of(grads_and_vars) if g is not None]
-        if not pairs:
+        pairs = pairs_of(grads_and_vars)
+        given = [(grad, variable) for grad, variable in pairs if grad is not None]
+        if not given:
             raise ValueError(
                 "apply_gradients() got no gradient: all of them are None, so no "
                 "variable would be trained; check that the loss depends on the "
                 "variables"
             )
-        variables = [variable for _, variable in pairs]
-        if not self._is_built:
-            self.build(variables)
-        self._update([grad for grad, _ in pairs], variables)
+        if not self._is_built:  # for all: any may get its first gradient later
+            self.build([variable for _, variable in pairs])
+        self._update([grad for grad, _ in given], [variable for _, variable in given])
         return self.wrapped.iterations
 
     def _check_loss_scaled(self) -> None:
@@ -287,7 +287,7 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
             return
         self.uses_fused_update = True
         summed = self._all_reduce(grads, "sum")
-        self._apply_fused(fused_update, summed, variables, self._num_replicas)
+        self._apply_fused(fused_update, summed, variables, num_replicas())
 
     def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
         """Updates by averaged gradients."""
@@ -320,6 +320,11 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
     def _apply_keras(self, averaged: list[Any], variables: list[Any]) -> None:
         """Updates by the Keras optimizer itself."""
         self.wrapped.apply(averaged, variables)
+
+
+def num_replicas() -> int:
+    """Replicas whose gradients are averaged: those of who runs the step."""
+    return context_lib.require("apply_gradients").num_replicas_in_sync
 
 
 class LocalOptimizer(ReplicatedOptimizer):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.engine.analysis import placement, plan, shares
+from replicator.engine.analysis import divergence, placement, plan, shares
 from replicator.engine.graph import body as body_lib
 from replicator.engine.graph import invariance, liveness
 from replicator.engine.graph.effects import READ_OPS
@@ -177,7 +177,9 @@ def _find_invariance(
         handles=set(traced.variables),
         local=local,
     )
-    invariance.check_trainable(found, traced.variables, topology.num_replicas)
+    if topology.num_replicas > 1:
+        invariance.check_trainable(found, traced.variables, traced.lines)
+        divergence.check(traced, body, found.local)
     return found
 
 

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from replicator.engine.graph.body import Ref
 from replicator.engine.graph.effects import READ_OPS, EffectTable
+from replicator.engine.graph.lines import shown
 from replicator.errors import UnsynchronisedUpdateError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from replicator.engine.graph.body import Body, Node
 
@@ -77,30 +78,35 @@ def analyze(
 
 
 def check_trainable(
-    invariance: Invariance, variables: Mapping[str, Any], num_replicas: int
+    invariance: Invariance,
+    variables: Mapping[str, Any],
+    lines: Mapping[str, Sequence[str]],
 ) -> None:
     """Rejects steps that would make trainable variables diverge between replicas.
 
+    Args:
+      invariance: What varies, of several replicas.
+      variables: By handle placeholder.
+      lines: The lines of code that may write them.
+
     Raises:
-      UnsynchronisedUpdateError: Names the variables and the way out.
+      UnsynchronisedUpdateError: Names the variables, the line and the way out.
     """
-    if num_replicas == 1:
-        return
-    drifting = [
-        variables[handle].name
-        for handle in invariance.local_because
-        if variables[handle].trainable
-    ]
+    drifting = [h for h in invariance.local_because if variables[h].trainable]
     if drifting:
+        name = variables[drifting[0]].name
         more = f" and {len(drifting) - 1} more" if len(drifting) > 1 else ""
         raise UnsynchronisedUpdateError(
-            f"trainable variable {drifting[0]!r}{more} would be updated with a value "
-            "that differs between replicas, so the copies would diverge; wrap the "
-            "optimizer with repl.wrap_optimizer(), or all_reduce the gradients; if it "
-            "is not a weight (a metric, a counter, a statistic), create it with "
-            "trainable=False (tf.Variable is trainable by default): then each replica "
-            "keeps its own copy; if replicas shall train separate copies, create it "
-            "with synchronization=tf.VariableSynchronization.ON_READ"
+            f"trainable variable {name!r}{more} would be updated with a value that "
+            f"differs between replicas{shown(lines[drifting[0]])}, so the copies would "
+            "diverge; wrap the optimizer with repl.wrap_optimizer(), or all_reduce the "
+            "gradients; if it is state by which replicas train (a probability, a "
+            "codebook), average the value that you assign, as in "
+            "v.assign(replicator.all_mean(value)); if it is not a weight (a metric, a "
+            "counter, a statistic), create it with trainable=False (tf.Variable is "
+            "trainable by default): then each replica keeps its own copy; if replicas "
+            "shall train separate copies, create it with "
+            "synchronization=tf.VariableSynchronization.ON_READ"
         )
 
 

@@ -20,13 +20,15 @@ from replicator.collectives import vectorized
 from replicator.collectives.call import Collective
 from replicator.collectives.linking import TENSORS
 from replicator.engine.graph.body import producer
+from replicator.engine.graph.effects import READ_OPS
+from replicator.engine.graph.lines import line_of
 from replicator.errors import CollectiveControlFlowError
 from replicator.step import context, creation, logical
 from replicator.step.keras_random import StepGenerator
 from replicator.step.outputs import check_outputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from replicator.collectives.kind import CollectiveKind
 
@@ -44,6 +46,7 @@ class TracedStep:
       argument_dtypes: Their types.
       captures: The outer tensor of all that the step closes over, by placeholder node.
       variables: The ``tf.Variable`` behind each captured handle, by placeholder node.
+      lines: By handle placeholder, the lines of code that may write the variable.
       output_names: Tensor names of the flat results.
       output_specs: Their shapes and dtypes.
       structure: The nest that the step returned, with 0 for a tensor.
@@ -57,6 +60,7 @@ class TracedStep:
     argument_dtypes: tuple[tf.DType, ...]
     captures: dict[str, Any]
     variables: dict[str, Any]
+    lines: dict[str, tuple[str, ...]]
     output_names: tuple[str, ...]
     output_specs: tuple[tf.TensorSpec, ...]
     structure: Any
@@ -214,6 +218,7 @@ def trace(
             for name, outer in captures.items()
             if id(outer) in by_handle
         },
+        lines=_lines_of_writes(graph, by_handle),
         output_names=output_names,
         output_specs=tuple(
             tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.outputs
@@ -231,6 +236,24 @@ def trace(
     trace_context.forget_graph()
     _tf_compat.dismantle(graph, traced.graph_def)
     return traced
+
+
+def _lines_of_writes(graph: Any, handles: Container[int]) -> dict[str, tuple[str, ...]]:
+    """By handle placeholder, where in the user's code its variable may be written.
+
+    As text, because a stack refers to memory of the graph, which is freed. Kernels of
+    optimizers are left out: they write what they are for.
+    """
+    found = {}
+    for outer, placeholder in graph.captures:
+        if id(outer) in handles:
+            lines = (
+                line_of(op.traceback)
+                for op in placeholder.consumers()
+                if op.type not in READ_OPS and not op.type.startswith("ResourceApply")
+            )
+            found[placeholder.op.name] = tuple(dict.fromkeys(filter(None, lines)))
+    return found
 
 
 def _used(

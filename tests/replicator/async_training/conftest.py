@@ -85,7 +85,6 @@ class Job:
             inner = make_inner()
         made = ServerOptimizer(
             inner,
-            num_replicas=self.share,
             options=OptimizerOptions(),
             placement=self.placement,
         )

@@ -174,9 +174,7 @@ def test_attributes_of_a_wrapped_optimizer_are_those_of_the_optimizer(in_graph):
 
 def test_a_wrapped_optimizer_can_be_copied():
     """Looking up attributes of a half-made copy ends."""
-    optimizer = replicator.ReplicatedOptimizer(
-        keras.optimizers.SGD(0.5), num_replicas=2
-    )
+    optimizer = replicator.ReplicatedOptimizer(keras.optimizers.SGD(0.5))
 
     assert 0.5 == float(copy.copy(optimizer).learning_rate)
 

@@ -77,7 +77,7 @@ class _LabelledOptimizer(replicator.ReplicatedOptimizer):
 
     def __init__(self, optimizer):
         self.label = "first"
-        super().__init__(optimizer, num_replicas=1)
+        super().__init__(optimizer)
 
 
 def test_attributes_belong_to_who_defined_them():

@@ -1,0 +1,102 @@
+"""State that differs between replicas and feeds a gradient is refused by name."""
+
+from __future__ import annotations
+
+import divergence_variants as variants
+import keras
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.errors import UnsynchronisedUpdateError
+
+
+def _batches():
+    rows = tf.random.stateless_normal([2, variants.NUM_ROWS, variants.WIDTH], [7, 8])
+    return replicator.PerReplica(list(rows))
+
+
+def _run(repl, make):
+    with repl.context():
+        step = make(repl)
+    return repl.run(step, _batches())
+
+
+@pytest.mark.covering(strength=1)
+@pytest.mark.parametrize("name", variants.REFUSED)
+def test_state_by_which_replicas_train_apart_is_refused(in_graph, name):
+    """The message names the variable, shows the line, and says what to write."""
+    state = name.partition(" ")[0]
+
+    with pytest.raises(
+        UnsynchronisedUpdateError,
+        match=rf"^variable '{state}:0'.* is assigned a value that differs between "
+        rf"replicas at \S*divergence_variants\.py:\d+: {state}\.assign\(.*, and "
+        r"gradients that all_reduce\(mean\) joins depend on it.*average the value that "
+        rf"you assign, as in {state}\.assign\(replicator\.all_mean\(value\)\)",
+    ):
+        _run(in_graph, variants.REFUSED[name])
+
+
+@pytest.mark.covering(strength=1)
+@pytest.mark.parametrize("name", variants.RIGHT)
+def test_state_that_all_agree_on_or_none_trains_by_is_not_refused(in_graph, name):
+    """Nor is what is declared to be each replica's own."""
+    _run(in_graph, variants.RIGHT[name])
+    in_graph.assert_in_sync()
+
+
+def _probability_by_two_steps(repl):
+    """A step that updates a probability, and one that trains by it."""
+    with repl.context():
+        weight = tf.Variable(1.0)
+        probability = tf.Variable(0.5, trainable=False, name="probability")
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
+
+    def update(x):
+        probability.assign(tf.reduce_mean(x))
+
+    def train(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x) * weight * probability
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+    return update, train
+
+
+@pytest.mark.parametrize("trains_first", [True, False])
+def test_state_that_another_step_lets_diverge_is_refused(trains_first):
+    """Whichever of the steps was traced first."""
+    repl = replicator.create("in_graph", num_replicas=2)
+    update, train = _probability_by_two_steps(repl)
+    if trains_first:
+        repl.run(train, _batches())
+    repl.run(update, _batches())
+
+    with pytest.raises(
+        UnsynchronisedUpdateError,
+        match=r"^variable 'probability:0' is assigned .* replicas by another step func",
+    ):
+        repl.run(train, _batches())
+
+
+def test_one_replica_trains_by_any_state():
+    """Nothing differs."""
+    repl = replicator.create("in_graph", num_replicas=1)
+    with repl.context():
+        step = variants.ada_probability(repl)
+
+    repl.run(step, replicator.PerReplica(list(_batches())[:1]))
+
+
+def test_state_as_published_is_told_to_be_averaged(in_graph):
+    """A tf.Variable is trainable by default; the advice is the same."""
+    with in_graph.context():
+        step = variants.ada_probability(in_graph, trainable=True)
+
+    with pytest.raises(
+        UnsynchronisedUpdateError,
+        match=r"^trainable variable 'probability:0' would be .* at \S+:\d+: "
+        r"probability\.assign\(.*\), so the copies.*average the value that you assign",
+    ):
+        in_graph.run(step, _batches())

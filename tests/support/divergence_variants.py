@@ -1,0 +1,356 @@
+"""Training steps in the shape of published code, with state that replicas keep.
+
+Each is a function that makes variables and an optimizer and returns a step of one batch
+of 4 rows of 3 numbers. ``REFUSED`` are those whose state differs between replicas and
+feeds a gradient, by the name of the state; ``RIGHT`` are those that it does not.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import keras
+import tensorflow as tf
+
+import replicator
+
+NUM_ROWS = 4
+WIDTH = 3
+
+
+def _training(repl, num_outputs=WIDTH, seed=0):
+    """A weight, and what trains it by a loss."""
+    values = tf.random.stateless_normal([WIDTH, num_outputs], [seed, 1])
+    weight = tf.Variable(values, name="weight")
+    optimizer = repl.wrap_optimizer(keras.optimizers.Adam(0.1))
+
+    def train(loss_fn):
+        with tf.GradientTape() as tape:
+            loss = loss_fn(weight)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        return loss
+
+    return weight, train
+
+
+def _state(value, name, **options):
+    return tf.Variable(value, trainable=False, name=name, **options)
+
+
+def nnclr_queue(repl, *, join=tf.identity, **options):
+    """Dwibedi et al. 2021: nearest neighbours from a queue of earlier projections."""
+    _, train = _training(repl)
+    start = tf.random.stateless_normal([16, WIDTH], [1, 2])
+    queue = _state(tf.math.l2_normalize(start, axis=1), "queue", **options)
+
+    def step(x):
+        def loss(weight):
+            projections = tf.math.l2_normalize(x @ weight, axis=1)
+            similarities = tf.matmul(projections, queue, transpose_b=True)
+            neighbours = tf.gather(queue, tf.argmax(similarities, axis=1))
+            near = tf.stop_gradient(neighbours)
+            queue.assign(tf.concat([join(projections), queue], axis=0)[:16])
+            return -tf.reduce_mean(tf.reduce_sum(near * projections, axis=1))
+
+        return train(loss)
+
+    return step
+
+
+def vqvae_codebook(repl, *, join=tf.identity, **options):
+    """Van den Oord et al. 2017, as in Sonnet: a codebook of moving averages."""
+    _, train = _training(repl)
+    start = tf.random.stateless_normal([WIDTH, 5], [3, 4])
+    codebook = _state(start, "codebook", **options)
+    cluster_size = _state(tf.zeros([5]), "cluster_size", **options)
+    averages = _state(start, "averages", **options)
+
+    def step(x):
+        def loss(weight):
+            codes = x @ weight
+            distances = (
+                tf.reduce_sum(codes**2, 1, keepdims=True)
+                - 2 * codes @ codebook
+                + tf.reduce_sum(codebook**2, 0, keepdims=True)
+            )
+            picked = tf.argmin(distances, axis=1)
+            chosen = tf.one_hot(picked, 5)
+            quantized = tf.nn.embedding_lookup(tf.transpose(codebook), picked)
+            counts, sums = tf.reduce_sum(chosen, 0), tf.matmul(codes, chosen, True)
+            cluster_size.assign_sub(0.1 * (cluster_size - join(counts)))
+            averages.assign_sub(0.1 * (averages - join(sums)))
+            codebook.assign(averages / (cluster_size + 1e-5))
+            straight = codes + tf.stop_gradient(quantized - codes)
+            return tf.reduce_mean((straight - x) ** 2 + (codes - quantized) ** 2)
+
+        return train(loss)
+
+    return step
+
+
+def ada_probability(repl, *, join=tf.identity, trainable=False, **options):
+    """Karras et al. 2020: the probability of augmentation follows the discriminator."""
+    _, train = _training(repl, 1)
+    probability = tf.Variable(0.0, name="probability", trainable=trainable, **options)
+
+    def step(x):
+        noise = tf.random.stateless_uniform([NUM_ROWS, 1], [5, 6])
+
+        def loss(weight):
+            augmented = tf.where(noise < probability, tf.reverse(x, [1]), x)
+            logits = augmented @ weight
+            accuracy = tf.reduce_mean(tf.cast(logits > 0, tf.float32))
+            signal = join(tf.sign(accuracy - 0.6))
+            probability.assign(tf.clip_by_value(probability + signal * 0.01, 0.0, 1.0))
+            return tf.reduce_mean(tf.nn.softplus(-logits))
+
+        return train(loss)
+
+    return step
+
+
+def _observations(repl, use):
+    """Schulman et al. 2017, as commonly written: observations by a running mean."""
+    _, train = _training(repl)
+    running = _state(tf.zeros([WIDTH]), "running")
+
+    def step(x):
+        running.assign(0.9 * running + 0.1 * tf.reduce_mean(x, 0))
+        return train(lambda weight: tf.reduce_mean(use(running, x) @ weight))
+
+    return step
+
+
+def _in_branch(running, x):
+    return tf.cond(x[0, 0] > 0, lambda: x - running, lambda: x + running)
+
+
+def _in_loop(running, x):
+    def shift(index, value):
+        return index + 1, value - running
+
+    return tf.while_loop(lambda index, _: index < 3, shift, (0, x))[1]
+
+
+def _in_function(running, x):
+    @tf.function
+    def shift(value):
+        return value - running
+
+    return shift(x)
+
+
+def _as_predicate(running, x):
+    return tf.cond(running[0] > 0, lambda: x, lambda: 2 * x)
+
+
+def batch_norm(repl):
+    """Ioffe & Szegedy 2015: what only inference reads, each replica's own."""
+    _, train = _training(repl)
+    layer = keras.layers.BatchNormalization()
+    layer.build([NUM_ROWS, WIDTH])
+
+    def step(x):
+        return train(lambda weight: tf.reduce_mean(layer(x @ weight, training=True)))
+
+    return step
+
+
+def batch_norm_in_branch(repl):
+    """As with a flag that is a tensor: the branch that updates returns outputs, too."""
+    _, train = _training(repl)
+    layer = keras.layers.BatchNormalization()
+    layer.build([NUM_ROWS, WIDTH])
+
+    def step(x):
+        def loss(weight):
+            hidden = x @ weight
+            normalize = functools.partial(layer, hidden, training=True)
+            return tf.reduce_mean(tf.cond(x[0, 0] > 0, normalize, lambda: hidden))
+
+        return train(loss)
+
+    return step
+
+
+def fused_batch_norm(repl):
+    """The kernel takes the moving averages that it updates."""
+    _, train = _training(repl)
+    mean, variance = _state(tf.zeros([WIDTH]), "mean"), _state(tf.ones([3]), "var")
+
+    def step(x):
+        def loss(weight):
+            outputs, new_mean, new_variance = tf.compat.v1.nn.fused_batch_norm(
+                tf.reshape(x @ weight, [NUM_ROWS, 1, 1, WIDTH]),
+                tf.ones([WIDTH]),
+                tf.zeros([WIDTH]),
+                mean=mean,
+                variance=variance,
+                exponential_avg_factor=0.1,
+            )
+            mean.assign(new_mean)
+            variance.assign(new_variance)
+            return tf.reduce_mean(outputs**3)
+
+        return train(loss)
+
+    return step
+
+
+def metrics(repl):
+    """Of Keras: updated in the step, and their results averaged over replicas."""
+    _, train = _training(repl, 1)
+    kept = [keras.metrics.Mean(), keras.metrics.BinaryAccuracy(), keras.metrics.AUC()]
+    targets = tf.constant([[0.0], [1.0], [0.0], [1.0]])
+    kept[0].update_state(0.0)
+    for metric in kept[1:]:
+        metric.update_state(targets, targets)
+
+    def step(x):
+        def loss(weight):
+            predictions = tf.sigmoid(x @ weight)
+            for metric in kept[1:]:
+                metric.update_state(targets, predictions)
+            return tf.reduce_mean((predictions - targets) ** 2)
+
+        kept[0].update_state(train(loss))
+        return replicator.all_mean([metric.result() for metric in kept])
+
+    return step
+
+
+def own_metrics(repl):
+    """Without Keras: a moving average of the loss, for the log."""
+    _, train = _training(repl)
+    average = _state(0.0, "average")
+
+    def step(x):
+        loss = train(lambda weight: tf.reduce_mean((x @ weight) ** 2))
+        new = average.assign(0.9 * average + 0.1 * loss)
+        return replicator.all_mean(loss + new)
+
+    return step
+
+
+def dropout(repl):
+    """Seed generators of Keras, a stream per replica."""
+    _, train = _training(repl)
+    layer = keras.layers.Dropout(0.5, seed=1)
+
+    def step(x):
+        return train(lambda weight: tf.reduce_mean(layer(x @ weight, training=True)))
+
+    return step
+
+
+def counters(repl):
+    """Steps, by which the loss is warmed up, and examples of one replica."""
+    _, train = _training(repl)
+    steps = _state(0, "steps")
+    examples = _state(0, "examples")
+
+    def step(x):
+        is_counted = tf.cast(tf.reduce_any(x > 0, 1), tf.int32)
+        examples.assign_add(tf.reduce_sum(is_counted))
+        warmth = tf.minimum(1.0, tf.cast(steps.assign_add(1), tf.float32) / 10)
+        return train(
+            lambda weight: warmth * tf.reduce_mean(x @ weight)
+        ), examples.value()
+
+    return step
+
+
+def spectral_norm(repl):
+    """Miyato et al. 2018: a vector that follows from the weight."""
+    weight, train = _training(repl)
+    u = _state(tf.ones([1, WIDTH]), "u")
+
+    def step(x):
+        v = tf.math.l2_normalize(u @ tf.transpose(weight))
+        u.assign(tf.math.l2_normalize(v @ weight))
+        sigma = tf.reduce_sum(v @ weight * u)
+        return train(lambda weight: tf.reduce_mean(x @ weight / sigma))
+
+    return step
+
+
+def target_network(repl):
+    """Lillicrap et al. 2016: a slow copy of the weight, from which targets come."""
+    weight, train = _training(repl)
+    target = _state(weight.read_value(), "target")
+
+    def step(x):
+        result = train(lambda weight: tf.reduce_mean((x @ weight - x @ target) ** 2))
+        target.assign(0.9 * target + 0.1 * weight)
+        return result
+
+    return step
+
+
+def reduced_on_read(repl):
+    """Each replica counts for itself, and all train by the mean."""
+    _, train = _training(repl)
+    scale = _state(1.0, "scale")
+
+    def step(x):
+        scale.assign(0.9 * scale + 0.1 * tf.reduce_mean(tf.abs(x)))
+        mean = replicator.all_mean(scale)
+        return train(lambda weight: tf.reduce_mean(x @ weight / mean))
+
+    return step
+
+
+def shape_of_state(repl):
+    """Of the state only its shape is used."""
+    _, train = _training(repl)
+    last = _state(tf.zeros([NUM_ROWS, WIDTH]), "last")
+
+    def step(x):
+        last.assign(x)
+        rows = tf.cast(tf.shape(last.read_value())[0], tf.float32)
+        return train(lambda weight: tf.reduce_sum(x @ weight) / rows)
+
+    return step
+
+
+def _joined(rows):
+    return tf.reshape(replicator.all_gather(rows), [-1, rows.shape[1]])
+
+
+_OWN = {"synchronization": tf.VariableSynchronization.ON_READ}
+REFUSED = {
+    "queue": nnclr_queue,
+    "codebook": vqvae_codebook,
+    "probability": ada_probability,
+    "running in a layer": functools.partial(_observations, use=lambda r, x: x - r),
+    "running in a branch": functools.partial(_observations, use=_in_branch),
+    "running in a loop": functools.partial(_observations, use=_in_loop),
+    "running in a function": functools.partial(_observations, use=_in_function),
+    "running as predicate": functools.partial(_observations, use=_as_predicate),
+}
+RIGHT = {
+    "joined queue": functools.partial(nnclr_queue, join=_joined),
+    "summed codebook": functools.partial(vqvae_codebook, join=replicator.all_sum),
+    "averaged probability": functools.partial(
+        ada_probability, join=replicator.all_mean, trainable=True
+    ),
+    "own queue": functools.partial(nnclr_queue, **_OWN),
+    "own codebook": functools.partial(vqvae_codebook, **_OWN),
+    "own probability": functools.partial(ada_probability, **_OWN),
+    **{
+        variant.__name__: variant
+        for variant in (
+            batch_norm,
+            batch_norm_in_branch,
+            fused_batch_norm,
+            metrics,
+            own_metrics,
+            dropout,
+            counters,
+            spectral_norm,
+            target_network,
+            reduced_on_read,
+            shape_of_state,
+        )
+    },
+}
