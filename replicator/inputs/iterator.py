@@ -13,12 +13,14 @@ from replicator.inputs.context import (
     InputReplicationMode,
     pipeline_contexts,
 )
-from replicator.step.per_replica import PerReplica, regroup
+from replicator.step.per_replica import PerReplica
+from replicator.validation import maker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from replicator.inputs.prefetch import DevicePrefetch
+    from replicator.validation.maker import Maker
 
     UnevenInputs = Callable[["InputIterator", bool], bool]
 
@@ -44,9 +46,11 @@ class InputIterator:
       uneven_inputs: Makes ``next`` end with the same step in all worker processes that
         read data of their own; None where this process reads all data.
       stateless_reason: Why the iterators have no state to save; empty if they have.
+      made_by: The replicator whose replicas are fed; None if it was made directly.
     """
 
     stateless_reason = ""
+    made_by: Maker | None = None
 
     def __init__(
         self,
@@ -144,6 +148,15 @@ class InputIterator:
         self.num_steps = self.num_skipped = num_steps
         self.is_at_end = to_end
 
+    def check_maker(self, user: Maker) -> None:
+        """Rejects a replicator whose replicas these inputs do not feed.
+
+        Raises:
+          OtherReplicatorError: Names both.
+        """
+        remedy = "pass what make_input_iterator() of this one returns"
+        maker.check(self, user, "the input iterator", remedy)
+
     def _check(self, pipeline: Any) -> tf.data.Dataset:
         return to_pipeline(pipeline)
 
@@ -189,9 +202,12 @@ class InputIterator:
         return batch
 
     def _get_next(self) -> Any:
-        return regroup(
-            next_batches(self.iterators, self.num_replicas), tf.nest.map_structure
-        )
+        batches = next_batches(self.iterators, self.num_replicas)
+
+        def group(spec: Any, *values: Any) -> PerReplica[Any]:
+            return PerReplica(values, made_by=self.made_by, spec=spec)
+
+        return tf.nest.map_structure(group, self.element_spec, *batches)
 
     @contextlib.contextmanager
     def count(self, num_steps: int) -> Iterator[None]:
