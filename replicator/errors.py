@@ -20,6 +20,7 @@ ReplicatorError
 +-- CompiledStepError          a step that XLA cannot compile as a whole here
 +-- RetraceLimitError          a new step function object in every call
 +-- InputModeError             an input mode that the backend does not support
++-- OtherReplicatorError       something that another replicator or strategy made
 +-- MeasuringControlError      training with a replicator that does not communicate
 +-- CollectiveTypeError        a type that cannot be sent between worker processes
 +-- ClusterError               a failure of the processes of a cluster
@@ -132,6 +133,10 @@ class RetraceWarning(UserWarning):
 
 class InputModeError(ReplicatorError):
     """An input replication mode that the backend does not support."""
+
+
+class OtherReplicatorError(ReplicatorError):
+    """Inputs, values, an optimizer or a variable of another replicator or strategy."""
 
 
 class MeasuringControlError(ReplicatorError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from replicator.catalog import BACKENDS, MAX_REPLICAS
+from replicator.catalog import BACKENDS, MAX_REPLICAS, ONE_PROCESS
 from replicator.errors import (
     DeviceError,
     MeasuringControlError,
@@ -27,7 +27,7 @@ def backend_names() -> tuple[str, ...]:
 def create(
     backend: str,
     *,
-    num_replicas: int = 1,
+    num_replicas: int | None = None,
     without_communication: bool = False,
     **options: Any,
 ) -> Replicator:
@@ -35,7 +35,8 @@ def create(
 
     Args:
       backend: One of ``backend_names()``.
-      num_replicas: Number of replicas.
+      num_replicas: Replicas of the whole job; by default one per worker, and one where
+        there are no workers.
       without_communication: Makes a measuring control, whose replicas diverge: every
         collective of a step is replaced by the replica's own value, so what is left is
         the step without communication. Never train with it; ``assert_in_sync``,
@@ -56,22 +57,31 @@ def create(
             f"unknown backend {shown(backend)}; use one of {', '.join(backend_names())}"
         )
     info = BACKENDS[backend]
+    if num_replicas is None and info.processes == ONE_PROCESS:
+        num_replicas = 1
+    if num_replicas is not None:
+        _check_num_replicas(info, num_replicas)
+    if without_communication:
+        _check_control(info)
+        options["without_communication"] = True
+    kind = info.load()
+    _check_options(backend, kind, options)
+    # Of a cluster, only the backend's class knows how many workers it has.
+    replicator: Replicator = kind(num_replicas=num_replicas, **options)
+    return replicator
+
+
+def _check_num_replicas(info: BackendInfo, num_replicas: Any) -> None:
+    """Rejects a number of replicas that a backend cannot run."""
     if not is_integer(num_replicas):
         raise DeviceError(f"num_replicas {shown(num_replicas)} must be an integer")
     limit = info.max_replicas or MAX_REPLICAS
     if not 1 <= num_replicas <= limit:
         allowed = "1" if limit == 1 else f"1 to {limit}"
         raise DeviceError(
-            f"backend {backend!r} cannot run num_replicas={shown(num_replicas)}; it "
+            f"backend {info.name!r} cannot run num_replicas={shown(num_replicas)}; it "
             f"runs {allowed}"
         )
-    if without_communication:
-        _check_control(info)
-        options["without_communication"] = True
-    kind = info.load()
-    _check_options(backend, kind, options)
-    replicator: Replicator = kind(num_replicas=num_replicas, **options)
-    return replicator
 
 
 def _check_control(info: BackendInfo) -> None:

@@ -63,6 +63,16 @@ def unwrap(variable: Any) -> Any:
     return inner if isinstance(inner, tf.Variable) else variable
 
 
+def strategy_copies(variable: Any) -> tuple[str, int] | None:
+    """A stock strategy and its copies of a variable, if several (test_identity)."""
+    container = getattr(variable.handle, "_distributed_container", None)
+    whole = None if container is None else container()
+    num_copies = 0 if whole is None else len(whole.values)
+    if whole is None or num_copies < 2:  # noqa: PLR2004 (one is an ordinary variable)
+        return None
+    return type(whole.distribute_strategy).__name__, num_copies
+
+
 def track_variable(optimizer: Any, variable: Any) -> None:
     """Makes a variable part of a Keras optimizer's state (test_optimizer_options)."""
     optimizer._track_variable(variable)  # noqa: SLF001

@@ -189,7 +189,9 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
         self.join()
         of_workers = [program.pack(assignment.results) for program, assignment in given]
         return tf.nest.map_structure(
-            lambda *parts: PerReplica([value for part in parts for value in part]),
+            lambda *parts: PerReplica(
+                [value for part in parts for value in part], made_by=self.maker
+            ),
             *of_workers,
         )
 

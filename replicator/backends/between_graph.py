@@ -54,7 +54,7 @@ class BetweenGraphReplicator(base.Replicator):
         if self.without_communication:
             return super().reduce(op, value)
         return output_reduction.reduce_over_workers(
-            self.run, op, value, self.num_local_replicas
+            self.run, op, value, self.num_local_replicas, self.maker
         )
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:

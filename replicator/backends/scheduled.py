@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from replicator.contract import base, programs
 from replicator.inputs.iterator import counted
 from replicator.validation import user_functions
+from replicator.validation.maker import running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -27,6 +28,7 @@ class ScheduledBackend(base.Replicator):
       connection: The cluster, TensorFlow's strategy and coordinator.
     """
 
+    _wraps_alike = False
     connection: Connection
     _share: int  # replicas of each worker
 
@@ -69,8 +71,8 @@ class ScheduledBackend(base.Replicator):
         programs.check_caller()
         user_functions.check_no_more("schedule", more, others)
         programs.check_num_steps(num_steps, inputs)
-        signature, specs = programs.split_inputs(inputs, self.num_replicas)
-        with counted(inputs, num_steps):
+        signature, specs = programs.split_inputs(inputs, self.num_replicas, self.maker)
+        with running(self.maker), counted(inputs, num_steps):
             self._schedule(
                 step_fn, inputs, signature, specs, num_steps, keeps_results=False
             )

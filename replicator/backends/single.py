@@ -17,6 +17,7 @@ from replicator.step import context, creation, logical, loop
 from replicator.step.keras_random import StepGenerator
 from replicator.step.outputs import check_outputs
 from replicator.step.per_replica import per_replica_nest
+from replicator.variables import foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -159,6 +160,8 @@ class SingleDeviceReplicator(base.Replicator):
         generator = StepGenerator()
         with creation.forbidden_in_steps(), generator.installed():
             traced = tf.function(step).get_concrete_function(*specs)
+        for variable in traced.variables:
+            foreign.check(variable)
         return SingleProgram(traced, generator)
 
     def _input_devices(self) -> Sequence[str]:

@@ -34,6 +34,7 @@ from replicator.step.keras_random import StepGenerator
 from replicator.step.outputs import check_outputs
 from replicator.step.per_replica import PerReplica, per_replica_nest
 from replicator.validation.arguments import shown
+from replicator.validation.maker import running
 from replicator.variables.kinds import Kind
 from replicator.variables.table import LocalState
 
@@ -84,7 +85,8 @@ class StrategyInputIterator(InputIterator):
     def _get_next(self) -> Any:
         local = self._strategy.experimental_local_results
         return tf.nest.map_structure(
-            lambda leaf: PerReplica(local(leaf)), self._counted_reads().next(0)
+            lambda leaf: PerReplica(local(leaf), made_by=self.made_by),
+            self._counted_reads().next(0),
         )
 
 
@@ -96,6 +98,7 @@ class StrategyReplicator(base.Replicator):
     """
 
     replica_context_class: type[StrategyReplicaContext] = StrategyReplicaContext
+    _wraps_alike = False
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         if not isinstance(strategy, tf.distribute.Strategy):
@@ -236,7 +239,11 @@ class StrategyReplicator(base.Replicator):
         structure: list[Any] = [None]
 
         def step(*batch: Any) -> Any:
-            with context.enter(replica_context), generator.installed():
+            with (  # in the thread of a replica
+                running(self.maker),
+                context.enter(replica_context),
+                generator.installed(),
+            ):
                 return check_outputs(step_fn(*batch), step_fn)
 
         def run_steps(source: Any) -> list[tf.Tensor]:

@@ -18,6 +18,7 @@ from replicator.checkpoint import metadata as metadata_lib
 from replicator.checkpoint.inventory import Inventory
 from replicator.checkpoint.payload import Payload, decode, encode
 from replicator.errors import CheckpointError, CheckpointMismatchError
+from replicator.optimizer.wrapper import ReplicatedOptimizer
 from replicator.validation.arguments import path_of, shown
 from replicator.validation.integers import INT64_MAX, is_integer
 
@@ -103,7 +104,12 @@ class CheckpointManager:
         self._inputs = inputs
         self._metadata = _Text()
         self._workers = [_Text() for _ in range(repl.num_programs)]
-        Inventory(trackables)  # raises now, rather than at the first save
+        # Raises now, rather than at the first save.
+        for optimizer in Inventory(trackables).optimizers.values():
+            if isinstance(optimizer, ReplicatedOptimizer):
+                optimizer.check_maker(repl.maker)
+        if inputs is not None:
+            inputs.check_maker(repl.maker)
 
     @property
     def latest_checkpoint(self) -> str | None:

@@ -21,6 +21,7 @@ from replicator.optimizer.wrapper import ReplicatedOptimizer
 from replicator.step import context as context_lib
 from replicator.step import logical
 from replicator.validation import user_functions
+from replicator.validation.maker import running
 from replicator.variables.checkpoint_contract import CheckpointedBackend
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
           The last step's nest of ``PerReplica``.
 
         Raises:
+          OtherReplicatorError: Inputs or an optimizer of another replicator.
           ReplicatorError: Misuse inside the step; the message says how to fix it.
           TypeError: A step that cannot be called with one batch, or other arguments.
           tf.errors.OutOfRangeError: An input pipeline is at its end.
@@ -100,9 +102,15 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
             user_functions.check_no_more("run", more, others)
         compiled_steps.check_backend(self, step_fn)
         programs.check_num_steps(num_steps, inputs)
-        signature, specs = programs.split_inputs(inputs, self.num_local_replicas)
+        signature, specs = programs.split_inputs(
+            inputs, self.num_local_replicas, self.maker
+        )
         # A profile shows the range "replicator/run" as a step of this number.
-        with counted(inputs, num_steps), profiled("replicator/run", self.num_steps_run):
+        with (
+            running(self.maker),
+            counted(inputs, num_steps),
+            profiled("replicator/run", self.num_steps_run),
+        ):
             outputs = self._run(step_fn, inputs, signature, specs, num_steps)
         self.num_steps_run += num_steps
         return outputs
@@ -141,7 +149,9 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
           ValueError: Unknown ``op``; values of different shapes, or of a type that
             ``op`` does not support.
         """
-        return output_reduction.reduce_here(op, value, self.num_local_replicas)
+        return output_reduction.reduce_here(
+            op, value, self.num_local_replicas, self.maker
+        )
 
     def wrap_optimizer(
         self,
@@ -185,7 +195,9 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         )
         if sharded_update is True:  # an owner's updates would not reach the others
             control.refuse(self, "sharded_update")
-        return self._wrap_optimizer(optimizer, options)
+        wrapped = self._wrap_optimizer(optimizer, options)
+        wrapped.made_by = self.maker
+        return wrapped
 
     def _wrap_optimizer(
         self, optimizer: Any, options: OptimizerOptions
@@ -216,6 +228,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
 
         Raises:
           MeasuringControlError: The replicas do not communicate.
+          OtherReplicatorError: Inputs or an optimizer of another replicator.
           TypeError: Something that TensorFlow cannot save; ``directory`` is not a path.
           ValueError: Nothing to save, or ``max_to_keep`` is less than 1.
         """

@@ -62,7 +62,9 @@ class FedBackend(JobFacts):
         user_functions.check_input_fn(input_fn, "make_input_iterator")
         check_mode(mode)
         num_batches = prefetch.check_num_batches(prefetch_to_device)
-        return self._make_input_iterator(input_fn, mode, num_batches)
+        inputs = self._make_input_iterator(input_fn, mode, num_batches)
+        inputs.made_by = self.maker
+        return inputs
 
     def _make_input_iterator(
         self,

@@ -10,17 +10,20 @@ from replicator.collectives import reducible, reductions
 from replicator.inputs.values import as_value, is_composite
 from replicator.step import context as context_lib
 from replicator.step.per_replica import PerReplica
+from replicator.validation import maker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from replicator.validation.maker import Maker
 
-def reduce_here(op: str, value: Any, num_replicas: int) -> Any:
+
+def reduce_here(op: str, value: Any, num_replicas: int, user: Maker) -> Any:
     """Reduces the values of this process; see ``Replicator.reduce``."""
     context_lib.check_reduce_op(op)
 
     def reduce_leaf(leaf: Any) -> Any:
-        values = _values_of(leaf, op, num_replicas)
+        values = _values_of(leaf, op, num_replicas, user)
         if values is None:
             return leaf[0] if isinstance(leaf, PerReplica) else leaf
         if len(values) == 1:
@@ -31,16 +34,20 @@ def reduce_here(op: str, value: Any, num_replicas: int) -> Any:
     return tf.nest.map_structure(reduce_leaf, value)
 
 
-def _values_of(leaf: Any, op: str, num_replicas: int) -> list[tf.Tensor] | None:
+def _values_of(
+    leaf: Any, op: str, num_replicas: int, user: Maker
+) -> list[tf.Tensor] | None:
     """The tensors to reduce, or None if there is nothing to reduce.
 
     Raises:
+      OtherReplicatorError: Values that another replicator made.
       TypeError: A value that is not a dense tensor.
       ValueError: A wrong number of values; values that differ in shape or type, or
         do not support the reduction.
     """
     if not isinstance(leaf, PerReplica):
         return None
+    maker.check(leaf, user, "a PerReplica", "pass what run() of this one returned")
     if len(leaf) != num_replicas:
         raise ValueError(
             f"reduce {op!r} of {len(leaf)} values per leaf, but there are "
@@ -67,7 +74,7 @@ def _values_of(leaf: Any, op: str, num_replicas: int) -> list[tf.Tensor] | None:
 
 
 def reduce_over_workers(
-    run: Callable[..., Any], op: str, value: Any, num_replicas: int
+    run: Callable[..., Any], op: str, value: Any, num_replicas: int, user: Maker
 ) -> Any:
     """Reduces in a step of its own, which ``run`` runs; see ``Replicator.reduce``."""
     context_lib.check_reduce_op(op)
@@ -75,7 +82,7 @@ def reduce_over_workers(
     places = [
         place
         for place, leaf in enumerate(leaves)
-        if _values_of(leaf, op, num_replicas) is not None
+        if _values_of(leaf, op, num_replicas, user) is not None
     ]
     if places:
         reduced = run(_REDUCTIONS[op], [leaves[place] for place in places])

@@ -21,12 +21,15 @@ from replicator.inputs.iterator import (
 from replicator.inputs.values import common_spec
 from replicator.step import context
 from replicator.step import identity as step_identity
+from replicator.validation import maker
 from replicator.validation.arguments import shown
 from replicator.validation.integers import INT32_MAX, is_integer
 from replicator.validation.user_functions import check_step_fn, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
+
+    from replicator.validation.maker import Maker
 
 MAX_FUNCTIONS_PER_CODE = 16
 NUM_FUNCTIONS_TO_WARN = 5
@@ -210,27 +213,33 @@ def _user_stack_level() -> int:
     return level
 
 
-def split_inputs(inputs: Any, num_replicas: int) -> tuple[Any, list[Any]]:
+def split_inputs(inputs: Any, num_replicas: int, user: Maker) -> tuple[Any, list[Any]]:
     """Splits the inputs of ``run`` into a signature and per-replica specs.
 
     Args:
       inputs: None, an ``InputIterator`` or a nest of ``PerReplica``.
-      num_replicas: Number of replicas.
+      num_replicas: Number of replicas of this process.
+      user: The replicator whose ``run`` it is.
 
     Returns:
       A hashable signature, and the argument specs of the step function: an empty list
       without inputs, else a list of one nest of ``tf.TypeSpec``.
 
     Raises:
+      OtherReplicatorError: Another replicator made the inputs.
       TypeError: Anything else, or values that are not tensors.
       ValueError: A ``PerReplica`` of a wrong length, or of different shapes.
     """
     if inputs is None:
         return None, []
     if isinstance(inputs, InputIterator):
+        inputs.check_maker(user)
         return inputs.signature, [inputs.element_spec]
     if is_per_replica_nest(inputs):
         for leaf in tf.nest.flatten(inputs):
+            maker.check(
+                leaf, user, "a PerReplica", "pass PerReplica(list(values)) to reuse it"
+            )
             if len(leaf) != num_replicas:
                 raise ValueError(
                     f"inputs have {len(leaf)} values per leaf, but there are "

@@ -16,12 +16,14 @@ from replicator.inputs.context import (
 )
 from replicator.inputs.reads import Reads, Source
 from replicator.placement import devices as device_lib
-from replicator.step.per_replica import PerReplica, regroup
+from replicator.step.per_replica import PerReplica
+from replicator.validation import maker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from replicator.inputs.prefetch import DevicePrefetch
+    from replicator.validation.maker import Maker
 
     UnevenInputs = Callable[["InputIterator", bool], bool]
 
@@ -48,9 +50,11 @@ class InputIterator:
       uneven_inputs: Makes ``next`` end with the same step in all worker processes that
         read data of their own; None where this process reads all data.
       stateless_reason: Why the iterators have no state to save; empty if they have.
+      made_by: The replicator whose replicas are fed; None if it was made directly.
     """
 
     stateless_reason = ""
+    made_by: Maker | None = None
 
     def __init__(
         self,
@@ -168,6 +172,15 @@ class InputIterator:
         self.num_steps = self.num_skipped = num_steps
         self.is_at_end = to_end
 
+    def check_maker(self, user: Maker) -> None:
+        """Rejects a replicator whose replicas these inputs do not feed.
+
+        Raises:
+          OtherReplicatorError: Names both.
+        """
+        remedy = "pass what make_input_iterator() of this one returns"
+        maker.check(self, user, "the input iterator", remedy)
+
     def _check(self, pipeline: Any) -> tf.data.Dataset:
         return to_pipeline(pipeline)
 
@@ -216,7 +229,11 @@ class InputIterator:
         reads = self._counted_reads()
         share = self.num_replicas // len(self.iterators)
         batches = [reads.next(replica // share) for replica in range(self.num_replicas)]
-        return regroup(batches, tf.nest.map_structure)
+
+        def group(spec: Any, *values: Any) -> PerReplica[Any]:
+            return PerReplica(values, made_by=self.made_by, spec=spec)
+
+        return tf.nest.map_structure(group, self.element_spec, *batches)
 
     @contextlib.contextmanager
     def count(self, num_steps: int) -> Iterator[None]:

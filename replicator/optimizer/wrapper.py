@@ -37,6 +37,7 @@ from replicator.optimizer.options import OptimizerOptions
 from replicator.optimizer.pairs import check_are_optimized, pairs_of, variables_of
 from replicator.step import context as context_lib
 from replicator.step import creation
+from replicator.validation import maker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -91,6 +92,7 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         )
         self._ownership = ownership  # who updates what; None without sharded_update
         self._is_built = False
+        self.made_by: maker.Maker | None = None
         self._is_loss_scaled = False
         self.wrapped = optimizer  # the last: from here on, see __setattr__
 
@@ -176,6 +178,7 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
             the optimizer was not built with a variable.
         """
         context_lib.require("apply_gradients")
+        self.check_maker(maker.current())
         self._check_loss_scaled()
         pairs = pairs_of(grads_and_vars)
         given = [(grad, variable) for grad, variable in pairs if grad is not None]
@@ -189,6 +192,22 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
             self.build([variable for _, variable in pairs])
         self._update([grad for grad, _ in given], [variable for _, variable in given])
         return self.wrapped.iterations
+
+    def check_maker(self, user: maker.Maker | None) -> None:
+        """Rejects a replicator whose wrapped optimizers update in another way.
+
+        Where they update alike, the number of replicas is that of the step.
+
+        Raises:
+          OtherReplicatorError: Names both.
+        """
+        maker.check(
+            self,
+            user,
+            f"the wrapped optimizer {type(self.wrapped).__name__!r}",
+            "use what wrap_optimizer() of this one returns",
+            is_portable=self._ownership is None,
+        )
 
     def _check_loss_scaled(self) -> None:
         """Rejects gradients of a loss that was not scaled in this trace."""

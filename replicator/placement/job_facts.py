@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
+from replicator.validation.maker import Maker
+
 
 class JobFacts:
     """Replicas and workers of a job, and which of them this process has.
@@ -22,6 +26,16 @@ class JobFacts:
     worker_id: int = 0
     logical_devices_per_replica: int = 1
     without_communication: bool = False
+    _wraps_alike: bool = True
+
+    @functools.cached_property
+    def maker(self) -> Maker:
+        """What the optimizers, inputs and values of this replicator carry."""
+        return Maker(
+            name=type(self).__name__,
+            num_replicas=self.num_replicas,
+            wraps_alike=self._wraps_alike and not self.without_communication,
+        )
 
     @property
     def num_local_replicas(self) -> int:

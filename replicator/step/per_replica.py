@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from replicator.validation import maker
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -18,11 +20,21 @@ class PerReplica(Generic[T]):
 
     Attributes:
       values: A tuple of ``num_replicas`` values.
+      made_by: The replicator whose ``run`` or inputs made them; None if a caller did.
+      spec: The ``tf.TypeSpec`` of a batch that was read from inputs, or None.
     """
 
-    __slots__ = ("values",)
+    __slots__ = ("made_by", "spec", "values")
 
-    def __init__(self, values: Sequence[T]) -> None:
+    def __init__(
+        self,
+        values: Sequence[T],
+        *,
+        made_by: maker.Maker | None = None,
+        spec: Any = None,
+    ) -> None:
+        self.made_by = made_by
+        self.spec = spec
         try:
             self.values = tuple(values)
         except Exception as error:
@@ -43,22 +55,11 @@ class PerReplica(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(self.values)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PerReplica, (self.values,)  # a copy is nobody's
+
     def __repr__(self) -> str:
         return f"PerReplica({', '.join(map(repr, self.values))})"
-
-
-def regroup(per_replica_nests: Sequence[Any], map_structure: Any) -> Any:
-    """Turns R nests of values into one nest of ``PerReplica``.
-
-    Args:
-      per_replica_nests: One nest per replica, all of one structure.
-      map_structure: ``tf.nest.map_structure`` (passed in, so that this module does not
-        import TensorFlow).
-
-    Returns:
-      A nest of the same structure whose leaves are ``PerReplica``.
-    """
-    return map_structure(lambda *values: PerReplica(values), *per_replica_nests)
 
 
 def per_replica_nest(
@@ -72,20 +73,22 @@ def per_replica_nest(
       flat: The tensors of replica 0 in the order of the nest, then those of replica 1,
         and so on.
       num_replicas: R.
-      map_structure: ``tf.nest.map_structure``, as in ``regroup``.
+      map_structure: ``tf.nest.map_structure``, passed in, so that this module does not
+        import TensorFlow.
 
     Returns:
       A nest of the same structure; ``PerReplica`` of Nones where it has None.
     """
     size = len(flat) // num_replicas
     index = -1
+    made_by = maker.current()
 
     def group(leaf: Any) -> PerReplica[Any]:
         nonlocal index
         if leaf is None:
-            return PerReplica([None] * num_replicas)
+            return PerReplica([None] * num_replicas, made_by=made_by)
         index += 1
-        return PerReplica(flat[index::size])
+        return PerReplica(flat[index::size], made_by=made_by)
 
     if isinstance(structure, int):  # a single tensor, which most steps return
         return group(structure)

@@ -17,6 +17,7 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf.writes import tell_of_writes
 from replicator.step import creation
+from replicator.variables import foreign
 from replicator.variables.copy_values import replica_value
 from replicator.variables.fingerprints import is_compiled, state
 from replicator.variables.kinds import Kind, declared_kind, is_summed
@@ -103,6 +104,7 @@ class VariableTable:
         entry = self._entries.get(id(variable))
         if entry is not None and entry.kind is kind:
             return entry
+        foreign.check(variable)
         if entry is not None:
             self.version += 1
         with tf.init_scope(), creation.allowed():

@@ -76,7 +76,7 @@ def slices(weight, value):
 def sums():
     """SGD with rate 1 subtracts every gradient."""
     return hammer(
-        MultiWorkerAsyncReplicator(),
+        replicator.create("async"),
         lambda: keras.optimizers.SGD(1.0),
         dense,
         until_one_is_behind=True,

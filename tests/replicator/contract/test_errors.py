@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import pickle
 import re
 
@@ -119,6 +120,19 @@ def test_misuse_is_refused_before_anything_is_made(what):
 
     with pytest.raises(kind, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", registry.BACKENDS)
+def test_by_default_there_is_one_replica_per_worker(name, monkeypatch):
+    """Where there are workers, the backend's class counts them."""
+    info = registry.BACKENDS[name]
+    default = inspect.signature(info.load()).parameters["num_replicas"].default
+    monkeypatch.setattr(type(info), "load", lambda _: lambda **given: given)
+
+    made = registry.create(name)
+
+    assert {"num_replicas": 1 if info.processes == "one_process" else None} == made
+    assert None is default or info.processes == "one_process"
 
 
 def test_a_limited_backend_gives_its_range(monkeypatch):
