@@ -186,9 +186,7 @@ def test_the_scale_doubles_after_enough_finite_steps(in_graph, fed, monkeypatch)
     assert 1 == int(optimizer.loss_scale.num_finite_steps.numpy())
 
 
-def test_the_update_in_which_the_scale_doubles_is_a_whole_one(
-    placed, fed, monkeypatch
-):
+def test_the_update_in_which_the_scale_doubles_is_a_whole_one(placed, fed, monkeypatch):
     """Gradients are divided by the scale that their loss had, not by the next one."""
     monkeypatch.setattr(loss_scale, "GROWTH_STEPS", 3)
     run, _, optimizer = fed(placed, loss_scale="dynamic")
