@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator._tf import batch_norm as _tf_batch_norm
 from replicator._tf import gradients as _tf_gradients
 from replicator.collectives import vectorized
 from replicator.collectives.buckets import positions_by_dtype
@@ -42,6 +43,7 @@ class StrategyReplicaContext(context.ReplicaContext):
     def __init__(self, num_replicas: int) -> None:
         self.num_replicas = self.num_replicas_in_sync = num_replicas
         vectorized.register()
+        _tf_batch_norm.keep_statistics_of_nothing(context.in_replica_context)
 
     @property
     def replica_id(self) -> tf.Tensor:

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from replicator.collectives import reductions
+from replicator.collectives.uneven import examples_of_all
 from replicator.step import context as context_lib
 from replicator.validation.arguments import is_one_of, shown
 
@@ -39,8 +40,11 @@ class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
     which has no cancellation and costs a second all-reduce. Statistics of float16 and
     bfloat16 inputs are computed in float32.
 
-    It communicates in replica context only. Every replica must have the same number of
-    values per channel.
+    Every value of the global batch counts equally, also where replicas have different
+    numbers of them or none, as in the last step of ``split_global_batches``. Where the
+    trace does not know the numbers, one more all-reduce adds them up.
+
+    It communicates in replica context only.
 
     Attributes:
       variance_form: ``shifted`` or ``two_pass``.
@@ -123,18 +127,22 @@ class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
     def _global_moments(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Mean and variance of the global batch, one number per channel each."""
         rank = len(values.shape)
-        axes = [index for index in range(rank) if index != self.axis % rank]
-        if self.variance_form == "two_pass":
-            mean = reductions.all_mean(tf.reduce_mean(values, axes))
-            centred = values - self._on_axis(mean, rank)
-            return mean, reductions.all_mean(tf.reduce_mean(centred**2, axes))
-        shift = tf.cast(self.moving_mean.value, values.dtype)
-        distance = values - self._on_axis(shift, rank)
-        first, second = reductions.all_mean(
-            [tf.reduce_mean(distance, axes), tf.reduce_mean(distance**2, axes)]
+        means = _GlobalMeans(
+            values, [index for index in range(rank) if index != self.axis % rank]
         )
-        variance = tf.maximum(second - first**2, tf.zeros_like(first))
-        return shift + first, variance
+        if self.variance_form == "two_pass":
+            (mean,) = means([values])
+            centred = values - self._on_axis(mean, rank)
+            (variance,) = means([centred**2])
+        else:
+            shift = tf.cast(self.moving_mean.value, values.dtype)
+            distance = values - self._on_axis(shift, rank)
+            first, second = means([distance, distance**2])
+            mean = shift + first
+            variance = tf.maximum(second - first**2, tf.zeros_like(first))
+        return means.unless_empty(mean, self.moving_mean), means.unless_empty(
+            variance, self.moving_variance
+        )
 
     def _on_axis(self, vector: tf.Tensor, rank: int) -> tf.Tensor:
         """Gives a vector over channels the rank of the values."""
@@ -148,6 +156,46 @@ class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
         # Keras' own synchronization is what this layer replaces.
         config.pop("synchronized", None)
         return {**config, "variance_form": self.variance_form}
+
+
+class _GlobalMeans:
+    """Means over some axes and all replicas, in which every value counts equally.
+
+    Where the trace knows how many values there are, all replicas have as many. Where it
+    does not, as in the last step of an epoch, replicas may have different numbers or
+    none; one all-reduce adds them up, and they weigh the means of replicas. If all
+    have as many, the weight is exactly 1.
+    """
+
+    def __init__(self, values: tf.Tensor, axes: list[int]) -> None:
+        self._axes = axes
+        self._count: tf.Tensor | None = None
+        unknown = [axis for axis in axes if not values.shape[axis]]  # None, or 0
+        if unknown:
+            sizes = tf.gather(tf.shape(values), unknown)
+            self._count = tf.cast(tf.reduce_prod(sizes), values.dtype)
+            self._total = examples_of_all(self._count, values.dtype)
+            num_replicas = context_lib.require("all_mean").num_replicas_in_sync
+            share = self._count * tf.cast(num_replicas, values.dtype)
+            self._weight = tf.math.divide_no_nan(share, self._total)
+
+    def __call__(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Averages tensors of the shape of the values in one all-reduce."""
+        means = [tf.reduce_mean(value, self._axes) for value in values]
+        if self._count is not None:
+            # That of no value is NaN.
+            means = [
+                tf.where(self._count > 0, mean, tf.zeros_like(mean)) * self._weight
+                for mean in means
+            ]
+        return list(reductions.all_mean(means))
+
+    def unless_empty(self, statistic: tf.Tensor, moving: Any) -> tf.Tensor:
+        """A statistic, or the moving one in a step in which no replica has a value."""
+        if self._count is None:
+            return statistic
+        kept = tf.cast(moving.value, statistic.dtype)
+        return tf.where(self._total > 0, statistic, kept)
 
 
 def _statistics_dtype(dtype: tf.DType) -> tf.DType:

@@ -78,7 +78,10 @@ def map_reduce(fn: Callable[[Any], Any], items: Sequence[Any], op: str = "sum") 
         reduced = _as_list(tf.switch_case(context.replica_id, branches))
     if op == "mean":
         total = reductions.all_sum(reduced)
-        reduced = [t / tf.cast(len(items), t.dtype) for t in total]
+        reduced = [
+            tf.cast(t / tf.cast(len(items), t.dtype), spec.dtype)
+            for t, spec in zip(total, results.specs[0], strict=True)
+        ]
     else:
         reduced = reductions.all_reduce(reduced, op)
     return results.pack(0, reduced)
@@ -229,12 +232,14 @@ def _reduce_own(results: _Results, indices: Sequence[int], op: str) -> list[tf.T
 
 
 def _reduce(tensors: list[tf.Tensor], op: str) -> tf.Tensor:
+    dtype = tensors[0].dtype
+    stand_in = reducible.stand_in(dtype, op)
+    if op == "mean":  # divided, and narrowed again, when all of them are added up
+        return tf.add_n([tf.cast(tensor, stand_in) for tensor in tensors])
     if len(tensors) == 1:
         return tensors[0]
-    if op in ("sum", "mean"):
+    if op == "sum":
         return tf.add_n(tensors)
-    dtype = tensors[0].dtype
-    stand_in = reducible.stand_in(dtype)
     stacked = tf.stack([tf.cast(tensor, stand_in) for tensor in tensors])
     reduce = tf.reduce_min if op == "min" else tf.reduce_max
     return tf.cast(reduce(stacked, axis=0), dtype)
@@ -244,7 +249,8 @@ def _neutral(spec: tf.TensorSpec, op: str) -> tf.Tensor:
     """The neutral element that a replica without items passes to a reduction."""
     dtype = spec.dtype
     if op in ("sum", "mean"):
-        return tf.zeros(spec.shape, dtype)
+        wide = reducible.stand_in(dtype, op) if op == "mean" else dtype
+        return tf.zeros(spec.shape, wide)
     if dtype.is_floating:
         value = tf.constant(np.inf if op == "min" else -np.inf, dtype)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -107,9 +108,17 @@ def all_reduce_if(
 def _all_reduce_dense(
     context: ReplicaContext, tensors: Sequence[tf.Tensor], kind: AllReduce
 ) -> list[tf.Tensor]:
-    sent = [tf.cast(t, reducible.stand_in(t.dtype)) for t in tensors]
-    reduced = differentiable.communicate(context, kind, sent)
-    return [tf.cast(y, x.dtype) for x, y in zip(tensors, reduced, strict=True)]
+    sent = [tf.cast(t, reducible.stand_in(t.dtype, kind.op)) for t in tensors]
+    # float16 has 16 bits already; what averages it in float32 is not narrowed again.
+    whole = dataclasses.replace(kind, wire_dtype=None)
+    kinds = [whole if tensor.dtype == tf.float16 else kind for tensor in tensors]
+    results: list[Any] = [None] * len(sent)
+    for one in dict.fromkeys(kinds):
+        places = [place for place, other in enumerate(kinds) if other == one]
+        reduced = differentiable.communicate(context, one, [sent[p] for p in places])
+        for place, result in zip(places, reduced, strict=True):
+            results[place] = tf.cast(result, tensors[place].dtype)
+    return results
 
 
 def _all_reduce_sparse(

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator.collectives import reductions
+from replicator.collectives import reducible, reductions
 from replicator.errors import SplitBatchError
 from replicator.inputs.context import InputContext
 from replicator.step import context as context_lib
@@ -108,8 +108,25 @@ def mean_over_examples(values: Any) -> tf.Tensor:
             f"[examples], but got {values.dtype.name} of shape {values.shape}; use an "
             "unreduced loss (reduction=None)"
         )
-    num_examples = tf.cast(tf.size(values), tf.float32)
-    total = reductions.all_sum(tf.stop_gradient(num_examples))
+    total = examples_of_all(tf.size(values), _wide(values.dtype))
     # The mean of a step without examples on any replica is 0 rather than NaN.
-    weight = tf.math.divide_no_nan(float(replica.num_replicas), total)
-    return tf.reduce_sum(values) * tf.cast(weight, values.dtype)
+    weight = tf.math.divide_no_nan(
+        tf.cast(replica.num_replicas_in_sync, total.dtype), total
+    )
+    summed = tf.reduce_sum(tf.cast(values, reducible.stand_in(values.dtype, "mean")))
+    return tf.cast(summed * tf.cast(weight, summed.dtype), values.dtype)
+
+
+def examples_of_all(num_examples: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Counts the examples of this step on all replicas.
+
+    Args:
+      num_examples: Those of this replica, a scalar.
+      dtype: Floating type of the result, which is exact up to its precision.
+    """
+    return tf.stop_gradient(reductions.all_sum(tf.cast(num_examples, dtype)))
+
+
+def _wide(dtype: tf.DType) -> tf.DType:
+    """In which a weight of values of a type is computed."""
+    return tf.float64 if dtype == tf.float64 else tf.float32

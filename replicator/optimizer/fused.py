@@ -8,7 +8,8 @@ optimizer.
 
 Where the update is linear in the gradient (plain SGD, momentum), the kernels take the
 gradient *sum* over R replicas and a learning rate divided by R: the same product with
-one pass less over every gradient.
+one pass less over every gradient. Not of float16, whose sum overflows where the average
+does not.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class FusedUpdate:
     kernel: str
     is_linear = True
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, *, is_linear: bool) -> None:
         self.optimizer = optimizer
+        self.is_linear = self.is_linear and is_linear
 
     def apply(
         self, grads: Sequence[tf.Tensor], variables: Sequence[Any], num_summed: int
@@ -75,7 +77,9 @@ class FusedUpdate:
         Args:
           num_summed: Summands of each gradient; 1 for averages.
         """
-        return {"rate": tf.convert_to_tensor(self.optimizer.learning_rate / num_summed)}
+        # Divided in float64, from which the quotient of any narrower type is rounded.
+        rate = tf.cast(self.optimizer.learning_rate, tf.float64)
+        return {"rate": rate / num_summed}
 
     def update_one(
         self, grad: Any, variable: Any, scalars: dict[str, tf.Tensor]
@@ -132,7 +136,7 @@ def find(
         is_rows = rule is _Sgd and isinstance(grad, tf.IndexedSlices)
         if not _has_kernel(_SGD_OF_ROWS if is_rows else rule.kernel, variable):
             return None
-    return rule(optimizer)
+    return rule(optimizer, is_linear=all(grad.dtype != tf.float16 for grad in grads))
 
 
 def _has_kernel(op: str, variable: Any) -> bool:

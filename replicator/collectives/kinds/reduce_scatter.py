@@ -66,7 +66,7 @@ def reduce_scatter(value: Any, op: str = "sum") -> Any:
     for tensor in tensors:
         reducible.check(tensor, op, "reduce_scatter")
     check_rows(tensors, "reduce_scatter", context.num_replicas_in_sync)
-    sent = [tf.cast(t, reducible.stand_in(t.dtype)) for t in tensors]
+    sent = [tf.cast(t, reducible.stand_in(t.dtype, op)) for t in tensors]
     parts = differentiable.communicate(context, ReduceScatter(op=op), sent)
     results = [tf.cast(y, x.dtype) for x, y in zip(tensors, parts, strict=True)]
     return tf.nest.pack_sequence_as(value, results)

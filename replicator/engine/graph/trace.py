@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator._tf import batch_norm as _tf_batch_norm
 from replicator._tf import compat as _tf_compat
 from replicator._tf import gradients as _tf_gradients
 from replicator.collectives import vectorized
@@ -185,6 +186,7 @@ def trace(
     """
     trace_context = TraceContext(num_replicas, num_logical_devices, num_replicas_in_all)
     vectorized.register()
+    _tf_batch_norm.keep_statistics_of_nothing(context.in_replica_context)
 
     def step(*args: Any) -> Any:
         trace_context.graph = _tf_compat.current_graph()

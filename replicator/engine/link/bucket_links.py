@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.engine.link.node_ops import NodeOps
+from replicator.engine.link import shape_check
+from replicator.engine.link.node_ops import PAIRWISE, NodeOps
 from replicator.engine.link.reduction import How
 from replicator.engine.link.uneven_rows import UnevenRows
 
@@ -226,6 +227,18 @@ class BucketLinks:
     def _within_memories(
         self, op: str, name: str, operands: Sequence[Tensor]
     ) -> list[Tensor]:
+        # Of the reductions only these ops broadcast: [1] and [3] would become [3].
+        may_broadcast = op in PAIRWISE and not self._shape.is_fully_defined()
+        if may_broadcast and len(operands) > 1:
+            first = shape_check.between_replicas(
+                self._emit,
+                f"{name}/check",
+                str(self._plan.collective.kind),
+                operands,
+                self._dtype,
+                self._devices,
+            )
+            operands = [first, *operands[1:]]
         return self._reduction.within_memories(op, name, operands, self._dtype)
 
     def _check_shape(self, ref: Tensor, device: str) -> None:

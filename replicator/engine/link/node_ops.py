@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Tensor: TypeAlias = Ref | str
 
-_PAIRWISE = {"min": "Minimum", "max": "Maximum"}
+PAIRWISE = {"min": "Minimum", "max": "Maximum"}
 
 
 class NodeOps:
@@ -72,11 +72,11 @@ class NodeOps:
         """The sum (of a mean too), minimum or maximum of some values."""
         if len(values) == 1:
             return values[0]
-        if op not in _PAIRWISE:
+        if op not in PAIRWISE:
             return self._add("AddN", values, "sum:0", N=len(values))
         result = values[0]
         for other in values[1:]:
-            result = self._add(_PAIRWISE[op], [result, other], "z:0")
+            result = self._add(PAIRWISE[op], [result, other], "z:0")
         return result
 
     def _add(self, op: str, inputs: Sequence[Tensor], port: str, **attrs: int) -> Ref:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -78,6 +80,129 @@ def test_pipelines_of_each_replica_average_the_same(in_graph):
     losses, _ = _train(in_graph, 19, InputReplicationMode.PER_REPLICA)
 
     np.testing.assert_allclose(_reference(19)[0], losses, rtol=1e-5)
+
+
+def _normalized_epoch(repl, make_layer, num_examples, weigh):
+    """One epoch of a normalized regression; returns losses and all variables."""
+    keras.utils.set_random_seed(1)
+    with repl.context():
+        layers = [keras.layers.Dense(4), make_layer(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((3,)), *layers])
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
+    dataset = tf.data.Dataset.from_tensor_slices(_data(num_examples))
+    inputs = repl.make_input_iterator(
+        lambda ctx: replicator.split_global_batches(dataset, ctx, 8)
+    )
+
+    def step(batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            error = model(x, training=True)[:, 0] - y
+            loss = weigh(error**2)
+        variables = model.trainable_variables
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, variables), variables, strict=True)
+        )
+        return loss
+
+    losses = [
+        float(repl.reduce("mean", repl.run(step, inputs)))
+        for _ in range(-(-num_examples // 8))
+    ]
+    return losses, [np.asarray(variable) for variable in model.variables]
+
+
+@pytest.mark.parametrize("num_examples", [13, 9])
+def test_batch_norm_of_a_partial_step_counts_every_example_equally(
+    repl_once, num_examples
+):
+    """Also with replicas that have none: as Keras' layer on one device.
+
+    Before, replicas weighed equally, and an empty one made every weight NaN.
+    """
+    form = "two_pass" if num_examples == 13 else "shifted"
+
+    losses, variables = _normalized_epoch(
+        repl_once,
+        lambda: replicator.CrossReplicaBatchNormalization(
+            momentum=0.5, variance_form=form
+        ),
+        num_examples,
+        replicator.mean_over_examples,
+    )
+
+    expected_losses, expected = _normalized_epoch(
+        replicator.create("single"),
+        lambda: keras.layers.BatchNormalization(momentum=0.5),
+        num_examples,
+        tf.reduce_mean,
+    )
+    np.testing.assert_allclose(expected_losses, losses, rtol=1e-5)
+    for want, value in zip(expected, variables, strict=True):
+        np.testing.assert_allclose(want, value, rtol=1e-4, atol=1e-6)
+
+
+def test_batch_norm_of_whole_batches_has_the_bits_of_known_shapes(in_graph):
+    """The weight of equal numbers is exactly 1."""
+    x, _ = _data(16)
+    data = tf.data.Dataset.from_tensor_slices(x)
+    found = []
+    for drop_remainder in (False, True):
+        with in_graph.context():
+            layer = replicator.CrossReplicaBatchNormalization()
+            layer.build([None, 3])
+        inputs = in_graph.make_input_iterator(
+            lambda _, drop=drop_remainder: data.batch(8, drop_remainder=drop)
+        )
+        step = functools.partial(layer, training=True)
+        found.append([*in_graph.run(step, inputs), layer.moving_variance.numpy()])
+
+    for unknown, known in zip(*found, strict=True):
+        np.testing.assert_array_equal(known, unknown)
+
+
+def test_batch_norm_without_any_example_keeps_its_statistics(repl_once):
+    """Nobody has a value: there is nothing to move them to."""
+    with repl_once.context():
+        layer = replicator.CrossReplicaBatchNormalization()
+        layer.build([None, 3])
+    inputs = repl_once.make_input_iterator(
+        lambda _: tf.data.Dataset.from_tensors(tf.zeros([0, 3])).repeat()
+    )
+    layer.moving_mean.assign([1.0, 2.0, 3.0])
+
+    repl_once.run(functools.partial(layer, training=True), inputs)
+
+    assert [1.0, 2.0, 3.0] == pytest.approx(layer.moving_mean.numpy())
+
+
+def test_a_replica_without_examples_keeps_the_statistics_of_keras_batch_norm(in_graph):
+    """Its mean of nothing would be NaN, and so would the weight's gradient."""
+    with in_graph.context():
+        layer = keras.layers.BatchNormalization(momentum=0.5)
+        layer.build([None, 1])
+        optimizer = in_graph.wrap_optimizer(keras.optimizers.SGD(0.1))
+    data = tf.data.Dataset.from_tensor_slices(tf.constant([[2.0], [4.0], [6.0]]))
+    inputs = in_graph.make_input_iterator(
+        lambda ctx: replicator.split_global_batches(data, ctx, 2)
+    )
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            out = layer(x, training=True)[:, 0]
+            loss = replicator.mean_over_examples((out - 1.0) ** 2)
+        weights = layer.trainable_variables
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, weights), weights, strict=True)
+        )
+
+    in_graph.run(step, inputs)
+    in_graph.run(step, inputs)  # one example, for the second replica
+
+    # 2 on the first; (4 / 2 + 6) / 2 on the second.
+    assert (1.0 + 4.0) / 2 == pytest.approx(float(layer.moving_mean[0]))
+    for variable in layer.variables:
+        assert np.isfinite(variable.numpy()).all()
 
 
 def test_a_plain_partial_last_batch_runs_on_every_backend(repl):

@@ -1,0 +1,40 @@
+"""The private method by which Keras' batch normalization averages a batch."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@functools.cache
+def keep_statistics_of_nothing(is_in_step: Callable[[], bool]) -> None:
+    """Lets Keras' batch normalization take batches without examples (test_uneven).
+
+    In the last step of an epoch a replica may have no example. The mean of nothing is
+    NaN, which would become the moving statistics and, through the gradient of
+    ``gamma``, every weight. Such a replica uses and keeps its moving statistics.
+
+    Args:
+      is_in_step: Whether a step is being traced; the method is Keras' own elsewhere.
+    """
+    layer = keras.layers.BatchNormalization
+    of_keras = layer._moments  # noqa: SLF001
+
+    def moments(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        mean, variance = of_keras(self, inputs, mask)
+        if inputs.shape[0] is not None or not is_in_step():
+            return mean, variance
+        has_examples = tf.size(inputs) > 0
+
+        def kept(new: tf.Tensor, moving: Any) -> tf.Tensor:
+            return tf.where(has_examples, new, tf.cast(moving.value, new.dtype))
+
+        return kept(mean, self.moving_mean), kept(variance, self.moving_variance)
+
+    layer._moments = moments  # noqa: SLF001
