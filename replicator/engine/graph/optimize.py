@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import grappler as _tf_grappler
-from replicator.engine.graph.ordering import keep_effects_in_order
+from replicator.engine.graph.ordering import (
+    keep_effects_in_order,
+    keep_waits_of_calls,
+)
 from replicator.engine.graph.stamps import Stamps, called_functions
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ def optimize(traced: TracedStep, topology: Topology) -> Any:
     if not keep:
         return graph_def
     _mark_lowering(graph_def, is_lowered=False)
+    keep_waits_of_calls(graph_def)
     stamps = Stamps(graph_def, topology)
     if not stamps.is_on_cpus:  # what a node without a device is taken for
         stamps.add(graph_def)

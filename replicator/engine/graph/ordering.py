@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+_CALL = "StatefulPartitionedCall"
 _WITH_EFFECTS = frozenset({"Case", "If", "StatefulPartitionedCall", "While"})
 
 
@@ -28,6 +29,36 @@ def keep_effects_in_order(graph_def: Any) -> None:
     _add_edges(graph_def.node, stateful | _WITH_EFFECTS)
     for function in library:
         _add_edges(function.node_def, stateful | _WITH_EFFECTS)
+
+
+def keep_waits_of_calls(graph_def: Any) -> None:
+    """Lets calls wait through a node of their own, in place, before the optimizer.
+
+    It drops a control edge from what an argument is computed from, and then puts the
+    function's nodes in place of the call: those that do not use this argument would no
+    longer wait. An assignment then overtakes a read whose value the call is given.
+
+    Args:
+      graph_def: A traced ``GraphDef``.
+    """
+    library = graph_def.library.function
+    names = {f.signature.name for f in library if f.signature.is_stateful} | {_CALL}
+    _add_waits(graph_def.node, names)
+    for function in library:
+        _add_waits(function.node_def, names)
+
+
+def _add_waits(nodes: Any, calls: Collection[str]) -> None:
+    for node in [node for node in nodes if node.op in calls]:
+        waits = [text for text in node.input if text.startswith("^")]
+        if waits:
+            data = [text for text in node.input if not text.startswith("^")]
+            wait = nodes.add(
+                name=f"{node.name}/replicator_wait", op="NoOp", device=node.device
+            )
+            wait.input.extend(waits)
+            del node.input[:]
+            node.input.extend([*data, f"^{wait.name}"])
 
 
 def _add_edges(nodes: Sequence[Any], with_effects: Collection[str]) -> None:

@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 from fuzzing import syntax
 from fuzzing.collectives import COLLECTIVES
-from fuzzing.operations import OPERATIONS, PLAIN_OPERATIONS
+from fuzzing.operations import HALVES, OPERATIONS, PLAIN_OPERATIONS
 from fuzzing.syntax import Block, Type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
 MAX_INNER = 3
+# What a series may be drawn without, to look behind a known difference.
+FEATURES = ("failures", "halves", "handles", "outside", "uneven", "unknown")
 
 
 @dataclasses.dataclass
@@ -53,14 +55,21 @@ class Choices(abc.ABC):
 
     num_replicas: int
 
-    def __init__(self, draw: Callable[..., Any]) -> None:
+    def __init__(
+        self, draw: Callable[..., Any], features: Collection[str] = FEATURES
+    ) -> None:
         self._draw = draw
+        self.features = features
         self._num_names = 0
         self.variables: list[syntax.Variable] = []
 
     def choose(self, options: Sequence[Any]) -> Any:
         """One of some options; shrinks to the first."""
         return self._draw(st.sampled_from(options))
+
+    def also(self, feature: str, *options: Any) -> list[Any]:
+        """Options that are there with a feature."""
+        return list(options) if feature in self.features else []
 
     def number(self, low: int, high: int) -> int:
         """An integer; shrinks to the lowest."""
@@ -103,6 +112,8 @@ class Choices(abc.ABC):
     def compute(self, scope: Scope) -> syntax.Statement | None:
         """One operation of TensorFlow."""
         operations = PLAIN_OPERATIONS if scope.is_plain else OPERATIONS
+        if "halves" in self.features and not scope.is_plain:
+            operations = (*operations, *HALVES)
         operation = self.choose(operations)
         first = self.pick(
             scope,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from fuzzing.operations import MAX_RANK, MAX_SIZE, size
-from fuzzing.syntax import BOOL, FLOAT, Type
+from fuzzing.syntax import BOOL, FLOAT, HALF, Type
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,6 +47,9 @@ def reduce_all(op: str, values: Values) -> tf.Tensor:
     stacked = tf.stack(values)
     if stacked.dtype == tf.bool:
         return {"min": tf.reduce_all, "max": tf.reduce_any}[op](stacked, axis=0)
+    if stacked.dtype == tf.float16 and op == "mean":  # of large ones, too
+        wide = tf.reduce_mean(tf.cast(stacked, tf.float32), axis=0)
+        return tf.cast(wide, tf.float16)
     return {
         "sum": tf.reduce_sum,
         "mean": tf.reduce_mean,
@@ -60,7 +63,12 @@ def _for_all(value: tf.Tensor, values: Values) -> Values:
 
 
 def _is_reduced(type_: Type, op: str, _: int) -> bool:
-    return {"sum": type_.dtype != BOOL, "mean": type_.dtype == FLOAT}.get(op, True)
+    # A sum of halves of any size may be infinite by right.
+    takes = {
+        "sum": type_.dtype not in (BOOL, HALF),
+        "mean": type_.dtype in (FLOAT, HALF),
+    }
+    return takes.get(op, True)
 
 
 def _is_divided(type_: Type, num_replicas: int) -> bool:

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
-from fuzzing import structure, syntax
-from fuzzing.choices import Scope
+from fuzzing import source, structure, syntax
+from fuzzing.choices import FEATURES, Scope
 from fuzzing.collectives import COLLECTIVES
 from fuzzing.drawn_flow import Flow
 from fuzzing.drawn_tapes import MAX_TAPES, Tapes
-from fuzzing.syntax import BOOL, FLOAT, INT, Type
+from fuzzing.syntax import BOOL, FLOAT, HALF, INT, Type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 INPUTS = (
     ("a", Type(FLOAT)),
@@ -25,6 +25,9 @@ INPUTS = (
     ("p", Type(BOOL)),
     ("q", Type(BOOL, (3,))),
 )
+HALF_INPUT = ("h", Type(HALF, (3,)))
+# What no operation uses as it is.
+SPECIAL_INPUTS = ((source.FAILS, Type(BOOL)), (source.UNEVEN, Type(FLOAT, (3,))))
 VARIABLE_TYPES = (
     Type(FLOAT, (3,)),
     Type(FLOAT),
@@ -50,6 +53,10 @@ class Drawer(Tapes, Flow):
         if self.variables:
             kinds += [self.read] * 2
             kinds += [self.write] * 2 if scope.may_write else []
+        if scope.depth == 0:
+            may_fail = self.variables and not self._fails
+            kinds += self.also("failures", self.fail) if may_fail else []
+            kinds += self.also("uneven", self.uneven)
         if scope.num_tapes < MAX_TAPES and scope.depth <= MAX_TAPES:
             kinds += [self.differentiate] * (6 if scope.num_tapes else 3)
             kinds += [self.nested_tapes] * 2
@@ -76,30 +83,55 @@ class Drawer(Tapes, Flow):
                 picked.append(value)
         return self.join(scope, kind, parameter, picked) if picked else None
 
+    def fail(self, scope: Scope) -> syntax.Statement | None:
+        """A value that comes only where the step does not fail."""
+        value = self.pick(scope, lambda t: t.dtype in (FLOAT, INT))
+        if value is None:
+            return None
+        self._fails = True
+        return syntax.Fail(
+            result=self.define(scope, value[1]),
+            argument=value[0],
+            is_late=self.choose([False, True]),
+        )
+
+    def uneven(self, scope: Scope) -> syntax.Statement:
+        """A number from values whose lengths may differ."""
+        self._is_uneven = True
+        return syntax.Uneven(
+            result=self.define(scope, Type(FLOAT)),
+            form=self.choose(["own", "examples", "examples", *syntax.JOINS]),
+        )
+
     def read(self, scope: Scope) -> syntax.Statement:
         """The value of a variable."""
         variable = self.choose(self.variables)
         return syntax.Read(
-            result=self.define(scope, variable.type), variable=variable.name
+            result=self.define(scope, variable.type),
+            variable=variable.name,
+            is_raw=self.choose([False, False, *self.also("handles", True)]),
         )
 
     def write(self, scope: Scope) -> syntax.Statement | None:
         """An assignment to a variable."""
         variable = self.choose(self.variables)
         value = self.pick(scope, lambda t: t == variable.type)
-        is_number = variable.type.dtype != BOOL
+        is_number = variable.type.dtype in (FLOAT, INT)
         methods = ["assign_add", "assign", "assign_sub"] if is_number else ["assign"]
         return value and syntax.Write(
-            variable=variable.name, method=self.choose(methods), argument=value[0]
+            variable=variable.name,
+            method=self.choose(methods),
+            argument=value[0],
+            form=self.choose(["method", *self.also("handles", "unread", "raw")]),
         )
 
     def variable(self, index: int) -> syntax.Variable:
         """A variable, with the flags that a user may set."""
-        type_ = self.choose(VARIABLE_TYPES)
+        type_ = self.choose([*VARIABLE_TYPES, *self.also("halves", Type(HALF, (3,)))])
         synchronization = self.choose(["AUTO", "AUTO", "ON_READ"])
         # Where copies are not declared to differ, a prover decides how a sum begins.
         aggregations = ["NONE", "NONE", "ONLY_FIRST_REPLICA"]
-        if synchronization == "ON_READ":
+        if synchronization == "ON_READ" and type_.dtype != HALF:
             aggregations.append("SUM")
         return syntax.Variable(
             name=f"w{index}",
@@ -113,32 +145,58 @@ class Drawer(Tapes, Flow):
     def setting(self) -> syntax.Setting:
         """How the program is run."""
         num_steps = self.number(1, 3)
-        feed = self.choose(["values", "values", "iterator", "loop"])
-        names = [v.name for v in self.variables if v.type.dtype != BOOL]
-        is_assigned = num_steps > 1 and feed != "loop" and names and self.number(0, 1)
+        feeds = ["iterator", "loop", *self.also("unknown", "unknown")]
+        feed = self.choose(feeds if self._is_uneven else ["values", "values", *feeds])
+        writes = [self.outside(num_steps, feed) for _ in range(self.number(0, 3))]
+        fails = None
+        if self._fails:
+            fails = self.number(0, num_steps - 1), self.number(0, self.num_replicas - 1)
         return syntax.Setting(
             placement=self.choose(["shared", "mirrored", "separate"]),
             num_replicas=self.num_replicas,
             num_steps=num_steps,
             feed=feed,
             seed=self.number(0, 99),
-            assigned=self.choose(names) if is_assigned else "",
+            outside=tuple(filter(None, writes)),
+            fails=fails,
+            is_even=self.choose([True, False]) if self._is_uneven else True,
+        )
+
+    def outside(self, num_steps: int, feed: str) -> syntax.Outside | None:
+        """A write between steps."""
+        if not self.variables:
+            return None
+        variable = self.choose(self.variables)
+        kinds = self.also("outside", "same", "reset")
+        kinds += ["new", "add"] if variable.type.dtype in (FLOAT, INT) else []
+        return kinds and syntax.Outside(
+            step=0 if feed == "loop" else self.number(0, num_steps - 1),
+            variable=variable.name,
+            kind=self.choose(kinds),
         )
 
     def program(self) -> syntax.Program:
         """The whole of it."""
         self.num_replicas = self.choose([2, 3, 1])
+        self._fails = self._is_uneven = False
         self.variables = [self.variable(i) for i in range(self.number(0, 3))]
-        scope = Scope(values=list(INPUTS))
+        inputs = [*INPUTS, *self.also("halves", HALF_INPUT)]
+        scope = Scope(values=list(inputs))
         statements = self.statements(scope, self.number(1, MAX_STATEMENTS))
         used = set().union(*map(structure.used, statements))
-        defined = [name for name, _ in scope.values[len(INPUTS) :]]
+        defined = [name for name, _ in scope.values[len(inputs) :]]
         # Whatever nothing else uses: at this level nothing is dead.
         outputs = tuple(name for name in defined if name not in used)
         statements = structure.without_dead(statements, set(outputs))
         used = set().union(*map(structure.used, statements))
+        parts = [p for statement in statements for p in structure.inside(statement)]
+        self._fails = any(isinstance(p, syntax.Fail) for p in parts)
+        self._is_uneven = source.UNEVEN in used
+        used |= {source.FAILS} if self._fails else set()
         return syntax.Program(
-            inputs=tuple(value for value in INPUTS if value[0] in used),
+            inputs=tuple(
+                value for value in (*inputs, *SPECIAL_INPUTS) if value[0] in used
+            ),
             variables=tuple(self.variables),
             statements=statements,
             outputs=outputs,
@@ -147,6 +205,8 @@ class Drawer(Tapes, Flow):
 
 
 @st.composite
-def programs(draw: Callable[..., Any]) -> syntax.Program:
-    """Programs of any kind that the grammar knows."""
-    return Drawer(draw).program()
+def programs(
+    draw: Callable[..., Any], features: Collection[str] = FEATURES
+) -> syntax.Program:
+    """Programs of any kind that the grammar knows, or of some features of it."""
+    return Drawer(draw, features).program()

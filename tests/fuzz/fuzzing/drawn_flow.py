@@ -111,9 +111,12 @@ class Flow(Choices):
         body = self.block(inner, fits, least=1)
         assert body, "the parameter is in the scope"
         type_ = dict(inner.values)[body.result]
+        result = Type(FLOAT, (count, *type_.shape))
         return syntax.Vectorize(
-            result=self.define(scope, Type(FLOAT, (count, *type_.shape))),
+            result=self.define(scope, result),
             argument=argument[0],
             parameter=parameter,
             body=body,
+            shape=result.shape,
+            is_unknown=self.choose([False, *self.also("unknown", True)]),
         )

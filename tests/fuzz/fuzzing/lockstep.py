@@ -31,6 +31,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from fuzzing import syntax
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     Values = list[tf.Tensor]  # one per replica
     Environment = dict[str, Values]
 
-_NUMPY_TYPES = {syntax.INT: tf.int32, syntax.BOOL: tf.bool}
+_NUMPY_TYPES = {syntax.INT: tf.int32, syntax.BOOL: tf.bool, syntax.HALF: tf.float16}
 
 
 class Lockstep(Transformations):
@@ -63,6 +64,8 @@ class Lockstep(Transformations):
         self._program = program
         self._dtype = dtype
         self._num_replicas = program.setting.num_replicas
+        # What replica 0 has held of each variable since it was last emptied.
+        self.history: dict[str, list[Any]] = {v.name: [] for v in program.variables}
         self._declared = {v.name: v for v in program.variables}
         self.variables = {
             name: [
@@ -96,13 +99,20 @@ class Lockstep(Transformations):
         """What each replica holds of a variable."""
         return [copy.numpy() for copy in self.variables[name]]
 
+    def note(self, name: str) -> None:
+        """Adds what a variable reads as on replica 0 to its history."""
+        self.history[name].append(self.variables[name][0].numpy())
+
     def outside(self, name: str) -> Any:
         """What the user's variable reads as between steps."""
         variable, copies = self._declared[name], self.copies(name)
         if variable.aggregation == "SUM" and variable.type.dtype != syntax.BOOL:
             return sum(copies)
-        is_mean = variable.type.dtype == syntax.FLOAT and variable.aggregation == "NONE"
-        return sum(copies) / len(copies) if is_mean else copies[0]
+        is_mean = variable.aggregation == "NONE" and copies[0].dtype.kind == "f"
+        if not is_mean:
+            return copies[0]
+        wide = sum(np.asarray(copy, np.float64) for copy in copies) / len(copies)
+        return wide.astype(copies[0].dtype)
 
     def _initial(self, name: str, value: Any) -> Values:
         """Copies of a value; of a variable that reads as a sum, shares of it."""
@@ -141,6 +151,8 @@ class Lockstep(Transformations):
             syntax.Write: self._write,
             syntax.Communicate: self._communicate,
             syntax.Map: self._map,
+            syntax.Fail: self._fail,
+            syntax.Uneven: self._uneven,
             **self.transformations(),
         }
         handler = handlers.get(type(statement), self._control_flow)
@@ -180,6 +192,41 @@ class Lockstep(Transformations):
         for r in replicas:
             variable = self.variables[statement.variable][r]
             getattr(variable, statement.method)(environment[statement.argument][r])
+            if r == 0:
+                self.note(statement.variable)
+
+    def _fail(
+        self, statement: syntax.Fail, environment: Environment, replicas: Sequence[int]
+    ) -> None:
+        """Goes on: what a step does before it fails is a part of what it does."""
+        argument = environment[statement.argument]
+        environment[statement.result] = self.on(
+            replicas, lambda r: tf.identity(argument[r])
+        )
+
+    def _uneven(
+        self,
+        statement: syntax.Uneven,
+        environment: Environment,
+        replicas: Sequence[int],
+    ) -> None:
+        """Joins of different lengths are refused, so what they give is not asked."""
+        rows = environment["u"]
+        count, form = self._num_replicas, statement.form
+        totals = [tf.reduce_sum(value) for value in rows]
+        is_same = len({value.shape[0] for value in rows}) == 1
+        if form == "examples":
+            total = sum(value.shape[0] for value in rows)
+            totals = [value * count / max(total, 1) for value in totals]
+        elif form == "gather":
+            totals = [sum(totals)] * count
+        elif form != "own":
+            totals = (
+                [tf.reduce_sum(reduce_all(form, rows))] * count if is_same else totals
+            )
+        environment[statement.result] = self.on(
+            replicas, lambda r: tf.identity(totals[r])
+        )
 
     def _control_flow(
         self,

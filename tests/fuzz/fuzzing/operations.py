@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from fuzzing.syntax import BOOL, FLOAT, INT, Type
+from fuzzing.syntax import BOOL, FLOAT, HALF, INT, Type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -246,6 +246,25 @@ DISCRETE = [
         takes=BOOL,
         others=lambda shape: ((Type(FLOAT, shape),), (Type(FLOAT, shape),)),
         gives=_same(FLOAT),
+    ),
+]
+# Of any size that float16 has: none of them makes one larger.
+HALVES = [
+    *(
+        Operation(template=t, takes=HALF, gives=_same(HALF))
+        for t in ("-{0}", "{0} * 0.5", "tf.abs({0})")
+    ),
+    Operation(
+        template="tf.maximum({0}, {1})",
+        takes=HALF,
+        gives=_same(HALF),
+        others=_like(HALF),
+    ),
+    Operation(template="tf.cast({0}, FLOAT) / 65504.0", takes=HALF, gives=_same(FLOAT)),
+    Operation(
+        template="tf.cast(60000.0 * tf.sin({0}), tf.float16)",
+        takes=FLOAT,
+        gives=_same(HALF),
     ),
 ]
 RANDOM = [

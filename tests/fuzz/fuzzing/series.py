@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Flaky
 
-from fuzzing import drawing, engine, source
+from fuzzing import checking, comparing, drawing, source
+from fuzzing.choices import FEATURES
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from fuzzing import syntax
 
 
@@ -25,7 +28,7 @@ class Series:
         as Python, with what they disagree about.
     """
 
-    verdicts: collections.Counter[engine.Verdict] = dataclasses.field(
+    verdicts: collections.Counter[checking.Verdict] = dataclasses.field(
         default_factory=collections.Counter
     )
     differences: list[str] = dataclasses.field(default_factory=list)
@@ -36,7 +39,7 @@ class Series:
         self.differences += other.differences
 
     def __str__(self) -> str:
-        counts = [f"{self.verdicts[v]} {v.value}" for v in engine.Verdict]
+        counts = [f"{self.verdicts[v]} {v.value}" for v in checking.Verdict]
         num_drawn = self.verdicts.total() + len(self.differences)
         return (
             f"{num_drawn} programs drawn: {', '.join(counts)}; "
@@ -44,16 +47,23 @@ class Series:
         )
 
 
-def run_series(first_seed: int, num_programs: int, *, is_shrunk: bool = True) -> Series:
+def run_series(
+    first_seed: int,
+    num_programs: int,
+    *,
+    is_shrunk: bool = True,
+    features: Collection[str] = FEATURES,
+) -> Series:
     """Draws programs and compares the library with the interpreter on each.
 
     Args:
       first_seed: The same seed draws the same programs.
       num_programs: How many, unless one of them shows a difference.
       is_shrunk: Whether the program that shows it is made small, in up to five minutes.
+      features: What the grammar may use.
     """
     found = Series()
-    last: list[tuple[syntax.Program, engine.DifferenceError]] = []
+    last: list[tuple[syntax.Program, comparing.DifferenceError]] = []
 
     @seed(first_seed)
     @settings(
@@ -65,11 +75,11 @@ def run_series(first_seed: int, num_programs: int, *, is_shrunk: bool = True) ->
         phases=[Phase.generate, *([Phase.shrink] if is_shrunk else [])],
         suppress_health_check=list(HealthCheck),
     )
-    @given(drawing.programs())
+    @given(drawing.programs(features))
     def check(program: syntax.Program) -> None:
         try:
-            verdict = engine.check(program)
-        except engine.DifferenceError as error:
+            verdict = checking.check(program)
+        except comparing.DifferenceError as error:
             # Hypothesis runs the smallest one last.
             last.append((program, error))
             raise
@@ -78,7 +88,7 @@ def run_series(first_seed: int, num_programs: int, *, is_shrunk: bool = True) ->
 
     try:
         check()
-    except (engine.DifferenceError, Flaky) as error:
+    except (comparing.DifferenceError, Flaky) as error:
         program, difference = last[-1]
         often = ", not every time" if isinstance(error, Flaky) else ""
         found.differences.append(

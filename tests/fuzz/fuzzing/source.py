@@ -14,6 +14,9 @@ from fuzzing import syntax
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+UNEVEN = "u"  # the input that is of different length on each replica
+FAILS = "f"  # the input that says whether the step fails
+FAILURE = "the drawn failure"
 _COUNTER = itertools.count()
 
 
@@ -74,14 +77,61 @@ def _lines(  # noqa: PLR0911 - a line for each kind of statement
             return [f"{result} = replicator.get_replica_context().replica_id"]
         case syntax.Communicate():
             return [_collective(statement)]
-        case syntax.Read(result=result, variable=variable):
+        case syntax.Read(result=result, variable=variable, is_raw=False):
             return [f"{result} = {variable}.read_value()"]
-        case syntax.Write(variable=variable, method=method, argument=argument):
-            return [f"{variable}.{method}({argument})"]
+        case syntax.Read(result=result, variable=variable):
+            call = f"resource={variable}.handle, dtype={variable}.dtype"
+            return [f"{result} = tf.raw_ops.ReadVariableOp({call})"]
+        case syntax.Write():
+            return [_write(statement)]
         case syntax.Differentiate():
             return _tape(statement)
         case _:
             return _with_functions(statement)
+
+
+_RAW = {
+    "assign": "AssignVariableOp",
+    "assign_add": "AssignAddVariableOp",
+    "assign_sub": "AssignSubVariableOp",
+}
+
+
+_UNEVEN = {
+    "own": "tf.reduce_sum(u)",
+    "examples": "replicator.mean_over_examples(u)",
+    "gather": "tf.reduce_sum(replicator.all_gather(u))",
+}
+_JOIN = "tf.reduce_sum(replicator.all_reduce(u, {op!r}))"
+
+
+def _write(statement: syntax.Write) -> str:
+    variable, argument = statement.variable, statement.argument
+    if statement.form == "raw":
+        call = f"resource={variable}.handle, value={argument}"
+        return f"tf.raw_ops.{_RAW[statement.method]}({call})"
+    more = ", read_value=False" if statement.form == "unread" else ""
+    return f"{variable}.{statement.method}({argument}{more})"
+
+
+def _fail(statement: syntax.Fail) -> list[str]:
+    result, fails = statement.result, FAILS
+    lines = []
+    if statement.is_late:
+        lines = [
+            f"late_{result}, = tf.while_loop(",
+            "    lambda i: i < 2000, lambda i: (i + 1,), (tf.constant(0),)",
+            ")",
+        ]
+        fails = f"tf.logical_and({fails}, late_{result} > 0)"
+    return [
+        *lines,
+        f"check_{result} = tf.debugging.Assert(",
+        f"    tf.logical_not({fails}), [{FAILURE!r}]",
+        ")",
+        f"with tf.control_dependencies([check_{result}]):",
+        f"    {result} = tf.identity({statement.argument})",
+    ]
 
 
 def _collective(statement: syntax.Communicate) -> str:
@@ -130,7 +180,9 @@ def _followed(statement: syntax.Push | syntax.Jacobian) -> list[str]:
     ]
 
 
-def _with_functions(statement: syntax.Statement) -> list[str]:
+def _with_functions(  # noqa: PLR0911 - a line for each kind of statement
+    statement: syntax.Statement,
+) -> list[str]:
     match statement:
         case syntax.Branch(result=result, predicate=predicate):
             then, orelse = statement.then, statement.orelse
@@ -146,7 +198,7 @@ def _with_functions(statement: syntax.Statement) -> list[str]:
                     f"body_{result}",
                     f"round_, {carried}",
                     body,
-                    f"round_ + 1, {body.result}",
+                    f"round_ + 1, tf.ensure_shape({body.result}, {carried}.shape)",
                 ),
                 f"_, {result} = tf.while_loop(",
                 f"    lambda round_, _: round_ < {times} % 3,",
@@ -158,12 +210,22 @@ def _with_functions(statement: syntax.Statement) -> list[str]:
             return _followed(statement)
         case syntax.Vectorize(result=result, argument=argument, parameter=parameter):
             body = statement.body
+            if statement.is_unknown:
+                mask = f"tf.fill(tf.shape({argument})[:1], True)"
+                argument = f"tf.boolean_mask({argument}, {mask})"
+            # TensorFlow returns the argument itself where rows come back unchanged,
+            # and a tape could not tell the two.
             return [
                 *_define(f"row_{result}", parameter, body, body.result),
-                # TensorFlow returns the argument itself where rows come back unchanged,
-                # and a tape could not tell the two.
-                f"{result} = tf.identity(tf.vectorized_map(row_{result}, {argument}))",
+                f"{result} = tf.ensure_shape(",
+                f"    tf.identity(tf.vectorized_map(row_{result}, {argument})),",
+                f"    {list(statement.shape)},",
+                ")",
             ]
+        case syntax.Fail():
+            return _fail(statement)
+        case syntax.Uneven(result=result, form=form):
+            return [f"{result} = {_UNEVEN.get(form, _JOIN).format(op=form)}"]
         case syntax.Call(result=result, argument=argument, parameter=parameter):
             body = statement.body
             return [

@@ -12,12 +12,14 @@ from fuzzing.syntax import (
     Communicate,
     Compute,
     Differentiate,
+    Fail,
     Jacobian,
     Loop,
     Map,
     Push,
     Read,
     Statement,
+    Uneven,
     Vectorize,
     Write,
 )
@@ -64,6 +66,11 @@ def read(statement: Statement) -> set[str]:
     return {part.variable for part in inside(statement) if isinstance(part, Read)}
 
 
+def has_effect(statement: Statement) -> bool:
+    """Whether a statement writes, or may fail."""
+    return any(isinstance(part, (Write, Fail)) for part in inside(statement))
+
+
 def _arguments(  # noqa: PLR0911 - a line for each kind of statement
     statement: Statement,
 ) -> set[str]:
@@ -74,6 +81,7 @@ def _arguments(  # noqa: PLR0911 - a line for each kind of statement
             Write(argument=argument)
             | Call(argument=argument)
             | Vectorize(argument=argument)
+            | Fail(argument=argument)
         ):
             return {argument}
         case Push(source=source, tangent=tangent):
@@ -88,6 +96,8 @@ def _arguments(  # noqa: PLR0911 - a line for each kind of statement
             return {start, times}
         case Map(items=items):
             return set(items)
+        case Uneven():
+            return {"u"}
     return set()
 
 
@@ -112,7 +122,7 @@ def without_dead(
     for statement in reversed(statements):
         lean = _with_lean_blocks(statement, wanted)
         defined = {name for part in _visible(lean) for name in results(part)}
-        if not defined & wanted and not written(lean):
+        if not defined & wanted and not has_effect(lean):
             continue
         kept.append(lean)
         wanted |= used(lean)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeAlias
 
-FLOAT, INT, BOOL = "float", "int", "bool"
+FLOAT, INT, BOOL, HALF = "float", "int", "bool", "half"
 
 
 @dataclasses.dataclass(frozen=True)
 class Type:
-    """What is known of a value: ``float``, ``int`` or ``bool``, and its shape."""
+    """What is known of a value: ``float``, ``int``, ``bool`` or ``half``; its shape."""
 
     dtype: str
     shape: tuple[int, ...] = ()
@@ -76,19 +76,35 @@ class Communicate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Read:
-    """``result = variable.read_value()``."""
+    """``result = variable.read_value()``, or by the handle alone.
+
+    Attributes:
+      result: What is read.
+      variable: Its name.
+      is_raw: Whether by ``tf.raw_ops``, of which TensorFlow keeps no record.
+    """
 
     result: str
     variable: str
+    is_raw: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Write:
-    """``variable.method(argument)``: ``assign``, ``assign_add`` or ``assign_sub``."""
+    """``variable.method(argument)``: ``assign``, ``assign_add`` or ``assign_sub``.
+
+    Attributes:
+      variable: Its name.
+      method: How it is written.
+      argument: What is written.
+      form: ``method``; ``unread``, with ``read_value=False``; or ``raw``, by
+        ``tf.raw_ops`` and the variable's handle.
+    """
 
     variable: str
     method: str
     argument: str
+    form: str = "method"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,12 +218,56 @@ class Jacobian:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Vectorize:
-    """``tf.vectorized_map`` over the rows of a value."""
+    """``tf.vectorized_map`` over the rows of a value.
+
+    Attributes:
+      result: The stacked results.
+      argument: Its rows are mapped.
+      parameter: A row's name in the body.
+      body: What becomes of a row.
+      shape: Of the result.
+      is_unknown: Whether the number of rows is not known while tracing.
+    """
 
     result: str
     argument: str
     parameter: str
     body: Block
+    shape: tuple[int, ...]
+    is_unknown: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fail:
+    """``result = argument``, behind an assertion that fails if the input ``f`` is set.
+
+    Attributes:
+      result: What comes behind the assertion.
+      argument: Its value.
+      is_late: Whether the assertion waits for a loop, so that others are ahead.
+    """
+
+    result: str
+    argument: str
+    is_late: bool = False
+
+
+# Forms of ``Uneven`` that join the values themselves.
+JOINS = ("sum", "mean", "min", "max", "gather")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Uneven:
+    """A number from the input ``u``, of which replicas may have different lengths.
+
+    Attributes:
+      result: A floating-point number.
+      form: ``own`` is the own sum, ``examples`` is ``mean_over_examples``; the others
+        are sums of what a collective gives, which is refused where lengths differ.
+    """
+
+    result: str
+    form: str
 
 
 Statement: TypeAlias = (
@@ -224,7 +284,25 @@ Statement: TypeAlias = (
     | Push
     | Jacobian
     | Vectorize
+    | Fail
+    | Uneven
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outside:
+    """What the user does to a variable between two steps.
+
+    Attributes:
+      step: Before which step.
+      variable: Its name.
+      kind: ``new`` assigns another value, ``same`` the value that it reads as,
+        ``reset`` the one that it began with, ``add`` adds a number.
+    """
+
+    step: int
+    variable: str
+    kind: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -236,10 +314,13 @@ class Setting:
         for each replica) or ``separate`` (the same, with memories apart as on GPUs).
       num_replicas: R.
       num_steps: Steps in all.
-      feed: ``values`` (a ``PerReplica`` per step), ``iterator`` (one step per call) or
+      feed: ``values`` (a ``PerReplica`` per step), ``iterator`` (one step per call),
+        ``unknown`` (the same, with shapes that are not known while tracing) or
         ``loop`` (all steps in one call).
       seed: Of inputs.
-      assigned: Variable that is assigned from outside before the last step, or empty.
+      outside: What is written between steps, in order.
+      fails: The step before which one more fails, and the replica that fails it.
+      is_even: Whether all replicas have as many rows of ``u``.
     """
 
     placement: str
@@ -247,7 +328,9 @@ class Setting:
     num_steps: int
     feed: str
     seed: int
-    assigned: str = ""
+    outside: tuple[Outside, ...] = ()
+    fails: tuple[int, int] | None = None
+    is_even: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -108,3 +108,29 @@ def test_a_branch_whose_argument_nobody_uses_keeps_its_place(in_graph):
         found = in_graph.run(step, (PerReplica([tf.constant(True)] * 2), values))
         for value in found:
             np.testing.assert_allclose(value, [-0.0378829, -1.5050814], rtol=1e-5)
+
+
+def test_a_value_that_a_call_is_given_is_read_before_the_call_writes(in_graph):
+    """The optimizer puts the function's nodes in place of the call."""
+    with in_graph.context():
+        weight = tf.Variable(1, trainable=False)
+
+    def step():
+        weight.assign(1)
+        before = weight.read_value()
+
+        @tf.function(autograph=False)
+        def call():
+            weight.assign_sub(weight.read_value())
+            rounds = tf.while_loop(
+                lambda count: count < before,
+                lambda count: (weight.assign_sub(before), count + 1)[1:],
+                (tf.constant(0),),
+            )
+            return tf.identity(rounds[0])
+
+        return call()
+
+    for _ in range(NUM_RUNS):
+        assert [1, 1] == [int(rounds) for rounds in in_graph.run(step)]
+        assert -1 == int(weight.numpy())

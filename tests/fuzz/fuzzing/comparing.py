@@ -1,0 +1,111 @@
+"""What is seen of a run, and whether two runs give the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+# Rounding of float32 (6e-8 each) over some ten operations and sums of other orders,
+# which derivatives up to the third order enlarge. Relative to the largest element.
+RTOL = 1e-3
+ATOL = 1e-4
+# Rounding of float16 (5e-4 each), twice.
+RTOL_OF_HALVES = 2e-3
+# Two right answers of this share of the tolerance apart leave too little to judge by.
+ILL_CONDITIONED = 0.1
+MAX_MAGNITUDE = 1e6
+
+
+class DifferenceError(AssertionError):
+    """The library and the interpreter disagree."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What is seen of a run after each call of ``run``.
+
+    Attributes:
+      outputs: By call, replica and output; what the last step of the call returned.
+      means: By call and floating output, its mean over replicas by ``reduce``.
+      outside: By call, the variables by name.
+      failed: The variables by name after the call that failed, if one did.
+    """
+
+    outputs: list[list[list[Any]]] = dataclasses.field(default_factory=list)
+    means: list[list[Any]] = dataclasses.field(default_factory=list)
+    outside: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    failed: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def leaves(seen: Seen) -> list[tuple[str, Any]]:
+    """All values with the place that they have in a run."""
+    found = []
+    for call, (outputs, means, outside) in enumerate(
+        zip(seen.outputs, seen.means, seen.outside, strict=True)
+    ):
+        for replica, values in enumerate(outputs):
+            found += [
+                (f"call {call}, replica {replica}, output {index}", np.asarray(value))
+                for index, value in enumerate(values)
+            ]
+        found += [
+            (f"call {call}, mean {index} over replicas", np.asarray(value))
+            for index, value in enumerate(means)
+        ]
+        found += [
+            (f"call {call}, variable {name} outside", np.asarray(value))
+            for name, value in outside.items()
+        ]
+    return found
+
+
+def compare(expected: Seen, seen: Seen) -> None:
+    """Raises where a run differs from what is expected.
+
+    Raises:
+      DifferenceError: Says where, and shows both.
+    """
+    for (place, want), (_, got) in zip(leaves(expected), leaves(seen), strict=True):
+        kind = np.dtype(np.float32) if want.dtype == np.float64 else want.dtype
+        if got.dtype != kind or got.shape != want.shape:
+            raise DifferenceError(
+                f"{place}: {got.dtype}{got.shape} in place of {kind}{want.shape}"
+            )
+        if not is_close(want, got):
+            raise DifferenceError(
+                f"{place}: {got.tolist()} in place of {want.tolist()}"
+            )
+
+
+def is_close(want: Any, got: Any) -> bool:
+    """Whether a value is what is expected, but for rounding if it is a float."""
+    want, got = np.asarray(want), np.asarray(got)
+    if want.dtype.kind != "f":
+        return np.array_equal(want, got)
+    return bool(np.all(np.abs(want - got.astype(np.float64)) <= tolerance(want)))
+
+
+def tolerance(expected: Any) -> float:
+    """How far a tensor's elements may be from what is expected."""
+    relative = RTOL_OF_HALVES if expected.dtype == np.float16 else RTOL
+    return ATOL + relative * float(np.max(np.abs(expected), initial=0.0))
+
+
+def can_judge(expected: Seen, rounded: Seen) -> bool:
+    """Whether values are of moderate size, and rounding moves them little."""
+    for (_, one), (_, other) in zip(leaves(expected), leaves(rounded), strict=True):
+        if one.dtype == np.float16:
+            if not is_close(one, other):
+                return False
+            continue
+        if one.dtype != np.float64:
+            if not np.array_equal(one, other):
+                return False
+            continue
+        if not np.all(np.abs(one) < MAX_MAGNITUDE):
+            return False
+        if not np.all(np.abs(one - other) <= ILL_CONDITIONED * tolerance(one)):
+            return False
+    return True

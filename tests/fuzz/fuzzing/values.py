@@ -1,0 +1,119 @@
+"""Inputs and variables of a program as NumPy arrays, and the order of its calls."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from fuzzing import structure, syntax
+from fuzzing.source import FAILS, UNEVEN
+
+NEW_OFFSET = 100
+LARGEST_HALF = 65504.0
+MAX_ROWS = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call of ``run``.
+
+    Attributes:
+      steps: The steps that it does, each with its batches.
+      fails: The replica that fails the last of them, or None.
+    """
+
+    steps: tuple[int, ...]
+    fails: int | None = None
+
+
+def schedule(program: syntax.Program) -> list[Call]:
+    """The calls of a program; with a failure in a loop, that call is the only one."""
+    setting = program.setting
+    steps = tuple(range(setting.num_steps))
+    if setting.feed == "loop":
+        if setting.fails is None:
+            return [Call(steps=steps)]
+        return [Call(steps=steps[: setting.fails[0] + 1], fails=setting.fails[1])]
+    calls = []
+    for step in steps:
+        if setting.fails is not None and setting.fails[0] == step:
+            calls.append(Call(steps=(step,), fails=setting.fails[1]))
+        calls.append(Call(steps=(step,)))
+    return calls
+
+
+def value_of(type_: syntax.Type, rng: np.random.Generator) -> Any:
+    """A value of a type: floats of both signs around 1, small integers, huge halves."""
+    if type_.dtype == syntax.FLOAT:
+        return rng.uniform(-1.5, 1.5, type_.shape).astype(np.float32)
+    if type_.dtype == syntax.HALF:
+        return (rng.uniform(-1, 1, type_.shape) * LARGEST_HALF).astype(np.float16)
+    if type_.dtype == syntax.INT:
+        return rng.integers(0, 5, type_.shape).astype(np.int32)
+    return rng.integers(0, 2, type_.shape).astype(np.bool_)
+
+
+def make_batches(program: syntax.Program) -> list[list[dict[str, Any]]]:
+    """Inputs by step and replica; none of them makes a step fail."""
+    setting = program.setting
+    rng = np.random.default_rng(setting.seed)
+    batches = []
+    for _ in range(setting.num_steps):
+        num_rows = int(rng.integers(0, MAX_ROWS + 1))
+        of_step = []
+        for _ in range(setting.num_replicas):
+            batch = {name: value_of(type_, rng) for name, type_ in program.inputs}
+            if FAILS in batch:
+                batch[FAILS] = np.zeros_like(batch[FAILS])
+            if UNEVEN in batch:
+                own = num_rows if setting.is_even else rng.integers(0, MAX_ROWS + 1)
+                batch[UNEVEN] = batch[UNEVEN][: int(own)]
+            of_step.append(batch)
+        batches.append(of_step)
+    return batches
+
+
+def batches_of(program: syntax.Program, call: Call) -> list[list[dict[str, Any]]]:
+    """Inputs of a call, by step and replica, with the one that fails it."""
+    batches = make_batches(program)
+    found = [[dict(batch) for batch in batches[step]] for step in call.steps]
+    if call.fails is not None:
+        found[-1][call.fails][FAILS] = np.bool_(True)
+    return found
+
+
+def initial_value(variable: syntax.Variable) -> Any:
+    """What a variable starts from."""
+    return value_of(variable.type, np.random.default_rng([1, variable.seed]))
+
+
+def outside_value(program: syntax.Program, write: syntax.Outside, now: Any) -> Any:
+    """What a write from outside assigns, or adds; the variable reads as ``now``."""
+    variable = {v.name: v for v in program.variables}[write.variable]
+    if write.kind == "reset":
+        return initial_value(variable)
+    if write.kind == "same":
+        return now
+    value = value_of(
+        variable.type, np.random.default_rng([2, program.setting.seed, write.step])
+    )
+    is_number = variable.type.dtype in (syntax.FLOAT, syntax.INT)
+    offset = NEW_OFFSET if is_number and write.kind == "new" else 0
+    return value + value.dtype.type(offset) if offset else value
+
+
+def has_uneven_join(program: syntax.Program) -> bool:
+    """Whether a step joins values whose shapes differ between replicas."""
+    joins = any(
+        isinstance(part, syntax.Uneven) and part.form in syntax.JOINS
+        for statement in program.statements
+        for part in structure.inside(statement)
+    )
+    steps = {step for call in schedule(program) for step in call.steps}
+    return joins and any(
+        len({len(batch[UNEVEN]) for batch in of_step}) > 1
+        for step, of_step in enumerate(make_batches(program))
+        if step in steps
+    )
