@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator.engine.graph.stamps import called_functions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 READ_OPS = frozenset(
     {
@@ -42,7 +43,8 @@ _CALL_OPS = frozenset(
         "While",
     }
 )
-_PASS_THROUGH = frozenset({"Identity", "IdentityN"})
+_BRANCHES = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
+PASS_THROUGH = frozenset({"Identity", "IdentityN"})
 _ARG_TYPES = (tf.resource.as_datatype_enum,)
 
 
@@ -62,6 +64,22 @@ class Effects:
     is_random: bool
 
 
+def called_by(proto: Any, functions: Collection[str]) -> list[str]:
+    """Names of those functions that a node calls."""
+    names = [proto.op, *(called.name for called in called_functions(proto))]
+    return [name for name in names if name in functions]
+
+
+def takes_inputs(proto: Any, functions: Collection[str]) -> bool:
+    """Whether the functions that a node calls take its own inputs."""
+    return proto.op in _CALL_OPS or proto.op in functions
+
+
+def first_argument(proto: Any) -> int:
+    """Which input of such a node is the first argument: 0 may choose the branch."""
+    return int(proto.op in _BRANCHES)
+
+
 class EffectTable:
     """Effects of nodes, looking through the functions of one library."""
 
@@ -76,14 +94,14 @@ class EffectTable:
           proto: A ``NodeDef``; attributes name the functions it calls.
           num_data_inputs: How many data inputs it has.
         """
-        called = self._called(proto)
-        if called and (proto.op in _CALL_OPS or proto.op in self._functions):
+        called = called_by(proto, self._functions)
+        if called and takes_inputs(proto, self._functions):
             return self._of_call(proto, called)
         definition = _tf_compat.op_def(proto.op)
         is_random = "seed" in proto.attr and bool(definition and definition.is_stateful)
         # Datasets and the like: inputs are not those of the functions they call.
         is_random |= any(self.has_random(name) for name in called)
-        if proto.op in READ_OPS or proto.op in _PASS_THROUGH or proto.op in _WAIT_OPS:
+        if proto.op in READ_OPS or proto.op in PASS_THROUGH or proto.op in _WAIT_OPS:
             return Effects(is_pure=True, writes=frozenset(), is_random=False)
         if proto.op.startswith(_WRITE_PREFIXES):
             # Slots of fused updates are handles too: which of the inputs are handles
@@ -99,24 +117,13 @@ class EffectTable:
         """Whether a function draws from a stateful random stream."""
         return self._of_function(name).is_random
 
-    def _called(self, proto: Any) -> list[str]:
-        names = [] if proto.op not in self._functions else [proto.op]
-        for attr in proto.attr.values():
-            kind = attr.WhichOneof("value")
-            if kind == "func":
-                names.append(attr.func.name)
-            elif kind == "list":
-                names += [f.name for f in attr.list.func]
-        return [name for name in names if name in self._functions]
-
     def _of_call(self, proto: Any, called: list[str]) -> Effects:
         effects = [self._of_function(name) for name in called]
-        writes: set[int] = set().union(*(e.writes for e in effects))
-        if proto.op in ("If", "StatelessIf", "Case", "StatelessCase"):
-            writes = {index + 1 for index in writes}  # input 0 chooses the branch
+        written: set[int] = set().union(*(e.writes for e in effects))
+        first = first_argument(proto)
         return Effects(
             is_pure=all(e.is_pure for e in effects),
-            writes=frozenset(writes),
+            writes=frozenset(index + first for index in written),
             is_random=any(e.is_random for e in effects),
         )
 
@@ -147,7 +154,7 @@ class EffectTable:
                 origin = text.partition(":")[0]
                 if origin not in handles:
                     continue
-                if proto.op in _PASS_THROUGH:
+                if proto.op in PASS_THROUGH:
                     handles[proto.name] = handles[origin]
                 elif position in effects.writes:
                     writes.add(handles[origin])

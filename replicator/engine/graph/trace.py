@@ -19,6 +19,7 @@ from replicator._tf import gradients as _tf_gradients
 from replicator.collectives import vectorized
 from replicator.collectives.call import Collective
 from replicator.collectives.linking import TENSORS
+from replicator.engine.graph import captures
 from replicator.engine.graph.body import producer
 from replicator.errors import CollectiveControlFlowError
 from replicator.step import context, creation, logical
@@ -26,7 +27,7 @@ from replicator.step.keras_random import StepGenerator
 from replicator.step.outputs import check_outputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from replicator.collectives.kind import CollectiveKind
 
@@ -163,6 +164,7 @@ def trace(
     num_replicas: int,
     num_logical_devices: int = 1,
     num_replicas_in_all: int | None = None,
+    shared: Iterable[Any] = (),
 ) -> TracedStep:
     """Traces a step function once for all replicas.
 
@@ -172,6 +174,7 @@ def trace(
       num_replicas: Replicas in sync: those that collectives join.
       num_logical_devices: Devices that one replica is split over.
       num_replicas_in_all: All replicas, if there are more than those in sync.
+      shared: Resources other than variables that replicas may use as they do.
 
     Returns:
       The graph and what is known of it.
@@ -201,19 +204,14 @@ def trace(
     graph_def = graph.as_graph_def()
     output_names = tuple(tensor.name for tensor in graph.outputs)
     effects = tuple(op.name for op in graph.control_outputs)
-    captures = {placeholder.op.name: outer for outer, placeholder in graph.captures}
-    arguments = list(graph.inputs)[: len(graph.inputs) - len(captures)]
-    by_handle = {id(v.handle): v for v in graph.variables}
+    captured = captures.find(graph, graph_def, trace_context.num_replicas, shared)
+    arguments = list(graph.inputs)[: len(graph.inputs) - len(captured.outer)]
     traced = TracedStep(
         graph_def=graph_def,
         argument_names=tuple(tensor.op.name for tensor in arguments),
         argument_dtypes=tuple(tensor.dtype for tensor in arguments),
-        captures=captures,
-        variables={
-            name: by_handle[id(outer)]
-            for name, outer in captures.items()
-            if id(outer) in by_handle
-        },
+        captures=captured.outer,
+        variables=captured.variables,
         output_names=output_names,
         output_specs=tuple(
             tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.outputs
