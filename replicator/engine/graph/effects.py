@@ -56,12 +56,13 @@ class Effects:
       is_pure: Same inputs give same outputs, and nothing else happens, but for reads
         and writes of variables.
       writes: Positions of data inputs whose variable may be written.
-      is_random: Draws from a stateful random stream.
+      is_bound: To one replica: draws from a stateful random stream, or calls Python,
+        which keeps what the gradient of the call needs.
     """
 
     is_pure: bool
     writes: frozenset[int]
-    is_random: bool
+    is_bound: bool
 
 
 def called_by(proto: Any, functions: Collection[str]) -> list[str]:
@@ -98,24 +99,25 @@ class EffectTable:
         if called and takes_inputs(proto, self._functions):
             return self._of_call(proto, called)
         definition = _tf_compat.op_def(proto.op)
-        is_random = "seed" in proto.attr and bool(definition and definition.is_stateful)
+        is_stateful = bool(definition and definition.is_stateful)
+        is_bound = is_stateful and not {"seed", "token"}.isdisjoint(proto.attr)
         # Datasets and the like: inputs are not those of the functions they call.
-        is_random |= any(self.has_random(name) for name in called)
+        is_bound |= any(self.is_bound(name) for name in called)
         if proto.op in READ_OPS or proto.op in PASS_THROUGH or proto.op in _WAIT_OPS:
-            return Effects(is_pure=True, writes=frozenset(), is_random=False)
+            return Effects(is_pure=True, writes=frozenset(), is_bound=False)
         if proto.op.startswith(_WRITE_PREFIXES):
             # Slots of fused updates are handles too: which of the inputs are handles
             # is known to the caller, so every position counts as written.
             everything = frozenset(range(num_data_inputs))
-            return Effects(is_pure=True, writes=everything, is_random=False)
-        is_pure = definition is not None and not definition.is_stateful
+            return Effects(is_pure=True, writes=everything, is_bound=False)
+        is_pure = definition is not None and not is_stateful
         is_pure &= all(self._of_function(name).is_pure for name in called)
         writes = frozenset() if is_pure else frozenset(range(num_data_inputs))
-        return Effects(is_pure=is_pure, writes=writes, is_random=is_random)
+        return Effects(is_pure=is_pure, writes=writes, is_bound=is_bound)
 
-    def has_random(self, name: str) -> bool:
-        """Whether a function draws from a stateful random stream."""
-        return self._of_function(name).is_random
+    def is_bound(self, name: str) -> bool:
+        """Whether a function is bound to one replica; see ``Effects``."""
+        return self._of_function(name).is_bound
 
     def _of_call(self, proto: Any, called: list[str]) -> Effects:
         effects = [self._of_function(name) for name in called]
@@ -124,7 +126,7 @@ class EffectTable:
         return Effects(
             is_pure=all(e.is_pure for e in effects),
             writes=frozenset(index + first for index in written),
-            is_random=any(e.is_random for e in effects),
+            is_bound=any(e.is_bound for e in effects),
         )
 
     def _of_function(self, name: str) -> Effects:
@@ -133,7 +135,7 @@ class EffectTable:
             function = self._functions[name]
             everything = frozenset(range(len(function.signature.input_arg)))
             self._of_functions[name] = Effects(
-                is_pure=False, writes=everything, is_random=True
+                is_pure=False, writes=everything, is_bound=True
             )
             self._of_functions[name] = self._analyze(function)
         return self._of_functions[name]
@@ -144,12 +146,12 @@ class EffectTable:
             for index, arg in enumerate(function.signature.input_arg)
             if arg.type in _ARG_TYPES
         }
-        is_pure, is_random, writes = True, False, set()
+        is_pure, is_bound, writes = True, False, set()
         for proto in function.node_def:
             data = [text for text in proto.input if not text.startswith("^")]
             effects = self.of(proto, len(data))
             is_pure &= effects.is_pure
-            is_random |= effects.is_random
+            is_bound |= effects.is_bound
             for position, text in enumerate(data):
                 origin = text.partition(":")[0]
                 if origin not in handles:
@@ -158,4 +160,4 @@ class EffectTable:
                     handles[proto.name] = handles[origin]
                 elif position in effects.writes:
                     writes.add(handles[origin])
-        return Effects(is_pure=is_pure, writes=frozenset(writes), is_random=is_random)
+        return Effects(is_pure=is_pure, writes=frozenset(writes), is_bound=is_bound)
