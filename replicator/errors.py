@@ -5,6 +5,7 @@ ReplicatorError
 +-- RunContextError            run() called inside a tf.function or a step
 +-- CollectiveControlFlowError a collective inside tf.cond, tf.while_loop, tf.function
 +-- CreateVariableInStepError  a variable made while a step is traced
++-- CaptureError               a step closes over what replicas cannot share
 +-- UnsynchronisedUpdateError  a trainable variable updated with per-replica values
 +-- ReplicasOutOfSyncError     copies of a mirrored variable differ
 +-- ReplicaTimeoutError        a step whose replicas wait for one another too long
@@ -62,6 +63,10 @@ class CollectiveControlFlowError(ReplicatorError):
 
 class CreateVariableInStepError(ReplicatorError):
     """A step function created a variable; create variables in ``context()``."""
+
+
+class CaptureError(ReplicatorError):
+    """A step closes over something that replicas can neither share nor copy."""
 
 
 class UnsynchronisedUpdateError(ReplicatorError):

@@ -47,23 +47,26 @@ def call_with_gradient(
 
 
 def vectorize_markers(
-    convert: Callable[[str, Callable[[str], tf.Tensor]], tf.Tensor | None],
+    convert: Callable[[str, Callable[[str], Any]], tuple[tf.Tensor, bool] | None],
 ) -> None:
     """Tells vectorized loops what becomes of a marker (test_vectorized).
 
     Args:
       convert: Takes the name of a marker, and a function that gives the output of a
-        node of the body in all iterations, stacked; returns the results of all
-        iterations, stacked, or None where the marker only passes its input on.
+        node of the body in all iterations: stacked and True, or one value for all of
+        them and False. Returns the result in the same form, or None where the marker
+        only passes its input on.
     """
+    # Otherwise a loop copies, under a new name, what is the same in all iterations.
+    pfor.force_stateful_ops.add("PlaceholderWithDefault")
 
     @pfor.RegisterPFor("PlaceholderWithDefault")
     def convert_marker(pfor_input: Any) -> Any:
-        def stacked(node: str) -> tf.Tensor:
+        def converted(node: str) -> tuple[tf.Tensor, bool]:
             (tensor,) = pfor_input.op.graph.get_operation_by_name(node).outputs
-            return pfor_input.pfor.convert(tensor)
+            value = pfor_input.pfor._convert_helper(tensor)  # noqa: SLF001
+            return value.t, value.is_stacked
 
-        result = convert(pfor_input.op.name, stacked)
-        if result is None:
-            result = pfor_input.stacked_input(0)
-        return pfor.wrap(result, True)
+        result = convert(pfor_input.op.name, converted)
+        value, is_stacked = result or pfor_input.input(0)[:2]
+        return pfor.wrap(value, is_stacked)

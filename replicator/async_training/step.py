@@ -103,6 +103,7 @@ def trace_step(
         topology.num_replicas,
         topology.num_logical_devices,
         table.num_replicas,
+        shared=[commit_state.mutex for commit_state in commit_states],
     )
     sequence_numbers_name = commits.sequence_numbers.op.name
     # Without the tensors, which would keep the graph.

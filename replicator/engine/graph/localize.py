@@ -1,7 +1,7 @@
 """Localize: adapts a copied node to one replica.
 
-A replica has its own devices, its own random streams, and its own copies of the
-functions that use either of them.
+A replica has its own devices, its own random streams, its own calls of Python, and its
+own copies of the functions that use any of them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf import python_calls as _tf_python_calls
 from replicator.engine.graph.effects import EffectTable
 from replicator.engine.graph.replica_devices import ReplicaDevices
 from replicator.engine.graph.stamps import called_functions
@@ -37,6 +38,9 @@ class Localizer:
         self._effects = EffectTable(library)
         self._names = {function.signature.name for function in library}
         self._placed = _placed_functions(library)
+        self._tokens = [
+            _tf_python_calls.OwnTokens() for _ in range(topology.num_local_replicas)
+        ]
         self.library: list[Any] = [
             f for f in library if f.signature.name not in self._placed
         ]
@@ -56,6 +60,9 @@ class Localizer:
         replica_id = self._topology.replica_id(replica)
         if replica_id and "seed2" in proto.attr and "seed" in proto.attr:
             _fold_seed(proto, replica_id)
+        if replica_id and "token" in proto.attr:
+            tokens = self._tokens[replica]
+            proto.attr["token"].s = tokens.own(proto.attr["token"].s)
         for called in called_functions(proto):
             if self._has_own(called.name, replica):
                 called.name = self._own_name(called.name, replica)
@@ -68,9 +75,7 @@ class Localizer:
             return False
         if name in self._placed:
             return True
-        return bool(self._topology.replica_id(replica)) and self._effects.has_random(
-            name
-        )
+        return bool(self._topology.replica_id(replica)) and self._effects.is_bound(name)
 
     def _own_function(self, function: Any, replica: int) -> Any:
         own = _tf_compat.FunctionDef()

@@ -20,6 +20,7 @@ from replicator._tf import gradients as _tf_gradients
 from replicator.collectives import vectorized
 from replicator.collectives.call import Collective
 from replicator.collectives.linking import TENSORS
+from replicator.engine.graph import captures
 from replicator.engine.graph.body import producer
 from replicator.engine.graph.effects import READ_OPS
 from replicator.engine.graph.lines import line_of
@@ -29,7 +30,7 @@ from replicator.step.keras_random import StepGenerator
 from replicator.step.outputs import check_outputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
 
     from replicator.collectives.kind import CollectiveKind
 
@@ -168,6 +169,7 @@ def trace(
     num_replicas: int,
     num_logical_devices: int = 1,
     num_replicas_in_all: int | None = None,
+    shared: Iterable[Any] = (),
 ) -> TracedStep:
     """Traces a step function once for all replicas.
 
@@ -177,6 +179,7 @@ def trace(
       num_replicas: Replicas in sync: those that collectives join.
       num_logical_devices: Devices that one replica is split over.
       num_replicas_in_all: All replicas, if there are more than those in sync.
+      shared: Resources other than variables that replicas may use as they do.
 
     Returns:
       The graph and what is known of it.
@@ -207,20 +210,15 @@ def trace(
     graph_def = graph.as_graph_def()
     output_names = tuple(tensor.name for tensor in graph.outputs)
     effects = tuple(op.name for op in graph.control_outputs)
-    captures = {placeholder.op.name: outer for outer, placeholder in graph.captures}
-    arguments = list(graph.inputs)[: len(graph.inputs) - len(captures)]
-    by_handle = {id(v.handle): v for v in graph.variables}
+    captured = captures.find(graph, graph_def, trace_context.num_replicas, shared)
+    arguments = list(graph.inputs)[: len(graph.inputs) - len(captured.outer)]
     traced = TracedStep(
         graph_def=graph_def,
         argument_names=tuple(tensor.op.name for tensor in arguments),
         argument_dtypes=tuple(tensor.dtype for tensor in arguments),
-        captures=captures,
-        variables={
-            name: by_handle[id(outer)]
-            for name, outer in captures.items()
-            if id(outer) in by_handle
-        },
-        lines=_lines_of_writes(graph, by_handle),
+        captures=captured.outer,
+        variables=captured.variables,
+        lines=_lines_of_writes(graph, captured.variables),
         output_names=output_names,
         output_specs=tuple(
             tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.outputs
@@ -240,15 +238,17 @@ def trace(
     return traced
 
 
-def _lines_of_writes(graph: Any, handles: Container[int]) -> dict[str, tuple[str, ...]]:
+def _lines_of_writes(
+    graph: Any, variables: Container[str]
+) -> dict[str, tuple[str, ...]]:
     """By handle placeholder, where in the user's code its variable may be written.
 
     As text, because a stack refers to memory of the graph, which is freed. Kernels of
     optimizers are left out: they write what they are for.
     """
     found = {}
-    for outer, placeholder in graph.captures:
-        if id(outer) in handles:
+    for _, placeholder in graph.captures:
+        if placeholder.op.name in variables:
             lines = (
                 line_of(op.traceback)
                 for op in placeholder.consumers()

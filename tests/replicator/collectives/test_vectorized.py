@@ -94,6 +94,28 @@ def test_a_vectorized_map_communicates_once(in_graph):
     assert "#1" not in plan
 
 
+def test_what_is_the_same_in_all_rows_of_unknown_size_is_communicated(in_graph):
+    """Its size is known in the step only; one collective serves all rows."""
+    weight = tf.Variable(2.0, dtype=tf.float64)
+
+    def body(row):
+        size = tf.cast(tf.size(row), row.dtype)
+        return replicator.all_gather(size * weight) + 0.0 * row[0]
+
+    def step():
+        size = 2 + replicator.get_replica_context().replica_id
+        with tf.GradientTape() as tape:
+            found = tf.vectorized_map(body, tf.ones([2, size], tf.float64))
+        return found, tape.gradient(found, weight)
+
+    found, gradients = in_graph.run(step)
+
+    np.testing.assert_allclose(found[0], [[4.0, 6.0]] * 2, **EXACT)
+    np.testing.assert_allclose(found[1], found[0], **EXACT)
+    # Both rows of both replicas have the size of this one.
+    np.testing.assert_allclose(gradients, [4 * 2.0, 4 * 3.0], **EXACT)
+
+
 def test_a_vectorized_map_has_a_gradient(in_graph):
     """The gradient of an all-sum in the loop is an all-sum again."""
 

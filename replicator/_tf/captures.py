@@ -1,0 +1,82 @@
+"""Private facts about what a graph closes over, and which line made an operation."""
+
+from __future__ import annotations
+
+import gc
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tensorflow.python.ops import resource_variable_ops
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_VARIABLE = resource_variable_ops.BaseResourceVariable
+# What an assignment in a graph returns: another object with the same handle.
+_RESULT = resource_variable_ops._UnreadVariable  # noqa: SLF001
+# Files whose lines are not those of a user: of this package, of Python, and of these.
+_HERE = Path(__file__).resolve().parents[1]
+_PYTHON = Path(sysconfig.get_paths()["stdlib"])
+_FRAMEWORKS = frozenset({"keras", "tensorflow", "tf_keras"})
+
+
+def is_variable(handle: Any) -> bool:
+    """Whether a captured resource is that of a variable (test_captures)."""
+    data = getattr(handle, "_handle_data", None)
+    return data is not None and bool(data.is_set) and len(data.shape_and_type) == 1
+
+
+def is_result(variable: Any) -> bool:
+    """Whether it is what an assignment in a graph returned (test_captures)."""
+    return isinstance(variable, _RESULT)
+
+
+def variables_of(handles: Iterable[Any]) -> Mapping[int, Any]:
+    """Finds the variables of handles that no graph has recorded (test_captures).
+
+    An operation that returns nothing, such as ``assign_add(..., read_value=False)``,
+    tells the graph the handle of its variable, and not the variable.
+
+    Args:
+      handles: Eager handles.
+
+    Returns:
+      By id of the handle, its ``tf.Variable``, if there is one in this process.
+    """
+    wanted = {id(handle) for handle in handles}
+    if not wanted:
+        return {}
+    # A table that creation fills would have to replace TensorFlow's constructor, and
+    # still not know what was made before: record 0047.
+    found: dict[int, Any] = {}
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if issubclass(kind, _VARIABLE) and not issubclass(kind, _RESULT):
+            handle = getattr(thing, "_handle", None)
+            if id(handle) in wanted:
+                found.setdefault(id(handle), thing)
+    return found
+
+
+def line_of(operation: Any) -> str:
+    """The line of a user's program that made an operation (test_captures).
+
+    Returns:
+      Such as ``train.py:33``; empty if no line of the trace is a user's.
+    """
+    for frame in reversed(operation.traceback):
+        path = Path(frame.filename)
+        if not _is_library(path):
+            return f"{path.name}:{frame.lineno}"
+    return ""
+
+
+def _is_library(path: Path) -> bool:
+    if path.name.startswith("<") or path.is_relative_to(_HERE):
+        return True
+    parts = path.parts
+    for folder in ("site-packages", "dist-packages"):
+        if folder in parts:
+            return parts[parts.index(folder) + 1] in _FRAMEWORKS
+    return path.is_relative_to(_PYTHON)

@@ -1,0 +1,202 @@
+"""What a step closes over: variables found by their handles, and what is refused."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import PerReplica
+from replicator.errors import CaptureError, UnsynchronisedUpdateError
+
+V1 = tf.compat.v1.train
+INPUTS = PerReplica([tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0])])
+MEAN = tf.constant([2.0, 3.0])
+
+
+def _add_by_name(counter):
+    counter.assign_add(1, read_value=False)
+
+
+def _add_by_raw_op(counter):
+    tf.raw_ops.AssignAddVariableOp(resource=counter.handle, value=1)
+
+
+def _add_in_a_function(counter):
+    tf.function(_add_by_name)(counter)
+
+
+def _add_in_a_branch(counter):
+    tf.cond(
+        tf.random.uniform([]) < 2.0,
+        lambda: tf.raw_ops.AssignAddVariableOp(resource=counter.handle, value=1),
+        tf.no_op,
+    )
+
+
+def _add_to_a_result(counter):
+    """What an assignment returns is another object with the handle of the variable."""
+    _add_to_a_result.kept = counter.assign_sub(1)
+    _add_to_a_result.kept.assign_add(2)
+
+
+WRITES = {
+    "without a value": _add_by_name,
+    "by handle": _add_by_raw_op,
+    "in a function": _add_in_a_function,
+    "in a branch": _add_in_a_branch,
+    "to a result": _add_to_a_result,
+}
+
+
+@pytest.mark.covering(strength=1)
+@pytest.mark.parametrize("how", WRITES)
+def test_a_write_that_nothing_reads_happens_once(in_graph, how):
+    """Two steps of two replicas are two writes; each way, and each placement once."""
+    counter = tf.Variable(0, trainable=False)
+
+    def step():
+        WRITES[how](counter)
+        return replicator.all_sum(counter.read_value()) if how == "by handle" else 0
+
+    totals = [in_graph.run(step)[1] for _ in range(2)]
+
+    assert 2 == counter.numpy()
+    assert how != "by handle" or [2, 4] == [int(total) for total in totals]
+
+
+def test_a_write_that_nothing_reads_may_differ_between_replicas(in_graph):
+    """Written with a value of the replica, each has a copy; outside, their mean."""
+    seen = tf.Variable(0.0, trainable=False)
+
+    def step(x):
+        seen.assign_add(x[0], read_value=False)
+
+    copies = in_graph.run(step, INPUTS) and in_graph.run(seen.read_value)
+
+    assert [1.0, 3.0] == [float(copy) for copy in copies]
+    assert 2.0 == seen.numpy()
+
+
+@pytest.mark.covering(strength=1)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: V1.AdamOptimizer(0.1),
+        lambda: V1.MomentumOptimizer(0.1, 0.9),
+        lambda: V1.RMSPropOptimizer(0.1, centered=True),
+        lambda: V1.FtrlOptimizer(0.1),
+    ],
+    ids=["adam", "momentum", "rmsprop", "ftrl"],
+)
+def test_slots_of_an_old_optimizer_are_mirrored(in_graph, make):
+    """With averaged gradients it trains as on one device, and its state is in sync."""
+    weight, alone = tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0])
+    optimizer, single = make(), make()
+    optimizer._create_slots([weight])  # or a first update outside the step
+    optimizer._prepare()
+
+    def update(one, variable, x, average):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable * variable * x)
+        one.apply_gradients([(average(tape.gradient(loss, variable)), variable)])
+
+    def step(x):
+        update(optimizer, weight, x, replicator.all_mean)
+
+    for _ in range(3):
+        in_graph.run(step, INPUTS)
+        update(single, alone, MEAN, lambda gradient: gradient)
+
+    in_graph.assert_in_sync()
+    np.testing.assert_allclose(weight, alone, rtol=1e-6)
+
+
+def test_an_old_optimizer_without_averaging_is_refused(in_graph):
+    """The message is about the weight, and true."""
+    weight = tf.Variable(1.0, name="weight")
+    optimizer = V1.GradientDescentOptimizer(0.1)
+
+    def step(x):
+        optimizer.apply_gradients([(x[0], weight)])
+
+    with pytest.raises(UnsynchronisedUpdateError, match=r"'weight:0'.*wrap_optimizer"):
+        in_graph.run(step, INPUTS)
+
+
+def test_tables_iterators_and_datasets_may_be_read(in_graph):
+    """They exist once for all replicas, on whatever device these are."""
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer([1, 3], [10.0, 20.0]), 0.0
+    )
+    numbers, data = iter(tf.data.Dataset.range(4)), tf.data.Dataset.range(3)
+
+    def step(x):
+        total = data.reduce(tf.constant(0, tf.int64), lambda total, n: total + n)
+        return table.lookup(tf.cast(x[0], tf.int32)), next(numbers), total
+
+    found, read, totals = in_graph.run(step, INPUTS)
+
+    assert [10.0, 20.0] == [float(value) for value in found]
+    assert {0, 1} == {int(value) for value in read}
+    assert [3, 3] == [int(value) for value in totals]
+
+
+def _insert(x):
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+    return lambda: table.insert(tf.cast(x, tf.int64), x)
+
+
+def _insert_in_a_branch(x):
+    insert = _insert(x)
+    return lambda: tf.cond(tf.random.uniform([]) < 2.0, insert, tf.no_op)
+
+
+def _enqueue(x):
+    queue = tf.queue.FIFOQueue(9, [tf.float32])
+
+    @tf.function
+    def enqueue():
+        queue.enqueue(x)
+
+    return enqueue
+
+
+def _lock(x):
+    section = tf.CriticalSection()
+
+    def double():
+        return 2.0 * x
+
+    return lambda: section.execute(double)
+
+
+def _raw_handle(x):
+    handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="raw")
+    return lambda: tf.raw_ops.AssignVariableOp(resource=handle, value=x)
+
+
+@pytest.mark.parametrize(
+    ("make", "op"),
+    [
+        (_insert, "LookupTableInsertV2"),
+        (_insert_in_a_branch, "LookupTableInsertV2"),
+        (_enqueue, "QueueEnqueueV2"),
+        (_lock, "MutexLock"),
+        (_raw_handle, "AssignVariableOp"),
+    ],
+)
+def test_a_change_of_what_exists_once_is_refused(make, op):
+    """The message has the operation, the line, and what to do; one replica may."""
+    change = make(tf.constant(1.0))
+
+    def step():
+        change()
+
+    with pytest.raises(CaptureError, match=rf"runs {op} on .*tf\.Variable") as caught:
+        replicator.create("in_graph", num_replicas=2).run(step)
+    assert re.search(r"captured at test_captures\.py:\d+ ", str(caught.value))
+    assert replicator.create("single").run(step) is not None
