@@ -110,7 +110,8 @@ def trace_step(
     commits.clocks, commits.sequence_numbers = (), None
     body = to_body(traced, name, topology)
     analysis = _analyze(traced, body, table, commit_states, sequence_numbers_name)
-    invariance.check_trainable(analysis, traced.variables, topology.num_replicas)
+    if topology.num_replicas > 1:
+        invariance.check_trainable(analysis, traced.variables, traced.lines)
     _require_local_kinds(traced, body, analysis, table, commits)
     clocks = {
         id(commit_state.clock): server

@@ -21,6 +21,7 @@ from replicator.engine.graph.effects import (
     first_argument,
     takes_inputs,
 )
+from replicator.engine.graph.lines import line_of, shown
 from replicator.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -116,13 +117,13 @@ def _check(others: Mapping[str, Any], graph_def: Any, num_replicas: int) -> None
     library = {f.signature.name: f for f in graph_def.library.function}
     for name, op in _uses(graph_def.node, {name: name for name in others}, library):
         if op not in _SHARED_OPS:
-            line = _tf_captures.line_of(others[name])
+            where = shown([line_of(others[name].traceback)])
             raise CaptureError(
                 f"the step runs {op} on a resource that it captured"
-                f"{line and f' at {line}'} and that is no tf.Variable: it exists once, "
-                f"and each of {num_replicas} replicas would do that, in any order; a "
-                "step may read tables and iterators: keep what it changes in a "
-                "tf.Variable, or return the values and change it outside the step"
+                f"{where} and that is no tf.Variable: it exists once, and each of "
+                f"{num_replicas} replicas would do that, in any order; a step may read "
+                "tables and iterators: keep what it changes in a tf.Variable, or return "
+                "the values and change it outside the step"
             )
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import linecache
-import pathlib
+import sysconfig
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import keras
-import tensorflow as tf
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_LIBRARIES = (
-    f"{pathlib.Path(tf.__file__).parent}/",
-    f"{pathlib.Path(keras.__file__).parent}/",
-    f"{pathlib.Path(__file__).parents[2]}/",  # this one
-)
+# Files whose lines are not those of a user: of this package, of Python, and of these.
+_HERE = Path(__file__).resolve().parents[2]
+_PYTHON = Path(sysconfig.get_paths()["stdlib"])
+_FRAMEWORKS = frozenset({"keras", "tensorflow", "tf_keras"})
 
 
 def line_of(stack: Iterable[Any]) -> str:
@@ -29,7 +26,7 @@ def line_of(stack: Iterable[Any]) -> str:
       The file, the number of the line, and its text; empty without such a line.
     """
     for frame in reversed(list(stack)):
-        if not frame.filename.startswith(_LIBRARIES):
+        if not _is_library(frame.filename):
             text = linecache.getline(frame.filename, frame.lineno).strip()
             return f"{frame.filename}:{frame.lineno}: {text}"
     return ""
@@ -37,4 +34,16 @@ def line_of(stack: Iterable[Any]) -> str:
 
 def shown(lines: Sequence[str]) -> str:
     """Lines as part of a message; empty without any."""
-    return f" at {', '.join(lines)}" if lines else ""
+    found = [line for line in lines if line]
+    return f" at {', '.join(found)}" if found else ""
+
+
+def _is_library(name: str) -> bool:
+    path = Path(name)
+    if path.name.startswith("<") or path.is_relative_to(_HERE):
+        return True
+    parts = path.parts
+    for folder in ("site-packages", "dist-packages"):
+        if folder in parts:
+            return parts[parts.index(folder) + 1] in _FRAMEWORKS
+    return path.is_relative_to(_PYTHON)
