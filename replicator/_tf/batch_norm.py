@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+OF_NO_EXAMPLE = "replicator_statistics_of_no_example"
+"""Name of what stands for the statistics of a batch without rows: whatever it is, no
+row is normalized by it."""
+
+
 @functools.cache
 def keep_statistics_of_nothing(is_in_step: Callable[[], bool]) -> None:
     """Lets Keras' batch normalization take batches without examples (test_uneven).
@@ -32,9 +37,13 @@ def keep_statistics_of_nothing(is_in_step: Callable[[], bool]) -> None:
             return mean, variance
         has_examples = tf.size(inputs) > 0
 
-        def kept(new: tf.Tensor, moving: Any) -> tf.Tensor:
-            return tf.where(has_examples, new, tf.cast(moving.value, new.dtype))
+        def chosen(new: tf.Tensor, moving: Any) -> tf.Tensor:
+            kept = tf.cast(moving.value, new.dtype)
+            return tf.where(has_examples, new, tf.identity(kept, name=OF_NO_EXAMPLE))
 
-        return kept(mean, self.moving_mean), kept(variance, self.moving_variance)
+        return (
+            chosen(mean, self.moving_mean),
+            chosen(variance, self.moving_variance),
+        )
 
     layer._moments = moments  # noqa: SLF001

@@ -14,6 +14,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf.batch_norm import OF_NO_EXAMPLE
 from replicator.engine.graph.body import Ref
 from replicator.engine.graph.effects import READ_OPS
 
@@ -105,7 +106,7 @@ class _Functions:
           masks: Of its data inputs.
         """
         op = proto.op
-        if op in _NEVER_OF_NUMBERS:
+        if op in _NEVER_OF_NUMBERS or OF_NO_EXAMPLE in proto.name:
             return 0
         if op == "IdentityN":
             return _by_port(masks)
