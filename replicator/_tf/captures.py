@@ -1,10 +1,8 @@
-"""Private facts about what a graph closes over, and which line made an operation."""
+"""Private facts about the variables that a graph closes over."""
 
 from __future__ import annotations
 
 import gc
-import sysconfig
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorflow.python.ops import resource_variable_ops
@@ -15,10 +13,6 @@ if TYPE_CHECKING:
 _VARIABLE = resource_variable_ops.BaseResourceVariable
 # What an assignment in a graph returns: another object with the same handle.
 _RESULT = resource_variable_ops._UnreadVariable  # noqa: SLF001
-# Files whose lines are not those of a user: of this package, of Python, and of these.
-_HERE = Path(__file__).resolve().parents[1]
-_PYTHON = Path(sysconfig.get_paths()["stdlib"])
-_FRAMEWORKS = frozenset({"keras", "tensorflow", "tf_keras"})
 
 
 def is_variable(handle: Any) -> bool:
@@ -57,26 +51,3 @@ def variables_of(handles: Iterable[Any]) -> Mapping[int, Any]:
             if id(handle) in wanted:
                 found.setdefault(id(handle), thing)
     return found
-
-
-def line_of(operation: Any) -> str:
-    """The line of a user's program that made an operation (test_captures).
-
-    Returns:
-      Such as ``train.py:33``; empty if no line of the trace is a user's.
-    """
-    for frame in reversed(operation.traceback):
-        path = Path(frame.filename)
-        if not _is_library(path):
-            return f"{path.name}:{frame.lineno}"
-    return ""
-
-
-def _is_library(path: Path) -> bool:
-    if path.name.startswith("<") or path.is_relative_to(_HERE):
-        return True
-    parts = path.parts
-    for folder in ("site-packages", "dist-packages"):
-        if folder in parts:
-            return parts[parts.index(folder) + 1] in _FRAMEWORKS
-    return path.is_relative_to(_PYTHON)
