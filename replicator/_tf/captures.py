@@ -1,4 +1,4 @@
-"""Private facts about what a graph closes over."""
+"""Private facts about the variables that a graph closes over."""
 
 from __future__ import annotations
 

@@ -149,6 +149,11 @@ def memory(device: str) -> str:
     return str(spec.replace(device_index=0).to_string()) if is_cpu(device) else device
 
 
+def process(device: str) -> str:
+    """The process of a device, such as ``/job:worker/replica:0/task:1``."""
+    return device.rpartition("/device:")[0]
+
+
 def device_type(device: str) -> str:
     """The type of a device, such as ``GPU``."""
     return str(tf.DeviceSpec.from_string(device).device_type)

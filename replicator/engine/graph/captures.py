@@ -1,14 +1,15 @@
 """Captures: everything that a step closes over, and what each of it is.
 
 Replicas get copies of variables, and share the rest: constants, tables, iterators. So
-each captured resource has to be known. One that is a variable and was not taken for one
-would be written once per replica, and one that the step changes and that is no variable
-exists once for all of them; the step is refused, with the line that captured it.
+each captured resource, and each Python function, has to be known. A variable that was
+not taken for one would be written once per replica. What is no variable exists once for
+all replicas: a step that changes it is refused, with the line that captured it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -23,9 +24,12 @@ from replicator.engine.graph.effects import (
 )
 from replicator.engine.graph.lines import line_of, shown
 from replicator.errors import CaptureError
+from replicator.placement import devices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from replicator.placement.topology import Topology
 
 # Of tables, iterators, and summaries, which only replica 0 writes. Not of locks: what
 # replicas do once for all would wait for each of them, and so for itself.
@@ -47,6 +51,7 @@ _SHARED_OPS = frozenset(
         "WriteSummary",
     }
 )
+_PYTHON_OPS = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,10 +61,12 @@ class Captures:
     Attributes:
       outer: The captured tensor, by placeholder node.
       variables: The ``tf.Variable`` behind each captured handle, by placeholder node.
+      python_lines: Lines of the user's program that call Python from the graph.
     """
 
     outer: dict[str, Any]
     variables: dict[str, Any]
+    python_lines: tuple[str, ...]
 
 
 def find(
@@ -101,7 +108,50 @@ def find(
         known = {*variables, *(n for n, x in outer.items() if id(x) in own)}
         others = {name: lines[name] for name in resources if name not in known}
         _check(others, graph_def, num_replicas)
-    return Captures(outer=outer, variables=variables)
+    python = [graph.get_operation_by_name(name) for name in _python_calls(graph_def)]
+    return Captures(
+        outer=outer,
+        variables=variables,
+        python_lines=tuple(line_of(operation.traceback) for operation in python),
+    )
+
+
+def check_python(lines: Iterable[str], topology: Topology) -> None:
+    """Rejects Python functions of a step that has replicas in other processes.
+
+    Args:
+      lines: See ``Captures.python_lines``.
+      topology: Where the replicas are.
+
+    Raises:
+      CaptureError: Names the first line and a device of another process.
+    """
+    here = devices.process(tf.zeros([]).device)
+    places = itertools.chain.from_iterable(topology.devices)
+    elsewhere = [place for place in places if devices.process(place) != here]
+    for line in lines:
+        if elsewhere:
+            raise CaptureError(
+                f"the step calls Python{shown([line])} (tf.py_function or "
+                "tf.numpy_function), which runs in this process only, but a replica "
+                f"is on {elsewhere[0]}; write it with TensorFlow ops, or call it "
+                "outside the step and pass its result in the batch"
+            )
+
+
+def _python_calls(graph_def: Any) -> list[str]:
+    """Nodes of a graph that call Python, or a function that does."""
+    names: set[str] = set(_PYTHON_OPS)
+    library = graph_def.library.function
+    while True:
+        more = {f.signature.name for f in library if _calling(f.node_def, names)}
+        if more <= names:
+            return _calling(graph_def.node, names)
+        names |= more
+
+
+def _calling(nodes: Iterable[Any], names: Collection[str]) -> list[str]:
+    return [node.name for node in nodes if called_by(node, names)]
 
 
 def _check(others: Mapping[str, Any], graph_def: Any, num_replicas: int) -> None:
@@ -117,13 +167,13 @@ def _check(others: Mapping[str, Any], graph_def: Any, num_replicas: int) -> None
     library = {f.signature.name: f for f in graph_def.library.function}
     for name, op in _uses(graph_def.node, {name: name for name in others}, library):
         if op not in _SHARED_OPS:
-            where = shown([line_of(others[name].traceback)])
             raise CaptureError(
                 f"the step runs {op} on a resource that it captured"
-                f"{where} and that is no tf.Variable: it exists once, and each of "
-                f"{num_replicas} replicas would do that, in any order; a step may read "
-                "tables and iterators: keep what it changes in a tf.Variable, or "
-                "return the values and change it outside the step"
+                f"{shown([line_of(others[name].traceback)])} and that is no tf.Variable: "
+                f"it exists once, and each of {num_replicas} replicas would do that, "
+                "in any order; a step may read tables and iterators: keep what it "
+                "changes in a tf.Variable, or return the values and change it outside "
+                "the step"
             )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import grappler as _tf_grappler
+from replicator.engine.graph.captures import check_python
 from replicator.engine.graph.ordering import (
     keep_effects_in_order,
     keep_waits_of_calls,
@@ -39,7 +40,11 @@ def optimize(traced: TracedStep, topology: Topology) -> Any:
       A ``GraphDef`` whose markers are placeholders, and in which outputs, operands of
       collectives and control outputs keep their names. Its nodes have the devices that
       the step requested, and no others.
+
+    Raises:
+      CaptureError: The step calls Python, which some of the devices cannot.
     """
+    check_python(traced.python_lines, topology)
     graph_def = cut(traced)
     keep = [
         *traced.output_names,

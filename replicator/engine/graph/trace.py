@@ -49,6 +49,7 @@ class TracedStep:
       captures: The outer tensor of all that the step closes over, by placeholder node.
       variables: The ``tf.Variable`` behind each captured handle, by placeholder node.
       lines: By handle placeholder, the lines of code that may write the variable.
+      python_lines: Lines of the user's program that call Python from the graph.
       output_names: Tensor names of the flat results.
       output_specs: Their shapes and dtypes.
       structure: The nest that the step returned, with 0 for a tensor.
@@ -63,6 +64,7 @@ class TracedStep:
     captures: dict[str, Any]
     variables: dict[str, Any]
     lines: dict[str, tuple[str, ...]]
+    python_lines: tuple[str, ...]
     output_names: tuple[str, ...]
     output_specs: tuple[tf.TensorSpec, ...]
     structure: Any
@@ -219,6 +221,7 @@ def trace(
         captures=captured.outer,
         variables=captured.variables,
         lines=_lines_of_writes(graph, captured.variables),
+        python_lines=captured.python_lines,
         output_names=output_names,
         output_specs=tuple(
             tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.outputs

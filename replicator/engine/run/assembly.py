@@ -265,7 +265,13 @@ class Assembly:
 
     def _handle_device(self, replica: int, placeholder: str) -> str | None:
         entry = self._analysis.entries.get(placeholder)
-        return entry.copies[replica].device if entry else None
+        if entry is not None:
+            return str(entry.copies[replica].device)
+        # What exists once, such as a table, is used where it is.
+        outer = self._traced.captures.get(placeholder)
+        return (
+            outer.device if outer is not None and outer.dtype == tf.resource else None
+        )
 
 
 def _add_argument(function: Any, name: str, dtype: tf.DType) -> None:

@@ -80,6 +80,35 @@ def clipping_comes_after_reduction(repl):
     return weight.numpy()
 
 
+@case(
+    "synchronous_training",
+    "replica_local_state",
+    reference=lambda t: {
+        "counters": np.int64([2, 2]),
+        "seen": np.float32(2 * _mean_operand(t)),
+    },
+)
+def writes_that_nothing_reads(repl):
+    """Of the same value they happen once, of others on each replica's own copy."""
+    with repl.context():
+        counters = [tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(2)]
+        seen = tf.Variable(0.0, trainable=False)
+
+    def step(x):
+        counters[0].assign_add(1, read_value=False)
+        one = tf.constant(1, tf.int64)
+        tf.raw_ops.AssignAddVariableOp(resource=counters[1].handle, value=one)
+        seen.assign_add(x[0], read_value=False)
+
+    for _ in range(2):
+        repl.run(step, _ones(repl))
+    repl.assert_in_sync()
+    return {
+        "counters": np.int64([counter.numpy() for counter in counters]),
+        "seen": seen.numpy(),
+    }
+
+
 def _statistics(topology):
     means = np.arange(topology.num_replicas, dtype=np.float32)
     return {

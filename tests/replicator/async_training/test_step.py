@@ -85,6 +85,7 @@ ANY_INPUT = (tf.TensorSpec([1]),)
     ("step", "specs", "num_workers", "share", "expected"),
     [
         (lambda v: v.assign(v + 1.0), (), 2, 1, Kind.LOCAL),
+        (lambda v: [v.assign([1.0], read_value=False)][1:], (), 2, 1, Kind.LOCAL),
         (lambda v: v.assign_add([1.0]), (), 2, 1, Kind.MIRRORED),
         (lambda v: v.read_value(), (), 2, 1, Kind.MIRRORED),
         (lambda v: v.assign(v * 2.0), (), 1, 1, Kind.MIRRORED),
@@ -93,6 +94,7 @@ ANY_INPUT = (tf.TensorSpec([1]),)
     ],
     ids=[
         "overwritten by two workers",
+        "overwritten and not read",
         "added to",
         "read",
         "overwritten by one",

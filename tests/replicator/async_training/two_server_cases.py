@@ -37,7 +37,7 @@ def hammer(
 
     def step(value):
         wrapped.apply_gradients([(make_grad(w, value), w) for w in weights])
-        counter.assign_add(tf.cast(value, tf.int32))
+        counter.assign_add(tf.cast(value, tf.int32), read_value=False)
         return value
 
     inputs = repl.make_input_iterator(by_pipeline, mode)

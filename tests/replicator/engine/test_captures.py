@@ -198,5 +198,5 @@ def test_a_change_of_what_exists_once_is_refused(make, op):
 
     with pytest.raises(CaptureError, match=rf"runs {op} on .*tf\.Variable") as caught:
         replicator.create("in_graph", num_replicas=2).run(step)
-    assert re.search(r"captured at \S*test_captures\.py:\d+: ", str(caught.value))
+    assert re.search(r"captured at .*test_captures\.py:\d+: ", str(caught.value))
     assert replicator.create("single").run(step) is not None

@@ -127,6 +127,25 @@ def python_in_a_pipeline():
 
 
 @case
+def what_a_step_captures():
+    """A table is used where it is; Python, too, and so not on another worker."""
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer([0, 1], [10.0, 20.0]), 0.0
+    )
+
+    def python():
+        return tf.py_function(lambda: 1.0, [], tf.float32)
+
+    def look_up():
+        return table.lookup(replicator.get_replica_context().replica_id)
+
+    return {
+        "found": [float(value) for value in make(2).run(look_up)],
+        "python": _message(lambda: make(2).run(python)),
+    }
+
+
+@case
 def places():
     """Where pipelines live, and what a replica's batch comes from."""
     repl = make(4)

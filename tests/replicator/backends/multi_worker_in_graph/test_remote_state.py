@@ -49,6 +49,17 @@ def test_a_pipeline_of_another_worker_cannot_call_python(client):
     assert [1.0, 2.0] == found["single"]
 
 
+def test_a_step_on_another_worker_reads_tables_and_cannot_call_python(client):
+    """The message names the line and the device."""
+    found = client.value("what_a_step_captures")
+
+    assert [10.0, 20.0] == found["found"]
+    assert re.search(
+        rf"CaptureError: .*Python at .*client_cases\.py:\d+: .*{WORKER_1}",
+        found["python"],
+    )
+
+
 def test_copies_that_drifted_are_named(client):
     """assert_in_sync fetches the copies of all workers."""
     found = client.value("drift")
