@@ -13,13 +13,15 @@ FUZZ_PROGRAMS ?= 10000
 FUZZ_SEED ?= 1000
 STATISTICS_FLAGS ?=
 FAULTS ?= 34
+FAILURES ?= 2000
+FAILURES_SEED ?= 1000
 SERIES ?= 34
 LAUNCHERS ?= local slurm ray
 BENCH_OUT ?= .benchmarks/new.json
 BENCH_BASE ?= .benchmarks/old.json
 BENCH_FLAGS ?=
 
-.PHONY: help setup setup-gpu sweep sweep-gpu test test-full test-gpu fuzz check fmt lint types docs fuzz-records faults series statistics bench bench-micro bench-compare lock clean
+.PHONY: help setup setup-gpu sweep sweep-gpu test test-full test-gpu fuzz check fmt lint types docs fuzz-records faults failures series statistics bench bench-micro bench-compare lock clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -82,6 +84,9 @@ fuzz-records: setup  ## Read 2,000 damaged studies, parse 5,000 hostile command 
 
 faults: setup  ## Inject a fault into each of FAULTS trials on each of LAUNCHERS (half an hour).
 	for launcher in $(LAUNCHERS); do $(BIN)/python tests/faults/run_series.py $$launcher $(FAULTS) --faults || exit 1; done
+
+failures: setup  ## Make FAILURES steps fail on all backends, and compare with undisturbed runs (half an hour).
+	$(BIN)/python tests/failed_steps/run_series.py $(FAILURES) $(FAILURES_SEED)
 
 series: setup  ## Run SERIES trials of two processes in a row on each of LAUNCHERS (20 minutes).
 	for launcher in $(LAUNCHERS); do $(BIN)/python tests/faults/run_series.py $$launcher $(SERIES) || exit 1; done

@@ -10,6 +10,7 @@ because a dispatch costs more than a small step.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
     from replicator.async_training.connection import Connection
     from replicator.async_training.faults import ServerWatch
 
+# The coordinator starts again what raised these, where the worker is back.
+_OF_LOST_WORKERS = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.UnavailableError,
+)
 _POLL_SEC = 0.02
 _SERVERS_POLL_SEC = 1.0
 
@@ -157,12 +164,20 @@ class Dispatcher:
             self._run(batch, iterators)
         except BaseException as error:
             batch.error = error
+            if not isinstance(error, _OF_LOST_WORKERS):
+                self._count_failed(batch)
             raise
         self._sequence_numbers[worker] = batch.sequence_numbers_after(batch.num_steps)
 
+    def _count_failed(self, batch: Batch) -> None:
+        """Notes what a failed step has read: it is not read again (record 0048)."""
+        # Where a server is lost, the job is over, and its error comes from elsewhere.
+        with contextlib.suppress(tf.errors.OpError):
+            numbers = self._read_sequence_numbers(batch.first.worker)
+            _place_of(batch).num_steps += batch.num_done(numbers) + 1
+
     def _run(self, batch: Batch, iterators: Any) -> None:
-        source = batch.first.source
-        place = source.place if isinstance(source, WorkerPipelines) else Place()
+        place = _place_of(batch)
         num_made_before, batch.num_made = batch.num_made, place.num_made
         batch.num_attempts += 1
         num_done = 0
@@ -189,3 +204,8 @@ class Dispatcher:
                 for commit_state in self._commit_states
             ]
         )
+
+
+def _place_of(batch: Batch) -> Place:
+    source = batch.first.source
+    return source.place if isinstance(source, WorkerPipelines) else Place()

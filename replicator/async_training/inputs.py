@@ -153,6 +153,10 @@ class ServerInputIterator(InputIterator):
             found.append(WorkerPipelines(handle=handle, place=place))
         return tuple(found)
 
+    def _num_begun(self, error: BaseException, num_steps: int) -> int:
+        """All that workers were given, as where nobody waits (``schedule``)."""
+        return num_steps if isinstance(error, tf.errors.OpError) else 0
+
     def _get_next(self) -> Any:
         raise ReplicatorError(
             "next() and get_next() cannot read in this process, because the pipelines "

@@ -24,6 +24,7 @@ from replicator.async_training.steps import WorkerSteps
 from replicator.async_training.table import ServerTable
 from replicator.backends.scheduled import ScheduledBackend
 from replicator.contract import programs
+from replicator.errors import ServerLostError
 from replicator.inputs import prefetch
 from replicator.inputs.values import values_of
 from replicator.placement.topology import make_topology
@@ -156,7 +157,16 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
           WorkerLostError: A worker was lost and did not come back in time.
           tf.errors.OutOfRangeError: An input pipeline is at its end.
         """
-        self._dispatcher.join()
+        try:
+            self._dispatcher.join()
+        except ServerLostError:
+            raise  # with what there would be to read
+        except BaseException:
+            self._publish()
+            raise
+        self._publish()
+
+    def _publish(self) -> None:
         with self.connection.watch.guard():
             self._table.publish()
 

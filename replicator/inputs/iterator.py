@@ -247,12 +247,17 @@ class InputIterator:
             raise
         except ClusterError:  # its iterators may be lost with a process
             raise
-        except BaseException:
-            self.num_steps += self._recount(drops_rest=True)
+        except BaseException as error:
+            self.num_steps += self._num_begun(error, num_steps)
             raise
         self.num_steps += num_steps
         if self._reads is not None:
             self._reads.settle(num_steps)
+
+    def _num_begun(self, error: BaseException, num_steps: int) -> int:
+        """How many of some steps that raised an error have consumed their batches."""
+        del error, num_steps  # they are counted
+        return self._recount(drops_rest=True)
 
     def _recount(self, *, drops_rest: bool) -> int:
         return 0 if self._reads is None else self._reads.recount(drops_rest=drops_rest)

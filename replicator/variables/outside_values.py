@@ -112,7 +112,7 @@ class OutsideValues:
 
     def _of_first(self, entry: Entry) -> tf.Tensor:
         value = entry.copies[0].value()
-        if self._group is None or entry.kind is not Kind.RANDOM:
+        if entry.kind is not Kind.RANDOM:
             return value
         # The fold is its own inverse: this is the state of replica 0 of the job, which
         # need not be sent.

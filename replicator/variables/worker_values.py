@@ -55,7 +55,9 @@ def broadcast_initial_values(
     received = _broadcast(values, 0, topology, group)
     if group.worker_id:
         for variable, value in zip(movable, received, strict=True):
-            variable.assign(value)
+            # Not where it is equal: that would reset what a checkpoint has restored.
+            if variable.numpy().tobytes() != value.numpy().tobytes():
+                variable.assign(value)
 
 
 def move(variable: Any, source: int, topology: Topology, group: Group) -> tf.Tensor:

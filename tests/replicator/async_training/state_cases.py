@@ -101,3 +101,30 @@ def dropped_step():
     repl.join()
     gc.collect()
     return [held() is None, num_before, len(repl._programs.items()), float(weight)]
+
+
+@case
+def failed_step():
+    """What is read after a step that failed on one worker, and what a reset does."""
+    repl = MultiWorkerAsyncReplicator()
+    with repl.context():
+        state = tf.Variable(0.0, trainable=False)
+        limit = tf.Variable(9.0, trainable=False)
+
+    def step(x):
+        added = state.assign(state + x)
+        with tf.control_dependencies([added]):
+            tf.debugging.assert_less(x, limit)
+        return state.read_value()
+
+    inputs = repl.make_input_iterator(by_pipeline)
+    repl.run(step, inputs)
+    limit.assign(2.0)
+    try:
+        repl.run(step, inputs)
+    except tf.errors.InvalidArgumentError:
+        limit.assign(9.0)
+    failed = float(state)
+    state.assign(failed)
+    reset = [float(value) for value in repl.run(step, inputs)]
+    return [failed, reset, inputs.num_steps]

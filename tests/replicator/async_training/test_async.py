@@ -141,6 +141,11 @@ def test_a_step_function_is_not_kept(two_servers):
     assert [True, 1, 0, 4.0] == two_servers.value("dropped_step")
 
 
+def test_what_a_failed_step_wrote_is_read_outside_and_can_be_reset(two_servers):
+    """Copies of 2 and 4 read as 3, which is assigned: 4 and 5 follow; it counts."""
+    assert [3.0, [4.0, 5.0], 3] == two_servers.value("failed_step")
+
+
 def test_the_end_of_the_data_is_an_error_and_a_rewind_starts_again(two_servers):
     """Nothing of the failed step is applied."""
     assert [-4.0, 4] == two_servers.value("end_of_data")

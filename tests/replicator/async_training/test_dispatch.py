@@ -215,7 +215,7 @@ class Workers:
             connection, self.commit_states, 1.0, "/device:CPU:0", NOTHING_LOST
         )
         self.pipelines = WorkerPipelines(handle="iterators", place=Place())
-        self.failing = False
+        self.failing, self.failing_with = False, tf.errors.UnavailableError
 
     def _create(self, coordinator, worker, function, args):
         del coordinator, worker
@@ -237,14 +237,14 @@ class Workers:
     def _run(self, iterators, sequence_numbers, num_steps):
         self.runs.append((iterators, tuple(sequence_numbers), num_steps))
         if self.failing:
-            raise tf.errors.UnavailableError(None, None, "worker lost")
+            raise self.failing_with(None, None, "worker lost")
         return [tf.constant(7)]
 
     def work(self, index):
         """What the coordinator's thread does with one that was handed out."""
         try:
             self.works[index]()
-        except tf.errors.UnavailableError as error:
+        except tf.errors.OpError as error:
             self.errors[index] = error
         else:
             self.errors.pop(index, None)
@@ -297,6 +297,19 @@ def test_an_error_of_a_batch_is_that_of_all_its_members(workers):
     with pytest.raises(tf.errors.UnavailableError, match="worker lost"):
         workers.dispatcher.join()
     assert workers.dispatcher.is_idle
+
+
+def test_a_step_that_raised_has_read_its_batch(workers):
+    """Of four, two have committed to both servers: a lost worker skips three."""
+    workers.failing, workers.failing_with = True, tf.errors.InvalidArgumentError
+    workers.commit_states[0].sequence_numbers[0].assign(2)
+    workers.commit_states[1].sequence_numbers[0].assign(5)
+    workers.give(4)
+    workers.work(0)
+
+    assert 3 == workers.pipelines.place.num_steps
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        workers.dispatcher.join()
 
 
 @pytest.mark.parametrize("iterators_are_new", [True, False])
