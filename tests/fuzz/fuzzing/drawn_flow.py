@@ -88,6 +88,7 @@ class Flow(Choices):
             items=tuple(items),
             parameter=parameter,
             body=body,
+            shape=type_.shape,
             op=op,
         )
 
