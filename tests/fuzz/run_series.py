@@ -17,6 +17,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 PER_PROCESS = 500
 PER_SEED = 100
+TRAININGS_PER_SEED = 15  # of these; each takes as long as four steps
 
 
 def main() -> int:
@@ -66,12 +67,18 @@ def run_child(num_programs: int, first_seed: int) -> int:
     tf.get_logger().setLevel("ERROR")  # warnings about many traces: so it must be here
     devices.split_cpu(3)
     sys.path.insert(0, str(FOLDER))
-    from fuzzing.series import Series, run_series
+    from fuzzing.series import STEPS, TRAININGS, Series, run_series
 
     series = Series()
     for index, start in enumerate(range(0, num_programs, PER_SEED)):
         count = min(PER_SEED, num_programs - start)
-        series.add(run_series(first_seed + index, count))
+        num_trainings = count * TRAININGS_PER_SEED // PER_SEED
+        for grammar, number in (
+            (STEPS, count - num_trainings),
+            (TRAININGS, num_trainings),
+        ):
+            if number:
+                series.add(run_series(first_seed + index, number, grammar=grammar))
     report = {
         "verdicts": {v.value: n for v, n in series.verdicts.items()},
         "differences": series.differences,

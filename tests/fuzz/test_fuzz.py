@@ -33,7 +33,8 @@ from replicator.engine.graph import trace
 NUM_PROGRAMS = 100 if covering.is_full() else 12
 NUM_PROGRAMS_WITH_A_FAULT = 100  # at most: the series ends where the fault is found
 SEED = 2019
-FEATURES = ("unknown",)  # with the others, differences are known
+# With the others, differences are known.
+FEATURES = ("unknown",)
 FLOAT3 = syntax.Type(syntax.FLOAT, (3,))
 SHARED = syntax.Setting(
     placement="shared", num_replicas=2, num_steps=1, feed="values", seed=0

@@ -106,7 +106,7 @@ class Choices(abc.ABC):
             kind = self.choose(self.kinds(scope))
             statement = kind(scope)
             if statement is not None:
-                drawn.append(statement)
+                drawn += statement if isinstance(statement, list) else [statement]
         return tuple(drawn)
 
     def compute(self, scope: Scope) -> syntax.Statement | None:

@@ -83,17 +83,34 @@ class Drawer(Tapes, Flow):
                 picked.append(value)
         return self.join(scope, kind, parameter, picked) if picked else None
 
-    def fail(self, scope: Scope) -> syntax.Statement | None:
-        """A value that comes only where the step does not fail."""
-        value = self.pick(scope, lambda t: t.dtype in (FLOAT, INT))
+    def fail(self, scope: Scope) -> list[syntax.Statement]:
+        """A value that comes only where the step does not fail, and its write mostly.
+
+        What replicas have joined is what they would all write, but one of them fails.
+        """
+        variable = self.choose(self.variables)
+        value = self.pick(scope, lambda t: t == variable.type)
         if value is None:
-            return None
+            return []
         self._fails = True
-        return syntax.Fail(
+        drawn: list[syntax.Statement] = []
+        op = "min" if variable.type.dtype == BOOL else self.choose(["mean", "max"])
+        if self.can_join("all_reduce", op)(value[1]) and self.number(0, 2):
+            drawn.append(self.join(scope, "all_reduce", op, [value]))
+            value = scope.values[-1]
+        fail = syntax.Fail(
             result=self.define(scope, value[1]),
             argument=value[0],
             is_late=self.choose([False, True]),
         )
+        drawn.append(fail)
+        if self.number(0, 3):
+            drawn.append(
+                syntax.Write(
+                    variable=variable.name, method="assign", argument=fail.result
+                )
+            )
+        return drawn
 
     def uneven(self, scope: Scope) -> syntax.Statement:
         """A number from values whose lengths may differ."""

@@ -88,6 +88,7 @@ class Flow(Choices):
             items=tuple(items),
             parameter=parameter,
             body=body,
+            shape=type_.shape,
             op=op,
         )
 
@@ -108,8 +109,12 @@ class Flow(Choices):
             is_small = size(type_.shape) * count <= MAX_SIZE
             return type_.dtype == FLOAT and len(type_.shape) < MAX_RANK and is_small
 
-        body = self.block(inner, fits, least=1)
+        # What does not depend on the row is joined once for all of them.
+        same = self.pick(scope, fits) if self.number(0, 1) else None
+        first = [self.join(inner, "all_reduce", "sum", [same])] if same else []
+        body = self.block(inner, fits, least=0 if first else 1)
         assert body, "the parameter is in the scope"
+        body = dataclasses.replace(body, statements=(*first, *body.statements))
         type_ = dict(inner.values)[body.result]
         result = Type(FLOAT, (count, *type_.shape))
         return syntax.Vectorize(

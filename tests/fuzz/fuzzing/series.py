@@ -4,18 +4,48 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Flaky
 
-from fuzzing import checking, comparing, drawing, source
-from fuzzing.choices import FEATURES
+from fuzzing import checking, choices, comparing, drawing, source
+from fuzzing.training import checking as training_checking
+from fuzzing.training import drawing as training_drawing
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
-    from fuzzing import syntax
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Grammar:
+    """What programs are drawn from, and how each is judged.
+
+    Attributes:
+      programs: Draws programs of some features.
+      features: All that it has.
+      check: Runs a program both ways.
+      render: Shows a program.
+    """
+
+    programs: Callable[[Collection[str]], Any]
+    features: tuple[str, ...]
+    check: Callable[[Any], checking.Verdict]
+    render: Callable[[Any], str]
+
+
+STEPS = Grammar(
+    programs=drawing.programs,
+    features=choices.FEATURES,
+    check=checking.check,
+    render=source.render,
+)
+TRAININGS = Grammar(
+    programs=training_drawing.trainings,
+    features=training_drawing.FEATURES,
+    check=training_checking.check,
+    render=training_checking.render,
+)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -51,19 +81,21 @@ def run_series(
     first_seed: int,
     num_programs: int,
     *,
+    grammar: Grammar = STEPS,
     is_shrunk: bool = True,
-    features: Collection[str] = FEATURES,
+    features: Collection[str] | None = None,
 ) -> Series:
     """Draws programs and compares the library with the interpreter on each.
 
     Args:
       first_seed: The same seed draws the same programs.
       num_programs: How many, unless one of them shows a difference.
+      grammar: What they are drawn from.
       is_shrunk: Whether the program that shows it is made small, in up to five minutes.
-      features: What the grammar may use.
+      features: What the grammar may use; all of it by default.
     """
     found = Series()
-    last: list[tuple[syntax.Program, comparing.DifferenceError]] = []
+    last: list[tuple[Any, comparing.DifferenceError]] = []
 
     @seed(first_seed)
     @settings(
@@ -73,12 +105,13 @@ def run_series(
         deadline=None,
         print_blob=False,
         phases=[Phase.generate, *([Phase.shrink] if is_shrunk else [])],
+        report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
-    @given(drawing.programs(features))
-    def check(program: syntax.Program) -> None:
+    @given(grammar.programs(grammar.features if features is None else features))
+    def check(program: Any) -> None:
         try:
-            verdict = checking.check(program)
+            verdict = grammar.check(program)
         except comparing.DifferenceError as error:
             # Hypothesis runs the smallest one last.
             last.append((program, error))
@@ -91,7 +124,9 @@ def run_series(
     except (comparing.DifferenceError, Flaky) as error:
         program, difference = last[-1]
         often = ", not every time" if isinstance(error, Flaky) else ""
+        number = found.verdicts.total() + 1
         found.differences.append(
-            f"seed {first_seed}{often}: {difference}\n{source.render(program)}\n"
+            f"seed {first_seed}, program {number}{often}: {difference}\n"
+            f"{grammar.render(program)}\n"
         )
     return found

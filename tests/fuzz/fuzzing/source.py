@@ -243,5 +243,7 @@ def _with_functions(  # noqa: PLR0911 - a line for each kind of statement
                 f"replicator.map_gather({_listed(items)}, {work})"
             )
             body = statement.body
-            return [*_define(work, parameter, body, body.result), call]
+            # A gather needs to know the shape, which inputs may not tell.
+            result = f"tf.ensure_shape({body.result}, {list(statement.shape)})"
+            return [*_define(work, parameter, body, result), call]
     raise TypeError(f"no Python for {type(statement).__name__}")

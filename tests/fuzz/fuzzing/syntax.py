@@ -1,7 +1,7 @@
 """Step functions as data: what is drawn, printed as Python, and interpreted.
 
-A program is a list of statements over named values, each assigned once. Names are those
-of the printed Python; nested blocks see the values of the blocks around them.
+A program is a list of statements over named values, each assigned once. Nested blocks
+see the values of the blocks around them.
 """
 
 from __future__ import annotations
@@ -79,8 +79,6 @@ class Read:
     """``result = variable.read_value()``, or by the handle alone.
 
     Attributes:
-      result: What is read.
-      variable: Its name.
       is_raw: Whether by ``tf.raw_ops``, of which TensorFlow keeps no record.
     """
 
@@ -94,9 +92,6 @@ class Write:
     """``variable.method(argument)``: ``assign``, ``assign_add`` or ``assign_sub``.
 
     Attributes:
-      variable: Its name.
-      method: How it is written.
-      argument: What is written.
       form: ``method``; ``unread``, with ``read_value=False``; or ``raw``, by
         ``tf.raw_ops`` and the variable's handle.
     """
@@ -180,6 +175,7 @@ class Map:
       items: Names of values of one type.
       parameter: The item's name in the body.
       body: Work on one item, without effects.
+      shape: Of what it gives.
       op: Of a ``map_reduce``, else empty.
     """
 
@@ -187,6 +183,7 @@ class Map:
     items: tuple[str, ...]
     parameter: str
     body: Block
+    shape: tuple[int, ...] = ()
     op: str = ""
 
 

@@ -1,0 +1,1 @@
+"""Random trainings: Keras models, optimizers, epochs, failures and checkpoints."""

@@ -1,0 +1,126 @@
+"""Draws trainings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+
+from fuzzing.training import syntax
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+FEATURES = (
+    "failures",
+    "foreign",
+    "norms",
+    "options",
+    "precision",
+    "queues",
+    "restores",
+)
+MAX_ACTIONS = 5
+
+
+@st.composite
+def trainings(
+    draw: Callable[..., Any], features: Collection[str] = FEATURES
+) -> syntax.Training:
+    """Trainings of any kind, or of some features."""
+    return _Drawer(draw, features).training()
+
+
+class _Drawer:
+    """Choices of Hypothesis."""
+
+    def __init__(self, draw: Callable[..., Any], features: Collection[str]) -> None:
+        self._draw = draw
+        self._features = features
+
+    def _choose(self, *options: Any) -> Any:
+        return self._draw(st.sampled_from(options))
+
+    def _also(self, feature: str, *options: Any) -> list[Any]:
+        return list(options) if feature in self._features else []
+
+    def training(self) -> syntax.Training:
+        """The whole of it."""
+        target = self._target()
+        inputs = self._inputs(target)
+        layers = tuple(self._layer() for _ in range(self._choose(1, 2, 0)))
+        optimizer = self._optimizer()
+        count = self._choose(*range(1, MAX_ACTIONS + 1))
+        actions = [self._action(inputs, optimizer) for _ in range(count)]
+        is_poisoned = self._choose(False, *self._also("failures", True))
+        return syntax.Training(
+            layers=layers,
+            optimizer=optimizer,
+            inputs=inputs,
+            target=target,
+            actions=tuple(actions),
+            poison=self._choose(*range(inputs.num_examples)) if is_poisoned else None,
+            dtype=self._choose("float32", *self._also("precision", "float64")),
+            seed=self._choose(*range(20)),
+        )
+
+    def _target(self) -> syntax.Target:
+        return syntax.Target(
+            num_replicas=self._choose(2, 3, 1), is_mirrored=self._choose(False, True)
+        )
+
+    def _batch(self, target: syntax.Target) -> int:
+        return target.num_replicas * self._choose(1, 2, 3)
+
+    def _inputs(self, target: syntax.Target) -> syntax.Inputs:
+        return syntax.Inputs(
+            num_examples=self._choose(*range(4, 20)),
+            batch=self._batch(target),
+            is_split=self._choose(True, False),
+            is_generator=self._choose(False, *self._also("failures", True)),
+            mode=self._choose("PER_WORKER", "PER_REPLICA", "SINGLE"),
+            prefetch=self._choose(0, 0, 2),
+        )
+
+    def _layer(self) -> syntax.Layer:
+        activation = self._choose("tanh", "sigmoid", "linear")
+        return self._choose(
+            syntax.Dense(units=2, activation=activation),
+            syntax.Dropout(),
+            *self._also("norms", syntax.Norm(), syntax.Norm(is_global=False)),
+            *self._also("queues", syntax.Queue()),
+        )
+
+    def _optimizer(self) -> syntax.Optimizer:
+        options = "options" in self._features
+        return syntax.Optimizer(
+            name=self._choose("sgd", "momentum", "nesterov", "adam"),
+            clip=self._choose(None, 0.5) if options else None,
+            loss_scale=self._choose(None, 1024.0, "dynamic") if options else None,
+        )
+
+    def _action(
+        self, inputs: syntax.Inputs, optimizer: syntax.Optimizer
+    ) -> syntax.Action:
+        target = self._target()
+        batch = self._batch(target)
+        restore = syntax.Restore(target=target, batch=batch)
+        return self._choose(
+            syntax.Run(),
+            syntax.Run(num_steps=self._choose(2, 3, 6)),
+            syntax.Run(is_next=True),
+            syntax.Assign(
+                index=self._choose(0, 1, 2, 3, 4, 5),
+                kind=self._choose("same", "zeros", "new"),
+            ),
+            *self._also("restores", *[restore] * 2),
+            *self._also(
+                "foreign",
+                syntax.Single(),
+                syntax.Foreign(
+                    what=self._choose("inputs", "values", "optimizer"),
+                    num_replicas=self._choose(1, 2, 3),
+                ),
+            ),
+            *([syntax.Full()] if optimizer.loss_scale == "dynamic" else []),
+        )

@@ -1,0 +1,297 @@
+"""Does a training with the library, and tells an observer what comes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import replicator
+from fuzzing.training import syntax
+from fuzzing.training.examples import make_data
+from fuzzing.training.numpy_model import RATE, Model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FAILURE = "the drawn failure"
+_OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(RATE),
+    "momentum": lambda: keras.optimizers.SGD(RATE, momentum=0.9),
+    "nesterov": lambda: keras.optimizers.SGD(RATE, momentum=0.9, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(RATE),
+}
+
+
+class QueueLayer(keras.layers.Layer):
+    """Adds the mean of the batch before, which every replica keeps for itself."""
+
+    def build(self, shape: Any) -> None:
+        """Makes the state."""
+        self.last = self.add_weight(
+            shape=(shape[-1],), initializer="zeros", trainable=False
+        )
+
+    def call(self, inputs: Any) -> Any:
+        """Adds, then keeps."""
+        outputs = inputs * (1.0 + self.last.value)
+        self.last.assign(tf.reduce_mean(inputs, axis=0))
+        return outputs
+
+
+def make_replicator(target: syntax.Target) -> Any:
+    """The library's replicator for a target."""
+    count = target.num_replicas
+    if not target.is_mirrored:
+        return replicator.create("in_graph", num_replicas=count)
+    return replicator.create(
+        "in_graph",
+        num_replicas=count,
+        devices=[f"CPU:{index}" for index in range(count)],
+        variable_placement="mirrored",
+    )
+
+
+class Session:
+    """A training on one target.
+
+    Attributes:
+      repl: Its replicator.
+      model: The Keras model.
+      optimizer: As it is wrapped.
+      inputs: The iterator.
+    """
+
+    def __init__(
+        self, training: syntax.Training, target: syntax.Target, batch: int
+    ) -> None:
+        self._training = training
+        self.repl = make_replicator(target)
+        with self.repl.context():
+            self.model = _make_model(training)
+            self.optimizer = wrap(self.repl, training.optimizer)
+        self.inputs = make_inputs(self.repl, training, batch)
+        self.step = make_step(training, self.model, self.optimizer)
+
+    def manager(self, directory: str) -> Any:
+        """A checkpoint manager of everything."""
+        return self.repl.make_checkpoint_manager(
+            directory,
+            inputs=self.inputs,
+            model=self.model,
+            optimizer=self.optimizer,
+        )
+
+    def outside(self) -> list[Any]:
+        """What the model's variables read as, layer by layer."""
+        return [np.asarray(variable) for variable in variables_of(self.model)]
+
+
+def variables_of(model: Any) -> list[Any]:
+    """The variables of a model, layer by layer."""
+    return [variable for layer in model.layers for variable in layer.weights]
+
+
+def _make_model(training: syntax.Training) -> Any:
+    layers = [keras.Input((syntax.NUM_FEATURES,), dtype=training.dtype)]
+    dtype = training.dtype
+    for layer in (*training.layers, syntax.Dense(units=1)):
+        match layer:
+            case syntax.Dense(units=units, activation=activation):
+                layers.append(
+                    keras.layers.Dense(units, activation=activation, dtype=dtype)
+                )
+            case syntax.Norm(is_global=True):
+                layers.append(replicator.CrossReplicaBatchNormalization(dtype=dtype))
+            case syntax.Norm():
+                layers.append(keras.layers.BatchNormalization(dtype=dtype))
+            case syntax.Dropout():
+                layers.append(keras.layers.Dropout(0.0, dtype=dtype))
+            case syntax.Queue():
+                layers.append(QueueLayer(dtype=dtype))
+    model = keras.Sequential(layers)
+    if not any(isinstance(layer, syntax.Queue) for layer in training.layers):
+        first = Model(training, np.random.default_rng([4, training.seed])).outside()
+        for variable, value in zip(variables_of(model), first, strict=True):
+            variable.assign(value)
+    return model
+
+
+def wrap(repl: Any, optimizer: syntax.Optimizer) -> Any:
+    """The optimizer, wrapped by a replicator."""
+    options = {"global_clipnorm": optimizer.clip, "loss_scale": optimizer.loss_scale}
+    return repl.wrap_optimizer(
+        _OPTIMIZERS[optimizer.name](),
+        **{name: value for name, value in options.items() if value is not None},
+    )
+
+
+def make_inputs(repl: Any, training: syntax.Training, batch: int) -> Any:
+    """An iterator over epochs of all examples, with a flag at the poisoned one."""
+    x, t = make_data(training)
+    flags = np.arange(len(x)) == (-1 if training.poison is None else training.poison)
+    inputs = training.inputs
+
+    def input_fn(ctx: Any) -> tf.data.Dataset:
+        if inputs.is_generator:
+            specs = tuple(
+                tf.TensorSpec(column.shape[1:], column.dtype)
+                for column in (x, t, flags)
+            )
+            data = tf.data.Dataset.from_generator(
+                lambda: zip(x, t, flags, strict=True), output_signature=specs
+            )
+        else:
+            data = tf.data.Dataset.from_tensor_slices((x, t, flags))
+        if inputs.is_split:
+            return replicator.split_global_batches(data, ctx, batch)
+        data = data.shard(ctx.num_input_pipelines, ctx.input_pipeline_id)
+        share = ctx.get_per_replica_batch_size(batch)
+        return data.batch(share, drop_remainder=True)
+
+    more = {"prefetch_to_device": inputs.prefetch} if inputs.prefetch else {}
+    mode = replicator.InputReplicationMode[inputs.mode]
+    return repl.make_input_iterator(input_fn, mode, **more)
+
+
+def make_step(training: syntax.Training, model: Any, optimizer: Any) -> Any:
+    """The step function: the mean over all examples of the squared error."""
+    is_scaled = training.optimizer.loss_scale is not None
+
+    def step(batch: Any) -> Any:
+        x, t, flags = batch
+        check = tf.debugging.Assert(tf.logical_not(tf.reduce_any(flags)), [FAILURE])
+        with tf.control_dependencies([check]):
+            x = tf.identity(x)
+        with tf.GradientTape() as tape:
+            errors = tf.reduce_sum(tf.square(model(x, training=True) - t), axis=1)
+            if training.inputs.is_split:
+                loss = replicator.mean_over_examples(errors)
+            else:
+                loss = tf.reduce_mean(errors)
+            scaled = optimizer.scale_loss(loss) if is_scaled else loss
+        variables = model.trainable_variables
+        grads = tape.gradient(scaled, variables)
+        optimizer.apply_gradients(zip(grads, variables, strict=True))
+        return loss
+
+    return tf.autograph.experimental.do_not_convert(step)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Event:
+    """What is seen after an action.
+
+    Attributes:
+      action: What was done.
+      loss: Of the last step, the mean over replicas; None without one.
+      ended: Whether the epoch ended, and the next one has begun.
+      error: What was raised, or None.
+      outside: The model's variables.
+      num_updates: Updates that the optimizer has counted.
+    """
+
+    action: syntax.Action
+    loss: Any = None
+    ended: bool = False
+    error: Exception | None = None
+    outside: list[Any] = dataclasses.field(default_factory=list)
+    num_updates: int = 0
+
+
+def events(training: syntax.Training) -> Iterator[Event]:
+    """Does the actions, one at a time."""
+    session = Session(training, training.target, training.inputs.batch)
+    with tempfile.TemporaryDirectory() as directory:
+        for number, action in enumerate(training.actions):
+            loss, ended, error = None, False, None
+            try:
+                if isinstance(action, syntax.Restore):
+                    folder = f"{directory}/{number}"
+                    session.manager(folder).save()
+                    other = Session(training, action.target, action.batch)
+                    other.manager(folder).restore()
+                    session = other
+                else:
+                    loss = _act(session, training, action)
+            except (tf.errors.OutOfRangeError, StopIteration):
+                ended = True
+                session.inputs.reinitialize()
+            except Exception as caught:  # noqa: BLE001 - the observer judges it
+                error = caught
+                _reset_local(session.model)
+            yield Event(
+                action=action,
+                loss=loss,
+                ended=ended,
+                error=error,
+                outside=session.outside(),
+                num_updates=int(session.optimizer.iterations),
+            )
+
+
+def _reset_local(model: Any) -> None:
+    """What replicas keep for themselves is undefined after a failure: begins anew."""
+    for layer in model.layers:
+        if type(layer) is keras.layers.BatchNormalization:
+            layer.moving_mean.assign(tf.zeros_like(layer.moving_mean.value))
+            layer.moving_variance.assign(tf.ones_like(layer.moving_variance.value))
+
+
+def _act(session: Session, training: syntax.Training, action: syntax.Action) -> Any:
+    """Does one action; returns the loss of the last step."""
+    repl = session.repl
+    match action:
+        case syntax.Run(is_next=True):
+            return _mean(repl, repl.run(session.step, next(session.inputs)))
+        case syntax.Run(num_steps=count):
+            return _mean(repl, repl.run(session.step, session.inputs, num_steps=count))
+        case syntax.Assign(index=index, kind=kind):
+            variables = variables_of(session.model)
+            variable = variables[index % len(variables)]
+            variable.assign(assigned(kind, np.asarray(variable)))
+        case syntax.Single():
+            single = replicator.create("single")
+            x, t = make_data(training)
+            values = tuple(
+                replicator.PerReplica([tf.constant(value)])
+                for value in (x, t, np.zeros(len(x), bool))
+            )
+            return _mean(single, single.run(session.step, values))
+        case syntax.Full():
+            counter = session.optimizer.loss_scale.num_finite_steps
+            if counter is not None:
+                counter.assign(1999)
+        case syntax.Foreign(what=what, num_replicas=count):
+            return _foreign(session, training, what, count)
+    return None
+
+
+def _foreign(
+    session: Session, training: syntax.Training, what: str, num_replicas: int
+) -> Any:
+    """A step with something that another replicator made."""
+    target = syntax.Target(num_replicas=num_replicas, is_mirrored=False)
+    other = make_replicator(target)
+    if what == "optimizer":
+        with other.context():
+            optimizer = wrap(other, training.optimizer)
+        step = make_step(training, session.model, optimizer)
+        return _mean(session.repl, session.repl.run(step, session.inputs))
+    inputs = make_inputs(other, training, 2 * num_replicas)
+    source = next(inputs) if what == "values" else inputs
+    return _mean(session.repl, session.repl.run(session.step, source))
+
+
+def assigned(kind: str, now: np.ndarray) -> np.ndarray:
+    """What ``Assign`` gives a variable that reads as ``now``."""
+    values = {"same": now, "zeros": np.zeros_like(now)}
+    return values.get(kind, np.full_like(now, 0.75))
+
+
+def _mean(repl: Any, losses: Any) -> Any:
+    return repl.reduce("mean", losses).numpy()

@@ -1,0 +1,155 @@
+"""Trainings as data: a model, an optimizer, its inputs, and what is done with them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeAlias
+
+NUM_FEATURES = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dense:
+    """``keras.layers.Dense``; ``units`` outputs through ``activation``."""
+
+    units: int
+    activation: str = "linear"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Norm:
+    """Batch norm: of all replicas, or Keras' own, of each replica by itself."""
+
+    is_global: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dropout:
+    """``keras.layers.Dropout(0.0)``: the only rate that draws nothing."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Queue:
+    """Adds the mean of the last batch, which each replica keeps for itself."""
+
+
+Layer: TypeAlias = Dense | Norm | Dropout | Queue
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """A Keras optimizer and the options of ``wrap_optimizer``.
+
+    Attributes:
+      name: ``sgd``, ``momentum``, ``nesterov`` or ``adam``.
+      clip: ``global_clipnorm``, or None.
+      loss_scale: As ``wrap_optimizer`` takes it.
+    """
+
+    name: str
+    clip: float | None = None
+    loss_scale: float | str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """How examples become batches.
+
+    Attributes:
+      num_examples: Of an epoch.
+      batch: Examples of a step on all replicas.
+      is_split: Whether by ``split_global_batches``, which leaves no example out.
+      is_generator: Whether a Python generator gives them.
+      mode: An ``InputReplicationMode``.
+      prefetch: ``prefetch_to_device``.
+    """
+
+    num_examples: int
+    batch: int
+    is_split: bool
+    is_generator: bool
+    mode: str
+    prefetch: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """Replicas, and whether each has a device and copies of its own."""
+
+    num_replicas: int
+    is_mirrored: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """Steps in one dispatch; or one step of a batch that ``next`` gives."""
+
+    num_steps: int = 1
+    is_next: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Assign:
+    """Assigns one of the model's variables: its own value, zeros or others."""
+
+    index: int
+    kind: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Restore:
+    """Saves, and goes on from the checkpoint on another target, batch by batch."""
+
+    target: Target
+    batch: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Single:
+    """One step of another batch on ``single``, with the optimizer as it is wrapped."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Foreign:
+    """Something of another replicator in ``run``: it must be refused.
+
+    Attributes:
+      what: ``inputs``, ``values`` or ``optimizer``.
+      num_replicas: Of the other one.
+    """
+
+    what: str
+    num_replicas: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Full:
+    """Sets the counter of a dynamic loss scale so that the next step doubles it."""
+
+
+Action: TypeAlias = Run | Assign | Restore | Single | Foreign | Full
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """A model, how it is trained, and what is done in order.
+
+    Attributes:
+      layers: Followed by a dense layer with one output.
+      optimizer: Updates the model.
+      inputs: Of every epoch.
+      target: On which it begins.
+      actions: In order; at the end of an epoch the next one begins.
+      poison: The example whose step fails in every epoch, or None.
+      dtype: Of the model and of the data.
+      seed: Of data and weights.
+    """
+
+    layers: tuple[Layer, ...]
+    optimizer: Optimizer
+    inputs: Inputs
+    target: Target
+    actions: tuple[Action, ...]
+    poison: int | None
+    dtype: str
+    seed: int
