@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import runpy
 import subprocess
@@ -32,6 +33,27 @@ def test_keras_goes_without_what_it_imports_if_it_finds_it():
     )
 
     assert "[] True\n" == done.stdout
+
+
+@pytest.mark.processes
+def test_files_are_written_and_not_synced(tmp_path):
+    """Also in processes that tests start; what is no open file is an error as ever."""
+    code = (
+        "import os, sys\n"
+        "with open(sys.argv[1], 'w') as file:\n"
+        "    os.fsync(file.fileno())\n"
+        "try: os.fsync(999)\n"
+        "except OSError as error: print(error.errno, os.fsync.__name__)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "file")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(FOLDER)},
+    )
+
+    assert f"{errno.EBADF} _do_not_sync\n" == done.stdout
 
 
 def test_the_order_of_files_names_files_that_exist():
