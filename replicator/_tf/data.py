@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
@@ -133,3 +133,28 @@ def python_ops(dataset: tf.data.Dataset) -> list[str]:
             )
             found += [node.name for node in nodes if node.op in _PYTHON_OPS]
     return found
+
+
+class Transformation(NamedTuple):
+    """The last operation of a pipeline.
+
+    Attributes:
+      name: Such as ``Batch``, of which there may be several implementations.
+      inputs: The pipelines that it reads.
+      num_joined: Elements that it joins, if it is a batch.
+    """
+
+    name: str
+    inputs: tuple[tf.data.Dataset, ...]
+    num_joined: int | None
+
+
+def last_transformation(dataset: tf.data.Dataset) -> Transformation:
+    """What a pipeline does last (test_division)."""
+    name = type(dataset).__name__.strip("_").removesuffix("Dataset")
+    size = getattr(dataset, "_batch_size", None)
+    return Transformation(
+        name=name.removeprefix("Parallel").removeprefix("Padded"),
+        inputs=tuple(dataset._inputs()),  # noqa: SLF001
+        num_joined=None if size is None else int(size),
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.checkpoint import files, local_state, matching, position
+from replicator.checkpoint import division, files, local_state, matching, position
 from replicator.checkpoint import metadata as metadata_lib
 from replicator.checkpoint.inventory import Inventory
 from replicator.checkpoint.payload import Payload, decode, encode
@@ -182,7 +182,8 @@ class CheckpointManager:
         are the same; otherwise the steps that were read before are read again and
         dropped, which takes as long as reading them. No example of the epoch is then
         repeated or lost, provided that the pipelines yield the same order in every
-        process (seeded shuffles) and shard by example before batching.
+        process (seeded shuffles); what shuffles or filters after sharding or batching
+        is refused.
 
         Args:
           path: Prefix of a checkpoint's files; None takes the latest.
@@ -302,20 +303,22 @@ class CheckpointManager:
                 "without inputs; create the manager with inputs=None to restart the "
                 "data"
             )
+        if self._inputs is not None:
+            saved = metadata.positions[self._worker_before(metadata)]
+            position.steps_here(saved, self._here(), division.of(self._inputs))
 
     def _restore_position(self, metadata: Metadata, payloads: list[Payload]) -> str:
         if self._inputs is None:
             return ""
+        worker = self._worker_before(metadata)
+        states, reason = payloads[worker].iterators, payloads[worker].reason
+        saved = metadata.positions[worker]
+        return position.restore(self._inputs, saved, states, reason, self._here())
+
+    def _worker_before(self, metadata: Metadata) -> int:
         # A worker more than there were continues where any of them was: all had read as
         # many steps. Its iterators' states are then not used, as the layout differs.
-        worker = min(self._repl.worker_id, metadata.num_workers - 1)
-        return position.restore(
-            self._inputs,
-            metadata.positions[worker],
-            payloads[worker].iterators,
-            payloads[worker].reason,
-            self._here(),
-        )
+        return min(self._repl.worker_id, metadata.num_workers - 1)
 
 
 def _check_arguments(trackables: Mapping[str, Any], max_to_keep: Any) -> None:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from replicator.variables.checkpoint_contract import CheckpointedBackend
 
-FORMAT = 1
+FORMAT = 2
+# In the first, positions do not say how many pipelines the job has.
+_READ = (1, FORMAT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +82,7 @@ def from_json(text: str, path: str) -> Metadata:
     """
     fields = json.loads(text)
     version = fields.pop("format")
-    if version != FORMAT:
+    if version not in _READ:
         raise CheckpointError(
             f"checkpoint {path!r} has format {version!r}, but this version reads "
             f"{FORMAT!r}; use the library version {fields['library_version']}"

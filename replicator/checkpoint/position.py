@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from replicator._tf import data as _tf_data
 from replicator._tf.messages import reason_of
+from replicator.checkpoint import division
 from replicator.errors import CheckpointError, CheckpointMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from replicator.checkpoint.division import Division
     from replicator.inputs.iterator import InputIterator
 
 
@@ -28,8 +30,9 @@ class Position:
       num_pipelines: Pipelines of this worker.
       num_replicas: Replicas of the whole job.
       num_workers: Workers of the whole job.
-      examples_per_step: Examples of the global batch, if the shape is static.
+      examples_per_step: Examples of a whole global batch, if the pipelines say so.
       is_at_end: Whether some pipeline has no further step.
+      num_input_pipelines: Pipelines of the whole job; None in old checkpoints.
     """
 
     num_steps: int
@@ -40,10 +43,27 @@ class Position:
     num_workers: int
     examples_per_step: int | None
     is_at_end: bool
+    num_input_pipelines: int | None = None
+
+    def reads_as(self, other: Position) -> bool:
+        """Whether the iterators of every worker read the same elements."""
+        sizes = {self.examples_per_step, other.examples_per_step} - {None}
+        return self._layout == other._layout and len(sizes) <= 1
+
+    def deals_as(self, other: Position) -> bool:
+        """Whether the same pipelines of the job feed some replicas."""
+        if None in (self.num_input_pipelines, other.num_input_pipelines):
+            return self._layout == other._layout
+        return self.num_input_pipelines == other.num_input_pipelines
+
+    @property
+    def _layout(self) -> tuple[int, int, int]:
+        return self.num_pipelines, self.num_replicas, self.num_workers
 
 
 def current(inputs: InputIterator, num_replicas: int, num_workers: int) -> Position:
     """Reads the position of inputs."""
+    size = division.examples_per_element(division.of(inputs), inputs.element_spec)
     return Position(
         num_steps=inputs.num_steps,
         num_skipped=inputs.num_skipped,
@@ -51,8 +71,9 @@ def current(inputs: InputIterator, num_replicas: int, num_workers: int) -> Posit
         num_pipelines=len(inputs.pipelines),
         num_replicas=num_replicas,
         num_workers=num_workers,
-        examples_per_step=_examples_per_step(inputs, num_replicas),
+        examples_per_step=None if size is None else size * num_replicas,
         is_at_end=inputs.is_at_end,
+        num_input_pipelines=inputs.num_input_pipelines,
     )
 
 
@@ -77,17 +98,16 @@ def restore(
 
     Args:
       inputs: New inputs of the same input function, or those that were saved.
-      saved: The position in the checkpoint.
+      saved: The position in the checkpoint, which passes ``steps_here``.
       states: The states of this worker's iterators; None if they are unknown.
       reason: Why ``states`` is None.
       here: The position of ``inputs``; only its topology is used.
 
     Raises:
-      CheckpointMismatchError: The examples of the checkpoint do not fill whole steps
-        of these inputs.
+      CheckpointMismatchError: See ``steps_here``.
       CheckpointError: The iterators belong to another dataset.
     """
-    is_same = _layout(saved) == _layout(here)
+    is_same = saved.reads_as(here)
     reason = inputs.stateless_reason or reason
     if states is not None and is_same and not inputs.stateless_reason:
         # A state fits the dataset that it was saved of, and a skip is part of that.
@@ -104,23 +124,73 @@ def restore(
         inputs.num_steps, inputs.is_at_end = saved.num_steps, saved.is_at_end
         return "exact, from the state of the iterators"
     # States count elements of one pipeline each. Dealt to other pipelines or replicas,
-    # the same examples are other elements; what stays is how many steps all have read,
-    # the same on every worker (record 0014).
-    num_steps = _steps_here(saved, here)
+    # the same examples are other elements; what stays is how many examples all have
+    # read (record 0051).
+    num_steps = steps_here(saved, here, division.of(inputs))
     inputs.start(num_steps, num_rewinds=saved.num_rewinds, to_end=saved.is_at_end)
-    why = reason if is_same else "the topology has changed"
+    why = reason if is_same else "the topology or the size of batches has changed"
     return f"by skipping the {num_steps} steps that were read ({why})"
 
 
-def _layout(position: Position) -> tuple[int, int, int]:
-    return position.num_pipelines, position.num_replicas, position.num_workers
+def steps_here(saved: Position, here: Position, divided: Division) -> int:
+    """Converts a saved position to steps of these inputs.
 
+    Every worker gets the same result: it follows from what is the same on all.
 
-def _steps_here(saved: Position, here: Position) -> int:
-    """Converts a number of steps to another global batch size."""
-    before, now = saved.examples_per_step, here.examples_per_step
-    if before is None or now is None or before == now:
+    Args:
+      saved: The position.
+      here: That of the inputs to move.
+      divided: How their pipelines divide examples.
+
+    Raises:
+      CheckpointMismatchError: The examples that were read are not the first ones
+        here, or not whole steps, or it is not known how many they are.
+    """
+    if saved.is_at_end or not saved.num_steps or saved.reads_as(here):
         return saved.num_steps
+    before, now = saved.examples_per_step, here.examples_per_step
+    deals = saved.deals_as(here)
+    if deals and saved.num_replicas == here.num_replicas and before == now:
+        return saved.num_steps  # other workers have the same pipelines
+    if before is None or now is None:
+        what = "checkpoint does not say" if before is None else "pipelines do not say"
+        raise _refused(
+            saved,
+            f"the {what} how many examples a step has: batches of other sizes than "
+            "that of batch(), or from a generator",
+        )
+    joins = _per_replica(saved) == _per_replica(here)
+    if divided.is_global:
+        # Every step has the next examples, so the same steps where it has as many.
+        deals = joins = before == now
+    at_once = divided.num_at_once
+    if (
+        not deals
+        and (_per_replica(here) * here.num_replicas / _pipelines(here)) % at_once
+    ):
+        raise _refused(
+            saved,
+            f"shard() deals {at_once} examples at once, of which a step leaves some: "
+            "shard before batch()",
+        )
+    changing = (() if deals else divided.after_dealing) + (
+        () if joins else divided.after_joining
+    )
+    other = sorted({name for name in changing if name != division.REPEAT})
+    if other:
+        raise _refused(
+            saved,
+            f"{', '.join(other)} follows on {_dividing(divided)}, so that other "
+            "examples than those that were read come first here: shuffle, filter and "
+            "skip single examples before they are sharded and batched",
+        )
+    if changing and not _is_regular(saved, here, divided):
+        raise _refused(
+            saved,
+            f"repeat() follows on {_dividing(divided)}, and the batches of a pass do "
+            "not come out even: repeat examples before they are sharded and batched, "
+            "or rewind with reinitialize()",
+        )
     num_steps, rest = divmod(saved.num_steps * before, now)
     if rest:
         raise CheckpointMismatchError(
@@ -131,9 +201,48 @@ def _steps_here(saved: Position, here: Position) -> int:
     return num_steps
 
 
-def _examples_per_step(inputs: InputIterator, num_replicas: int) -> int | None:
-    leaves: list[Any] = tf.nest.flatten(inputs.element_spec)
-    if not leaves or not leaves[0].shape.rank:
-        return None
-    size = leaves[0].shape[0]
-    return None if size is None else int(size) * num_replicas
+def _per_replica(position: Position) -> float:
+    assert position.examples_per_step is not None
+    return position.examples_per_step / position.num_replicas
+
+
+def _is_regular(saved: Position, here: Position, divided: Division) -> bool:
+    """Whether passes over data that repeat after division have no smaller batches."""
+    assert saved.examples_per_step is not None
+    num_read: float = saved.num_steps * saved.examples_per_step
+    count = divided.num_dealt
+    if not (divided.is_global or divided.is_dealt):  # every pipeline reads all of it
+        count = divided.num_joining
+        num_read /= _pipelines(saved)
+    if count is None or num_read <= count:
+        return count is not None
+    return all(count % _unit(position, divided) == 0 for position in (saved, here))
+
+
+def _unit(position: Position, divided: Division) -> float:
+    """Examples that the batches of a pass are made of."""
+    assert position.examples_per_step is not None
+    if divided.is_global:
+        return position.examples_per_step
+    return _per_replica(position) * (_pipelines(position) if divided.is_dealt else 1)
+
+
+def _pipelines(position: Position) -> int:
+    """Of the whole job."""
+    return position.num_input_pipelines or position.num_pipelines
+
+
+def _dividing(divided: Division) -> str:
+    """What divides examples, as users write it."""
+    if divided.is_global:
+        return "split_global_batches()"
+    return "shard() or batch()" if divided.is_dealt else "batch()"
+
+
+def _refused(saved: Position, why: str) -> CheckpointMismatchError:
+    return CheckpointMismatchError(
+        f"the checkpoint had read {saved.num_steps} steps of {saved.num_replicas} "
+        f"replicas, which cannot be found in these pipelines: {why}. Restore on as "
+        "many replicas, workers and examples per batch as have saved it, or with "
+        "inputs=None to restart the data"
+    )

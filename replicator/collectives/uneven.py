@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -12,6 +13,23 @@ from replicator.inputs.context import InputContext
 from replicator.step import context as context_lib
 from replicator.step.tensors import tensor_of
 from replicator.validation.arguments import shown
+
+
+class GlobalBatches(NamedTuple):
+    """What ``split_global_batches`` divides.
+
+    Attributes:
+      dataset: The examples.
+      share: Those of one replica in a whole global batch.
+    """
+
+    dataset: tf.data.Dataset
+    share: int
+
+
+_GLOBAL_BATCHES: weakref.WeakKeyDictionary[tf.data.Dataset, GlobalBatches] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def split_global_batches(
@@ -73,7 +91,14 @@ def split_global_batches(
 
         return tf.data.Dataset.range(first, first + num_in_turn).map(part)
 
-    return dataset.batch(share * num_replicas).flat_map(parts)
+    divided = dataset.batch(share * num_replicas).flat_map(parts)
+    _GLOBAL_BATCHES[divided] = GlobalBatches(dataset=dataset, share=share)
+    return divided
+
+
+def global_batches_of(dataset: tf.data.Dataset) -> GlobalBatches | None:
+    """What a dataset divides, if it is the result of ``split_global_batches``."""
+    return _GLOBAL_BATCHES.get(dataset)
 
 
 def mean_over_examples(values: Any) -> tf.Tensor:

@@ -42,6 +42,7 @@ class InputIterator:
         batch of one replica.
       element_spec: Nest of ``tf.TypeSpec`` of one per-replica batch.
       num_replicas: Replicas that are fed.
+      num_input_pipelines: Pipelines of the whole job.
       signature: Hashable; equal if a step that was traced for one also fits the other.
       num_steps: Steps that were fed since the first element.
       num_skipped: Of those, the steps that ``start`` skipped.
@@ -81,6 +82,7 @@ class InputIterator:
         if contexts is None:
             contexts = pipeline_contexts(mode, num_replicas)
         self.num_replicas = num_replicas
+        self.num_input_pipelines = contexts[0].num_input_pipelines
         self._devices = devices
         self._prefetch = prefetch
         if prefetch is not None and prefetch.copies:

@@ -39,21 +39,31 @@ class Reader:
         mode=InputReplicationMode.PER_WORKER,
         *,
         global_batch_size=8,
+        global_batches=False,
         **batching,
     ):
         """Starts at the first example; each pipeline has its share."""
         self.repl = replicator.create("in_graph", num_replicas=num_replicas)
 
         def input_fn(ctx):
+            if global_batches:
+                return replicator.split_global_batches(
+                    make_dataset(), ctx, global_batch_size
+                )
             data = make_dataset().shard(ctx.num_input_pipelines, ctx.input_pipeline_id)
             size = ctx.get_per_replica_batch_size(global_batch_size)
             return data.batch(size, **batching)
 
-        self.inputs = self.repl.make_input_iterator(input_fn, mode)
         with self.repl.context():
-            variable = tf.Variable(0, trainable=False)
+            self.variable = tf.Variable(0, trainable=False)
+        self._folder = folder
+        self.follow(input_fn, mode)
+
+    def follow(self, input_fn, mode):
+        """Reads by an input function."""
+        self.inputs = self.repl.make_input_iterator(input_fn, mode)
         self._manager = self.repl.make_checkpoint_manager(
-            folder, inputs=self.inputs, step=variable
+            self._folder, inputs=self.inputs, step=self.variable
         )
 
     def read(self, num_steps=1):
@@ -196,6 +206,70 @@ def test_another_global_batch_continues_at_the_same_example(make):
         match=r"read 3 steps of 8 examples, which is not an integer number of steps",
     ):
         wrong.restore()
+
+
+@pytest.mark.parametrize("mode", list(InputReplicationMode))
+@pytest.mark.parametrize("how", ["batch", "split_global_batches"])
+def test_batches_of_unknown_size_continue_at_the_same_example(make, how, mode):
+    """From 2 x 4 to 4 x 4 and back to 1 x 4, to the last, smaller step.
+
+    Before, 4 steps of 8 examples became 4 of 16.
+    """
+    found = []
+    splits = how == "split_global_batches"
+    for num_replicas, num_steps in ((2, 4), (4, 1), (1, 3)):
+        reader = make(
+            num_replicas,
+            shuffled(58),
+            mode,
+            global_batch_size=4 * num_replicas,
+            global_batches=splits,
+        )
+        if found:
+            reader.restore()
+        found += reader.read(num_steps)
+        reader.save()
+
+    assert list(range(58)) == sorted(found)
+    assert 15 == reader.inputs.num_steps
+
+
+def test_another_batch_on_the_same_replicas_continues_at_the_same_example(make):
+    """Its iterators have other states: 2 steps of 8 are 4 of 4, and saved as such."""
+    found = []
+    for size, num_steps in ((8, 2), (4, 1), (4, 4)):
+        reader = make(2, count(36), global_batch_size=size)
+        if found:
+            reader.restore()
+        found += reader.read(num_steps)
+        reader.save()
+
+    assert list(range(36)) == found
+    assert 9 == reader.inputs.num_steps
+
+
+def test_a_position_that_cannot_be_found_changes_nothing(make):
+    """Shuffled shards: other pipelines would read other examples first."""
+
+    def input_fn(ctx):
+        data = tf.data.Dataset.range(40)
+        data = data.shard(ctx.num_input_pipelines, ctx.input_pipeline_id)
+        return data.shuffle(20, seed=1).batch(ctx.get_per_replica_batch_size(8))
+
+    before = make(2, count(8))
+    after = make(4, count(8))
+    for reader in (before, after):
+        reader.follow(input_fn, InputReplicationMode.PER_REPLICA)
+    before.read(2)
+    before.variable.assign(7)
+    before.save()
+
+    with pytest.raises(
+        errors.CheckpointMismatchError,
+        match=r"had read 2 steps of 2 replicas, which .* Shuffle follows on shard\(",
+    ):
+        after.restore()
+    assert 0 == int(after.variable)
 
 
 def test_iterators_of_another_dataset_are_refused(make):

@@ -1,0 +1,198 @@
+"""Division: how pipelines divide examples into the batches of replicas.
+
+A restore on other replicas has to know which examples were read. After S steps of G
+examples those are the first S G, if every pipeline reads its share of them in order:
+shards (``shard``, which deals examples to pipelines), then batches. This is read off
+the transformations of ``tf.data``, before anything is changed or read. A transformation
+after the examples were dealt or joined, such as ``shuffle``, makes other examples the
+first ones, unless who deals and joins them is the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator._tf import data as _tf_data
+from replicator.collectives import uneven
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replicator._tf.data import Transformation
+    from replicator.inputs.iterator import InputIterator
+
+REPEAT = "Repeat"
+# These keep what an element consists of, and the order.
+_IN_ORDER = {
+    "AssertCardinality",
+    "Cache",
+    "DenseToRagged",
+    "Map",
+    "Options",
+    "Prefetch",
+    "Restructured",
+    "Take",
+    "Zip",
+}
+# These keep what an element consists of. After all others it is something else.
+_OF_ELEMENTS = {REPEAT, "Filter", "Shuffle", "Skip"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Division:
+    """What is known of one pipeline.
+
+    Attributes:
+      joined: Sizes of the batches that an element consists of, the innermost first;
+        None if pipelines that are zipped differ.
+      is_dealt: Whether examples are dealt to pipelines.
+      num_at_once: Examples that are dealt at once, to one pipeline.
+      is_global: Whether it is the work of ``split_global_batches``: every step then
+        has the next examples, whatever the replicas.
+      after_dealing: Transformations that follow on examples that were dealt.
+      after_joining: Those that follow on examples that were joined.
+      num_dealt: Examples in one pass over what is dealt; None if not known.
+      num_joining: Examples in one pass of a pipeline over what is joined.
+    """
+
+    joined: tuple[int, ...] | None = ()
+    is_dealt: bool = False
+    num_at_once: int = 1
+    is_global: bool = False
+    after_dealing: tuple[str, ...] = ()
+    after_joining: tuple[str, ...] = ()
+    num_dealt: float | None = None
+    num_joining: float | None = None
+
+    @property
+    def num_joined(self) -> int:
+        """Examples of an element, as far as batches have joined them."""
+        return math.prod(self.joined or ())
+
+
+def of(inputs: InputIterator) -> Division:
+    """How the pipelines of an iterator divide examples."""
+    return _merge(
+        [
+            _of_dataset(pipeline)
+            if isinstance(pipeline, tf.data.Dataset)
+            else Division(joined=None)
+            for pipeline in inputs.pipelines
+        ]
+    )
+
+
+def examples_per_element(division: Division, element_spec: Any) -> int | None:
+    """Examples of a whole batch of one replica, or None if that is not known."""
+    if division.joined:
+        return division.num_joined
+    leaves: list[Any] = tf.nest.flatten(element_spec)
+    if not leaves or leaves[0].shape.rank is None:
+        return None
+    if leaves[0].shape.rank == 0:
+        return 1
+    size = leaves[0].shape[0]
+    return None if size is None else int(size)
+
+
+def _of_dataset(dataset: tf.data.Dataset) -> Division:
+    split = uneven.global_batches_of(dataset)
+    if split is not None:
+        count = _count(split.dataset)
+        return Division(joined=(split.share,), is_global=True, num_dealt=count)
+    last = _tf_data.last_transformation(dataset)
+    if not last.inputs:
+        return Division()
+    before = _merge([_of_dataset(part) for part in last.inputs])
+    change = _CHANGES.get(last.name, _other)
+    return before if last.name in _IN_ORDER else change(before, last)
+
+
+def _join(before: Division, last: Transformation) -> Division:
+    if before.joined is None:
+        return before
+    assert last.num_joined is not None
+    is_first = not before.joined
+    return dataclasses.replace(
+        before,
+        joined=(*before.joined, last.num_joined),
+        num_joining=_count(last.inputs[0]) if is_first else before.num_joining,
+    )
+
+
+def _take_apart(before: Division, last: Transformation) -> Division:
+    if before.is_global or not before.joined:
+        return _other(before, last)
+    rest = before.joined[:-1]
+    return dataclasses.replace(
+        before,
+        joined=rest,
+        after_joining=before.after_joining if rest else (),
+        num_joining=before.num_joining if rest else None,
+    )
+
+
+def _deal(before: Division, last: Transformation) -> Division:
+    if before.is_dealt:
+        return before
+    count = _count(last.inputs[0])
+    return dataclasses.replace(
+        before,
+        is_dealt=True,
+        num_at_once=before.num_joined,
+        num_dealt=None if count is None else count * before.num_joined,
+    )
+
+
+def _other(before: Division, last: Transformation) -> Division:
+    """Adds what may change the order, or what an element consists of."""
+    is_dealt = before.is_dealt or before.is_global
+    is_joined = before.joined != ()
+    changed = dataclasses.replace(
+        before,
+        after_dealing=before.after_dealing + (last.name,) * is_dealt,
+        after_joining=before.after_joining + (last.name,) * is_joined,
+    )
+    if last.name in _OF_ELEMENTS:
+        return changed
+    return dataclasses.replace(
+        changed,
+        joined=(),
+        is_dealt=is_dealt,
+        is_global=False,
+        after_joining=(),
+        num_joining=None,
+    )
+
+
+_CHANGES = {"Batch": _join, "Shard": _deal, "Unbatch": _take_apart}
+
+
+def _merge(parts: Sequence[Division]) -> Division:
+    """What several pipelines that are read together have in common."""
+    first, *others = parts
+    for other in others:
+        # What is zipped to batches may be numbers, as those of ``enumerate``.
+        sizes = {first.joined, other.joined} - {()}
+        first = Division(
+            joined=sizes.pop() if len(sizes) == 1 else (None if sizes else ()),
+            is_dealt=first.is_dealt or other.is_dealt,
+            num_at_once=max(first.num_at_once, other.num_at_once),
+            is_global=first.is_global or other.is_global,
+            after_dealing=first.after_dealing + other.after_dealing,
+            after_joining=first.after_joining + other.after_joining,
+            num_dealt=first.num_dealt or other.num_dealt,
+            num_joining=first.num_joining or other.num_joining,
+        )
+    return first
+
+
+def _count(dataset: tf.data.Dataset) -> float | None:
+    count = int(dataset.cardinality())
+    if count == tf.data.INFINITE_CARDINALITY:
+        return float("inf")
+    return None if count == tf.data.UNKNOWN_CARDINALITY else count

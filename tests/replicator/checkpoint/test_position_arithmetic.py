@@ -1,0 +1,218 @@
+"""Positions of other replicas and batches: each example once, or refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from replicator import errors
+from replicator.checkpoint.division import Division
+from replicator.checkpoint.position import Position, steps_here
+
+NUM_EXAMPLES = 100
+SHARDED = Division(joined=(1,), is_dealt=True, num_dealt=NUM_EXAMPLES)
+GLOBAL = Division(joined=(1,), is_global=True, num_dealt=NUM_EXAMPLES)
+KINDS = {"whole": SHARDED, "partial": SHARDED, "global": GLOBAL}
+MODES = {
+    "single": lambda num_replicas, num_workers: 1,
+    "per worker": lambda num_replicas, num_workers: num_workers,
+    "per replica": lambda num_replicas, num_workers: num_replicas,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Replicas that read numbers; the pipelines are lists."""
+
+    num_replicas: int
+    share: int
+    num_workers: int
+    mode: str
+    kind: str
+
+    @property
+    def num_pipelines(self):
+        """Of the whole job."""
+        return MODES[self.mode](self.num_replicas, self.num_workers)
+
+    def steps(self):
+        """The examples of each step of an epoch."""
+        size, count = self.share * self.num_replicas, self.num_pipelines
+        if self.kind == "global":
+            starts = range(0, NUM_EXAMPLES, size)
+            return [list(range(s, min(s + size, NUM_EXAMPLES))) for s in starts]
+        elements = []
+        for pipeline in range(count):
+            mine = range(pipeline, NUM_EXAMPLES, count)
+            parts = [mine[i : i + self.share] for i in range(0, len(mine), self.share)]
+            if self.kind == "whole":
+                parts = [part for part in parts if len(part) == self.share]
+            elements.append(parts)
+        in_turn = self.num_replicas // count
+        num_steps = min(len(parts) // in_turn for parts in elements)
+        return [
+            [
+                example
+                for parts in elements
+                for part in parts[step * in_turn : (step + 1) * in_turn]
+                for example in part
+            ]
+            for step in range(num_steps)
+        ]
+
+    def position(self, num_steps=0, **changes):
+        """What its first worker would save after some steps."""
+        facts = {
+            "num_steps": num_steps,
+            "num_skipped": 0,
+            "num_rewinds": 0,
+            "num_pipelines": self.num_pipelines // self.num_workers or 1,
+            "num_replicas": self.num_replicas,
+            "num_workers": self.num_workers,
+            "examples_per_step": self.share * self.num_replicas,
+            "is_at_end": False,
+            "num_input_pipelines": self.num_pipelines,
+        }
+        return Position(**facts | changes)
+
+
+def _jobs(mode, kind):
+    for num_replicas, share in itertools.product((1, 2, 4), (2, 3, 4)):
+        for num_workers in (1, 2):
+            if num_replicas % num_workers == 0 and (
+                num_workers == 1 or mode != "single"
+            ):
+                yield Job(num_replicas, share, num_workers, mode, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", MODES)
+def test_every_restore_reads_each_example_once_or_is_refused(mode, kind):
+    """From any replicas, batches and workers to any others, after any step."""
+    num_restores = num_refused = 0
+    for before, after in itertools.product(_jobs(mode, kind), repeat=2):
+        read, to_read = before.steps(), after.steps()
+        everything = {example for step in to_read for example in step}
+        for num_steps in range(len(read) + 1):
+            num_restores += 1
+            had = [example for step in read[:num_steps] for example in step]
+            saved = before.position(num_steps)
+            examples = num_steps * saved.examples_per_step
+            if num_steps and examples % after.position().examples_per_step:
+                num_refused += 1
+                with pytest.raises(
+                    errors.CheckpointMismatchError, match="not an integer number of st"
+                ):
+                    steps_here(saved, after.position(), KINDS[kind])
+                continue
+            found = steps_here(saved, after.position(), KINDS[kind])
+            rest = [example for step in to_read[found:] for example in step]
+            assert everything - set(had) == set(rest), (before, after, num_steps)
+            assert len(rest) == len(set(rest))
+    assert 0 < num_refused < num_restores
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_of_unknown_size_were_counted_as_steps(kind):
+    """48 examples in 6 steps of 2 x 4 are 3 steps of 4 x 4, and were taken for 6."""
+    before, after = (Job(n, 4, 1, "single", kind) for n in (2, 4))
+
+    assert 3 == steps_here(before.position(6), after.position(), KINDS[kind])
+
+
+def _division(**facts):
+    return dataclasses.replace(SHARDED, **facts)
+
+
+REFUSED = {
+    "another batch after shuffling batches": (
+        {"share": 4},
+        _division(after_joining=("Shuffle",)),
+        r"read 4 steps of 2 replicas, which .* Shuffle follows on shard\(\) or batch",
+    ),
+    "other pipelines after shuffling shards": (
+        {"num_replicas": 4},
+        _division(after_dealing=("Filter", "Shuffle")),
+        r"Filter, Shuffle follows on shard\(\) or batch\(\), so that other examples",
+    ),
+    "blocks of which steps leave a part": (
+        {"num_replicas": 4},
+        _division(num_at_once=3),
+        r"shard\(\) deals 3 examples at once, of which a step leaves some",
+    ),
+    "repeats of shards that end unevenly": (
+        {"num_replicas": 4},
+        _division(after_dealing=("Repeat",), num_dealt=15),
+        r"repeat\(\) follows on shard\(\).*do not come out even: repeat examples befo",
+    ),
+    "repeats of data of unknown size": (
+        {"share": 4},
+        _division(after_joining=("Repeat",), num_dealt=None),
+        r"repeat\(\) follows on",
+    ),
+    "repeated global batches": (
+        {"share": 4},
+        dataclasses.replace(GLOBAL, after_joining=("Repeat",), num_dealt=9),
+        r"repeat\(\) follows on split_global_batches\(\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_read_other_examples_is_refused(name):
+    """The message has the transformation, and where it belongs."""
+    changes, divided, message = REFUSED[name]
+    before = Job(2, 2, 1, "per replica", "whole")
+
+    with pytest.raises(errors.CheckpointMismatchError, match=message):
+        steps_here(
+            before.position(4),
+            dataclasses.replace(before, **changes).position(),
+            divided,
+        )
+
+
+@pytest.mark.parametrize("place", ["saved", "here"])
+def test_batches_whose_size_nobody_knows_stay_with_their_replicas(place):
+    """Such as those of a generator; on as many replicas they continue."""
+    two, four = (Job(n, 2, 1, "single", "whole") for n in (2, 4))
+    unknown = {"examples_per_step": None}
+    saved = two.position(4, **unknown if place == "saved" else {})
+    here = four.position(**unknown if place == "here" else {})
+
+    with pytest.raises(
+        errors.CheckpointMismatchError,
+        match=r"(checkpoint|pipelines) do(es)? not say how many examples a step has.*"
+        r"Restore on as many replicas, workers and examples per batch",
+    ):
+        steps_here(saved, here, SHARDED)
+    assert 4 == steps_here(saved, two.position(**unknown), SHARDED)
+
+
+ALLOWED = {
+    "even passes": _division(after_dealing=("Repeat",), num_dealt=16),
+    "the first pass": _division(after_dealing=("Repeat",), num_dealt=17),
+    "examples that repeat": _division(num_dealt=float("inf")),
+    "repeats of shards, where shards stay": _division(
+        after_joining=("Map",), after_dealing=("Repeat",), num_dealt=float("inf")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_repeats_that_come_out_even_are_converted(name):
+    """Sixteen examples, of 2 x 2, continue after as many with 4 x 2."""
+    before, after = (Job(n, 2, 1, "per replica", "whole") for n in (2, 4))
+
+    assert 2 == steps_here(before.position(4), after.position(), ALLOWED[name])
+
+
+def test_positions_of_old_checkpoints_are_read():
+    """They do not say how many pipelines the job had."""
+    old = {"num_input_pipelines": None}
+    two, four = (Job(n, 2, 1, "single", "whole") for n in (2, 4))
+
+    assert 3 == steps_here(two.position(3, **old), two.position(), SHARDED)
+    assert 2 == steps_here(two.position(4, **old), four.position(), SHARDED)
