@@ -167,13 +167,13 @@ def _check(others: Mapping[str, Any], graph_def: Any, num_replicas: int) -> None
     library = {f.signature.name: f for f in graph_def.library.function}
     for name, op in _uses(graph_def.node, {name: name for name in others}, library):
         if op not in _SHARED_OPS:
+            where = shown([line_of(others[name].traceback)])
             raise CaptureError(
-                f"the step runs {op} on a resource that it captured"
-                f"{shown([line_of(others[name].traceback)])} and that is no tf.Variable: "
-                f"it exists once, and each of {num_replicas} replicas would do that, "
-                "in any order; a step may read tables and iterators: keep what it "
-                "changes in a tf.Variable, or return the values and change it outside "
-                "the step"
+                f"the step runs {op} on a resource that it captured{where} and that is "
+                f"no tf.Variable: it exists once, and each of {num_replicas} replicas "
+                "would do that, in any order; a step may read tables and iterators: "
+                "keep what it changes in a tf.Variable, or return the values and change "
+                "it outside the step"
             )
 
 
