@@ -6,7 +6,7 @@ ReplicatorError
 +-- CollectiveControlFlowError a collective inside tf.cond, tf.while_loop, tf.function
 +-- CreateVariableInStepError  a variable made while a step is traced
 +-- CaptureError               a step closes over what replicas cannot share
-+-- UnsynchronisedUpdateError  a trainable variable updated with per-replica values
++-- UnsynchronisedUpdateError  an update that follows from values of one replica
 +-- ReplicasOutOfSyncError     copies of a mirrored variable differ
 +-- ReplicaTimeoutError        a step whose replicas wait for one another too long
 +-- OptimizerOptionError       an invalid option of wrap_optimizer
@@ -70,7 +70,7 @@ class CaptureError(ReplicatorError):
 
 
 class UnsynchronisedUpdateError(ReplicatorError):
-    """A trainable variable would diverge between replicas."""
+    """Replicas would train apart, or by values that only one of them knows."""
 
 
 class ReplicasOutOfSyncError(ReplicatorError):

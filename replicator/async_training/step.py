@@ -112,6 +112,7 @@ def trace_step(
     analysis = _analyze(traced, body, table, commit_states, sequence_numbers_name)
     if topology.num_replicas > 1:
         invariance.check_trainable(analysis, traced.variables, traced.lines)
+        invariance.check_required(analysis, traced.required)
     _require_local_kinds(traced, body, analysis, table, commits)
     clocks = {
         id(commit_state.clock): server

@@ -284,32 +284,36 @@ class InGraphReplicator(base.Replicator):
 
     def summary(self) -> str:
         """Describes the replicas' devices and the bytes of variables on each."""
+        entries = [
+            entry
+            for entry in self._table.entries()
+            if not self._table.ownership.is_elsewhere(entry.variable)
+        ]
         return summary.describe(
             self,
             summary.places_of(self.topology),
-            summary.variable_copies(
-                entry
-                for entry in self._table.entries()
-                if not self._table.ownership.is_elsewhere(entry.variable)
-            ),
+            summary.variable_copies(entries),
+            summary.local_variables(entries),
         )
 
     def explain(self) -> str:
-        """Describes the plan of every traced step's collectives."""
+        """Describes every traced step: its collectives and replica-local variables."""
         steps = self._programs.items()
         if not steps:
             return "no step has been traced yet; call run() first"
         owners = self._table.ownership.explain()
         note = f"{control.EXPLANATION}\n" if self.without_communication else ""
-        return (
-            note
-            + "\n\n".join(
-                f"{name}, {self.num_replicas} replicas, {self.variable_placement} "
-                f"variables\n{plan.explain(program.plans, self.topology)}"
-                for name, program in steps
-            )
-            + (owners and f"\n\n{owners}")
-        )
+        where = f"{self.num_replicas} replicas, {self.variable_placement} variables"
+        parts = [
+            [
+                f"{name}, {where}",
+                plan.explain(program.plans, self.topology),
+                summary.local_variables(program.entries.values()),
+            ]
+            for name, program in steps
+        ]
+        described = ["\n".join(filter(None, part)) for part in [*parts, [owners]]]
+        return note + "\n\n".join(filter(None, described))
 
     @property
     def _remedy(self) -> str:

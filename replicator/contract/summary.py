@@ -26,6 +26,10 @@ _KINDS = {
 }
 
 
+# Names that one line lists; of batch norm, every layer has two.
+_MAX_NAMES = 6
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class VariableCopy:
     """One copy of a variable.
@@ -42,7 +46,10 @@ class VariableCopy:
 
 
 def describe(
-    repl: JobFacts, places: Sequence[str], copies: Sequence[VariableCopy] | None
+    repl: JobFacts,
+    places: Sequence[str],
+    copies: Sequence[VariableCopy] | None,
+    local: str = "",
 ) -> str:
     """Writes the summary of a replicator.
 
@@ -50,6 +57,7 @@ def describe(
       repl: The replicator.
       places: One line per replica of this process.
       copies: All copies of variables that steps have used; None if unknown.
+      local: A line that names those that differ between replicas, if there are any.
 
     Returns:
       Several lines of text.
@@ -71,7 +79,8 @@ def describe(
         return "\n".join([*lines, "variables: on the devices where they were created"])
     if not copies:
         return "\n".join([*lines, "variables: none yet; the first run() places them"])
-    return "\n".join([*lines, "variables:", *_by_device(copies)])
+    found = [*lines, "variables:", *_by_device(copies), *filter(None, [local])]
+    return "\n".join(found)
 
 
 def places_of(topology: Topology) -> list[str]:
@@ -102,6 +111,15 @@ def variable_copies(entries: Iterable[Entry]) -> list[VariableCopy]:
         for copy in {id(c): c for c in (entry.variable, *entry.copies)}.values():
             found[id(copy)] = variable_copy(copy, _KINDS[entry.kind])
     return list(found.values())
+
+
+def local_variables(entries: Iterable[Entry]) -> str:
+    """One line that names the replica-local variables; empty without any."""
+    local = [e.variable.name for e in entries if e.kind is Kind.LOCAL]
+    names = [name.partition(":")[0] for name in local]
+    more = len(names) - _MAX_NAMES
+    shown = ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return f"replica-local, each replica has its own: {shown}" if names else ""
 
 
 def variable_copy(variable: Any, kind: str) -> VariableCopy:

@@ -26,6 +26,7 @@ from replicator.collectives.kinds.all_reduce import AllReduce
 from replicator.errors import OptimizerOptionError
 from replicator.optimizer import fused, sharded_update
 from replicator.optimizer.accumulation import Accumulation, when
+from replicator.optimizer.clipped import check_not_clipped
 from replicator.optimizer.gradients import (
     clip_by_global_norm,
     sum_duplicates,
@@ -190,7 +191,9 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
             )
         if not self._is_built:  # for all: any may get its first gradient later
             self.build([variable for _, variable in pairs])
-        self._update([grad for grad, _ in given], [variable for _, variable in given])
+        grads = [grad for grad, _ in given]
+        check_not_clipped(grads)
+        self._update(grads, [variable for _, variable in given])
         return self.wrapped.iterations
 
     def check_maker(self, user: maker.Maker | None) -> None:

@@ -67,6 +67,17 @@ class ReplicaContext(abc.ABC):
           One result per operand.
         """
 
+    def require_same(self, tensor: tf.Tensor, error: str) -> None:
+        """Refuses the step unless a tensor is the same on every replica.
+
+        Only ``in_graph`` and what builds on it can tell.
+
+        Args:
+          tensor: Of the step.
+          error: The message of the ``UnsynchronisedUpdateError``.
+        """
+        del tensor, error
+
     def collective_of(self, marker: str) -> Any:
         """The collective call that a node of the graph stands for.
 

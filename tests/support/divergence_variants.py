@@ -303,7 +303,7 @@ def reduced_on_read(repl):
 def shape_of_state(repl):
     """Of the state only its shape is used."""
     _, train = _training(repl)
-    last = _state(tf.zeros([NUM_ROWS, WIDTH]), "last")
+    last = _state(tf.zeros([NUM_ROWS, WIDTH]), "last", shape=[None, WIDTH])
 
     def step(x):
         last.assign(x)

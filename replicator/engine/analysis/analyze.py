@@ -179,6 +179,7 @@ def _find_invariance(
     )
     if topology.num_replicas > 1:
         invariance.check_trainable(found, traced.variables, traced.lines)
+        invariance.check_required(found, traced.required)
         divergence.check(traced, body, found.local)
     return found
 

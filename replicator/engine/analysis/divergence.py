@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from replicator.engine.graph import flow, lines
+from replicator.engine.graph import flow
 from replicator.engine.graph.effects import READ_OPS, EffectTable
 from replicator.errors import UnsynchronisedUpdateError
+from replicator.step.lines import shown
 from replicator.variables.kinds import Kind, declared_kind
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _message(traced: TracedStep, collective: Collective, found: list[str]) -> st
     variable: Any = traced.variables[found[0]]
     name = variable.name.partition(":")[0]
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    where = lines.shown(traced.lines[found[0]]) or " by another step function"
+    where = shown(traced.lines[found[0]]) or " by another step function"
     return (
         f"variable {variable.name!r}{more} is assigned a value that differs between "
         f"replicas{where}, and gradients that {collective.kind} joins depend on it, so "

@@ -22,9 +22,9 @@ from replicator.engine.graph.effects import (
     first_argument,
     takes_inputs,
 )
-from replicator.engine.graph.lines import line_of, shown
 from replicator.errors import CaptureError
 from replicator.placement import devices
+from replicator.step.lines import line_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from replicator.engine.graph.body import Ref
 from replicator.engine.graph.effects import READ_OPS, EffectTable
-from replicator.engine.graph.lines import shown
 from replicator.errors import UnsynchronisedUpdateError
+from replicator.step.lines import shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -108,6 +108,21 @@ def check_trainable(
             "shall train separate copies, create it with "
             "synchronization=tf.VariableSynchronization.ON_READ"
         )
+
+
+def check_required(invariance: Invariance, required: Mapping[str, str]) -> None:
+    """Rejects steps in which something varies that must not.
+
+    Args:
+      invariance: What varies.
+      required: Nodes, and the message if one varies.
+
+    Raises:
+      UnsynchronisedUpdateError: With the message of the first.
+    """
+    for name, error in required.items():
+        if name not in invariance.nodes:
+            raise UnsynchronisedUpdateError(error)
 
 
 def _pass(

@@ -50,6 +50,7 @@ def optimize(traced: TracedStep, topology: Topology) -> Any:
         *traced.output_names,
         *traced.control_output_names,
         *(name for c in traced.collectives for name in c.read),
+        *traced.required,
     ]
     if not keep:
         return graph_def

@@ -23,10 +23,10 @@ from replicator.collectives.linking import TENSORS
 from replicator.engine.graph import captures
 from replicator.engine.graph.body import producer
 from replicator.engine.graph.effects import READ_OPS
-from replicator.engine.graph.lines import line_of
 from replicator.errors import CollectiveControlFlowError
 from replicator.step import context, creation, logical
 from replicator.step.keras_random import StepGenerator
+from replicator.step.lines import line_of
 from replicator.step.outputs import check_outputs
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class TracedStep:
       control_output_names: Nodes that must run for their effect.
       collectives: Collective calls in order.
       replica_id_name: Placeholder node of the replica id, if the step uses it.
+      required: Nodes that must be the same on every replica, and the error otherwise.
     """
 
     graph_def: Any
@@ -71,6 +72,7 @@ class TracedStep:
     control_output_names: tuple[str, ...]
     collectives: tuple[Collective, ...]
     replica_id_name: str | None
+    required: dict[str, str]
 
 
 class TraceContext(context.ReplicaContext):
@@ -86,6 +88,7 @@ class TraceContext(context.ReplicaContext):
         self.num_replicas_in_sync = num_replicas
         self.num_logical_devices = num_logical_devices
         self.collectives: list[Collective] = []
+        self.required: dict[str, str] = {}
         self.graph: Any = None
         self.replica_id_tensor: tf.Tensor | None = None
 
@@ -140,6 +143,11 @@ class TraceContext(context.ReplicaContext):
             )
         )
         return results
+
+    def require_same(self, tensor: tf.Tensor, error: str) -> None:
+        """Leaves a node, which the analysis looks at; see ``ReplicaContext``."""
+        if self.num_replicas_in_sync > 1 and _tf_compat.current_graph() is self.graph:
+            self.required[tf.identity(tensor).op.name] = error
 
     def logical_device(self, index: int) -> Any:
         """A scope that stands for the device until replicas are made."""
@@ -235,6 +243,7 @@ def trace(
             trace_context.collectives, graph_def, [*output_names, *effects]
         ),
         replica_id_name=None if replica_id is None else replica_id.op.name,
+        required=trace_context.required,
     )
     trace_context.forget_graph()
     _tf_compat.dismantle(graph, traced.graph_def)
@@ -252,13 +261,16 @@ def _lines_of_writes(
     found = {}
     for _, placeholder in graph.captures:
         if placeholder.op.name in variables:
-            lines = (
-                line_of(op.traceback)
-                for op in placeholder.consumers()
-                if op.type not in READ_OPS and not op.type.startswith("ResourceApply")
-            )
+            ops = [op for op in placeholder.consumers() if _may_write(op.type)]
+            # What has results may be a call of a function that only reads.
+            writes = [op for op in ops if not op.outputs] or ops
+            lines = (line_of(op.traceback) for op in writes)
             found[placeholder.op.name] = tuple(dict.fromkeys(filter(None, lines)))
     return found
+
+
+def _may_write(op: str) -> bool:
+    return op not in READ_OPS and not op.startswith("ResourceApply")
 
 
 def _used(

@@ -85,6 +85,30 @@ def training_apart_by_accident(repl):
 
 
 @case(
+    "unsynchronized_update_check",
+    raises=(
+        errors.UnsynchronisedUpdateError,
+        r"variable 'running:0' .* at \S+misuse\.py:\d+: running.*average the v",
+    ),
+    min_replicas=2,
+)
+def training_by_a_state_of_each_replica(repl):
+    """Gradients would be averaged that belong to different losses."""
+    with repl.context():
+        weight = tf.Variable([1.0], name="weight")
+        running = tf.Variable([0.0], trainable=False, name="running")
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
+
+    def step(x):
+        running.assign(0.9 * running + 0.1 * x)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight * (x - running))
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+    repl.run(step, share(repl, [np.float32([r]) for r in range(repl.num_replicas)]))
+
+
+@case(
     "collectives", raises=(ValueError, r"unknown reduction 'avg'; use one of 'sum', 'm")
 )
 def an_unknown_reduction(repl):

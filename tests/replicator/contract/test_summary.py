@@ -12,7 +12,7 @@ def _train(repl):
     """A weight of 40 bytes with momentum, and a replica-local counter of 4."""
     with repl.context():
         weight = tf.Variable(tf.zeros([10]))
-        local = tf.Variable(0.0, trainable=False)
+        local = tf.Variable(0.0, trainable=False, name="counter")
         optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1, momentum=0.9))
 
     def step():
@@ -44,7 +44,9 @@ def test_shared_variables_are_held_once():
     assert "  replica 0: CPU:0; mirrored variables: its own copy" == lines[2]
     assert "  replica 3: CPU:0; mirrored variables: the copy of replica 0" == lines[5]
     # Weight and momentum, rate (4) and step counter (8); 4 copies and the user's own.
-    assert "  CPU:0: 112 bytes (mirrored 92, replica-local 20)" == lines[-1]
+    assert "  CPU:0: 112 bytes (mirrored 92, replica-local 20)" == lines[-2]
+    assert "replica-local, each replica has its own: counter" == lines[-1]
+    assert repl.explain().endswith("\nreplica-local, each replica has its own: counter")
 
 
 def test_mirrored_variables_are_held_by_every_device():
@@ -63,7 +65,26 @@ def test_mirrored_variables_are_held_by_every_device():
     assert [
         "  CPU:0: 100 bytes (mirrored 92, replica-local 8)",
         "  CPU:1: 96 bytes (mirrored 92, replica-local 4)",
-    ] == lines[-2:]
+    ] == lines[-3:-1]
+
+
+def test_many_replica_local_variables_are_counted():
+    """Of batch norm, every layer has two."""
+    repl = replicator.create("in_graph", num_replicas=2)
+    with repl.context():
+        layers = [keras.layers.BatchNormalization() for _ in range(4)]
+        for layer in layers:
+            layer.build([2, 3])
+
+    def step():
+        replica_id = replicator.get_replica_context().replica_id
+        x = tf.cast(replica_id, tf.float32) * tf.ones([2, 3])
+        return [layer(x, training=True) for layer in layers]
+
+    repl.run(step)
+
+    assert repl.summary().count("moving_") == 6
+    assert repl.summary().endswith("and 2 more")
 
 
 def test_logical_devices_are_listed():

@@ -31,7 +31,7 @@ def test_state_by_which_replicas_train_apart_is_refused(in_graph, name):
     with pytest.raises(
         UnsynchronisedUpdateError,
         match=rf"^variable '{state}:0'.* is assigned a value that differs between "
-        rf"replicas at \S*divergence_variants\.py:\d+: {state}\.assign\(.*, and "
+        rf"replicas at \S+divergence_variants\.py:\d+: {state}\.assign\(.*, and "
         r"gradients that all_reduce\(mean\) joins depend on it.*average the value that "
         rf"you assign, as in {state}\.assign\(replicator\.all_mean\(value\)\)",
     ):
@@ -97,6 +97,6 @@ def test_state_as_published_is_told_to_be_averaged(in_graph):
     with pytest.raises(
         UnsynchronisedUpdateError,
         match=r"^trainable variable 'probability:0' would be .* at \S+:\d+: "
-        r"probability\.assign\(.*\), so the copies.*average the value that you assign",
+        r"probability\.assign.*, so the copies.*average the value that you assign",
     ):
         in_graph.run(step, _batches())

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
+from replicator import errors
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,66 @@ def test_an_optimizer_of_tensorflow_1_is_told_how_to_do_without():
         r"keras.*unwrapped and pass averages to it: apply_gradients\(zip\(rep.*all_mea",
     ):
         repl.wrap_optimizer(optimizer)
+
+
+def _clip_global(grads):
+    return tf.clip_by_global_norm(grads, 1.0)[0]
+
+
+def _clip_norm(grads):
+    return [tf.clip_by_norm(grad, 1.0) for grad in grads]
+
+
+def _clip_value(grads):
+    return [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
+
+
+@pytest.mark.covering(strength=1)
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+@pytest.mark.parametrize(
+    ("clip", "instead"),
+    [
+        (_clip_global, r"by wrap_optimizer\(optimizer, global_clipnorm=c\)"),
+        (_clip_norm, "by clipnorm=c of the Keras optimizer"),
+        (_clip_value, "by clipvalue=c of the Keras optimizer"),
+    ],
+    ids=["global norm", "norm", "value"],
+)
+def test_gradients_that_each_replica_clipped_are_refused(
+    in_graph, wrapped, per_replica, clip, instead, accumulation_steps
+):
+    """The average of clipped gradients is not the clipped average."""
+    weights, optimizer = wrapped(in_graph, accumulation_steps=accumulation_steps)
+
+    def step(x):
+        grads = clip([tf.stack([x, x]), tf.stack([x, 0.0])])
+        optimizer.apply(grads, weights)
+
+    with pytest.raises(
+        errors.UnsynchronisedUpdateError,
+        match=rf"clipped by tf.clip_by_\w+ at \S+test_wrapper.py:\d+: .*clip_by.* "
+        rf"before they are averaged.*clip the average, {instead}; if each replica",
+    ):
+        in_graph.run(step, per_replica([3.0, 5.0]))
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        (lambda grads: _clip_global(replicator.all_mean(grads)), 1.5),
+        (lambda grads: replicator.all_mean(_clip_global(grads)), 1.375),
+    ],
+    ids=["average first", "clip first"],
+)
+def test_who_writes_the_average_may_clip(
+    in_graph, wrapped, per_replica, order, expected
+):
+    """Before it, where each replica shall clip its own, or after it."""
+    weights, optimizer = wrapped(in_graph)
+
+    def step(x):
+        optimizer.apply(order([tf.stack([x, 0.0])]), weights[:1])
+
+    in_graph.run(step, per_replica([-0.5, -2.5]))
+
+    assert expected == float(weights[0][0])

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 # Files whose lines are not those of a user: of this package, of Python, and of these.
-_HERE = Path(__file__).resolve().parents[2]
+_HERE = Path(__file__).resolve().parents[1]
 _PYTHON = Path(sysconfig.get_paths()["stdlib"])
 _FRAMEWORKS = frozenset({"keras", "tensorflow", "tf_keras"})
 
