@@ -1,4 +1,4 @@
-"""The private method by which Keras' batch normalization averages a batch."""
+"""How Keras' batch normalization averages a batch: a private method, and its caller."""
 
 from __future__ import annotations
 
@@ -18,23 +18,35 @@ def keep_statistics_of_nothing(is_in_step: Callable[[], bool]) -> None:
 
     In the last step of an epoch a replica may have no example. The mean of nothing is
     NaN, which would become the moving statistics and, through the gradient of
-    ``gamma``, every weight. Such a replica uses and keeps its moving statistics.
+    ``gamma``, every weight. Such a replica keeps its moving statistics. It does not
+    use them: gradients would seem to depend on what differs between replicas.
 
     Args:
-      is_in_step: Whether a step is being traced; the method is Keras' own elsewhere.
+      is_in_step: Whether a step is being traced; the layer is Keras' own elsewhere.
     """
     layer = keras.layers.BatchNormalization
-    of_keras = layer._moments  # noqa: SLF001
+    moments_of_keras, call_of_keras = layer._moments, layer.call  # noqa: SLF001
+
+    def may_be_empty(inputs: Any) -> bool:
+        return inputs.shape[0] is None and is_in_step()
 
     def moments(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        mean, variance = of_keras(self, inputs, mask)
-        if inputs.shape[0] is not None or not is_in_step():
-            return mean, variance
-        has_examples = tf.size(inputs) > 0
+        mean, variance = moments_of_keras(self, inputs, mask)
+        if may_be_empty(inputs):
+            has_examples = tf.size(inputs) > 0
+            mean = tf.where(has_examples, mean, tf.zeros_like(mean))
+            variance = tf.where(has_examples, variance, tf.ones_like(variance))
+        return mean, variance
 
-        def kept(new: tf.Tensor, moving: Any) -> tf.Tensor:
-            return tf.where(has_examples, new, tf.cast(moving.value, new.dtype))
+    @functools.wraps(call_of_keras)
+    def call(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        if not (training and self.trainable and may_be_empty(inputs)):
+            return call_of_keras(self, inputs, training=training, mask=mask)
+        statistics = self.moving_mean, self.moving_variance
+        before = [tf.identity(moving.value) for moving in statistics]
+        outputs = call_of_keras(self, inputs, training=training, mask=mask)
+        for moving, old in zip(statistics, before, strict=True):
+            moving.assign(tf.where(tf.size(inputs) > 0, moving.value, old))
+        return outputs
 
-        return kept(mean, self.moving_mean), kept(variance, self.moving_variance)
-
-    layer._moments = moments  # noqa: SLF001
+    layer._moments, layer.call = moments, call  # noqa: SLF001
