@@ -13,10 +13,10 @@ from fuzzing.training.examples import make_data, parts_of
 from fuzzing.training.numpy_model import Model
 from replicator import errors
 
-# Some twenty updates, each through a few layers. Keras has the decay rates of Adam in
-# float32, whatever the type of the weights.
+# Some twenty updates, each through a few layers. Keras rounds momentum and the decay
+# rates of Adam to float32, whatever the type of the weights.
 TOLERANCES = {"float32": 1e-3, "float64": 1e-9}
-TOLERANCE_OF_ADAM = 1e-4
+TOLERANCE_OF_RATES = 1e-4
 # Two right answers of this share of the tolerance apart leave too little to judge by.
 ILL_CONDITIONED = 0.1
 
@@ -39,12 +39,17 @@ def check(training: syntax.Training) -> Verdict:
 
 def _check_queue(training: syntax.Training) -> Verdict:
     """State of each replica in a gradient: refused by the first step of several."""
-    first = next(
-        (e for e in engine.events(training) if isinstance(e.action, syntax.Run)), None
-    )
-    if first is None or training.target.num_replicas == 1:
+    num_replicas = training.target.num_replicas
+    for event in engine.events(training):
+        if isinstance(event.action, syntax.Restore) and event.error is None:
+            num_replicas = event.action.target.num_replicas
+        if isinstance(event.action, syntax.Run):
+            break
+    else:
         return Verdict.NOT_JUDGED
-    if isinstance(first.error, errors.UnsynchronisedUpdateError):
+    if num_replicas == 1:
+        return Verdict.NOT_JUDGED
+    if isinstance(event.error, errors.UnsynchronisedUpdateError):
         return Verdict.REFUSED
     raise DifferenceError(
         "a queue of each replica feeds gradients, and nothing said so"
@@ -66,8 +71,8 @@ class _Judge:
         self._batch = training.inputs.batch
         self._position = 0
         self._tolerance = TOLERANCES[training.dtype]
-        if training.optimizer.name == "adam":
-            self._tolerance = max(self._tolerance, TOLERANCE_OF_ADAM)
+        if training.optimizer.name != "sgd":
+            self._tolerance = max(self._tolerance, TOLERANCE_OF_RATES)
 
     def follow(self, place: str, event: engine.Event) -> Verdict | None:
         """Compares one action; a verdict if the training ends with it."""
