@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf import distribute as _tf_distribute
 from replicator.collectives import compression as compression_lib
 from replicator.collectives import reductions
 from replicator.collectives.kinds.all_reduce import AllReduce
@@ -125,7 +126,8 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
             else sharded_update.building(self._ownership, self.wrapped, variables)
         )
         accumulation = self.accumulation
-        with tf.init_scope(), creation.allowed():
+        own_strategy = _tf_distribute.strategy_of(self.wrapped)
+        with tf.init_scope(), creation.allowed(), own_strategy:
             with placing:
                 if not self.wrapped.built:
                     self.wrapped.build(variables)
@@ -190,7 +192,10 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
             )
         if not self._is_built:  # for all: any may get its first gradient later
             self.build([variable for _, variable in pairs])
-        self._update([grad for grad, _ in given], [variable for _, variable in given])
+        grads = context_lib.undivided([grad for grad, _ in given])
+        own_strategy = _tf_distribute.strategy_of(self.wrapped)
+        with context_lib.gradients_averaged(), own_strategy:  # summed no more
+            self._update(grads, [variable for _, variable in given])
         return self.wrapped.iterations
 
     def check_maker(self, user: maker.Maker | None) -> None:
