@@ -3,6 +3,7 @@
 ReplicatorError
 +-- CollectiveContextError     a collective called outside a replica
 +-- RunContextError            run() called inside a tf.function or a step
++-- StrategyError              a call of tf.distribute that has another spelling here
 +-- CollectiveControlFlowError a collective inside tf.cond, tf.while_loop, tf.function
 +-- CreateVariableInStepError  a variable made while a step is traced
 +-- CaptureError               a step closes over what replicas cannot share
@@ -55,6 +56,10 @@ class CollectiveContextError(ReplicatorError):
 
 class RunContextError(ReplicatorError):
     """``run`` was called where a graph is being traced."""
+
+
+class StrategyError(ReplicatorError):
+    """A use of ``tf.distribute`` that a replicator's strategy does not support."""
 
 
 class CollectiveControlFlowError(ReplicatorError):

@@ -8,6 +8,7 @@ across the copies.
 from __future__ import annotations
 
 import contextlib
+import types
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -25,7 +26,9 @@ from replicator.placement import devices as device_lib
 from replicator.placement.topology import make_topology
 from replicator.step import logical
 from replicator.step.compiled import CompiledStep
+from replicator.step.per_replica import regroup
 from replicator.step.traced_once import traced_once
+from replicator.strategy.strategy import ReplicatorStrategy
 from replicator.validation.arguments import is_one_of, shown
 from replicator.validation.user_functions import name_of
 from replicator.variables import partial
@@ -206,6 +209,24 @@ class InGraphReplicator(base.Replicator):
         """Whether the devices of all copies still respond after an error."""
         del error
         return not self._limit.is_over
+
+    def _make_strategy(self) -> tf.distribute.Strategy:
+        return ReplicatorStrategy(self)
+
+    def build_step(self, step_fn: Callable[..., Any], specs: list[Any]) -> Program:
+        """Builds a step of the strategy; see ``strategy/steps.py``."""
+        program = self._build(step_fn, specs, 1)
+        _tf_compat.wait_for_remote_ops()  # copies of variables may be new
+        return program
+
+    def run_step(
+        self, program: Program, name: str, batches: Sequence[Any]
+    ) -> list[list[Any]]:
+        """Runs a step of the strategy once, on the inputs of each replica."""
+        inputs = regroup([list(batch) for batch in batches], tf.nest.map_structure)
+        named: Any = types.SimpleNamespace(__qualname__=name)
+        outputs = self._dispatch(program, named, inputs or None, 1)
+        return [[leaf[r] for leaf in outputs] for r in range(len(batches))]
 
     def _source(self, inputs: Any) -> Any:
         if inputs is None:

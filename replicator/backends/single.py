@@ -17,6 +17,8 @@ from replicator.step import context, creation, logical, loop
 from replicator.step.keras_random import StepGenerator
 from replicator.step.outputs import check_outputs
 from replicator.step.per_replica import per_replica_nest
+from replicator.strategy import replica_context
+from replicator.strategy.strategy import ReplicatorStrategy
 from replicator.variables import foreign
 
 if TYPE_CHECKING:
@@ -75,6 +77,15 @@ class SingleProgram:
             self._programs[num_steps] = self._make_program(num_steps)
         flat = self._programs[num_steps](source)
         return per_replica_nest(self._structure, flat, 1, tf.nest.map_structure)
+
+    def emit(self, batches: Sequence[Any]) -> list[list[Any]]:
+        """Emits a step that returns a list of tensors in the current graph."""
+        leaves = self._traced(*tf.nest.flatten(batches, expand_composites=True))
+        return [[leaf for leaf in tf.nest.flatten(leaves) if leaf is not None]]
+
+    def is_stale(self) -> bool:
+        """Never: variables have one kind."""
+        return False
 
     def _make_program(self, num_steps: int) -> Dispatch:
         traced = self._traced
@@ -154,7 +165,11 @@ class SingleDeviceReplicator(base.Replicator):
     def _build(self, step_fn: Callable[..., Any], specs: list[Any]) -> SingleProgram:
         def step(*batch: Any) -> Any:
             replica = SingleReplicaContext(self._devices)
-            with context.enter(replica), tf.device(self.device):
+            with (
+                context.enter(replica),
+                tf.device(self.device),
+                replica_context.entered(),
+            ):
                 return check_outputs(step_fn(*batch), step_fn)
 
         generator = StepGenerator()
@@ -163,6 +178,23 @@ class SingleDeviceReplicator(base.Replicator):
         for variable in traced.variables:
             foreign.check(variable)
         return SingleProgram(traced, generator)
+
+    def _make_strategy(self) -> tf.distribute.Strategy:
+        return ReplicatorStrategy(self)
+
+    def build_step(
+        self, step_fn: Callable[..., Any], specs: list[Any]
+    ) -> SingleProgram:
+        """Builds a step of the strategy; see ``strategy/steps.py``."""
+        return self._build(step_fn, specs)
+
+    def run_step(
+        self, program: SingleProgram, name: str, batches: Sequence[Any]
+    ) -> list[list[Any]]:
+        """Runs a step of the strategy once, on the inputs of the replica."""
+        del name
+        source = list(batches[0]) or None
+        return [[leaf[0] for leaf in program.run(source, 1)]]
 
     def _input_devices(self) -> Sequence[str]:
         return [self.device] if self.device else super()._input_devices()

@@ -128,6 +128,10 @@ class StrategyReplicator(base.Replicator):
         ):
             yield self
 
+    def _make_strategy(self) -> tf.distribute.Strategy:
+        """The stock strategy itself."""
+        return self.strategy
+
     def _make_input_iterator(
         self,
         input_fn: Callable[[InputContext], tf.data.Dataset],

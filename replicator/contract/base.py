@@ -15,6 +15,7 @@ from replicator.contract import (
     summary,
 )
 from replicator.contract.feeding import FedBackend
+from replicator.errors import StrategyError
 from replicator.inputs.iterator import InputIterator, counted
 from replicator.optimizer.options import OptimizerOptions
 from replicator.optimizer.wrapper import ReplicatedOptimizer
@@ -27,6 +28,8 @@ from replicator.variables.checkpoint_contract import CheckpointedBackend
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Hashable, Iterator
+
+    import tensorflow as tf
 
     from replicator.checkpoint.manager import CheckpointManager
 
@@ -50,6 +53,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
     """
 
     num_steps_run: int = 0
+    _strategy: tf.distribute.Strategy | None = None
 
     @contextlib.contextmanager
     def context(self) -> Iterator[Replicator]:
@@ -204,6 +208,30 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
     ) -> ReplicatedOptimizer:
         """Wraps with unchecked options; backends reject those that they lack."""
         return ReplicatedOptimizer(optimizer, options=options)
+
+    def as_strategy(self) -> tf.distribute.Strategy:
+        """Returns this replicator in the spelling of ``tf.distribute``.
+
+        ``with repl.as_strategy().scope():``, Keras' ``compile`` and ``fit``, and code
+        that was written for a ``tf.distribute.Strategy`` use this replicator.
+
+        Raises:
+          StrategyError: The backend's replicas do not update together.
+        """
+        if self._strategy is None:
+            self._strategy = self._make_strategy()
+        return self._strategy
+
+    def scope(self) -> Any:
+        """``as_strategy().scope()``: models made inside it train on all replicas."""
+        return self.as_strategy().scope()
+
+    def _make_strategy(self) -> tf.distribute.Strategy:
+        raise StrategyError(
+            f"{type(self).__name__} has no strategy: its steps cannot be part of a "
+            'tf.function; use create("in_graph"), create("multi_worker") or '
+            'create("single")'
+        )
 
     def make_checkpoint_manager(
         self,

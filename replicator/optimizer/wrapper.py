@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf import distribute as _tf_distribute
 from replicator.collectives import compression as compression_lib
 from replicator.collectives import reductions
 from replicator.collectives.kinds.all_reduce import AllReduce
@@ -126,7 +127,8 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
             else sharded_update.building(self._ownership, self.wrapped, variables)
         )
         accumulation = self.accumulation
-        with tf.init_scope(), creation.allowed():
+        own_strategy = _tf_distribute.strategy_of(self.wrapped)
+        with tf.init_scope(), creation.allowed(), own_strategy:
             with placing:
                 if not self.wrapped.built:
                     self.wrapped.build(variables)
@@ -193,7 +195,10 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
             self.build([variable for _, variable in pairs])
         grads = [grad for grad, _ in given]
         check_not_clipped(grads)
-        self._update(grads, [variable for _, variable in given])
+        grads = context_lib.undivided(grads)
+        own_strategy = _tf_distribute.strategy_of(self.wrapped)
+        with context_lib.gradients_averaged(), own_strategy:  # summed no more
+            self._update(grads, [variable for _, variable in given])
         return self.wrapped.iterations
 
     def check_maker(self, user: maker.Maker | None) -> None:

@@ -13,7 +13,7 @@ from replicator.errors import CollectiveContextError
 from replicator.validation.arguments import is_one_of, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 REDUCE_OPS = ("sum", "mean", "min", "max")
 
@@ -101,6 +101,7 @@ class _Stack(threading.local):
     def __init__(self) -> None:
         self.contexts: list[ReplicaContext] = []
         self.replicators: list[Any] = []
+        self.undo: list[Callable[[list[Any]], list[Any]] | None] = []
 
 
 _STACK = _Stack()
@@ -143,6 +144,47 @@ def get_replica_context() -> ReplicaContext:
 def in_replica_context() -> bool:
     """Tells whether a step function is running or being traced in this thread."""
     return bool(_STACK.contexts)
+
+
+@contextlib.contextmanager
+def gradients_divided(undo: Callable[[list[Any]], list[Any]]) -> Iterator[None]:
+    """Says that losses in a step are divided by the number of replicas.
+
+    So are their gradients, which optimizers then sum instead of averaging them, as
+    ``tf.distribute`` has it.
+
+    Args:
+      undo: Multiplies gradients, so that their mean is the sum of those given.
+    """
+    with _gradients(undo):
+        yield
+
+
+@contextlib.contextmanager
+def gradients_averaged() -> Iterator[None]:
+    """Says that the gradients at hand are averages already."""
+    with _gradients(None):
+        yield
+
+
+def undivided(grads: list[Any]) -> list[Any]:
+    """Returns gradients whose mean over replicas is what an optimizer applies."""
+    undo = _STACK.undo[-1] if _STACK.undo else None
+    return grads if undo is None else undo(grads)
+
+
+def are_gradients_divided() -> bool:
+    """Whether an optimizer's sum over replicas is still to be made."""
+    return bool(_STACK.undo) and _STACK.undo[-1] is not None
+
+
+@contextlib.contextmanager
+def _gradients(undo: Callable[[list[Any]], list[Any]] | None) -> Iterator[None]:
+    _STACK.undo.append(undo)
+    try:
+        yield
+    finally:
+        _STACK.undo.pop()
 
 
 def require(caller: str) -> ReplicaContext:

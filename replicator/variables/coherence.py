@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf import distribute as _tf_distribute
 from replicator._tf.branch import Branch
 from replicator.placement import devices as device_lib
 from replicator.step.traced_once import traced_once
@@ -136,6 +137,9 @@ class Coherence:
             input_signature=[tf.TensorSpec([], dtype) for dtype in dtypes],
             experimental_attributes={"_noinline": True},
         ).get_concrete_function()
+        if _tf_distribute.is_compiled_graph():  # XLA has no other branches
+            tf.cond(is_changed, lambda: traced(*handles), lambda: None)
+            return
         device = device_lib.cpu_of(self._topology.replica_devices[0])
         branch = Branch(traced, dtypes, device)
         branch.call(is_changed, handles)

@@ -125,6 +125,7 @@ def test_every_public_function_is_called():
     }
     # Without arguments of users: they describe, check, and serve checkpoints.
     of_the_library = {
+        "as_strategy",
         "assert_in_sync",
         "check_alive",
         "context",
@@ -134,6 +135,7 @@ def test_every_public_function_is_called():
         "local_state",
         "restored",
         "restore_local_state",
+        "scope",
         "consolidated_state",
     }
 

@@ -172,8 +172,8 @@ def _check(others: Mapping[str, Any], graph_def: Any, num_replicas: int) -> None
                 f"the step runs {op} on a resource that it captured{where} and that is "
                 f"no tf.Variable: it exists once, and each of {num_replicas} replicas "
                 "would do that, in any order; a step may read tables and iterators: "
-                "keep what it changes in a tf.Variable, or return the values and change "
-                "it outside the step"
+                "keep what it changes in a tf.Variable, or return the values and "
+                "change it outside the step"
             )
 
 

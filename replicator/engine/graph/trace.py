@@ -28,6 +28,7 @@ from replicator.step import context, creation, logical
 from replicator.step.keras_random import StepGenerator
 from replicator.step.lines import line_of
 from replicator.step.outputs import check_outputs
+from replicator.strategy import replica_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
@@ -203,7 +204,7 @@ def trace(
 
     def step(*args: Any) -> Any:
         trace_context.graph = _tf_compat.current_graph()
-        with context.enter(trace_context):
+        with context.enter(trace_context), replica_context.entered():
             return check_outputs(step_fn(*args), step_fn)
 
     def writes_summaries() -> Any:

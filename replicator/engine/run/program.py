@@ -154,6 +154,21 @@ class Program:
             detects_writes=self._table.detects_writes,
         )
 
+    def emit(self, batches: Sequence[Any]) -> list[list[Any]]:
+        """Emits one step in the graph that is being built, with what ``run`` adds.
+
+        Args:
+          batches: By local replica, a list of its inputs.
+
+        Returns:
+          By local replica, the tensors that the step returns, which are a list.
+        """
+        self._coherence.refresh()
+        flat = self._assembly.call(self._assembly.captured, batches)
+        self._coherence.publish()
+        size = len(flat) // len(batches)
+        return [flat[r * size : (r + 1) * size] for r in range(len(batches))]
+
     def _make_function(
         self, num_steps: int, end: UnevenInputs | None = None
     ) -> Dispatch:

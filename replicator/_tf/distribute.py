@@ -1,0 +1,141 @@
+"""Private interfaces of ``tf.distribute`` that a strategy of one's own needs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.distribute import values as values_lib
+from tensorflow.python.eager import context as eager_context
+from tensorflow.python.eager.polymorphic_function import autograph_util
+from tensorflow.python.ops import control_flow_util
+
+from replicator._tf import compat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+Extended = distribute_lib.StrategyExtendedV1
+PerReplica = values_lib.PerReplica
+PerReplicaSpec = values_lib.PerReplicaSpec
+
+# By name, since a program need not import Keras.
+_KERAS_STATE = "keras.src.backend.common.global_state"
+
+
+@contextlib.contextmanager
+def replica_mode(replica_context: Any) -> Iterator[None]:
+    """Makes a replica context the current one of this graph (test_replica_context).
+
+    Unlike ``with replica_context``, this leaves alone which replica writes summaries.
+    """
+    with _mode(distribute_lib._InReplicaThreadMode(replica_context)):  # noqa: SLF001
+        yield
+
+
+@contextlib.contextmanager
+def cross_replica_mode(strategy: Any) -> Iterator[None]:
+    """Leaves the replica context, as ``merge_call`` does (test_replica_context)."""
+    with _mode(distribute_lib._CrossReplicaThreadMode(strategy)):  # noqa: SLF001
+        yield
+
+
+def strategy_of(optimizer: Any) -> contextlib.AbstractContextManager[None]:
+    """Where a Keras optimizer can make its state (test_optimizers).
+
+    That is under the strategy of its creation only, and ``tf.init_scope`` does not
+    leave that of a step.
+    """
+    default = distribute_lib._get_default_replica_mode()  # noqa: SLF001
+    own = getattr(optimizer, "_distribution_strategy", None)
+    return _mode(default) if own is default.strategy else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _mode(mode: Any) -> Iterator[None]:
+    distribute_lib._push_per_thread_mode(mode)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        distribute_lib._pop_per_thread_mode()  # noqa: SLF001
+
+
+def per_replica(values: Sequence[Any]) -> Any:
+    """A value of ``tf.distribute`` that differs between replicas (test_run)."""
+    return values_lib.PerReplica(tuple(values))
+
+
+def values_of(value: Any) -> tuple[Any, ...]:
+    """The values of all local replicas in a value of ``tf.distribute`` (test_run)."""
+    return tuple(value._values)  # noqa: SLF001
+
+
+def updating_optimizer() -> Any:
+    """The Keras optimizer whose ``apply`` is running in this thread, or None.
+
+    Keras itself sums gradients in it, by the replica context (test_optimizers).
+    """
+    state = sys.modules.get(_KERAS_STATE)
+    scopes = state and state.get_global_attribute("name_scope_stack")
+    for scope in reversed(scopes or []):
+        if compat.is_optimizer(scope.caller):
+            return scope.caller
+    return None
+
+
+def is_of_keras_trainer(function: Any) -> bool:
+    """Whether ``predict`` of Keras runs a function (test_fit_on_workers)."""
+    module = str(getattr(function, "__module__", ""))
+    return module == "keras.src.backend.tensorflow.trainer"
+
+
+def converted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose control flow AutoGraph converts (test_run)."""
+    result: Callable[..., Any] = autograph_util.py_func_from_autograph(function)
+    return result
+
+
+def converted_as_caller(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that AutoGraph converts if it converts its caller (test_run)."""
+    autograph = tf.__internal__.autograph
+    result: Callable[..., Any] = autograph.tf_convert(
+        function, autograph.control_status_ctx(), convert_by_default=False
+    )
+    return result
+
+
+@contextlib.contextmanager
+def outside_graphs() -> Iterator[None]:
+    """Leaves all graphs, as ``tf.init_scope`` does, to trace another one (test_run).
+
+    Gradient tapes go on recording, as in a trace that is not within another one.
+    """
+    with tf.init_scope():
+        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+        try:
+            yield
+        finally:
+            pywrap_tfe.TFE_Py_TapeSetStopOnThread()
+
+
+def outermost_graph() -> Any:
+    """The function graph that is run as a whole, around the current one (test_run)."""
+    graph = compat.current_graph()
+    while compat.is_function_graph(graph.outer_graph):
+        graph = graph.outer_graph
+    return graph
+
+
+def is_compiled_graph() -> bool:
+    """Whether XLA compiles the graph that is being built (test_fit)."""
+    graph = compat.current_graph()
+    return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
+def has_global_seed() -> bool:
+    """Whether ``tf.random.set_seed`` was called (test_datasets)."""
+    return eager_context.global_seed() is not None

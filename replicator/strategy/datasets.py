@@ -1,0 +1,155 @@
+"""Distributed datasets: ``tf.data`` whose elements have a part for every replica.
+
+They are ordinary datasets, so their iterators can be read in a ``tf.function``, as
+optionals, and can be saved.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator._tf import data as _tf_data
+from replicator.errors import StrategyError
+from replicator.strategy.values import batch_of, num_rows, rows
+from replicator.validation.arguments import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+# Attribute of a dataset whose elements have parts.
+_IS_DISTRIBUTED = "_replicator_is_distributed"
+
+
+def is_distributed(dataset: Any) -> bool:
+    """Whether the elements of a dataset have parts already."""
+    return getattr(dataset, _IS_DISTRIBUTED, False)
+
+
+def split(
+    dataset: Any, num_replicas: int, first_replica: int, num_local: int
+) -> tf.data.Dataset:
+    """Splits every batch over all replicas, and keeps the parts of those of a process.
+
+    The parts of a batch differ by at most one example, in the order of replicas.
+
+    Args:
+      dataset: Its elements are global batches.
+      num_replicas: Replicas of the whole job.
+      first_replica: The first replica of this process.
+      num_local: The number of its replicas.
+
+    Raises:
+      StrategyError: Not a dataset of batches.
+    """
+    if is_distributed(dataset):
+        return dataset
+    if not isinstance(dataset, tf.data.Dataset):
+        raise StrategyError(
+            "experimental_distribute_dataset() takes a tf.data.Dataset of global "
+            f"batches, but got {shown(dataset)}; write "
+            "tf.data.Dataset.from_tensor_slices(arrays).batch(global_batch_size)"
+        )
+    for spec in tf.nest.flatten(dataset.element_spec):
+        if spec.shape.rank == 0:
+            raise StrategyError(
+                f"the dataset yields scalars, {dataset.element_spec}, but its elements "
+                "are split over replicas; write dataset.batch(global_batch_size), or "
+                "strategy.distribute_datasets_from_function(fn), whose elements are "
+                "batches of one replica"
+            )
+
+    def parts(*elements: Any) -> Any:
+        batch = elements[0] if len(elements) == 1 else elements
+        return parts_of(batch, num_replicas, first_replica, num_local)
+
+    return _distributed(dataset.map(parts).prefetch(1))
+
+
+@tf.autograph.experimental.do_not_convert  # which would rewrite its loops
+def parts_of(batch: Any, num_replicas: int, first_replica: int, num_local: int) -> Any:
+    """The parts of a global batch, a nest of tensors with the same number of rows."""
+    leaf = tf.nest.flatten(batch)[0]
+    num_examples = tf.cast(num_rows(leaf), tf.int64)
+    static = leaf.shape[0]
+    is_even = static is not None and static % num_replicas == 0
+
+    def of_leaf(value: Any) -> Any:
+        values = []
+        for replica in range(first_replica, first_replica + num_local):
+            if is_even:
+                share = static // num_replicas
+                start, stop = replica * share, (replica + 1) * share
+            else:
+                start = num_examples * replica // num_replicas
+                stop = num_examples * (replica + 1) // num_replicas
+            values.append(rows(value, start, stop))
+        return batch_of(values, num_replicas)
+
+    return tf.nest.map_structure(of_leaf, batch)
+
+
+def take_turns(
+    dataset_fn: Callable[[tf.distribute.InputContext], Any],
+    context: tf.distribute.InputContext,
+    num_local: int,
+) -> tf.data.Dataset:
+    """Gives each replica of this process one element of a pipeline in turn.
+
+    Args:
+      dataset_fn: Makes the pipeline of this process, of batches of one replica.
+      context: Its argument.
+      num_local: Replicas of this process.
+
+    Returns:
+      A dataset. If the last turn is not complete, its last replicas get batches without
+      examples where batches may have any size; otherwise the turn is dropped.
+
+    Raises:
+      StrategyError: The function does not return a dataset.
+    """
+    dataset = dataset_fn(context)
+    if not isinstance(dataset, tf.data.Dataset):
+        raise StrategyError(
+            "distribute_datasets_from_function() takes a function that returns a "
+            f"tf.data.Dataset, but it returned {shown(dataset)}; write def "
+            "dataset_fn(ctx): return dataset.batch("
+            "ctx.get_per_replica_batch_size(global_batch_size))"
+        )
+    num_replicas = context.num_replicas_in_sync
+    spec = dataset.element_spec
+    leaves = tf.nest.flatten(spec)
+    has_any_size = all(
+        isinstance(leaf, tf.TensorSpec) and leaf.shape.rank and leaf.shape[0] is None
+        for leaf in leaves
+    )
+
+    @tf.autograph.experimental.do_not_convert
+    def turn(*windows: Any) -> Any:
+        window = tf.data.Dataset.zip(windows[0] if len(windows) == 1 else windows)
+        if has_any_size:
+            empty = tf.nest.map_structure(
+                lambda s: tf.zeros([d or 0 for d in s.shape], s.dtype), spec
+            )
+            none = tf.data.Dataset.from_tensors(empty).repeat(num_local)
+            window = window.concatenate(none)
+        elements = [
+            window.skip(replica).take(1).get_single_element()
+            for replica in range(num_local)
+        ]
+        return tf.nest.map_structure(
+            lambda *values: batch_of(values, num_replicas), *elements
+        )
+
+    if num_replicas == 1:
+        return _distributed(dataset.prefetch(1))
+    windows = dataset.window(num_local, drop_remainder=not has_any_size)
+    return _distributed(windows.map(turn).prefetch(1))
+
+
+def _distributed(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    result = _tf_data.without_autotune(dataset)
+    setattr(result, _IS_DISTRIBUTED, True)
+    return result

@@ -1,0 +1,211 @@
+"""What libraries ask of a strategy's ``extended`` within a step, and about variables.
+
+Keras, tf_keras, Sonnet and ``tf.compat.v1`` optimizers call it. A variable is an
+ordinary one here, which the engine copies by itself, so most answers are simple.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator._tf import distribute as _tf_distribute
+from replicator.collectives import gathering, reductions
+from replicator.errors import StrategyError
+from replicator.step import context as context_lib
+from replicator.step import creation
+from replicator.validation.arguments import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+
+class _Merges(threading.local):
+    def __init__(self) -> None:
+        self.running: list[tuple[Any, Callable[[Any], Any]]] = []
+
+
+_MERGES = _Merges()
+
+
+@contextlib.contextmanager
+def merging(replica_context: Any, total: Callable[[Any], Any]) -> Iterator[None]:
+    """Marks the time in which a ``merge_call`` runs its function.
+
+    Args:
+      replica_context: The replica that called it.
+      total: How the function's sums over replicas are made.
+    """
+    _MERGES.running.append((replica_context, total))
+    try:
+        yield
+    finally:
+        _MERGES.running.pop()
+
+
+def reduce_op_of(reduce_op: Any) -> str:
+    """Returns ``sum`` or ``mean`` for a reduction of ``tf.distribute``.
+
+    Raises:
+      StrategyError: Another one.
+    """
+    name = getattr(reduce_op, "value", reduce_op)
+    if isinstance(name, str) and name.lower() in ("sum", "mean"):
+        return name.lower()
+    raise StrategyError(
+        f"reduce_op {shown(reduce_op)} is not one of tf.distribute.ReduceOp.SUM and "
+        "MEAN; in a step, write replicator.all_min(value) or all_max(value)"
+    )
+
+
+class StepExtended(_tf_distribute.Extended):
+    """The extended of a strategy whose replicas are the engine's."""
+
+    # A function of the user is the same for all replicas.
+    _retrace_functions_for_each_device = False
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return 1
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The device of the replica."""
+        return ("/device:CPU:0",)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The devices on which variables are made: that of replica 0."""
+        return self.worker_devices[:1]
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this process writes checkpoints."""
+        return True
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this process writes summaries."""
+        return True
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """Whether several processes run the program."""
+        return False
+
+    @property
+    def experimental_should_init(self) -> bool:
+        """Whether this process makes initial values."""
+        return True
+
+    def _in_multi_worker_mode(self) -> bool:
+        return False
+
+    def _use_merge_call(self) -> bool:
+        return True
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: Any) -> Any:
+        return replica_id_in_sync_group
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        neighbour = kwargs.pop("colocate_with", None)
+        place = tf.device(neighbour.device) if neighbour is not None else _ANYWHERE
+        with place:
+            return next_creator(**kwargs)
+
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
+        """A scope that makes variables on the device of another one.
+
+        Keras' optimizers make their slots in it, in a program without ``fit`` by their
+        first step: outside of that step, then.
+        """
+        stack = contextlib.ExitStack()
+        if context_lib.in_replica_context():
+            stack.enter_context(tf.init_scope())
+            stack.enter_context(creation.allowed())
+        stack.enter_context(tf.device(colocate_with_variable.device))
+        return stack
+
+    def update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Any = (),
+        kwargs: Any = None,
+        group: bool = True,
+    ) -> Any:
+        """Calls a function with a variable; the engine updates all copies alike."""
+        result = fn(var, *args, **(kwargs or {}))
+        return tf.group(result) if group and result is not None else result
+
+    def _update_non_slot(
+        self, colocate_with: Any, fn: Any, args: Any, kwargs: Any, group: bool
+    ) -> Any:
+        del colocate_with
+        result = fn(*args, **(kwargs or {}))
+        return tf.group(result) if group and result is not None else result
+
+    def non_slot_devices(self, var_list: Sequence[Any]) -> Any:
+        """Where a variable that belongs to none of these is made."""
+        return self.parameter_devices[0] if not var_list else var_list[0].device
+
+    def read_var(self, v: Any) -> tf.Tensor:
+        """The value of a variable."""
+        return tf.convert_to_tensor(v)
+
+    def value_container(self, value: Any) -> Any:
+        """The value: copies of variables are the engine's."""
+        return value
+
+    def reduce_to(
+        self, reduce_op: Any, value: Any, destinations: Any, options: Any = None
+    ) -> Any:
+        """Reduces over replicas, inside ``merge_call``."""
+        del destinations, options
+        replica_context, total = _merge("reduce_to")
+        del replica_context
+        op = reduce_op_of(reduce_op)
+        return total(value) if op == "sum" else reductions.all_reduce(value, op)
+
+    def batch_reduce_to(
+        self, reduce_op: Any, value_destination_pairs: Any, options: Any = None
+    ) -> list[Any]:
+        """Reduces several values over replicas, inside ``merge_call``."""
+        values = [value for value, _ in value_destination_pairs]
+        return list(self.reduce_to(reduce_op, values, None, options))
+
+    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """The value: every replica has it."""
+        del destinations
+        return tensor
+
+    def _gather_to_implementation(
+        self, value: Any, destinations: Any, axis: int, options: Any
+    ) -> Any:
+        del destinations, options
+        return gathering.all_concat(value, axis)
+
+    def call_for_each_replica(
+        self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Calls a function as the replica, inside ``merge_call``."""
+        replica_context, _ = _merge("call_for_each_replica")
+        with _tf_distribute.replica_mode(replica_context):
+            return fn(*args, **(kwargs or {}))
+
+
+def _merge(caller: str) -> tuple[Any, Callable[[Any], Any]]:
+    context_lib.require(f"strategy.extended.{caller}")
+    if not _MERGES.running:
+        raise StrategyError(
+            f"strategy.extended.{caller}() was called in a step but outside "
+            "merge_call(); write tf.distribute.get_replica_context().all_reduce("
+            "tf.distribute.ReduceOp.SUM, value)"
+        )
+    return _MERGES.running[-1]
+
+
+_ANYWHERE = contextlib.nullcontext()

@@ -1,0 +1,265 @@
+"""A ``tf.distribute.Strategy`` that is another spelling of a replicator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator._tf import distribute as _tf_distribute
+from replicator.errors import StrategyError
+from replicator.step import context as context_lib
+from replicator.strategy import datasets, reduction
+from replicator.strategy.calls import arguments_of
+from replicator.strategy.extended import StepExtended
+from replicator.strategy.replica_context import StepReplicaContext, StepStrategy
+from replicator.strategy.steps import Steps, is_trainer_step
+from replicator.strategy.values import grouped, is_per_replica, local_values
+from replicator.validation.arguments import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class ReplicatorExtended(StepExtended):
+    """The extended of a replicator's strategy."""
+
+    def __init__(self, container_strategy: Any, replicator: Any) -> None:
+        super().__init__(container_strategy)
+        self.replicator = replicator
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        replica = tf.distribute.get_replica_context()
+        if isinstance(replica, StepReplicaContext):
+            replica.gradient_sum.note_scaling()
+        return int(self.replicator.num_replicas_in_sync)
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The device of each local replica."""
+        found = getattr(self.replicator, "devices", None)
+        return tuple(found or super().worker_devices)
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this process writes checkpoints."""
+        return bool(self.replicator.is_chief)
+
+    should_save_summary = should_checkpoint
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """Whether several processes run the program."""
+        return self._in_multi_worker_mode()
+
+    def _in_multi_worker_mode(self) -> bool:
+        return bool(self.replicator.num_programs > 1)
+
+    def _default_device_scope(self) -> Any:
+        return self.replicator.context()
+
+    def _local_results(self, val: Any) -> tuple[Any, ...]:
+        return self._container_strategy().experimental_local_results(val)
+
+    def reduce_to(
+        self, reduce_op: Any, value: Any, destinations: Any, options: Any = None
+    ) -> Any:
+        """Reduces over replicas, inside ``merge_call`` or outside steps."""
+        if context_lib.in_replica_context():
+            return super().reduce_to(reduce_op, value, destinations, options)
+        strategy = self._container_strategy()
+        return tf.nest.map_structure(
+            lambda leaf: strategy.reduce(reduce_op, leaf, axis=None), value
+        )
+
+    def call_for_each_replica(
+        self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Calls a function as each replica."""
+        if context_lib.in_replica_context():
+            return super().call_for_each_replica(fn, args, kwargs)
+        return self._container_strategy().run(fn, args, kwargs)
+
+
+class ReplicatorStrategy(StepStrategy):
+    """What ``repl.as_strategy()`` returns.
+
+    Its steps are traced, like those of ``repl.run``. Losses are divided by the number
+    of replicas and optimizers sum gradients, as ``tf.distribute`` has it: Keras' losses
+    and ``tf.nn.compute_average_loss`` do that by themselves.
+    """
+
+    def __init__(self, replicator: Any) -> None:
+        super().__init__(ReplicatorExtended(self, replicator))
+        self._repl = replicator
+        self._steps = Steps(
+            self,
+            replicator.num_replicas_in_sync,
+            is_over_programs=replicator.num_programs > 1,
+        )
+        self._reductions = reduction.Reductions()
+
+    def scope(self) -> Any:
+        """Makes variables, models and optimizers inside it the replicator's."""
+        return self.extended._scope(self)  # noqa: SLF001 (as the base class does)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Any = (),
+        kwargs: Any = None,
+        options: Any = None,
+    ) -> Any:
+        """Runs a function once per replica; also within a ``tf.function``.
+
+        Args:
+          fn: The code of one replica.
+          args: Its arguments: tensors per replica, from the strategy's datasets and
+            steps, or tensors and Python objects for all replicas.
+          kwargs: The same by name.
+          options: ``tf.distribute.RunOptions``, which only concern TPUs and AutoGraph.
+
+        Returns:
+          The nest that ``fn`` returns, of values per replica.
+
+        Raises:
+          ReplicatorError: Misuse inside the step; the message says how to fix it.
+          StrategyError: Called inside a step, or with a function that has arguments of
+            different types on each replica.
+        """
+        del options
+        if context_lib.in_replica_context():
+            return super().run(fn, args, kwargs)
+        if not callable(fn):
+            raise StrategyError(
+                f"strategy.run() takes the function of one replica, but got "
+                f"{shown(fn)}; write strategy.run(fn, args=(x, y))"
+            )
+        if is_trainer_step(fn):
+            _check_is_traced(fn)
+        elif _tf_distribute.is_of_keras_trainer(fn):
+            args = self._split(args)
+        arguments = arguments_of(args, kwargs, self._repl.num_local_replicas)
+        step = self._steps.of(self._repl, fn, arguments)
+        if tf.executing_eagerly():
+            flat = self._repl.run_step(step.program, step.name, arguments.batches)
+        else:
+            flat = step.program.emit(arguments.batches)
+        return step.outputs.grouped(flat)
+
+    def _split(self, args: Any) -> Any:
+        """Splits the batch of ``predict_on_batch``, which is a nest of plain tensors.
+
+        Keras joins what the replicas return.
+        """
+        leaves = [leaf for leaf in tf.nest.flatten(args) if leaf is not None]
+        repl = self._repl
+        are_plain = all(tf.is_tensor(x) and not is_per_replica(x) for x in leaves)
+        if repl.num_replicas == 1 or not leaves or not are_plain:
+            return args
+        parts = datasets.parts_of(
+            leaves, repl.num_replicas, repl.first_replica_id, repl.num_local_replicas
+        )
+        rest = iter(parts)
+        return tf.nest.map_structure(
+            lambda leaf: None if leaf is None else next(rest), args
+        )
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+        """Reduces values per replica over replicas, and over an axis if one is given.
+
+        Args:
+          reduce_op: ``tf.distribute.ReduceOp.SUM`` or ``MEAN``.
+          value: A nest of values per replica; with an axis, they may differ in size.
+          axis: The axis, or several, over which each value is reduced as well.
+
+        Raises:
+          StrategyError: Another reduction; values of different shapes.
+        """
+        if context_lib.in_replica_context():
+            return super().reduce(reduce_op, value, axis)
+        return tf.nest.map_structure(
+            lambda leaf: self._reductions.reduce(
+                self, self._repl, reduce_op, leaf, axis
+            ),
+            value,
+        )
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Joins values per replica along an axis, whose size may differ."""
+        if context_lib.in_replica_context():
+            return super().gather(value, axis)
+        return tf.nest.map_structure(
+            lambda leaf: self._reductions.gather(self, self._repl, leaf, axis), value
+        )
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """The values of the replicas of this process."""
+        return local_values(value, 1)
+
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: Any = None
+    ) -> tf.data.Dataset:
+        """Splits every global batch of a dataset over the replicas.
+
+        With several worker processes, each reads the whole dataset and takes its part,
+        so the order has to be the same on all: seed it.
+
+        Raises:
+          StrategyError: Not a dataset of batches; several processes without a seed.
+        """
+        del options
+        repl = self._repl
+        if repl.num_programs > 1 and not _tf_distribute.has_global_seed():
+            raise StrategyError(
+                f"each of {repl.num_programs} worker processes takes its part of the "
+                "batches of a dataset, which must have the same order on all; write "
+                "keras.utils.set_random_seed(seed) (or tf.random.set_seed) at the "
+                "start of the program"
+            )
+        return datasets.split(
+            dataset,
+            repl.num_replicas,
+            repl.first_replica_id,
+            repl.num_local_replicas,
+        )
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[..., Any], options: Any = None
+    ) -> tf.data.Dataset:
+        """Makes one pipeline per process, of batches of one replica."""
+        del options
+        repl = self._repl
+        context = tf.distribute.InputContext(
+            num_input_pipelines=repl.num_programs,
+            input_pipeline_id=repl.worker_id if repl.num_programs > 1 else 0,
+            num_replicas_in_sync=repl.num_replicas_in_sync,
+        )
+        return datasets.take_turns(dataset_fn, context, repl.num_local_replicas)
+
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[Any], Any]
+    ) -> Any:
+        """Makes a value per replica from a function of the replica's context."""
+        repl = self._repl
+        contexts = [
+            tf.distribute.experimental.ValueContext(
+                repl.first_replica_id + replica, repl.num_replicas_in_sync
+            )
+            for replica in range(repl.num_local_replicas)
+        ]
+        nests = [value_fn(context) for context in contexts]
+        return tf.nest.map_structure(
+            lambda *values: grouped(list(map(tf.convert_to_tensor, values))), *nests
+        )
+
+
+def _check_is_traced(fn: Any) -> None:
+    """Rejects the step of a Keras model that is to run eagerly."""
+    if fn.__self__.run_eagerly:
+        raise StrategyError(
+            f"{type(fn.__self__).__name__} was compiled with run_eagerly=True, but a "
+            "step on replicas is traced; remove run_eagerly, or debug the program "
+            "without a strategy"
+        )

@@ -1,0 +1,75 @@
+"""Values of all replicas in the form that ``tf.distribute`` gives them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator._tf import distribute as _tf_distribute
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Batch(_tf_distribute.PerReplica):
+    """What a distributed dataset yields: the part of a global batch of each replica."""
+
+    @property
+    def _type_spec(self) -> tf.TypeSpec:
+        values = _tf_distribute.values_of(self)
+        return BatchSpec(*map(tf.type_spec_from_value, values))
+
+
+class BatchSpec(_tf_distribute.PerReplicaSpec):
+    """The type of a ``Batch``."""
+
+    @property
+    def value_type(self) -> type:
+        """The class of the values."""
+        return Batch
+
+    def _from_components(self, components: Sequence[Any]) -> Batch:
+        return Batch(tuple(components))
+
+
+def is_per_replica(value: Any) -> bool:
+    """Whether a value has one for each local replica."""
+    return isinstance(value, tf.distribute.DistributedValues)
+
+
+def local_values(value: Any, num_local: int) -> tuple[Any, ...]:
+    """One value per local replica; what is not per replica is the same on all."""
+    if is_per_replica(value):
+        return _tf_distribute.values_of(value)
+    return (value,) * num_local
+
+
+def grouped(values: Sequence[Any]) -> Any:
+    """One value of ``tf.distribute``; of one replica, that value itself."""
+    return values[0] if len(values) == 1 else _tf_distribute.per_replica(values)
+
+
+def batch_of(values: Sequence[Any], num_replicas: int) -> Any:
+    """The parts of a batch as one value; of one replica in all, that part itself."""
+    return values[0] if num_replicas == 1 else Batch(tuple(values))
+
+
+def num_rows(value: Any) -> Any:
+    """Examples of a batch: the size of its first dimension, a scalar tensor."""
+    if isinstance(value, tf.RaggedTensor):
+        return value.nrows()
+    if isinstance(value, tf.SparseTensor):
+        return value.dense_shape[0]
+    return tf.shape(value)[0]
+
+
+def rows(value: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
+    """A part of the examples of a batch."""
+    if not isinstance(value, tf.SparseTensor):
+        return value[start:stop]
+    shape = value.dense_shape
+    rank = tf.size(shape, out_type=tf.int64)
+    first = tf.one_hot(0, tf.cast(rank, tf.int32), dtype=tf.int64)
+    size = tf.concat([[stop - start], shape[1:]], axis=0)
+    return tf.sparse.slice(value, first * start, size)

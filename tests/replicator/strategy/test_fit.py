@@ -1,0 +1,307 @@
+"""``fit`` of Keras on two replicas equals ``fit`` on one device.
+
+One program per group of features: what differs is named by the entry that differs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.errors import ReplicatorError, StrategyError
+
+TOLERANCE = 1e-6  # relative: sums of float32 in another order
+NUM_EXAMPLES = 37  # a last batch of 5 examples, which two replicas cannot share equally
+
+
+def _data():
+    numbers = np.random.RandomState(0)
+    x = numbers.randn(NUM_EXAMPLES, 4).astype(np.float32)
+    return x, x.sum(axis=1, keepdims=True)
+
+
+X, Y = _data()
+LABELS = (Y[:, 0] > 0).astype(np.int32)
+WEIGHTS = np.linspace(0, 1, NUM_EXAMPLES, dtype=np.float32)
+
+
+class Pieces(keras.utils.PyDataset):
+    """The data in pieces of 16."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return X[index * 16 : index * 16 + 16], Y[index * 16 : index * 16 + 16]
+
+
+class OwnSteps(keras.Sequential):
+    """A model with steps, and with a part of the loss, of its own."""
+
+    def compute_loss(self, *args, **kwargs):
+        """Twice that of Keras."""
+        return 2.0 * super().compute_loss(*args, **kwargs)
+
+    def train_step(self, data):
+        """The step of Keras' guide, with a penalty."""
+        x, y = data[:2]  # weights of examples may follow
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x=x, y=y, y_pred=y_pred)
+        grads = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(
+            zip(grads, self.trainable_variables, strict=True)
+        )
+        for metric in self.metrics:
+            if metric.name != "loss":
+                metric.update_state(y, y_pred)
+        return {m.name: m.result() for m in self.metrics}
+
+
+def _batches():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
+
+
+def _layers(outputs=1, activation=None):
+    return [
+        keras.Input((4,)),
+        keras.layers.Dense(6, activation="relu", kernel_regularizer="l2"),
+        keras.layers.Dense(outputs, activation=activation),
+    ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+    """A program that ends in ``fit``."""
+
+    model: Any = lambda: keras.Sequential(_layers())
+    optimizer: Any = lambda: keras.optimizers.Adam(0.01)
+    compiled: Any = lambda: {"loss": "mse", "metrics": ["mae"]}
+    fit: Any = lambda: {"x": X, "y": Y, "batch_size": 16}
+
+
+def _callbacks(folder):
+    c = keras.callbacks
+    folder.mkdir()
+    return [
+        c.ModelCheckpoint(folder / "best.weights.h5", save_weights_only=True),
+        c.BackupAndRestore(folder / "backup"),
+        c.EarlyStopping(patience=2),
+        c.ReduceLROnPlateau(patience=1, min_delta=10.0),
+        c.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+        c.CSVLogger(folder / "log.csv"),
+        c.LambdaCallback(on_epoch_end=lambda epoch, logs: None),
+        c.TerminateOnNaN(),
+        c.SwapEMAWeights(swap_on_epoch=True),
+    ]
+
+
+def _classifier():
+    return keras.Sequential(_layers(1, "sigmoid"))
+
+
+PROGRAMS = {
+    "arrays, validation data, callbacks": Program(
+        optimizer=lambda: keras.optimizers.AdamW(0.01, use_ema=True),
+        fit=lambda: {
+            "x": X,
+            "y": Y,
+            "batch_size": 16,
+            "epochs": 4,
+            "validation_data": (X[:21], Y[:21]),
+        },
+    ),
+    "a dataset, steps per execution": Program(
+        optimizer=lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+        compiled=lambda: {"loss": "mse", "metrics": ["mae"], "steps_per_execution": 2},
+        fit=lambda: {"x": _batches(), "validation_data": _batches()},
+    ),
+    "a split, sample weights, weighted metrics": Program(
+        compiled=lambda: {"loss": "mse", "weighted_metrics": ["mae"]},
+        fit=lambda: {
+            "x": X,
+            "y": Y,
+            "batch_size": 16,
+            "sample_weight": WEIGHTS,
+            "validation_split": 0.3,
+        },
+    ),
+    "class weights, counting metrics": Program(
+        model=_classifier,
+        compiled=lambda: {
+            "loss": keras.losses.BinaryCrossentropy(),
+            "metrics": ["AUC", "accuracy", keras.metrics.TruePositives()],
+        },
+        fit=lambda: {
+            "x": X,
+            "y": LABELS,
+            "batch_size": 16,
+            "class_weight": {0: 1, 1: 3},
+        },
+    ),
+    "an endless dataset, steps per epoch, XLA": Program(
+        compiled=lambda: {"loss": "mse", "jit_compile": True},
+        fit=lambda: {"x": _batches().repeat(), "steps_per_epoch": 4},
+    ),
+    "pieces in Python, own steps and loss": Program(
+        model=lambda: OwnSteps(_layers()), fit=lambda: {"x": Pieces()}
+    ),
+}
+
+
+def trained(program, scope, folder=None):
+    """Trains, evaluates and predicts; what came of it."""
+    keras.utils.clear_session()  # names of layers and metrics
+    keras.utils.set_random_seed(1)
+    with scope:
+        model = program.model()
+        model.compile(program.optimizer(), **program.compiled())
+    arguments = {"epochs": 2, "shuffle": False, "verbose": 0, **program.fit()}
+    callbacks = _callbacks(folder) if folder else None
+    history = model.fit(callbacks=callbacks, **arguments).history
+    outcome = {name: np.array(values) for name, values in history.items()}
+    outcome |= {w.path: w.numpy() for w in model.weights}
+    slots = enumerate(model.optimizer.variables)
+    outcome |= {f"slot {i}": variable.numpy() for i, variable in slots}
+    outcome["predictions"] = model.predict(X, batch_size=16, verbose=0)
+    scores = model.evaluate(X, program.fit().get("y", Y)[:NUM_EXAMPLES], verbose=0)
+    outcome["scores"] = np.array(scores)
+    # Of a fresh epoch: batches one by one.
+    outcome["on batch"] = np.array(model.test_on_batch(X[:16], LABELS[:16, None]))
+    outcome["predicted"] = model.predict_on_batch(X[:5])
+    outcome["trained"] = np.array(model.train_on_batch(X[:5], LABELS[:5, None]))
+    return {k.partition("/")[2] if "/" in k else k: v for k, v in outcome.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "placement"),
+    [
+        *[(name, "shared") for name in PROGRAMS],
+        *[
+            pytest.param(name, "mirrored", marks=[] if i == 0 else pytest.mark.full)
+            for i, name in enumerate(PROGRAMS)
+            if "XLA" not in name  # which compiles for one device
+        ],
+    ],
+)
+def test_fit_equals_one_device(name, placement, tmp_path):
+    """Histories, weights, optimizer state, predictions and scores.
+
+    Copies with one program; the full run has all.
+    """
+    program = PROGRAMS[name]
+    folder = tmp_path if "callbacks" in name else None
+    repl = replicator.create("in_graph", num_replicas=2, variable_placement=placement)
+
+    alone = trained(program, contextlib.nullcontext(), folder and folder / "alone")
+    both = trained(program, repl.scope(), folder and folder / "both")
+
+    assert list(alone) == list(both)
+    for key, expected in alone.items():
+        np.testing.assert_allclose(
+            both[key], expected, rtol=1e-5, atol=TOLERANCE, err_msg=key
+        )
+
+
+def test_scores_before_training_do_not_change_it():
+    """``evaluate`` and ``predict`` first, then ``fit`` with statistics that differ."""
+    outcomes = []
+    for is_asked in (False, True):
+        keras.utils.set_random_seed(1)
+        repl = replicator.create("in_graph", num_replicas=2)
+        with repl.scope():
+            model = keras.Sequential(
+                [keras.Input((4,)), keras.layers.BatchNormalization(synchronized=True)]
+            )
+            model.compile("sgd", "mse")
+        if is_asked:
+            model.evaluate(X, X, verbose=0)
+            model.predict(X, verbose=0)
+        model.fit(X, X, shuffle=False, verbose=0)
+        outcomes.append([model.evaluate(X, X, verbose=0), *model.get_weights()])
+
+    for first, second in zip(*outcomes, strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_the_single_backend_fits_like_keras():
+    """The way to debug a program: the same two lines."""
+    program = Program()
+
+    alone = trained(program, contextlib.nullcontext())
+    single = trained(program, replicator.create("single").scope())
+
+    for key, expected in alone.items():
+        np.testing.assert_allclose(single[key], expected, rtol=1e-5, atol=TOLERANCE)
+
+
+class Undivided(keras.Sequential):
+    """A loss that Keras has not made, as in programs for one device."""
+
+    def train_step(self, data):
+        """Its mean is that of the own batch."""
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        grads = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(grads, self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "compiled", "error", "message"),
+    [
+        (
+            Undivided,
+            keras.optimizers.SGD,
+            {},
+            StrategyError,
+            (
+                r"Undivided\.train_step \(.*test_fit.py:\d+\) .* not divided by .* 2, "
+                r".*get_strategy\(\)\.num_replicas"
+            ),
+        ),
+        (
+            keras.Sequential,
+            lambda: keras.optimizers.SGD(0.1, clipnorm=1.0),
+            {},
+            StrategyError,
+            (
+                r"SGD\(clipnorm=1\.0\) clips the gradient of each replica .* write "
+                r"repl\.wrap_optimizer"
+            ),
+        ),
+        (
+            keras.Sequential,
+            keras.optimizers.SGD,
+            {"run_eagerly": True},
+            StrategyError,
+            "run_eagerly=True, .* remove run_eagerly",
+        ),
+        (
+            keras.Sequential,
+            lambda: keras.optimizers.SGD(gradient_accumulation_steps=2),
+            {},
+            ReplicatorError,
+            "inside a tf.cond branch",
+        ),
+    ],
+)
+def test_what_would_not_equal_one_device_is_refused(
+    model, optimizer, compiled, error, message
+):
+    """Each error names the line, or says what to write."""
+    repl = replicator.create("in_graph", num_replicas=2)
+    with repl.scope():
+        made = model(_layers())
+        made.compile(optimizer(), "mse", **compiled)
+
+    with pytest.raises(error, match=message):
+        made.fit(X, Y, verbose=0)

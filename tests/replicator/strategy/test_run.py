@@ -1,0 +1,253 @@
+"""``strategy.run`` and all around it: what programs for ``tf.distribute`` write."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.errors import StrategyError
+
+SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
+ROUNDING = 1e-6  # sums of float32 in another order
+
+
+@pytest.fixture(scope="module")
+def strategy():
+    """That of two replicas in this process."""
+    return replicator.create("in_graph", num_replicas=2).as_strategy()
+
+
+@pytest.fixture
+def one_and_three(strategy):
+    """1 on replica 0, 3 on replica 1."""
+    return strategy.experimental_distribute_values_from_function(
+        lambda ctx: tf.constant(1.0 + 2.0 * ctx.replica_id_in_sync_group)
+    )
+
+
+def _numbers(strategy, value):
+    return [x.numpy().tolist() for x in strategy.experimental_local_results(value)]
+
+
+def test_a_replicator_has_one_strategy():
+    """Code that compares strategies finds them equal."""
+    repl = replicator.create("in_graph", num_replicas=2)
+
+    assert repl.as_strategy() is repl.as_strategy()
+    with repl.scope() as entered:
+        assert repl.as_strategy() is entered is tf.distribute.get_strategy()
+        variable = tf.Variable(1.0)
+    assert 2 == repl.as_strategy().num_replicas_in_sync
+    assert repl.as_strategy().extended.variable_created_in_scope(variable)
+
+
+@pytest.mark.parametrize("is_in_function", [False, True])
+def test_run_takes_and_returns_what_tf_distribute_does(
+    strategy, one_and_three, is_in_function
+):
+    """Values per replica, for all replicas, Python objects, nests, ragged results."""
+
+    def step(x, factor, kind, more):
+        replica = tf.distribute.get_replica_context()
+        rows = tf.RaggedTensor.from_row_lengths([x, x], [0, 2])
+        ids = replica.replica_id_in_sync_group
+        return {kind: x * factor + more["z"], "ids": (ids, None), "rows": rows}
+
+    def program(x):
+        args = (x, tf.constant(10.0), "scaled")
+        return strategy.run(step, args=args, kwargs={"more": {"z": 1.0}})
+
+    found = (tf.function(program) if is_in_function else program)(one_and_three)
+
+    assert [11.0, 31.0] == _numbers(strategy, found["scaled"])
+    assert [0, 1] == _numbers(strategy, found["ids"][0])
+    assert found["ids"][1] is None
+    rows = strategy.experimental_local_results(found["rows"])
+    assert [[[], [1.0, 1.0]], [[], [3.0, 3.0]]] == [r.to_list() for r in rows]
+
+
+def test_python_arguments_and_new_shapes_are_steps_of_their_own(strategy):
+    """As in ``tf.function``."""
+
+    def step(x, power):
+        return tf.distribute.get_replica_context().all_reduce(SUM, x**power)
+
+    cubed = strategy.run(step, args=(tf.constant([2.0]), 3))
+    squared = strategy.run(step, args=(tf.constant([2.0, 3.0]), 2))
+
+    assert [[16.0], [16.0]] == _numbers(strategy, cubed)
+    assert [[8.0, 18.0]] * 2 == _numbers(strategy, squared)
+
+
+def test_a_step_uses_tensors_of_the_function_around_it(strategy):
+    """As a closure does."""
+
+    @tf.function
+    def program(x):
+        doubled = 2.0 * x
+        return strategy.run(lambda: doubled + 1.0)
+
+    assert [3.0, 3.0] == _numbers(strategy, program(tf.constant(1.0)))
+    assert [5.0, 5.0] == _numbers(strategy, program(tf.constant(2.0)))
+
+
+def _custom_loop(scope_of, batches, *, global_batch_size=16):
+    """The program of TensorFlow's tutorial on custom training with a strategy."""
+    strategy = scope_of
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+        total = keras.metrics.Mean()
+
+    def train_step(inputs):
+        x, y = inputs
+        with tf.GradientTape() as tape:
+            losses = tf.reduce_sum((model(x) - y) ** 2, axis=1)
+            loss = tf.nn.compute_average_loss(
+                losses, global_batch_size=global_batch_size
+            )
+        grads = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+        total.update_state(losses)
+        return loss
+
+    @tf.function
+    def train_epoch(iterator, num_steps):
+        last = tf.constant(0.0)
+        for _ in tf.range(num_steps):
+            per_replica = strategy.run(train_step, args=(next(iterator),))
+            last = strategy.reduce(SUM, per_replica, axis=None)
+        return last
+
+    iterator = iter(strategy.experimental_distribute_dataset(batches))
+    losses = [float(train_epoch(iterator, tf.constant(2))) for _ in range(2)]
+    return [*losses, float(total.result()), *model.get_weights()]
+
+
+def test_a_loop_of_steps_in_a_function_equals_one_device(strategy):
+    """``compute_average_loss``, Keras' own optimizer, metrics; a loop by AutoGraph."""
+    x = np.random.RandomState(0).randn(64, 4).astype(np.float32)
+    data = x, x.sum(axis=1, keepdims=True)
+    batches = tf.data.Dataset.from_tensor_slices(data).batch(16)
+
+    alone = _custom_loop(tf.distribute.OneDeviceStrategy("CPU:0"), batches)
+    both = _custom_loop(strategy, batches)
+
+    for expected, found in zip(alone, both, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=ROUNDING)
+
+
+def test_wrapped_optimizers_sum_what_keras_has_divided(strategy):
+    """A program that has a strategy may take options of ``wrap_optimizer``."""
+    repl = strategy.extended.replicator
+    with strategy.scope():
+        weight = tf.Variable(0.0)
+        optimizer = repl.wrap_optimizer(
+            keras.optimizers.SGD(1.0), global_clipnorm=100.0
+        )
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.nn.compute_average_loss(weight * tf.fill([4], x))
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+    values = strategy.experimental_distribute_values_from_function(
+        lambda ctx: tf.constant([1.0, 3.0][ctx.replica_id_in_sync_group])
+    )
+    strategy.run(step, args=(values,))
+
+    assert -2.0 == float(weight)
+
+
+def test_reductions_over_replicas_and_axes(strategy, one_and_three):
+    """SUM and MEAN, with and without an axis, of equal and of unequal sizes."""
+    rows = strategy.run(
+        lambda: tf.range(
+            1.0, 3.0 + tf.cast(_replica().replica_id_in_sync_group, tf.float32)
+        )
+    )  # [1, 2] and [1, 2, 3]
+
+    assert 4.0 == float(strategy.reduce(SUM, one_and_three, axis=None))
+    assert 2.0 == float(strategy.reduce("MEAN", one_and_three, axis=None))
+    assert 9.0 == float(strategy.reduce(SUM, rows, axis=0))
+    assert 9.0 / 5.0 == pytest.approx(float(strategy.reduce(MEAN, rows, axis=0)))
+    assert [1.0, 2.0, 1.0, 2.0, 3.0] == strategy.gather(rows, axis=0).numpy().tolist()
+    assert 5.0 == float(strategy.reduce(MEAN, 5.0, axis=None))
+
+
+def _replica():
+    return tf.distribute.get_replica_context()
+
+
+def test_the_step_of_a_function_lives_as_long_as_it():
+    """Or as a graph that calls it."""
+    strategy = replicator.create("in_graph", num_replicas=2).as_strategy()
+
+    def make():
+        def step():
+            return _replica().replica_id_in_sync_group
+
+        return step
+
+    step = make()
+    strategy.run(step)
+    called = weakref.ref(step)
+
+    @tf.function
+    def program():
+        return strategy.run(make())
+
+    program()
+    del step
+    gc.collect()
+
+    assert called() is None
+    assert [0, 1] == _numbers(strategy, program())
+
+
+def _sums_a_number(strategy, _):
+    strategy.reduce(SUM, 1.0, axis=None)
+
+
+def _sums_unequal_shapes(strategy, _):
+    rows = strategy.run(lambda: tf.fill([_replica().replica_id_in_sync_group + 1], 1.0))
+    strategy.reduce(SUM, rows, axis=None)
+
+
+def _runs_no_function(strategy, value):
+    strategy.run(value)
+
+
+def _takes_values_of_others(strategy, _):
+    other = replicator.create("in_graph", num_replicas=3).as_strategy()
+    values = other.experimental_distribute_values_from_function(lambda _: 1.0)
+    strategy.run(lambda x: x, args=(values,))
+
+
+@pytest.mark.parametrize(
+    ("misuse", "message"),
+    [
+        (_sums_a_number, "not a value per replica; reduce what strategy.run"),
+        (_sums_unequal_shapes, r"of different shapes, .*write axis=0"),
+        (_runs_no_function, r"write strategy\.run\(fn, args=\(x, y\)\)"),
+        (_takes_values_of_others, "has 3 values, but there are 2 replicas"),
+    ],
+)
+def test_misuse_says_what_to_write(strategy, one_and_three, misuse, message):
+    """One line each."""
+    with pytest.raises(StrategyError, match=message):
+        misuse(strategy, one_and_three)
+
+
+def test_a_backend_whose_replicas_do_not_update_together_has_no_strategy():
+    """Asynchronous training is written with ``repl.run``."""
+    stock = tf.distribute.OneDeviceStrategy("CPU:0")
+
+    assert stock is replicator.StrategyReplicator(stock).as_strategy()
