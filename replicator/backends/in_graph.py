@@ -26,7 +26,7 @@ from replicator.placement import devices as device_lib
 from replicator.placement.topology import make_topology
 from replicator.step import logical
 from replicator.step.compiled import CompiledStep
-from replicator.step.per_replica import regroup
+from replicator.step.per_replica import PerReplica
 from replicator.step.traced_once import traced_once
 from replicator.strategy.strategy import ReplicatorStrategy
 from replicator.validation.arguments import is_one_of, shown
@@ -223,7 +223,8 @@ class InGraphReplicator(base.Replicator):
         self, program: Program, name: str, batches: Sequence[Any]
     ) -> list[list[Any]]:
         """Runs a step of the strategy once, on the inputs of each replica."""
-        inputs = regroup([list(batch) for batch in batches], tf.nest.map_structure)
+        leaves = zip(*batches, strict=True)
+        inputs = [PerReplica(leaf, made_by=self.maker) for leaf in leaves]
         named: Any = types.SimpleNamespace(__qualname__=name)
         outputs = self._dispatch(program, named, inputs or None, 1)
         return [[leaf[r] for leaf in outputs] for r in range(len(batches))]
