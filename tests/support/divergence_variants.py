@@ -156,6 +156,22 @@ def batch_norm(repl):
     return step
 
 
+def batch_norm_in_both_modes(repl, kind=keras.layers.BatchNormalization):
+    """As of a generator that also makes images as it will after training."""
+    _, train = _training(repl)
+    layer = kind(name="norm")
+    layer.build([NUM_ROWS, WIDTH])
+
+    def step(x):
+        def loss(weight):
+            trained = layer(x @ weight, training=True)
+            return tf.reduce_mean(trained * layer(x @ weight, training=False))
+
+        return train(loss)
+
+    return step
+
+
 def batch_norm_in_branch(repl):
     """As with a flag that is a tensor: the branch that updates returns outputs, too."""
     _, train = _training(repl)
@@ -333,6 +349,9 @@ RIGHT = {
     "summed codebook": functools.partial(vqvae_codebook, join=replicator.all_sum),
     "averaged probability": functools.partial(
         ada_probability, join=replicator.all_mean, trainable=True
+    ),
+    "joined batch norm": functools.partial(
+        batch_norm_in_both_modes, kind=replicator.CrossReplicaBatchNormalization
     ),
     "own queue": functools.partial(nnclr_queue, **_OWN),
     "own codebook": functools.partial(vqvae_codebook, **_OWN),

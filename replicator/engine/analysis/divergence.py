@@ -130,7 +130,8 @@ def _message(traced: TracedStep, collective: Collective, found: list[str]) -> st
         f"replicas{where}, and gradients that {collective.kind} joins depend on it, so "
         "the replicas would train by different states; average the value that you "
         f"assign, as in {name}.assign(replicator.all_mean(value)), or keep the values "
-        "of all replicas, which replicator.all_gather(value) stacks; if each replica "
-        "shall have a state of its own, create the variable with "
+        "of all replicas, which replicator.all_gather(value) stacks; for batch norm, "
+        "use replicator.CrossReplicaBatchNormalization; if each replica shall have "
+        "a state of its own, create the variable with "
         "synchronization=tf.VariableSynchronization.ON_READ"
     )

@@ -89,6 +89,16 @@ def test_one_replica_trains_by_any_state():
     repl.run(step, replicator.PerReplica(list(_batches())[:1]))
 
 
+def test_statistics_of_batch_norm_that_feed_a_gradient_are_refused(in_graph):
+    """Those of each replica; another layer has those of all."""
+    with pytest.raises(
+        UnsynchronisedUpdateError,
+        match=r"^variable 'norm/moving_\w+:0' and 1 more is .*: trained = layer\(.* "
+        r"for batch norm, use replicator.CrossReplicaBatchNormalization; if each rep",
+    ):
+        _run(in_graph, variants.batch_norm_in_both_modes)
+
+
 def test_state_as_published_is_told_to_be_averaged(in_graph):
     """A tf.Variable is trainable by default; the advice is the same."""
     with in_graph.context():
