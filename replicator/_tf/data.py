@@ -158,3 +158,9 @@ def last_transformation(dataset: tf.data.Dataset) -> Transformation:
         inputs=tuple(dataset._inputs()),  # noqa: SLF001
         num_joined=None if size is None else int(size),
     )
+
+
+def cardinality(dataset: tf.data.Dataset) -> int:
+    """Elements of a dataset, maybe on another worker (test_remote_equivalence)."""
+    with tf.device(dataset._variant_tensor.device):  # noqa: SLF001
+        return int(dataset.cardinality())

@@ -192,7 +192,7 @@ def _merge(parts: Sequence[Division]) -> Division:
 
 
 def _count(dataset: tf.data.Dataset) -> float | None:
-    count = int(dataset.cardinality())
+    count = _tf_data.cardinality(dataset)
     if count == tf.data.INFINITE_CARDINALITY:
         return float("inf")
     return None if count == tf.data.UNKNOWN_CARDINALITY else count

@@ -203,6 +203,23 @@ class CollectiveKind(abc.ABC):
         """
 
 
+class OfOperandShape:
+    """An answer of kinds whose result has the shape of the operand."""
+
+    def result_shape(self, shape: tf.TensorShape, num_replicas: int) -> tf.TensorShape:
+        """That of the operand."""
+        del num_replicas
+        return shape
+
+
+class OfOwnType:
+    """An answer of kinds that send tensors as they are."""
+
+    def sent_dtype(self, dtype: tf.DType) -> tf.DType:
+        """Its own."""
+        return dtype
+
+
 def gathered_bytes(num_bytes: int, topology: Topology) -> float:
     """Bytes that a ring of W workers sends to gather R operands: (W - 1) R b."""
     return (topology.num_programs - 1) * topology.num_replicas * float(num_bytes)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import tensorflow as tf
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 # A tensor, or a node's output, or the name of a function's argument.
 Node: TypeAlias = Any
@@ -93,6 +93,11 @@ class Links(Protocol):
 
     def received_from(self, replica_id: int) -> tuple[Node, ...]:
         """The operand of one replica of the job; by replica of this program."""
+
+
+def by_replica(at: Links, result: Callable[[int], Node]) -> list[tuple[Node, ...]]:
+    """What ``link`` returns for one tensor, of the result on each replica."""
+    return [tuple(result(replica) for replica in range(len(at.operands)))]
 
 
 class TensorOps:

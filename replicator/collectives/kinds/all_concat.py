@@ -16,6 +16,7 @@ from replicator.collectives.kind import (
     GATHER,
     BetweenWorkers,
     CollectiveKind,
+    OfOwnType,
     Transfer,
     gathered_bytes,
 )
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AllConcat(CollectiveKind):
+class AllConcat(OfOwnType, CollectiveKind):
     """The rows of all replicas, which every replica gets."""
 
     name = "all_concat"
@@ -100,10 +101,6 @@ class AllConcat(CollectiveKind):
             for tensor in tensors
         ]
         return [rows[:-1] for rows in sums.reduce(placed, "sum")]
-
-    def sent_dtype(self, dtype: tf.DType) -> tf.DType:
-        """Its own: who compresses sparse tensors casts their values before."""
-        return dtype
 
     def algorithm(
         self, operands: Operands, topology: Topology, *, is_compiled: bool

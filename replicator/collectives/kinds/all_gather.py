@@ -15,6 +15,7 @@ from replicator.collectives.kind import (
     GATHER,
     BetweenWorkers,
     CollectiveKind,
+    OfOwnType,
     Transfer,
     gathered_bytes,
 )
@@ -55,7 +56,7 @@ def all_gather(value: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AllGather(CollectiveKind):
+class AllGather(OfOwnType, CollectiveKind):
     """A stack of the values of all replicas, which every replica gets."""
 
     name = "all_gather"
@@ -96,10 +97,6 @@ class AllGather(CollectiveKind):
         strategy has.
         """
         return sums.stack(tensors)
-
-    def sent_dtype(self, dtype: tf.DType) -> tf.DType:
-        """Its own: values are moved."""
-        return dtype
 
     def algorithm(
         self, operands: Operands, topology: Topology, *, is_compiled: bool

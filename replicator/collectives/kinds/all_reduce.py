@@ -16,6 +16,7 @@ from replicator.collectives.kind import (
     REDUCE,
     BetweenWorkers,
     CollectiveKind,
+    OfOperandShape,
     Transfer,
     reduced_bytes,
 )
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AllReduce(CollectiveKind):
+class AllReduce(OfOperandShape, CollectiveKind):
     """A reduction over replicas, whose result every replica gets.
 
     Attributes:
@@ -54,11 +55,6 @@ class AllReduce(CollectiveKind):
     def parameter(self) -> str:
         """The reduction."""
         return self.op
-
-    def result_shape(self, shape: tf.TensorShape, num_replicas: int) -> tf.TensorShape:
-        """That of the operand."""
-        del num_replicas
-        return shape
 
     def gradient(
         self,

@@ -15,10 +15,12 @@ from replicator.collectives.kind import (
     GATHER,
     BetweenWorkers,
     CollectiveKind,
+    OfOperandShape,
+    OfOwnType,
     Transfer,
     gathered_bytes,
 )
-from replicator.collectives.linking import TENSORS
+from replicator.collectives.linking import TENSORS, by_replica
 from replicator.collectives.nests import as_written, check_rows, dense
 from replicator.collectives.rows import swap
 from replicator.step import context as context_lib
@@ -64,18 +66,13 @@ def all_to_all(value: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AllToAll(CollectiveKind):
+class AllToAll(OfOperandShape, OfOwnType, CollectiveKind):
     """The parts of all replicas that are for this one."""
 
     name = "all_to_all"
     parameter = ""
     is_invariant = False
     is_fused = False
-
-    def result_shape(self, shape: tf.TensorShape, num_replicas: int) -> tf.TensorShape:
-        """That of the operand."""
-        del num_replicas
-        return shape
 
     def gradient(
         self,
@@ -107,10 +104,6 @@ class AllToAll(CollectiveKind):
             for rows in sums.stack(tensors)
         ]
 
-    def sent_dtype(self, dtype: tf.DType) -> tf.DType:
-        """Its own: values are moved."""
-        return dtype
-
     def algorithm(
         self, operands: Operands, topology: Topology, *, is_compiled: bool
     ) -> str:
@@ -120,24 +113,19 @@ class AllToAll(CollectiveKind):
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:
         """Splits where the tensors are, so that only parts leave a memory."""
-        count = at.num_replicas
-        replicas = range(len(at.operands))
+        count, first = at.num_replicas, at.first_replica_id
         if at.num_workers > 1:
             rows = at.stacked()
-            return [
-                tuple(
-                    _parts_of(at.ops(r), rows[r], at.first_replica_id + r, count)
-                    for r in replicas
-                )
-            ]
-        return [
-            tuple(
-                at.ops(r).concat(
-                    [at.ops(s).part(at.operands[s], r, count) for s in replicas]
-                )
-                for r in replicas
+            return by_replica(
+                at, lambda r: _parts_of(at.ops(r), rows[r], first + r, count)
             )
-        ]
+        sources = list(enumerate(at.operands))
+        return by_replica(
+            at,
+            lambda r: at.ops(r).concat(
+                [at.ops(s).part(operand, r, count) for s, operand in sources]
+            ),
+        )
 
     def transfers(
         self, num_bytes: int, owner: int, topology: Topology

@@ -15,6 +15,8 @@ from replicator.collectives.kind import (
     BROADCAST,
     BetweenWorkers,
     CollectiveKind,
+    OfOperandShape,
+    OfOwnType,
     Transfer,
 )
 from replicator.collectives.kinds.all_reduce import all_sum
@@ -88,7 +90,7 @@ def broadcast(value: Any, source_replica_id: int = 0) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Broadcast(CollectiveKind):
+class Broadcast(OfOperandShape, OfOwnType, CollectiveKind):
     """The value of one replica, which every replica gets.
 
     Attributes:
@@ -105,11 +107,6 @@ class Broadcast(CollectiveKind):
     def parameter(self) -> str:
         """The source."""
         return str(self.source_replica_id)
-
-    def result_shape(self, shape: tf.TensorShape, num_replicas: int) -> tf.TensorShape:
-        """That of the operand."""
-        del num_replicas
-        return shape
 
     def gradient(
         self,
@@ -140,10 +137,6 @@ class Broadcast(CollectiveKind):
         return sums.reduce(
             [tf.where(is_source, t, tf.zeros_like(t)) for t in tensors], "sum"
         )
-
-    def sent_dtype(self, dtype: tf.DType) -> tf.DType:
-        """Its own: values are moved."""
-        return dtype
 
     def algorithm(
         self, operands: Operands, topology: Topology, *, is_compiled: bool

@@ -16,6 +16,8 @@ from replicator.collectives.kind import (
     NOTHING,
     BetweenWorkers,
     CollectiveKind,
+    OfOperandShape,
+    OfOwnType,
     Transfer,
     gathered_bytes,
 )
@@ -67,7 +69,7 @@ def permute(value: Any, pairs: Sequence[tuple[int, int]]) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Permute(CollectiveKind):
+class Permute(OfOperandShape, OfOwnType, CollectiveKind):
     """The value of the replica that sends to this one; zeros if none does.
 
     Attributes:
@@ -84,11 +86,6 @@ class Permute(CollectiveKind):
     def parameter(self) -> str:
         """The pairs."""
         return ", ".join(f"{source}->{target}" for source, target in self.pairs)
-
-    def result_shape(self, shape: tf.TensorShape, num_replicas: int) -> tf.TensorShape:
-        """That of the operand."""
-        del num_replicas
-        return shape
 
     def gradient(
         self,
@@ -124,10 +121,6 @@ class Permute(CollectiveKind):
             tf.where(source < 0, tf.zeros_like(rows[0]), rows[tf.maximum(source, 0)])
             for rows in sums.stack(tensors)
         ]
-
-    def sent_dtype(self, dtype: tf.DType) -> tf.DType:
-        """Its own: values are moved."""
-        return dtype
 
     def algorithm(
         self, operands: Operands, topology: Topology, *, is_compiled: bool

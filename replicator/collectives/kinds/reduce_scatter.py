@@ -17,12 +17,13 @@ from replicator.collectives.kind import (
     REDUCE,
     BetweenWorkers,
     CollectiveKind,
+    OfOwnType,
     Transfer,
     reduced_bytes,
 )
 from replicator.collectives.kinds.all_gather import AllGather
 from replicator.collectives.kinds.all_reduce import AllReduce, all_sum
-from replicator.collectives.linking import TENSORS
+from replicator.collectives.linking import TENSORS, by_replica
 from replicator.collectives.nests import as_written, check_rows, dense
 from replicator.collectives.rows import join, swap
 from replicator.step import context as context_lib
@@ -73,7 +74,7 @@ def reduce_scatter(value: Any, op: str = "sum") -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReduceScatter(CollectiveKind):
+class ReduceScatter(OfOwnType, CollectiveKind):
     """A reduction over replicas, of which each replica gets its part of the rows.
 
     Attributes:
@@ -132,10 +133,6 @@ class ReduceScatter(CollectiveKind):
         whole = AllReduce(op=self.op).by_sums(sums, tensors)
         return [TENSORS.part(t, sums.replica_id, sums.num_replicas) for t in whole]
 
-    def sent_dtype(self, dtype: tf.DType) -> tf.DType:
-        """Its own."""
-        return dtype
-
     def algorithm(
         self, operands: Operands, topology: Topology, *, is_compiled: bool
     ) -> str:
@@ -145,24 +142,20 @@ class ReduceScatter(CollectiveKind):
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:
         """Splits where the tensors are, so that only parts leave a memory."""
-        count = at.num_replicas
-        replicas = range(len(at.operands))
+        count, first = at.num_replicas, at.first_replica_id
         if at.num_workers > 1:
             (reduced,) = at.reduced(self.op, None)
-            return [
-                tuple(
-                    at.ops(r).part(reduced[r], at.first_replica_id + r, count)
-                    for r in replicas
-                )
-            ]
+            return by_replica(
+                at, lambda r: at.ops(r).part(reduced[r], first + r, count)
+            )
         partials = at.partials(self.op)
-        results = []
-        for r in replicas:
+
+        def own_part(r: int) -> Node:
             parts = [at.ops(place).part(ref, r, count) for place, ref in partials]
             result = at.ops(r).reduce(self.op, parts)
-            is_mean = self.op == "mean"
-            results.append(at.ops(r).scale(result, 1 / count) if is_mean else result)
-        return [tuple(results)]
+            return at.ops(r).scale(result, 1 / count) if self.op == "mean" else result
+
+        return by_replica(at, own_part)
 
     def transfers(
         self, num_bytes: int, owner: int, topology: Topology

@@ -15,15 +15,16 @@ import numpy as np
 import tensorflow as tf
 
 from replicator.collectives import wire_types
-from replicator.engine.graph.body import Ref
 from replicator.engine.graph.emitter import Emitter
 from replicator.engine.link import any_size, shape_check
 from replicator.engine.link.chain import Chain, reduce_attrs
+from replicator.engine.link.worker_parts import WorkerParts
 from replicator.placement.devices import cpu_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from replicator.engine.graph.body import Ref
     from replicator.placement.worker_group import FlatGroup, Group
 
     Tensor = Ref | str
@@ -64,6 +65,7 @@ class CrossWorker:
         self.chain = Chain(
             group, self._emit, first_controls, flat, has_virtual_gpus=has_virtual_gpus
         )
+        self._parts = WorkerParts(group, self._emit, self.chain)
 
     @property
     def emit(self) -> Emitter:
@@ -242,55 +244,18 @@ class CrossWorker:
         sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
         device = _wire_device(wire, device)
         if shape.is_fully_defined():
-            result = self._gather(name, sent, wire, device)
+            result = self._parts.gather(name, sent, wire, device)
         else:
-            result = self._gather_unknown(name, sent, wire, device)
+            result = self._parts.gather_any_size(name, sent, wire, device)
         return self._emit.convert(f"{name}/out", result, how, wire, dtype, device)
 
     def check_shape(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> None:
         """Emits a comparison of a tensor's shape over workers, before it is sent."""
         row = shape_check.row(self._emit, name, ref, dtype, device)
         part = self._emit.row(f"{name}/part", row, tf.int64, device)
-        rows = self._gather(f"{name}/gathered", part, tf.int64, device)
+        rows = self._parts.gather(f"{name}/gathered", part, tf.int64, device)
         check = shape_check.compare(self._emit, name, rows, row, device)
         self.chain.continue_after(check)
-
-    def _gather(
-        self,
-        name: str,
-        ref: Tensor,
-        dtype: tf.DType,
-        device: str,
-        key_offset: Ref | None = None,
-    ) -> Ref:
-        raw = self.chain.add(
-            name,
-            "CollectiveGatherV2",
-            [ref],
-            dtype,
-            device,
-            {"is_stateless": False, "Nordering_token": 0},
-            key_offset=key_offset,
-        )
-        if self._group.order == tuple(range(self._group.num_workers)):
-            return raw
-        return self._sort(f"{name}/sorted", raw, dtype, device)
-
-    def _sort(self, name: str, ref: Ref, dtype: tf.DType, device: str) -> Ref:
-        """Puts the parts of workers into the order of their ids."""
-        count = self._group.num_workers
-        axis = self._emit.const(f"{name}/axis", np.int32(0), device)
-        parts = self._emit.add(
-            f"{name}/parts",
-            "Split",
-            [axis, ref],
-            device,
-            "output:0",
-            {"num_split": count, "T": dtype},
-        )
-        places = [self._group.order.index(worker) for worker in range(count)]
-        by_worker = [Ref(node=parts.node, port=f"output:{p}") for p in places]
-        return self._emit.concat(name, by_worker, dtype, device)
 
     def _transfer(
         self,
@@ -312,40 +277,6 @@ class CrossWorker:
         )
         dims = self._emit.dims(f"{name}/dims", ref, dtype, device)
         return self._emit.reshape(f"{name}/result", kept, dims, dtype, device)
-
-    def _gather_unknown(
-        self, name: str, ref: Tensor, dtype: tf.DType, device: str
-    ) -> Ref:
-        """Gathers tensors that have one shape on all workers, checked before."""
-        count = self._group.num_workers
-        sent = any_size.pad(self._emit, f"{name}/sent", ref, dtype, device)
-        part = self._emit.row(f"{name}/part", sent.value, dtype, device)
-        rows = self._gather(f"{name}/rows", part, dtype, device, sent.key_offset)
-        begin = self._emit.numbers(f"{name}/begin", [0, 0], device)
-        num_rows = self._emit.const(
-            f"{name}/num_rows", np.array([count], np.int32), device
-        )
-        extent = self._emit.concat(
-            f"{name}/extent", [num_rows, sent.num_elements], tf.int32, device
-        )
-        kept = self._emit.slice(f"{name}/kept", rows, begin, extent, dtype, device)
-        # The first dimension times workers, then the others: what is left of the size
-        # cannot be asked for, since it may be zero.
-        dims = self._emit.dims(f"{name}/dims", ref, dtype, device)
-        first = self._emit.numbers(f"{name}/first", [1], device)
-        zero = self._emit.numbers(f"{name}/zero", [0], device)
-        head = self._emit.slice(f"{name}/head", dims, zero, first, tf.int32, device)
-        rest_size = self._emit.const(
-            f"{name}/rest_size", np.array([-1], np.int32), device
-        )
-        rest = self._emit.slice(
-            f"{name}/rest", dims, first, rest_size, tf.int32, device
-        )
-        total = self._emit.add(
-            f"{name}/total", "Mul", [head, num_rows], device, "z:0", {"T": tf.int32}
-        )
-        target = self._emit.concat(f"{name}/target", [total, rest], tf.int32, device)
-        return self._emit.reshape(f"{name}/result", kept, target, dtype, device)
 
 
 def _is_empty(shape: tf.TensorShape) -> bool:

@@ -34,6 +34,11 @@ def test_accumulated_gradients_travel_when_they_are_used(two_workers):
     assert [2, 2] == two_workers.values("number of collectives")
 
 
+def test_an_uneven_epoch_on_workers_is_that_of_one_device(two_workers, check_epoch):
+    """The second worker has no example in its last step; the checkpoint continues."""
+    check_epoch(two_workers.values("uneven epoch"))
+
+
 def test_workers_of_a_control_do_not_wait_for_each_other(two_workers):
     """One runs one step, the other three; each trains alone, and is not compared."""
     first, second = two_workers.values("without communication")

@@ -13,6 +13,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
+import uneven_epoch
 import worker_mistakes
 import worker_rows
 from tiny_models import share
@@ -234,6 +235,7 @@ CASES = {
     "joined rows": worker_rows.joined_rows,
     "number of collectives": num_collectives,
     "without communication": without_communication,
+    "uneven epoch": uneven_epoch.run,
 }
 
 

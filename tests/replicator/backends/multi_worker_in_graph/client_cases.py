@@ -12,6 +12,7 @@ import time
 import keras
 import tensorflow as tf
 import tiny_models
+import uneven_epoch
 
 import replicator
 
@@ -70,6 +71,12 @@ def input_modes():
     }
     loop = wide_training(make(4), num_steps_per_run=4)
     return {**modes, "loop": loop}
+
+
+@case
+def an_uneven_epoch():
+    """Its last step has one example, for one of four replicas."""
+    return uneven_epoch.run(make(4))
 
 
 @case

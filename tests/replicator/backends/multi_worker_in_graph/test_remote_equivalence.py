@@ -53,6 +53,11 @@ def test_a_replica_that_is_split_over_workers_trains_as_one_device(client, cases
     assert_same(expected, actual)
 
 
+def test_an_uneven_epoch_on_workers_is_that_of_one_device(client, check_epoch):
+    """Three of four replicas have no example in its last step."""
+    check_epoch([client.value("an_uneven_epoch")])
+
+
 def test_workers_of_a_control_train_alone(client):
     """Each worker's losses are those of its own batch and variables."""
     actual = client.value("without_communication")

@@ -1,0 +1,100 @@
+"""An epoch whose last step has fewer examples than replicas, on any backend."""
+
+from __future__ import annotations
+
+import tempfile
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import replicator
+
+NUM_EXAMPLES = 58  # seven global batches of 8, and two examples
+LARGEST = 65504.0  # of float16
+
+
+def run(repl):
+    """Trains a normalized model, and reads and saves the half of an epoch.
+
+    Returns:
+      Losses and variables; a mean of the largest float16; the examples that this
+      process was fed, and the folder of the checkpoint.
+    """
+    return {
+        **_train(repl, 9),
+        "mean": float(repl.run(_mean_of_largest)[0]),
+        **_read_half(repl),
+    }
+
+
+def make_inputs(repl, global_batch_size):
+    """Shuffled numbers, divided into global batches."""
+
+    def input_fn(ctx):
+        data = tf.data.Dataset.range(NUM_EXAMPLES).shuffle(NUM_EXAMPLES, seed=3)
+        return replicator.split_global_batches(data, ctx, global_batch_size)
+
+    return repl.make_input_iterator(input_fn)
+
+
+def read(repl, inputs, num_steps):
+    """The examples of some steps that this process is fed."""
+    steps = [repl.run(tf.identity, inputs) for _ in range(num_steps)]
+    return [int(x) for parts in steps for part in parts for x in part.numpy()]
+
+
+def make_manager(repl, folder, inputs):
+    """What saves the position, beside a number."""
+    with repl.context():
+        number = tf.Variable(0, trainable=False)
+    return repl.make_checkpoint_manager(folder, inputs=inputs, number=number)
+
+
+def _train(repl, num_examples):
+    rng = np.random.default_rng(0)
+    xs = rng.normal(size=(num_examples, 3)).astype(np.float32)
+    ys = rng.normal(size=num_examples).astype(np.float32)
+
+    def input_fn(ctx):
+        data = tf.data.Dataset.from_tensor_slices((xs, ys))
+        return replicator.split_global_batches(data, ctx, 8)
+
+    keras.utils.set_random_seed(1)
+    with repl.context():
+        norm = replicator.CrossReplicaBatchNormalization(momentum=0.5)
+        layers = [keras.layers.Dense(4), norm, keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((3,)), *layers])
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
+    inputs = repl.make_input_iterator(input_fn)
+
+    def step(batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            error = model(x, training=True)[:, 0] - y
+            loss = replicator.mean_over_examples(error**2)
+        variables = model.trainable_variables
+        grads = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(grads, variables, strict=True))
+        return loss
+
+    losses = [
+        float(repl.reduce("mean", repl.run(step, inputs)))
+        for _ in range(-(-num_examples // 8))
+    ]
+    weights = [np.asarray(v).ravel().tolist() for v in model.variables]
+    return {"losses": losses, "weights": weights}
+
+
+def _mean_of_largest():
+    return replicator.all_mean(tf.constant(LARGEST, tf.float16))
+
+
+def _read_half(repl):
+    inputs = make_inputs(repl, 8)
+    # Of the chief: the others have folders of their own.
+    folder = repl.gather_bytes(tempfile.mkdtemp().encode())[0].decode()
+    manager = make_manager(repl, folder, inputs)
+    examples = read(repl, inputs, 4)
+    manager.save(4)
+    return {"examples": examples, "folder": folder}
