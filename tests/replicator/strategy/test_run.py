@@ -250,7 +250,9 @@ def test_a_backend_whose_replicas_do_not_update_together_has_no_strategy():
     """Asynchronous training is written with ``repl.run``."""
     repl = object.__new__(replicator.MultiWorkerAsyncReplicator)  # needs no cluster
 
-    with pytest.raises(StrategyError, match="AsyncReplicator has no strategy: .*in_gr"):
+    with pytest.raises(
+        StrategyError, match=r"AsyncReplicator has no strategy: .*in_gr"
+    ):
         repl.as_strategy()
 
 
