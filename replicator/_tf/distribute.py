@@ -45,7 +45,7 @@ def cross_replica_mode(strategy: Any) -> Iterator[None]:
 
 
 def strategy_of(optimizer: Any) -> contextlib.AbstractContextManager[None]:
-    """Where a Keras optimizer can make its state (test_optimizers).
+    """Where a Keras optimizer can make its state (test_sharded_update).
 
     That is under the strategy of its creation only, and ``tf.init_scope`` does not
     leave that of a step.
@@ -77,7 +77,7 @@ def values_of(value: Any) -> tuple[Any, ...]:
 def updating_optimizer() -> Any:
     """The Keras optimizer whose ``apply`` is running in this thread, or None.
 
-    Keras itself sums gradients in it, by the replica context (test_optimizers).
+    Keras itself sums gradients in it, by the replica context (test_replica_context).
     """
     state = sys.modules.get(_KERAS_STATE)
     scopes = state and state.get_global_attribute("name_scope_stack")

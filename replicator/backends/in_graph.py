@@ -320,7 +320,10 @@ class InGraphReplicator(base.Replicator):
 
     def explain(self) -> str:
         """Describes every traced step: its collectives and replica-local variables."""
+        strategy = self._strategy
         steps = self._programs.items()
+        if isinstance(strategy, ReplicatorStrategy):
+            steps = [*steps, *strategy.programs()]
         if not steps:
             return "no step has been traced yet; call run() first"
         owners = self._table.ownership.explain()

@@ -9,7 +9,7 @@ import tensorflow as tf
 from replicator.collectives import gathering, reductions
 from replicator.errors import StrategyError
 from replicator.strategy.extended import reduce_op_of
-from replicator.strategy.values import Batch, is_per_replica, local_values
+from replicator.strategy.values import SplitBatch, is_per_replica, local_values
 from replicator.validation.arguments import shown
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Reductions:
             if repl.num_local_replicas > 1:
                 own = own * repl.num_local_replicas
         values = [v if tf.is_tensor(v) else tf.convert_to_tensor(v) for v in own]
-        if axis is None and isinstance(value, Batch) and not _is_reducible(values):
+        if axis is None and isinstance(value, SplitBatch) and not _is_reducible(values):
             # Keras asks for a "mean" batch to learn its shapes, of texts as well.
             return next((v for v in values if v.shape[:1] != [0]), values[0])
         if repl.num_programs > 1:

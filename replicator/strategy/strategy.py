@@ -100,6 +100,10 @@ class ReplicatorStrategy(StepStrategy):
         )
         self._reductions = reduction.Reductions()
 
+    def programs(self) -> list[tuple[str, Any]]:
+        """Names and programs of the steps that were traced, for ``explain``."""
+        return self._steps.items()
+
     def scope(self) -> Any:
         """Makes variables, models and optimizers inside it the replicator's."""
         return self.extended._scope(self)  # noqa: SLF001 (as the base class does)

@@ -12,25 +12,25 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Batch(_tf_distribute.PerReplica):
+class SplitBatch(_tf_distribute.PerReplica):
     """What a distributed dataset yields: the part of a global batch of each replica."""
 
     @property
     def _type_spec(self) -> tf.TypeSpec:
         values = _tf_distribute.values_of(self)
-        return BatchSpec(*map(tf.type_spec_from_value, values))
+        return SplitBatchSpec(*map(tf.type_spec_from_value, values))
 
 
-class BatchSpec(_tf_distribute.PerReplicaSpec):
-    """The type of a ``Batch``."""
+class SplitBatchSpec(_tf_distribute.PerReplicaSpec):
+    """The type of a ``SplitBatch``."""
 
     @property
     def value_type(self) -> type:
         """The class of the values."""
-        return Batch
+        return SplitBatch
 
-    def _from_components(self, components: Sequence[Any]) -> Batch:
-        return Batch(tuple(components))
+    def _from_components(self, components: Sequence[Any]) -> SplitBatch:
+        return SplitBatch(tuple(components))
 
 
 def is_per_replica(value: Any) -> bool:
@@ -52,7 +52,7 @@ def grouped(values: Sequence[Any]) -> Any:
 
 def batch_of(values: Sequence[Any], num_replicas: int) -> Any:
     """The parts of a batch as one value; of one replica in all, that part itself."""
-    return values[0] if num_replicas == 1 else Batch(tuple(values))
+    return values[0] if num_replicas == 1 else SplitBatch(tuple(values))
 
 
 def num_rows(value: Any) -> Any:

@@ -231,6 +231,18 @@ def test_scores_before_training_do_not_change_it():
         np.testing.assert_array_equal(first, second)
 
 
+def test_steps_of_fit_are_explained():
+    """The plan of their collectives, as for steps of ``run``."""
+    repl = replicator.create("in_graph", num_replicas=2)
+    with repl.scope():
+        model = keras.Sequential(_layers())
+        model.compile("sgd", "mse")
+    model.train_on_batch(X, Y)
+
+    assert "train_step, 2 replicas" in repl.explain()
+    assert "all_reduce" in repl.explain()
+
+
 def test_the_single_backend_fits_like_keras():
     """The way to debug a program: the same two lines."""
     program = Program()

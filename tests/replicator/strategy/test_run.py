@@ -248,6 +248,16 @@ def test_misuse_says_what_to_write(strategy, one_and_three, misuse, message):
 
 def test_a_backend_whose_replicas_do_not_update_together_has_no_strategy():
     """Asynchronous training is written with ``repl.run``."""
+    repl = object.__new__(replicator.MultiWorkerAsyncReplicator)  # needs no cluster
+
+    with pytest.raises(
+        StrategyError, match=r"AsyncReplicator has no strategy: .*in_gr"
+    ):
+        repl.as_strategy()
+
+
+def test_a_peer_has_its_own_strategy():
+    """``StrategyReplicator`` wraps one."""
     stock = tf.distribute.OneDeviceStrategy("CPU:0")
 
     assert stock is replicator.StrategyReplicator(stock).as_strategy()

@@ -1,0 +1,65 @@
+"""``fit`` and reductions on two workers with two replicas each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import case_cluster
+import numpy as np
+import pytest
+from loading import load
+
+FOLDER = Path(__file__).parent
+TOLERANCE = 1e-5  # relative: sums of float32 in another order
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module", params=["multi_worker", "multi_worker_in_graph"])
+def workers(request, tmp_path_factory):
+    """A cluster that ran all cases, and its backend."""
+    is_served = request.param == "multi_worker_in_graph"
+    options = {"runners": [("worker", 0)]} if is_served else {}
+    ran = case_cluster.ran(
+        "workers_cases",
+        tmp_path_factory.mktemp(request.param),
+        path=FOLDER,
+        num_workers=2,
+        options={"backend": request.param},
+        **options,
+    )
+    return ran, request.param
+
+
+def test_fit_over_workers_equals_one_device(workers):
+    """Shuffled, with a split, a callback that reads scores, and all predictions."""
+    ran, _ = workers
+    expected = load(FOLDER / "workers_cases.py").alone()
+
+    for outcome in ran.values("fit"):
+        for key, value in expected.items():
+            if key == "weights":
+                pairs = zip(value, outcome[key], strict=True)
+            else:
+                pairs = [(value, outcome[key])]
+            for one, found in pairs:
+                np.testing.assert_allclose(found, one, TOLERANCE, 1e-6, err_msg=key)
+
+
+def test_values_of_all_workers_are_reduced_and_joined(workers):
+    """Every process gets the result."""
+    ran, _ = workers
+
+    for found in ran.values("values"):
+        assert 6.0 == found["sum"] == found["sum in a function"]
+        assert 2.0 == pytest.approx(found["mean of rows"])
+        assert [0.0, *[1.0] * 2, *[2.0] * 3, *[3.0] * 4] == found["gathered"]
+
+
+def test_batches_in_an_unknown_order_are_refused(workers):
+    """Where each process takes its part."""
+    ran, backend = workers
+    is_shared_out = backend == "multi_worker"
+
+    for message in ran.values("unseeded"):
+        assert is_shared_out == ("keras.utils.set_random_seed(seed)" in message)

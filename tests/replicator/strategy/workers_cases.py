@@ -1,0 +1,83 @@
+"""What a worker process of a cluster finds when it trains by ``fit``."""
+
+from __future__ import annotations
+
+import contextlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import replicator
+
+NUM_EXAMPLES = 37  # a last batch of 5 examples over 4 replicas
+
+
+def set_up(_folder, backend):
+    """The replicator of all cases."""
+    made = replicator.create(backend, num_replicas=4)
+    return (made,)
+
+
+def fitted(scope):
+    """Weights, history, scores and predictions, as lists of numbers."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    x = np.random.RandomState(0).randn(NUM_EXAMPLES, 4).astype(np.float32)
+    y = x.sum(axis=1, keepdims=True)
+    with scope:
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=["mae"])
+    fit = {"batch_size": 16, "epochs": 2, "verbose": 0, "validation_split": 0.3}
+    rates = keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=10.0)
+    history = model.fit(x, y, callbacks=[rates], **fit).history
+    return {
+        **{name: list(map(float, values)) for name, values in history.items()},
+        "weights": [w.tolist() for w in model.get_weights()],
+        "scores": model.evaluate(x, y, verbose=0),
+        "predictions": model.predict(x, batch_size=16, verbose=0).tolist(),
+    }
+
+
+def alone():
+    """The same on one device, without a replicator."""
+    return fitted(contextlib.nullcontext())
+
+
+def values(repl):
+    """A value per replica, reduced, gathered and read by a collective in a step."""
+    strategy = repl.as_strategy()
+    own = strategy.experimental_distribute_values_from_function(
+        lambda ctx: tf.cast(ctx.replica_id_in_sync_group, tf.float32)
+    )
+    rows = strategy.run(lambda x: tf.fill([tf.cast(x, tf.int32) + 1], x), args=(own,))
+
+    @tf.function
+    def in_function(x):
+        return strategy.reduce("SUM", x, axis=None)
+
+    return {
+        "sum": float(strategy.reduce("SUM", own, axis=None)),
+        "sum in a function": float(in_function(own)),
+        "mean of rows": float(strategy.reduce("MEAN", rows, axis=0)),
+        "gathered": strategy.gather(rows, axis=0).numpy().tolist(),
+    }
+
+
+def unseeded(repl):
+    """Why workers cannot share out the batches of a dataset in any order."""
+    tf.random.set_seed(None)
+    try:
+        repl.as_strategy().experimental_distribute_dataset(
+            tf.data.Dataset.range(4).batch(4)
+        )
+    except replicator.ReplicatorError as error:
+        return str(error)
+    return ""
+
+
+CASES = {
+    "fit": lambda repl: fitted(repl.scope()),
+    "values": values,
+    "unseeded": unseeded,
+}
