@@ -18,6 +18,7 @@ from replicator.checkpoint import metadata as metadata_lib
 from replicator.checkpoint.inventory import Inventory
 from replicator.checkpoint.payload import Payload, decode, encode
 from replicator.errors import CheckpointError, CheckpointMismatchError
+from replicator.inputs.iterator import InputIterator
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 from replicator.validation.arguments import path_of, shown
 from replicator.validation.integers import INT64_MAX, is_integer
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from replicator.checkpoint.metadata import Metadata
-    from replicator.inputs.iterator import InputIterator
     from replicator.variables.checkpoint_contract import CheckpointedBackend
     from replicator.variables.table import LocalState
 
@@ -96,7 +96,7 @@ class CheckpointManager:
         max_to_keep: int | None,
         inputs: InputIterator | None,
     ) -> None:
-        _check_arguments(trackables, max_to_keep)
+        _check_arguments(trackables, max_to_keep, inputs)
         self.directory = path_of(directory, "make_checkpoint_manager(directory)")
         self._repl = repl
         self._trackables = dict(trackables)
@@ -321,7 +321,9 @@ class CheckpointManager:
         return min(self._repl.worker_id, metadata.num_workers - 1)
 
 
-def _check_arguments(trackables: Mapping[str, Any], max_to_keep: Any) -> None:
+def _check_arguments(
+    trackables: Mapping[str, Any], max_to_keep: Any, inputs: Any
+) -> None:
     if not trackables:
         raise ValueError(
             "make_checkpoint_manager() got nothing to save; pass for example "
@@ -337,6 +339,11 @@ def _check_arguments(trackables: Mapping[str, Any], max_to_keep: Any) -> None:
         raise ValueError(
             f"max_to_keep {shown(max_to_keep)} must be an integer of at least 1, or "
             "None to keep all"
+        )
+    if inputs is not None and not isinstance(inputs, InputIterator):
+        raise TypeError(
+            f"make_checkpoint_manager(inputs) takes what make_input_iterator returned, "
+            f"or None, not a {type(inputs).__name__!r}"
         )
 
 
