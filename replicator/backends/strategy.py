@@ -35,7 +35,7 @@ from replicator.step.outputs import check_outputs
 from replicator.step.per_replica import PerReplica, per_replica_nest
 from replicator.validation.arguments import shown
 from replicator.validation.maker import running
-from replicator.variables.kinds import Kind
+from replicator.variables.kinds import Kind, declared_kind
 from replicator.variables.table import LocalState
 
 if TYPE_CHECKING:
@@ -205,7 +205,24 @@ class StrategyReplicator(base.Replicator):
                     raise tf.errors.OutOfRangeError(
                         error.node_def, error.op, "End of sequence"
                     ) from error
+                self._repair()
                 raise
+            except tf.errors.OutOfRangeError:
+                raise
+            except tf.errors.OpError:
+                self._repair()
+                raise
+
+    def _repair(self) -> None:
+        """Makes copies that are to be equal the first one's, after a step that failed.
+
+        Only some may have been written (record 0048).
+        """
+        for variable in self._mirrored.values():
+            if declared_kind(variable) is Kind.MIRRORED:
+                first, *others = self._components(variable)
+                for component in others:
+                    component.assign(first)
 
     def _distribute(self, leaf: PerReplica[Any]) -> Any:
         return self.strategy.experimental_distribute_values_from_function(

@@ -162,7 +162,7 @@ class Job:
         ]
         for entry in self.repl._table.entries():
             copies = [copy.numpy() for copy in entry.copies]
-            if entry.kind is Kind.RANDOM:
+            if entry.variable is self.generator.state:
                 folded = [
                     fold(state.random, r, self.repl.num_replicas) for r in self.replicas
                 ]

@@ -22,7 +22,7 @@ def test_after_any_failure_a_job_goes_on_as_if_it_had_started_there(
 
 
 def test_the_series_finds_copies_that_differ(tmp_path, monkeypatch):
-    """As they do where nothing mends them after a failure."""
+    """As they do where nothing repairs them after a failure."""
     make = functools.partial(series.make_repl, placement="mirrored")
     monkeypatch.setattr(
         "replicator.engine.run.program.Program.repair", lambda *_, **__: None

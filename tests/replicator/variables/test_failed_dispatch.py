@@ -224,5 +224,28 @@ def test_steps_before_the_failing_one_of_a_dispatch_are_seen_outside(make, place
     repl.assert_in_sync()
 
 
+def test_copies_of_a_stock_strategy_are_equal_after_a_failure(per_replica):
+    """Those of generators differ by right, and stay."""
+    repl = replicator.create("tf_mirrored", num_replicas=2, devices=["CPU:0", "CPU:1"])
+    with repl.context():
+        weight = tf.Variable(1.0)
+        generator = tf.random.Generator.from_seed(1, alg="philox")
+    first, second = repl.strategy.experimental_local_results(weight)
+    states = repl.strategy.experimental_local_results(generator.state)
+    states[1].assign([9, 9, 9])
+    before = [state.numpy().tolist() for state in states]
+    second.assign(5.0)
+
+    def step(x):
+        tf.debugging.assert_less(x, 1.0)
+        return x
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        repl.run(step, per_replica([1.0, 1.0]))
+
+    assert [1.0, 1.0] == _floats([first, second])
+    assert before == [state.numpy().tolist() for state in states]
+
+
 def _replica_id():
     return replicator.get_replica_context().replica_id
