@@ -30,6 +30,7 @@ class Position:
       num_workers: Workers of the whole job.
       examples_per_step: Examples of the global batch, if the shape is static.
       is_at_end: Whether some pipeline has no further step.
+      is_shuffled_at_random: Whether a pipeline, read again, has another order.
     """
 
     num_steps: int
@@ -40,6 +41,7 @@ class Position:
     num_workers: int
     examples_per_step: int | None
     is_at_end: bool
+    is_shuffled_at_random: bool = False
 
 
 def current(inputs: InputIterator, num_replicas: int, num_workers: int) -> Position:
@@ -53,6 +55,7 @@ def current(inputs: InputIterator, num_replicas: int, num_workers: int) -> Posit
         num_workers=num_workers,
         examples_per_step=_examples_per_step(inputs, num_replicas),
         is_at_end=inputs.is_at_end,
+        is_shuffled_at_random=inputs.shuffles_at_random,
     )
 
 
@@ -84,7 +87,7 @@ def restore(
 
     Raises:
       CheckpointMismatchError: The examples of the checkpoint do not fill whole steps
-        of these inputs.
+        of these inputs, or have to be skipped and are in no order of their own.
       CheckpointError: The iterators belong to another dataset.
     """
     is_same = _layout(saved) == _layout(here)
@@ -107,9 +110,23 @@ def restore(
     # the same examples are other elements; what stays is how many steps all have read,
     # the same on every worker (record 0014).
     num_steps = _steps_here(saved, here)
-    inputs.start(num_steps, num_rewinds=saved.num_rewinds, to_end=saved.is_at_end)
     why = reason if is_same else "the topology has changed"
+    if num_steps and not saved.is_at_end:
+        _check_order(saved, here, why)
+    inputs.start(num_steps, num_rewinds=saved.num_rewinds, to_end=saved.is_at_end)
     return f"by skipping the {num_steps} steps that were read ({why})"
+
+
+def _check_order(saved: Position, here: Position, why: str) -> None:
+    """Rejects inputs that would not skip the examples that were read."""
+    if saved.is_shuffled_at_random or here.is_shuffled_at_random:
+        raise CheckpointMismatchError(
+            "the checkpoint's inputs cannot continue in the middle of an epoch: the "
+            f"steps that were read have to be skipped ({why}), but shuffle() without "
+            "a seed draws another order each time, so that examples would be repeated "
+            "and lost; train with shuffle(..., seed=...), or restore with inputs=None "
+            "to restart the data"
+        )
 
 
 def _layout(position: Position) -> tuple[int, int, int]:

@@ -57,6 +57,7 @@ class Program:
         """
         self._topology = topology
         self._group = group
+        self._specs = specs
         name = f"replicated_{next(_COUNTER)}"
         self._analysis = analyze(
             step_fn,
@@ -120,7 +121,7 @@ class Program:
         key = num_steps, group is not None
         if key not in self._functions:
             end = None if group is None else UnevenInputs(self._topology, group)
-            self._functions[key] = self._make_function(num_steps, end)
+            self._functions[key] = self._make_function(num_steps, end, source)
         try:
             flat = self._functions[key](source)
         except tf.errors.OutOfRangeError:
@@ -136,9 +137,10 @@ class Program:
         return []
 
     def _make_function(
-        self, num_steps: int, end: UnevenInputs | None = None
+        self, num_steps: int, end: UnevenInputs | None, source: Any
     ) -> Dispatch:
         assembly, num_replicas = self._assembly, self._topology.num_local_replicas
+        is_values = source is not None and not isinstance(source[0], tf.data.Iterator)
 
         def program(source: Any) -> list[tf.Tensor]:
             def one_step(_: tf.Tensor) -> list[tf.Tensor]:
@@ -151,4 +153,6 @@ class Program:
             self._coherence.publish()
             return outputs
 
-        return Dispatch(program, is_optimized=False)
+        # Values can be smaller in another call: those of the last step of an epoch.
+        specs = [*self._specs] * num_replicas if is_values else None
+        return Dispatch(program, is_optimized=False, specs=specs)
