@@ -39,6 +39,10 @@ CAPABILITIES: dict[str, str] = {
     "batches_outside_steps": "get_next() reads batches outside steps",
     "end_of_data": "the end of the data raises an error, and a rewind starts over",
     "whole_steps": "a step runs on no replica unless every replica has a batch",
+    "whole_epochs": (
+        "an epoch of batches of any size feeds every example once, also where they do "
+        "not fill the last step"
+    ),
     "new_shapes": "batches of new shapes retrace the step and keep its state",
     "ragged_inputs": "ragged batches reach the replicas as ragged tensors",
     "fixed_inputs": "run() takes a nest of PerReplica instead of an iterator",
@@ -209,6 +213,7 @@ _ASYNC_LACKS = {
     "sparse_gradients": "they are averaged over the replicas of one worker only",
     "synchronous_training": "every worker updates from the values that it has read",
     "whole_steps": "a worker that has no batch does not stop the others",
+    "whole_epochs": "each worker ends its own epoch, with its last whole step",
 }
 
 BACKENDS: dict[str, BackendInfo] = {
@@ -319,6 +324,7 @@ BACKENDS: dict[str, BackendInfo] = {
                 **{k: v for k, v in _STOCK_LACKS.items() if k not in _TPU_HAS},
                 "compiled_steps": "every step is compiled on a TPU, without asking",
                 "ragged_inputs": "steps are compiled, so shapes must be static",
+                "whole_epochs": "steps are compiled, so shapes must be static",
                 "uneven_rows": "steps are compiled, so shapes must be static",
             },
             not_swept_because="it needs a TPU, which the harness does not look for",

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.data.ops import multi_device_iterator_ops
+from tensorflow.python.data.ops import multi_device_iterator_ops, shuffle_op
 from tensorflow.python.ops import resource_variable_ops
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+_SHUFFLES = ("ShuffleDataset", "ShuffleDatasetV2", "ShuffleDatasetV3")
 _PYTHON_OPS = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 _PATCH_LOCK = threading.Lock()
 
@@ -118,21 +118,55 @@ def deserialize_iterator(iterator: Any, parts: Sequence[bytes]) -> None:
 
 def python_ops(dataset: tf.data.Dataset) -> list[str]:
     """Names of the ops of a pipeline that call Python (test_remote_state)."""
-    found = []
+    graphs = (graph for part in _parts(dataset) for graph in _graphs(part))
+    return [n.name for nodes in graphs for n in nodes if n.op in _PYTHON_OPS]
+
+
+def shuffles_at_random(dataset: tf.data.Dataset) -> bool:
+    """Whether a pipeline shuffles in an order of its own each time (test_last_step).
+
+    TensorFlow draws a seed where both of a shuffle's seeds are zero.
+    """
+    for part in _parts(dataset):
+        if isinstance(part, shuffle_op._ShuffleDataset):  # noqa: SLF001
+            seeds = part._seed, part._seed2  # noqa: SLF001
+            if not any(int(seed) for seed in seeds):
+                return True
+        if any(map(_has_unseeded_shuffle, _graphs(part))):
+            return True
+    return False
+
+
+def _has_unseeded_shuffle(nodes: Sequence[Any]) -> bool:
+    values = {
+        node.name: tf.make_ndarray(node.attr["value"].tensor).tolist()
+        for node in nodes
+        if node.op == "Const" and node.attr["dtype"].type == tf.int64.as_datatype_enum
+    }
+    return any(
+        not any(values.get(i.partition(":")[0], 1) for i in node.input[2:4])
+        for node in nodes
+        if node.op in _SHUFFLES
+    )
+
+
+def _parts(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    """A dataset and all that it is made from."""
     pending, seen = [dataset], set()
     while pending:
         part = pending.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        pending += part._inputs()  # noqa: SLF001
-        for wrapped in part._functions():  # noqa: SLF001
-            graph_def = wrapped.function.graph.as_graph_def()
-            nodes = itertools.chain(
-                graph_def.node, *(f.node_def for f in graph_def.library.function)
-            )
-            found += [node.name for node in nodes if node.op in _PYTHON_OPS]
-    return found
+        if id(part) not in seen:
+            seen.add(id(part))
+            pending += part._inputs()  # noqa: SLF001
+            yield part
+
+
+def _graphs(part: tf.data.Dataset) -> Iterator[Sequence[Any]]:
+    """The nodes of each function of a part, and of those that it calls."""
+    for wrapped in part._functions():  # noqa: SLF001
+        graph_def = wrapped.function.graph.as_graph_def()
+        yield graph_def.node
+        yield from (function.node_def for function in graph_def.library.function)
 
 
 class Transformation(NamedTuple):

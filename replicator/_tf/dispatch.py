@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 class Dispatch:
     """A function that is traced by its first call and started by all others.
 
-    All calls must have arguments of the structure, shapes and types of the first. Not
+    All calls must have arguments of the structure, shapes and types of the first, or of
+    ``specs``. Not
     for use in graphs, nor for gradients through it.
     """
 
@@ -40,6 +41,7 @@ class Dispatch:
         *,
         autograph: bool = False,
         is_optimized: bool = True,
+        specs: Any = None,
     ) -> None:
         """Prepares a function (test_dispatch).
 
@@ -47,10 +49,13 @@ class Dispatch:
           function: Takes one nest (iterators too), returns a flat list of tensors.
           autograph: Whether it is converted by AutoGraph.
           is_optimized: Whether TensorFlow's graph optimizer runs over it.
+          specs: The nest of ``tf.TypeSpec`` that the function takes; by default, that
+            of its first argument.
         """
         self._function = function
         self._autograph = autograph
         self._is_optimized = is_optimized
+        self._specs = specs
         self._traced: Any = None
         self._name = ""
         self._num_outputs = 0
@@ -86,7 +91,8 @@ class Dispatch:
 
     def _trace(self, source: Any) -> None:
         function = tf.function(self._function, autograph=self._autograph)
-        traced = function.get_concrete_function(source)
+        specs = source if self._specs is None else self._specs
+        traced = function.get_concrete_function(specs)
         self._name = traced._inference_function.name.decode()  # noqa: SLF001
         self._num_outputs = len(traced.outputs)
         # Stock strategies number their collectives again in every call.

@@ -99,6 +99,7 @@ class ServerInputIterator(InputIterator):
     """
 
     stateless_reason = "its pipelines are on workers, which may be restarted"
+    fills = False
 
     def __init__(
         self,

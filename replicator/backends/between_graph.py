@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicator.cluster.workers import exchange
 from replicator.contract import base, control, output_reduction
-from replicator.errors import ReplicasOutOfSyncError
+from replicator.errors import DisagreementError, ReplicasOutOfSyncError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -83,6 +83,24 @@ class BetweenGraphReplicator(base.Replicator):
         exchange.compare(self._runtime, failure, digests)
 
 
+def may_end(peers: WorkerRuntime, what: str, inputs: InputIterator) -> bool:
+    """Whether the data of any worker may end; a collective.
+
+    Raises:
+      DisagreementError: The last step is divided on some workers only.
+    """
+    answers = peers.exchange(what, f"{inputs.may_end:d}{inputs.fills:d}")
+    fills = [answer[1] for answer in answers]
+    if len(set(fills)) > 1:
+        other = fills.index("0")
+        raise DisagreementError(
+            f"batches of worker {fills.index('1')} can have any number of examples, "
+            f"those of worker {other} only one, so that an epoch would end at "
+            "different steps; use drop_remainder=True on all workers, or on none"
+        )
+    return any(answer[0] == "1" for answer in answers)
+
+
 class _UnevenInputs:
     """Ends ``next(inputs)`` after the same step on all workers, like ``run``.
 
@@ -97,7 +115,9 @@ class _UnevenInputs:
         peers = self._replicator._runtime  # noqa: SLF001 (the class above)
         if self._may_end is None:
             what = "the first next() of an input iterator"
-            self._may_end = any(peers.exchange(what, "1" if inputs.may_end else ""))
+            self._may_end = may_end(peers, what, inputs)
         if not self._may_end:
             return is_end
-        return any(peers.exchange("next() of an input iterator", "1" if is_end else ""))
+        ends = peers.exchange("next() of an input iterator", "1" if is_end else "")
+        # A worker at its end has batches without examples while others have examples.
+        return all(ends) if inputs.fills else any(ends)

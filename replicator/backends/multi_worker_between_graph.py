@@ -11,7 +11,7 @@ import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from replicator.backends.between_graph import BetweenGraphReplicator
+from replicator.backends.between_graph import BetweenGraphReplicator, may_end
 from replicator.backends.multi_worker import MultiWorkerReplicator
 from replicator.cluster import environment, local_gpus
 from replicator.cluster.workers import join as worker_join
@@ -224,20 +224,18 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             what = f"a run of step {name!r}"
             self._runtime.agree(what, {"num_steps": num_steps})
             self._agreed[program].add(num_steps)
-        may_end = self._may_end(inputs)
+        is_finite = self._may_end(inputs)
         source = self._source(inputs)
         with self._runtime.guard(f"step {name!r}", num_steps + is_first):
-            return self._transact(program, source, num_steps, may_end=may_end)
+            return self._transact(program, source, num_steps, may_end=is_finite)
 
     def _may_end(self, inputs: Any) -> bool:
         """Whether the data of any worker may end; exchanged once per iterator."""
         if not isinstance(inputs, InputIterator) or self.without_communication:
             return False
         if inputs not in self._endings:
-            answers = self._runtime.exchange(
-                "the first run over an input iterator", "1" if inputs.may_end else ""
-            )
-            self._endings[inputs] = any(answers)
+            what = "the first run over an input iterator"
+            self._endings[inputs] = may_end(self._runtime, what, inputs)
         return self._endings[inputs]
 
     @contextlib.contextmanager

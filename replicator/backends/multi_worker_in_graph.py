@@ -125,7 +125,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
 
         sources = [f"{self.worker_devices[w]}/device:CPU:0" for w in workers]
         with self._detector.guard():
-            return RemoteInputIterator(
+            inputs = RemoteInputIterator(
                 checked_fn,
                 mode,
                 self.num_replicas,
@@ -133,6 +133,8 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
                 devices=sources,
                 prefetch=self._prefetch(num_prefetched, sources),
             )
+            _ = inputs.fills  # asks the workers, here where a lost one is named
+            return inputs
 
     @property
     def num_programs(self) -> int:

@@ -29,6 +29,7 @@ class ScheduledBackend(base.Replicator):
     """
 
     _wraps_alike = False
+    _divides_last_step = False
     connection: Connection
     _share: int  # replicas of each worker
 

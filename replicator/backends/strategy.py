@@ -23,6 +23,7 @@ from replicator.backends.strategy_context import (
 )
 from replicator.contract import base, control, programs, summary
 from replicator.errors import ReplicasOutOfSyncError
+from replicator.inputs import last_step
 from replicator.inputs.context import InputContext, InputReplicationMode, own_contexts
 from replicator.inputs.iterator import InputIterator
 from replicator.inputs.reads import Source
@@ -49,6 +50,7 @@ class StrategyInputIterator(InputIterator):
     """Pipelines that a strategy distributes to its replicas."""
 
     stateless_reason = "iterators of tf.distribute cannot be saved"
+    fills = False  # the strategy feeds batches without examples itself
 
     def __init__(
         self,
@@ -84,10 +86,14 @@ class StrategyInputIterator(InputIterator):
 
     def _get_next(self) -> Any:
         local = self._strategy.experimental_local_results
-        return tf.nest.map_structure(
-            lambda leaf: PerReplica(local(leaf), made_by=self.made_by),
-            self._counted_reads().next(0),
-        )
+        has_any_size = last_step.can_fill(self.element_spec)
+
+        def group(spec: Any, leaf: Any) -> PerReplica[Any]:
+            common = spec if has_any_size else None
+            return PerReplica(local(leaf), made_by=self.made_by, spec=common)
+
+        batch = self._counted_reads().next(0)
+        return tf.nest.map_structure(group, self.element_spec, batch)
 
 
 class StrategyReplicator(base.Replicator):
@@ -192,6 +198,9 @@ class StrategyReplicator(base.Replicator):
             source = None
         else:
             source = tf.nest.map_structure(self._distribute, inputs)
+            # The strategy traces for shapes, and those of a last step are smaller.
+            read = [leaf for leaf in tf.nest.flatten(inputs) if leaf.spec is not None]
+            signature = signature, tuple(str(v.shape) for leaf in read for v in leaf)
         program = self._programs.get(
             step_fn, (signature, num_steps), lambda: self._build(step_fn, num_steps)
         )

@@ -33,6 +33,7 @@ class Position:
       examples_per_step: Examples of a whole global batch, if the pipelines say so.
       is_at_end: Whether some pipeline has no further step.
       num_input_pipelines: Pipelines of the whole job; None in old checkpoints.
+      is_shuffled_at_random: Whether a pipeline, read again, has another order.
     """
 
     num_steps: int
@@ -44,6 +45,7 @@ class Position:
     examples_per_step: int | None
     is_at_end: bool
     num_input_pipelines: int | None = None
+    is_shuffled_at_random: bool = False
 
     def reads_as(self, other: Position) -> bool:
         """Whether the iterators of every worker read the same elements."""
@@ -74,6 +76,7 @@ def current(inputs: InputIterator, num_replicas: int, num_workers: int) -> Posit
         examples_per_step=None if size is None else size * num_replicas,
         is_at_end=inputs.is_at_end,
         num_input_pipelines=inputs.num_input_pipelines,
+        is_shuffled_at_random=inputs.shuffles_at_random,
     )
 
 
@@ -104,7 +107,8 @@ def restore(
       here: The position of ``inputs``; only its topology is used.
 
     Raises:
-      CheckpointMismatchError: See ``steps_here``.
+      CheckpointMismatchError: See ``steps_here``; or steps have to be skipped of
+        examples that are in no order of their own.
       CheckpointError: The iterators belong to another dataset.
     """
     is_same = saved.reads_as(here)
@@ -127,9 +131,23 @@ def restore(
     # the same examples are other elements; what stays is how many examples all have
     # read (record 0051).
     num_steps = steps_here(saved, here, division.of(inputs))
-    inputs.start(num_steps, num_rewinds=saved.num_rewinds, to_end=saved.is_at_end)
     why = reason if is_same else "the topology or the size of batches has changed"
+    if num_steps and not saved.is_at_end:
+        _check_order(saved, here, why)
+    inputs.start(num_steps, num_rewinds=saved.num_rewinds, to_end=saved.is_at_end)
     return f"by skipping the {num_steps} steps that were read ({why})"
+
+
+def _check_order(saved: Position, here: Position, why: str) -> None:
+    """Rejects inputs that would not skip the examples that were read."""
+    if saved.is_shuffled_at_random or here.is_shuffled_at_random:
+        raise CheckpointMismatchError(
+            "the checkpoint's inputs cannot continue in the middle of an epoch: the "
+            f"steps that were read have to be skipped ({why}), but shuffle() without "
+            "a seed draws another order each time, so that examples would be repeated "
+            "and lost; train with shuffle(..., seed=...), or restore with inputs=None "
+            "to restart the data"
+        )
 
 
 def steps_here(saved: Position, here: Position, divided: Division) -> int:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class FedBackend(JobFacts):
     """Input pipelines of a backend, and who reads which of them."""
 
+    _divides_last_step = True
+
     @property
     def feeds_gpus(self) -> bool:
         """Whether this process feeds GPUs, to which it can prefetch batches."""
@@ -139,4 +141,5 @@ class FedBackend(JobFacts):
             self.num_replicas,
             key_fn=key_fn,
             num_examples=num_examples,
+            divides=self._divides_last_step,
         )

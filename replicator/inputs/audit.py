@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator.errors import InputAuditError
+from replicator.inputs import last_step
 from replicator.inputs.iterator import to_pipeline
 from replicator.validation import user_functions
 from replicator.validation.arguments import shown
@@ -32,7 +33,8 @@ class InputAudit:
       num_replicas: Replicas that were fed.
       num_pipelines: Calls of the input function.
       num_batches: Batches that each pipeline yielded.
-      num_steps: Steps for which every replica had a batch.
+      num_steps: Steps that ``run`` takes: those for which every replica had a batch,
+        and all others where what is left for a step is divided.
       num_examples: Distinct examples: as passed by the caller, or as yielded by the
         pipelines.
       num_fed: Distinct examples that a step consumed.
@@ -74,11 +76,13 @@ def audit(
     *,
     key_fn: Callable[[Any], Any],
     num_examples: int | None = None,
+    divides: bool = True,
 ) -> InputAudit:
     """Reads one epoch of every pipeline of the whole job and counts its examples.
 
     See ``Replicator.audit_inputs``. ``contexts`` has one context per pipeline;
-    pipeline p feeds the p-th equal share of the replicas, round-robin.
+    pipeline p feeds the p-th equal share of the replicas, round-robin. ``divides`` says
+    whether the backend divides what is left for the last step.
     """
     user_functions.check_takes_one(key_fn, "audit_inputs", "key_fn", "a batch")
     if num_examples is not None and not is_integer(
@@ -94,7 +98,10 @@ def audit(
         list(_keys_of(dataset, key_fn, index))
         for index, dataset in enumerate(pipelines)
     ]
-    num_steps = min(len(keys) // num_in_turn for keys in batches)
+    if divides and all(last_step.can_fill(p.element_spec) for p in pipelines):
+        num_steps = max(-(-len(keys) // num_in_turn) for keys in batches)
+    else:
+        num_steps = min(len(keys) // num_in_turn for keys in batches)
     fed: dict[Hashable, list[int]] = collections.defaultdict(list)
     rest: dict[Hashable, list[int]] = collections.defaultdict(list)
     for index, of_pipeline in enumerate(batches):
@@ -167,8 +174,9 @@ def _explain(result: InputAudit) -> str:
         found.append(
             f"{_some(result.unfed)} were read, but not every replica had a batch for "
             f"step {result.num_steps + 1} (pipelines yielded {counts} batches), so "
-            "run() ends the epoch before it: build the batches with "
-            "replicator.split_global_batches(dataset, ctx, global_batch_size)"
+            "run() ends the epoch before it: leave out drop_remainder=True, or build "
+            "the batches with replicator.split_global_batches(dataset, ctx, "
+            "global_batch_size)"
         )
     if num_unread > 0:
         found.append(

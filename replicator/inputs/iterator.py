@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator._tf import data as _tf_data
 from replicator.errors import ClusterError
+from replicator.inputs import last_step
 from replicator.inputs.context import (
     InputContext,
     InputReplicationMode,
@@ -93,16 +95,31 @@ class InputIterator:
         self.pipelines: tuple[tf.data.Dataset, ...] = self._build()
         specs = [pipeline.element_spec for pipeline in self.pipelines]
         self.element_spec: Any = _common_spec(specs)
-        # Computed here once rather than in every run().
-        self.signature = (
-            "iterator",
-            len(contexts),
-            spec_signature(self.element_spec),
-        )
+        self._is_alone = contexts[0].num_replicas_in_sync == 1
+        self._is_fed = True
         self.num_rewinds = self.num_steps = self.num_skipped = 0
         self.is_at_end = False
         self._iterators: tuple[Any, ...] | None = None
         self._reads: Reads | None = None
+
+    @functools.cached_property
+    def signature(self) -> Hashable:
+        """The key of a program over such iterators; see the class."""
+        is_dealt = self._prefetch is not None and self._prefetch.copies
+        how = len(self.pipelines), is_dealt, self.fills
+        return "iterator", how, spec_signature(self.element_spec)
+
+    @functools.cached_property
+    def fills(self) -> bool:
+        """Whether what is left for the last step is divided; see ``last_step``."""
+        may_end = self.uneven_inputs is not None or self.may_end
+        return not self._is_alone and may_end and last_step.can_fill(self.element_spec)
+
+    @functools.cached_property
+    def shuffles_at_random(self) -> bool:
+        """Whether a pipeline, read again, has another order than it had."""
+        local = [p for p in self.pipelines if isinstance(p, tf.data.Dataset)]
+        return any(map(_tf_data.shuffles_at_random, local))
 
     @property
     def iterators(self) -> tuple[Any, ...]:
@@ -134,7 +151,8 @@ class InputIterator:
     def may_end(self) -> bool:
         """Whether any pipeline is not known to be endless, as it is after repeat()."""
         endless = tf.data.INFINITE_CARDINALITY
-        return any(int(p.cardinality()) != endless for p in self.pipelines)
+        sizes = self._at_devices(lambda p: int(p.cardinality()), self.pipelines)
+        return any(size != endless for size in sizes)
 
     def reinitialize(self) -> None:
         """Rewinds every pipeline to its first element; shuffles draw a new order."""
@@ -187,6 +205,9 @@ class InputIterator:
         return to_pipeline(pipeline)
 
     def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
+        if self.fills:
+            share = self.num_replicas // len(pipelines)
+            pipelines = self._at_devices(lambda p: last_step.fill(p, share), pipelines)
         if self._prefetch is not None:
             return self._prefetch.iterators(pipelines)
         return self._at_devices(iter, pipelines)
@@ -206,7 +227,10 @@ class InputIterator:
     def get_next(self) -> Any:
         """Reads one step's batches eagerly: a nest of ``PerReplica``."""
         with self.count(1):
-            return self._get_next()
+            batch = self._get_next()
+            if not self._is_fed:
+                raise StopIteration
+        return batch
 
     def __iter__(self) -> InputIterator:
         return self
@@ -220,7 +244,7 @@ class InputIterator:
                 batch = self._get_next()
             except (StopIteration, tf.errors.OutOfRangeError):
                 batch = None
-            is_end = batch is None
+            is_end = batch is None or not self._is_fed
             if self.uneven_inputs is not None:
                 is_end = self.uneven_inputs(self, is_end)
             if is_end:
@@ -231,9 +255,13 @@ class InputIterator:
         reads = self._counted_reads()
         share = self.num_replicas // len(self.iterators)
         batches = [reads.next(replica // share) for replica in range(self.num_replicas)]
+        if self.fills:
+            batches, is_fed = last_step.divide(batches)
+            self._is_fed = bool(is_fed)
 
         def group(spec: Any, *values: Any) -> PerReplica[Any]:
-            return PerReplica(values, made_by=self.made_by, spec=spec)
+            common = spec if self.fills else None
+            return PerReplica(values, made_by=self.made_by, spec=common)
 
         return tf.nest.map_structure(group, self.element_spec, *batches)
 

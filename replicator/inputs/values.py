@@ -64,8 +64,10 @@ def common_spec(leaf: PerReplica[Any]) -> tf.TypeSpec:
 
     Raises:
       TypeError: A value that cannot become a tensor.
-      ValueError: Values of different shapes or types.
+      ValueError: Values of different shapes or types, unless inputs yielded them.
     """
+    if leaf.spec is not None:
+        return leaf.spec
     values = [as_value(value) for value in leaf]
     specs = [tf.type_spec_from_value(value) for value in values]
     common = specs[0]

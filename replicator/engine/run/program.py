@@ -12,6 +12,7 @@ from replicator.engine.analysis.analyze import analyze
 from replicator.engine.run import compiled
 from replicator.engine.run.assembly import Assembly
 from replicator.engine.run.uneven_inputs import UnevenInputs, read
+from replicator.inputs.reads import Source
 from replicator.step import loop
 from replicator.variables.coherence import Coherence
 from replicator.variables.used import UsedVariables
@@ -58,6 +59,7 @@ class Program:
         self._topology = topology
         self._table = table
         self._group = group
+        self._specs = specs
         name = f"replicated_{next(_COUNTER)}"
         self._analysis = analyze(
             step_fn,
@@ -115,7 +117,7 @@ class Program:
         key = num_steps, group is not None
         if key not in self._functions:
             end = None if group is None else UnevenInputs(self._topology, group)
-            self._functions[key] = self._make_function(num_steps, end)
+            self._functions[key] = self._make_function(num_steps, end, source)
         return self._assembly.pack(self._functions[key](source))
 
     def repair(self, error: BaseException, num_steps: int, *, may_end: bool) -> None:
@@ -170,9 +172,10 @@ class Program:
         return [flat[r * size : (r + 1) * size] for r in range(len(batches))]
 
     def _make_function(
-        self, num_steps: int, end: UnevenInputs | None = None
+        self, num_steps: int, end: UnevenInputs | None, source: Any
     ) -> Dispatch:
         assembly, num_replicas = self._assembly, self._topology.num_local_replicas
+        is_values = source is not None and not isinstance(source, Source)
 
         def program(source: Any) -> list[tf.Tensor]:
             def one_step(_: tf.Tensor) -> list[tf.Tensor]:
@@ -185,4 +188,6 @@ class Program:
             self._coherence.publish()
             return outputs
 
-        return Dispatch(program, is_optimized=False)
+        # Values can be smaller in another call: those of the last step of an epoch.
+        specs = [*self._specs] * num_replicas if is_values else None
+        return Dispatch(program, is_optimized=False, specs=specs)

@@ -1,8 +1,10 @@
 """Uneven inputs: all workers end with the same step if one has no more data.
 
 Each worker reads its own pipelines. Before a step communicates, workers count how many
-of them have a batch for every replica; unless all have, none runs the step. The count
-is one number in one collective, and is skipped if no pipeline can end.
+of them have a batch for every replica; unless all have, none runs the step. Where the
+last step can be divided (``inputs/last_step.py``), one worker that has a batch is
+enough. The count is one number in one collective, and is skipped if no pipeline can
+end.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator.inputs import last_step
 from replicator.inputs.iterator import all_read, next_batches
+from replicator.inputs.reads import Source
 from replicator.variables import worker_values
 
 if TYPE_CHECKING:
-    from replicator.inputs.reads import Source
     from replicator.placement.topology import Topology
     from replicator.placement.worker_group import Group
 
@@ -28,7 +31,6 @@ class UnevenInputs:
         self._group = group
         # Drawn once: a function that is traced again uses the same.
         self._key = next(group.keys)
-        self._never = iter(tf.data.Dataset.range(0))
 
     def next_batches(self, source: Source) -> tuple[list[Any], list[Any]]:
         """Emits reading the batch of every replica of this worker.
@@ -45,19 +47,22 @@ class UnevenInputs:
             num_replicas, lambda iterator: iterator.get_next_as_optional()
         )
         are_fed = [batch.has_value() for batch in batches]
-        with tf.device(worker_values.cpu(self._topology)):
-            is_fed = tf.cast(tf.reduce_all(tf.stack(are_fed)), tf.int32)
-            num_fed = worker_values.reduce(
-                is_fed, self._topology, self._group, self._key
-            )
-            # Reading what has no element is TensorFlow's own error for the end of data.
-            checked = tf.cond(
-                tf.equal(num_fed, self._group.num_workers),
-                lambda: tf.constant(0, tf.int64),
-                lambda: next(self._never),
-            )
+        checked = self.check(tf.reduce_all(are_fed), self._group.num_workers)
         with tf.control_dependencies([checked]):
             return [batch.get_value() for batch in batches], [checked]
+
+    def check(self, is_fed: tf.Tensor, num_needed: int) -> tf.Tensor:
+        """Emits an op that raises an error where too few workers have data.
+
+        Args:
+          is_fed: Whether this worker has, a scalar.
+          num_needed: How many must have.
+        """
+        with tf.device(worker_values.cpu(self._topology)):
+            num_fed = worker_values.reduce(
+                tf.cast(is_fed, tf.int32), self._topology, self._group, self._key
+            )
+            return last_step.end_unless(num_fed >= num_needed)
 
 
 def read(
@@ -75,6 +80,10 @@ def read(
     """
     if source is None:
         return [], []
+    if isinstance(source, Source) and last_step.is_filled(source.iterators[0]):
+        batches, is_fed = last_step.divide(next_batches(source, num_replicas))
+        ended = last_step.end_unless(is_fed) if end is None else end.check(is_fed, 1)
+        return batches, [ended]
     if end is not None:
         return end.next_batches(source)
     batches = next_batches(source, num_replicas)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from conformance_cases import (
     collectives,
     derivatives,
+    epochs,
     habits,
     inputs,
     layers,
@@ -20,6 +21,7 @@ __all__ = (
     "CASES",
     "collectives",
     "derivatives",
+    "epochs",
     "habits",
     "inputs",
     "layers",

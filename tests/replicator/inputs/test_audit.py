@@ -93,16 +93,21 @@ def test_the_error_of_pipelines_that_all_read_everything_says_to_take_a_share(in
 
 
 def test_uneven_shares_name_what_the_last_step_leaves_over():
-    """Four pipelines of 9 examples: three have two, so example 8 finds no step."""
+    """Four pipelines of 9 batches of fixed size: three have two, so one is left."""
     repl = replicator.create("in_graph", num_replicas=4)
 
     with pytest.raises(
         errors.InputAuditError,
         match=r"8 of 9 examples fed, 1 missing, .*1 \(8\) were read, but not every "
         r"replica had a batch for step 3 \(pipelines yielded 3, 2, 2, 2 batches\).*"
-        r"split_global_batches",
+        r"leave out drop_remainder=True, or .*split_global_batches",
     ) as caught:
-        repl.audit_inputs(_shares(9, 1), PER_REPLICA, key_fn=_identity, num_examples=9)
+        repl.audit_inputs(
+            _shares(9, 1, drop_remainder=True),
+            PER_REPLICA,
+            key_fn=_identity,
+            num_examples=9,
+        )
 
     assert {8: (0,)} == caught.value.audit.unfed
 
@@ -110,12 +115,12 @@ def test_uneven_shares_name_what_the_last_step_leaves_over():
 @pytest.mark.parametrize(
     ("input_fn", "options", "kind", "message"),
     [
-        # Nine examples in batches of two are five batches: two replicas use four.
+        # Ten examples in batches of two are five batches: two replicas use four.
         (
-            _shares(9, 2),
-            {"num_examples": 9},
+            _shares(10, 2, drop_remainder=True),
+            {"num_examples": 10},
             errors.InputAuditError,
-            r"1 \(8\) were read, but not every",
+            r"2 \(8, 9\) were read, but not every",
         ),
         (
             _shares(4, 2),
@@ -160,7 +165,7 @@ def test_uneven_shares_name_what_the_last_step_leaves_over():
         (lambda _: [1], {}, TypeError, r"input_fn returned 'list'"),
     ],
     ids=[
-        "a partial last batch for one replica",
+        "a last batch for one replica",
         "fewer examples than there are",
         "endless",
         "endless, of unknown cardinality",
@@ -180,6 +185,21 @@ def test_what_cannot_be_audited_or_is_wrong_is_refused(
     """The message says what there is, and what to write."""
     with pytest.raises(kind, match=message):
         in_graph.audit_inputs(input_fn, **{"key_fn": _identity, **options})
+
+
+@pytest.mark.parametrize("mode", InputReplicationMode)
+def test_what_is_left_for_the_last_step_is_fed(in_graph, mode):
+    """The audit and run() end an epoch with the same step, after every example."""
+    input_fn = _shares(21, 2)
+
+    audit = in_graph.audit_inputs(input_fn, mode, key_fn=_identity, num_examples=21)
+    inputs = in_graph.make_input_iterator(input_fn, mode)
+    fed = [[x.numpy().tolist() for x in batch] for batch in inputs]
+
+    assert audit.is_exact
+    assert len(fed) == audit.num_steps == 6 == inputs.num_steps
+    assert list(range(21)) == sorted(i for step in fed for part in step for i in part)
+    assert 1 == sum(map(len, fed[-1]))
 
 
 def test_examples_that_nobody_reads_are_counted(in_graph):
