@@ -8,6 +8,8 @@ ReplicatorError
 +-- CreateVariableInStepError  a variable made while a step is traced
 +-- CaptureError               a step closes over what replicas cannot share
 +-- UnsynchronisedUpdateError  an update that follows from values of one replica
++-- RecomputationError         a gradient recomputes with other random numbers
++-- UnsynchronisedUpdateError  a trainable variable updated with per-replica values
 +-- ReplicasOutOfSyncError     copies of a mirrored variable differ
 +-- ReplicaTimeoutError        a step whose replicas wait for one another too long
 +-- OptimizerOptionError       an invalid option of wrap_optimizer
@@ -72,6 +74,10 @@ class CreateVariableInStepError(ReplicatorError):
 
 class CaptureError(ReplicatorError):
     """A step closes over something that replicas can neither share nor copy."""
+
+
+class RecomputationError(ReplicatorError):
+    """A function that the backward pass runs again draws other random numbers."""
 
 
 class UnsynchronisedUpdateError(ReplicatorError):

@@ -6,10 +6,10 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import tensorflow as tf
 
 from replicator.variables.kinds import Kind
+from replicator.variables.ownership import num_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -124,11 +124,8 @@ def local_variables(entries: Iterable[Entry]) -> str:
 
 def variable_copy(variable: Any, kind: str) -> VariableCopy:
     """One variable on one device."""
-    size = int(np.prod(variable.shape, dtype=np.int64))
     return VariableCopy(
-        device=variable.device,
-        kind=kind,
-        num_bytes=size * tf.as_dtype(variable.dtype).size,
+        device=variable.device, kind=kind, num_bytes=num_bytes(variable)
     )
 
 

@@ -113,9 +113,8 @@ class Coherence:
                     call(*map(_tf_compat.handle, variables))
         for entry, value in zip(self._published, self._values.read(), strict=True):
             entry.variable.assign(value, read_value=False)
-            entry.seen.assign(value, read_value=False)
         for entry in self.entries:
-            if entry.kind is Kind.PARTIAL:
+            if entry.kind is not Kind.MIRRORED:
                 entry.seen.assign(state(entry.variable, entry.kind), read_value=False)
         alike = (Kind.MIRRORED, Kind.RANDOM)
         self._resets.force(entry for entry in self.entries if entry.kind in alike)

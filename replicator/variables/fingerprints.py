@@ -36,22 +36,31 @@ def state(variable: Any, kind: Kind) -> tf.Tensor:
     """The value or fingerprint by which a change of a variable is detected."""
     # On the variable's device: of a remote one, only eight bytes are sent.
     with tf.device(variable.device):
-        return state_of(variable.value(), kind, variable.device)
+        return state_of(variable.value(), kind, variable.device, variable.shape)
 
 
-def state_of(value: tf.Tensor, kind: Kind, device: str) -> tf.Tensor:
+def state_of(
+    value: tf.Tensor, kind: Kind, device: str, shape: tf.TensorShape
+) -> tf.Tensor:
     """The ``state`` of a variable with this value.
 
     Args:
       value: Value of the variable.
       kind: Kind of the variable.
       device: Full name of its device.
+      shape: Static shape of the variable.
 
     Returns:
-      The value; a fingerprint [1] of mirrored and partial ones.
+      The value; a fingerprint [1] of mirrored and partial ones; of one whose shape may
+      change, fingerprints [2] of value and shape.
     """
-    if kind.is_per_replica:
-        return value
+    if not shape.is_fully_defined():
+        parts = [value, tf.shape(value)]
+        return tf.concat([_checksum(part, device) for part in parts], axis=0)
+    return value if kind.is_per_replica else _checksum(value, device)
+
+
+def _checksum(value: tf.Tensor, device: str) -> tf.Tensor:
     if device_lib.is_cpu(device):
         return tf.bitcast(tf.fingerprint(tf.reshape(value, [1, -1])), tf.int64)
     return fingerprint(value)

@@ -48,13 +48,14 @@ def are_detected(policy: Any) -> bool:
 
 def was_written(entry: Entry) -> bool:
     """Whether the user's variable differs from what its copies were made of; waits."""
-    own = entry.variable.numpy().tobytes()
     if entry.kind is Kind.MIRRORED:
+        own = entry.variable.numpy().tobytes()
         others = [copy for copy in entry.copies if copy is not entry.variable]
         return any(copy.numpy().tobytes() != own for copy in others)
     if entry.kind is Kind.PARTIAL:  # of its copies only the mean has a meaning
         return False
-    return bool(entry.seen.numpy().tobytes() != own)
+    now = state(entry.variable, entry.kind)
+    return bool(entry.seen.numpy().tobytes() != now.numpy().tobytes())
 
 
 class WriteCheck:
@@ -86,7 +87,8 @@ class WriteCheck:
         """
         for entry, value in zip(self._entries, values, strict=True):
             if not is_compiled(entry.variable):
-                is_known = entry.kind.is_per_replica and value is not None
+                is_whole = entry.variable.shape.is_fully_defined()
+                is_known = entry.kind.is_per_replica and is_whole and value is not None
                 now = value if is_known else _plain_state(entry)
                 entry.seen.assign(now, read_value=False)
         for device, entries in self._compiled.items():
@@ -130,7 +132,8 @@ def _plain_state(entry: Entry) -> tf.Tensor:
 
 def _compiled_state(entry: Entry) -> tf.Tensor:
     # XLA has the device from the function; a scope of its own would be another one.
-    return state_of(entry.variable.value(), entry.kind, entry.variable.device)
+    variable = entry.variable
+    return state_of(variable.value(), entry.kind, variable.device, variable.shape)
 
 
 def _assign(entries: Sequence[Entry]) -> None:

@@ -130,8 +130,11 @@ class Ownership:
 
 
 def num_bytes(variable: Any) -> int:
-    """Size of a variable of static shape."""
-    return int(variable.shape.num_elements() * variable.dtype.size)
+    """Size of a variable; of one whose shape may change, its size now."""
+    shape = variable.shape
+    if not shape.is_fully_defined():
+        shape = variable.read_value().shape
+    return int(shape.num_elements() * variable.dtype.size)
 
 
 def fill(variable: Any, value: tf.Tensor) -> None:

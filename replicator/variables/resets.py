@@ -93,7 +93,7 @@ class Resets:
             value = _read(own, dtype)
             value.set_shape(shape)
             with tf.device(device):
-                now = state_of(value, kind, device)
+                now = state_of(value, kind, device, shape)
             # Asked again, of this variable alone: any other one may have led here, and
             # statistics that differ between replicas by right must survive that.
             is_changed = is_certain or tf.reduce_any(
@@ -109,13 +109,22 @@ class Resets:
                     is_sum=is_sum,
                 )
                 if not is_certain:
-                    fresh = tf.where(is_changed, fresh, _read(copy, dtype))
+                    fresh = _choose(is_changed, fresh, _read(copy, dtype), shape)
                 resets.append(_assign(copy, fresh))
             # Afterwards, so that an interrupted reset is repeated.
             with tf.control_dependencies(resets):
                 _assign(seen, now)
 
         return reset
+
+
+def _choose(
+    condition: tf.Tensor, one: tf.Tensor, other: tf.Tensor, shape: tf.TensorShape
+) -> tf.Tensor:
+    """One of two values of a variable; those of unknown shape may differ in size."""
+    if shape.is_fully_defined():
+        return tf.where(condition, one, other)
+    return tf.cond(condition, lambda: one, lambda: other)
 
 
 def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

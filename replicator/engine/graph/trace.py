@@ -20,7 +20,7 @@ from replicator._tf import gradients as _tf_gradients
 from replicator.collectives import vectorized
 from replicator.collectives.call import Collective
 from replicator.collectives.linking import TENSORS
-from replicator.engine.graph import captures
+from replicator.engine.graph import captures, recomputed
 from replicator.engine.graph.body import producer
 from replicator.engine.graph.effects import READ_OPS
 from replicator.errors import CollectiveControlFlowError
@@ -222,6 +222,7 @@ def trace(
     output_names = tuple(tensor.name for tensor in graph.outputs)
     effects = tuple(op.name for op in graph.control_outputs)
     captured = captures.find(graph, graph_def, trace_context.num_replicas, shared)
+    recomputed.check(graph, captured.variables)
     arguments = list(graph.inputs)[: len(graph.inputs) - len(captured.outer)]
     traced = TracedStep(
         graph_def=graph_def,

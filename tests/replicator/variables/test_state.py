@@ -195,3 +195,23 @@ def test_a_value_set_before_a_dispatch_without_data_is_kept(in_graph):
     inputs.reinitialize()
 
     assert [53.0, 55.0] == [float(v) for v in in_graph.run(step, inputs)]
+
+
+def test_a_replica_local_variable_of_unknown_shape_grows(in_graph):
+    """On each replica by its own rows; outside it reads as their mean, and resets."""
+    rows = tf.Variable(tf.zeros([1, 2]), shape=[None, 2], trainable=False)
+    batch = replicator.PerReplica([tf.ones([1, 2]), 3.0 * tf.ones([1, 2])])
+
+    def step(x):
+        rows.assign(tf.concat([rows, x], axis=0))
+        return rows[:, 0]
+
+    found = [in_graph.run(step, batch) for _ in range(2)][1]
+    outside = rows.numpy()[:, 0].tolist()
+    rows.assign(tf.ones([2, 2]))  # fewer rows: nothing of the old ones stays
+    reset = in_graph.run(step, batch)
+
+    assert [[0.0, 1.0, 1.0], [0.0, 3.0, 3.0]] == [x.numpy().tolist() for x in found]
+    assert [0.0, 2.0, 2.0] == outside
+    assert [[1.0, 1.0, 1.0], [1.0, 1.0, 3.0]] == [x.numpy().tolist() for x in reset]
+    assert "replica-local 48" in in_graph.summary() or "72" in in_graph.summary()
