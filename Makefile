@@ -59,7 +59,7 @@ test-full: setup  ## Run every test with the whole of its products (40 minutes o
 test-gpu: setup-gpu  ## Run the tests that need GPUs; fails where there are none.
 	REQUIRE_GPU=1 $(BIN)/python -m pytest tests/gpu
 
-fuzz: setup  ## Compare FUZZ_PROGRAMS random steps with an interpreter in lock step.
+fuzz: setup  ## Compare FUZZ_PROGRAMS random steps and trainings with an interpreter.
 	$(BIN)/python tests/fuzz/run_series.py $(FUZZ_PROGRAMS) $(FUZZ_SEED)
 
 check: lint types docs test  ## All checks of a change: format, lint, imports, types, site, tests.

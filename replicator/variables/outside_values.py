@@ -60,7 +60,7 @@ class OutsideValues:
 
     def read(self) -> list[tf.Tensor]:
         """Emits the value of each entry."""
-        totals = _sums(self._entries)
+        totals = _sums(self._entries, is_sent=self._group is not None)
         num_replicas = None
         if self._group is not None:
             totals = self._over_workers(totals, self._group)
@@ -143,8 +143,9 @@ def _is_transferred(entry: Entry) -> bool:
 def _of_total(variable: Any, total: tf.Tensor, num_replicas: int) -> tf.Tensor:
     """The sum over replicas, or their mean."""
     if is_summed(variable):
-        return total
-    return total / tf.constant(num_replicas, total.dtype)
+        return tf.cast(total, variable.dtype)
+    mean = total / tf.constant(num_replicas, total.dtype)
+    return tf.cast(mean, variable.dtype)
 
 
 def _number(dtype: tf.DType) -> tf.DType:
@@ -155,7 +156,7 @@ def _to_number(value: tf.Tensor) -> tf.Tensor:
     return tf.cast(value, _number(value.dtype))
 
 
-def _sums(entries: Sequence[Entry]) -> list[tf.Tensor | None]:
+def _sums(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor | None]:
     """Emits the sums over the copies; None where only replica 0's value counts."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place, entry in enumerate(entries):
@@ -168,19 +169,24 @@ def _sums(entries: Sequence[Entry]) -> list[tf.Tensor | None]:
     found: list[tf.Tensor | None] = [None] * len(entries)
     for places in groups.values():
         members = [entries[place] for place in places]
-        for place, total in zip(places, _add_up(members), strict=True):
+        for place, total in zip(places, _add_up(members, is_sent=is_sent), strict=True):
             found[place] = total
     return found
 
 
-def _add_up(entries: Sequence[Entry]) -> list[tf.Tensor]:
-    """Adds the copies of variables of one type that lie on the same devices."""
+def _add_up(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor]:
+    """Adds the copies of variables of one type that lie on the same devices.
+
+    In float32 those of float16, whose sum may overflow, unless the sum is sent.
+    """
     first = entries[0]
+    is_wide = first.variable.dtype == tf.float16 and not is_sent
     vectors = []
     for replica, copy in enumerate(first.copies):
         with tf.device(copy.device):
             of_replica = [entry.copies[replica].value() for entry in entries]
-            vectors.append(of_replica[0] if len(entries) == 1 else pack(of_replica))
+            vector = of_replica[0] if len(entries) == 1 else pack(of_replica)
+            vectors.append(tf.cast(vector, tf.float32) if is_wide else vector)
     with tf.device(_sum_device(first)):
         total = tf.add_n(vectors)
         if len(entries) == 1:

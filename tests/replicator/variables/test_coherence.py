@@ -140,3 +140,16 @@ def test_integers_without_aggregation_and_first_replica_read_as_replica_0(
     in_graph.run(step, per_replica([1.0, 4.0]))
 
     assert (1, 1.0) == (whole.numpy(), first.numpy())
+
+
+def test_a_mean_of_large_halves_outside_is_finite(in_graph, per_replica):
+    """Their sum is not: float16 ends at 65,504."""
+    with in_graph.context():
+        value = tf.Variable(0.0, dtype=tf.float16, trainable=False)
+
+    def write(x):
+        value.assign(tf.cast(x, tf.float16))
+
+    in_graph.run(write, per_replica([60000.0, 50000.0]))
+
+    assert 54976.0 == float(value)

@@ -13,8 +13,8 @@ from fuzzing.training.examples import make_data, parts_of
 from fuzzing.training.numpy_model import Model
 from replicator import errors
 
-# Some twenty updates, each through a few layers. Keras rounds momentum and the decay
-# rates of Adam to float32, whatever the type of the weights.
+# Some twenty updates, each through a few layers. Keras rounds momentum, of batch norm
+# too, and the decay rates of Adam to float32, whatever the type of the weights.
 TOLERANCES = {"float32": 1e-3, "float64": 1e-9}
 TOLERANCE_OF_RATES = 1e-4
 # Two right answers of this share of the tolerance apart leave too little to judge by.
@@ -71,7 +71,8 @@ class _Judge:
         self._batch = training.inputs.batch
         self._position = 0
         self._tolerance = TOLERANCES[training.dtype]
-        if training.optimizer.name != "sgd":
+        has_norm = any(isinstance(layer, syntax.Norm) for layer in training.layers)
+        if training.optimizer.name != "sgd" or has_norm:
             self._tolerance = max(self._tolerance, TOLERANCE_OF_RATES)
 
     def follow(self, place: str, event: engine.Event) -> Verdict | None:
