@@ -79,8 +79,10 @@ def verdict_data(view: View) -> dict[str, Any]:
     }
 
 
-def as_csv(stores: Sequence[Store]) -> str:
+def csv_of_studies(stores: Sequence[Store], _metric: Metric | None = None) -> str:
     """Returns the tidy frame of one or more studies, its first column their names.
+
+    All metrics are in it.
 
     Raises:
       ResultsError: A plan is missing, unreadable or contradictory.
@@ -100,17 +102,8 @@ def _frame(stores: Sequence[Store]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def csv_of_studies(stores: Sequence[Store], _metric: Metric) -> str:
-    """Returns what ``as_csv`` does; all metrics are columns.
-
-    Raises:
-      ResultsError: A plan is missing, unreadable or contradictory.
-    """
-    return as_csv(stores)
-
-
 def parquet_of_studies(stores: Sequence[Store], _metric: Metric) -> bytes:
-    """Returns the frame of ``as_csv`` as a Parquet file, with its types.
+    """Returns the frame of ``csv_of_studies`` as a Parquet file, with its types.
 
     Raises:
       ResultsError: A plan is missing, unreadable or contradictory, or pyarrow is not

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 _LARGEST_FLOAT: Final = 3.4028234663852886e38
 
 
-def event_files(stores: Sequence[Store]) -> dict[str, bytes]:
+def export(stores: Sequence[Store], _metric: Metric | None = None) -> dict[str, bytes]:
     """Returns the event files of studies by their paths below the log directory.
 
-    The same records give the same bytes.
+    All metrics are in them. The same records give the same bytes.
 
     Raises:
       ResultsError: The plan is missing, unreadable or contradictory.
@@ -72,15 +72,6 @@ def _of_study(view: View) -> dict[str, bytes]:
         )
         for name, (_, records) in zip(names, runs, strict=True)
     }
-
-
-def export(stores: Sequence[Store], _metric: Metric) -> dict[str, bytes]:
-    """Returns what ``event_files`` does; all metrics are in it.
-
-    Raises:
-      ResultsError: The plan is missing, unreadable or contradictory.
-    """
-    return event_files(stores)
 
 
 def scalar(tag: str, value: float, *, step: int, wall_time: float) -> Event:

@@ -13,11 +13,8 @@ import pytest
 
 from harness.run.aggregate import make_result
 from harness.trial import measure
-from harness.trial.memory import RESET_METHOD, SAMPLED_METHOD, ResidentMemory
 from harness.trial.rank_file import (
-    RankFileError,
     RankWriter,
-    one_line,
     rank_path,
     read_rank,
 )
@@ -356,21 +353,6 @@ def test_a_cut_last_line_is_skipped(tmp_path: Path, make_spec: Any) -> None:
     assert len(log.steps) == 6
 
 
-@pytest.mark.parametrize("line", ["{", '{"kind": "wat"}', '{"kind": "step"}', "[]"])
-def test_a_broken_line_is_named(tmp_path: Path, line: Any) -> None:
-    """A complete line that is malformed is an error, not a gap."""
-    rank_path(tmp_path, 0).write_text(f'{{"kind": "done", "ns": 1}}\n{line}\n')
-    with pytest.raises(RankFileError, match=r"rank_0.jsonl line 2 is malformed"):
-        read_rank(tmp_path, 0)
-
-
-def test_a_missing_file_is_an_empty_log(tmp_path: Path) -> None:
-    """The process never got that far."""
-    log = read_rank(tmp_path, 0)
-
-    assert (Phase.LAUNCH, []) == (log.phase, log.steps)
-
-
 def test_non_finite_losses_survive_strict_json(tmp_path: Path) -> None:
     """The file stays standard JSON."""
     writer = RankWriter(rank_path(tmp_path, 0), FakeClock())
@@ -382,58 +364,3 @@ def test_non_finite_losses_survive_strict_json(tmp_path: Path) -> None:
 
     assert [None, "nan", "-inf", 0.5] == losses
     assert read_rank(tmp_path, 0).steps[1].loss == float("-inf")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("a\nb", "a"), ("\n  a  \n", "a"), ("", ""), ("x" * 900, "x" * 497 + "...")],
-)
-def test_reasons_are_one_line(text: str, expected: Any) -> None:
-    """The rest is in the traceback."""
-    assert expected == one_line(text)
-
-
-def fake_proc(tmp_path: Path, peak_kib: Any, size_kib: Any) -> Any:
-    """Makes a faked /proc/self."""
-    (tmp_path / "status").write_text(
-        f"Name:\tx\nVmHWM:\t{peak_kib} kB\nVmRSS:\t{size_kib} kB\n"
-    )
-    return tmp_path
-
-
-def test_peak_memory_is_of_the_window(tmp_path: Path) -> None:
-    """After the reset, the mark is the kernel's."""
-    probe = ResidentMemory(fake_proc(tmp_path, 100, 100))
-    probe.start()
-    fake_proc(tmp_path, 300, 200)
-
-    assert RESET_METHOD == probe.method
-    assert 300 * 1024 == probe.peak_bytes()
-    assert (tmp_path / "clear_refs").read_text() == "5"
-
-
-def test_without_a_reset_the_size_is_sampled(tmp_path: Path) -> None:
-    """A mark from before the window would be a wrong number."""
-    probe = ResidentMemory(fake_proc(tmp_path, 900, 100))
-    probe.start()
-    fake_proc(tmp_path, 900, 300)
-    probe.sample()
-    fake_proc(tmp_path, 900, 200)
-
-    assert SAMPLED_METHOD == probe.method
-    assert 300 * 1024 == probe.peak_bytes()
-
-
-def test_the_real_peak_is_seen_and_forgotten() -> None:
-    """On this kernel: a large array before the window does not count."""
-    probe = ResidentMemory()
-    before = bytearray(200 * 2**20)
-    before[::4096] = b"x" * len(before[::4096])
-    del before
-    probe.start()
-    base = probe.peak_bytes()
-    inside = bytearray(64 * 2**20)
-    inside[::4096] = b"x" * len(inside[::4096])
-    probe.sample()
-
-    assert 40 * 2**20 < probe.peak_bytes() - base < 120 * 2**20

@@ -163,7 +163,9 @@ def test_the_badge_of_a_failed_study_has_no_figure(failed: Store) -> None:
 
 def test_csv_is_the_frame_that_figures_draw(good: Store, broken: Store) -> None:
     """Every row and number, with the study as first column."""
-    read = pd.read_csv(io.StringIO(exports.as_csv([good, broken])), low_memory=False)
+    read = pd.read_csv(
+        io.StringIO(exports.csv_of_studies([good, broken])), low_memory=False
+    )
     points = frame.points_frame(good)
 
     assert "study" == read.columns[0]

@@ -39,7 +39,7 @@ def read(path: Path) -> list[Any]:
 def events(store: Store, tmp_path_factory: Any) -> dict[str, list[Any]]:
     """The events by run."""
     folder = tmp_path_factory.mktemp("events")
-    files = tensorboard.event_files([store])
+    files = tensorboard.export([store])
     paths = output_file.write_all(folder, files, what="event files")
     return {path.parent.name: read(path) for path in paths}
 
@@ -92,10 +92,10 @@ def test_the_verdict_is_a_text(events: dict[str, list[Any]]) -> None:
 
 def test_the_same_records_give_the_same_bytes(store: Store) -> None:
     """And two studies of one name have folders of their own."""
-    files = tensorboard.event_files([store])
-    both = tensorboard.event_files([store, store])
+    files = tensorboard.export([store])
+    both = tensorboard.export([store, store])
 
-    assert files == tensorboard.event_files([store])
+    assert files == tensorboard.export([store])
     assert 2 * len(files) == len(both)
 
 

@@ -295,27 +295,6 @@ def test_terminal_summary_has_verdict_table_and_unknowns(
     assert "5 planned trials of 33 gave no number" in shown
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (46.75, "46.8"),
-        (1234.5, "1 234"),
-        (0.01234, "0.0123"),
-        (0, "0"),
-        (9.999, "10.0"),
-    ],
-)
-def test_significant_digits(value: float, expected: str) -> None:
-    """Three digits, never an exponent."""
-    assert expected == _plain(formats.significant(value))
-
-
-def test_times_below_one_second_have_three_digits_in_ms_unit() -> None:
-    """Below one second."""
-    assert _plain(formats.seconds(0.3021)) == "302 ms"
-    assert _plain(formats.seconds(12.34)) == "12.3 s"
-
-
 def test_a_busy_machine_is_said(tmp_path: pathlib.Path, synthetic: Any) -> None:
     """Trials beside other processes are counted, with the worst share."""
     store = synthetic.make_store(tmp_path)

@@ -1,0 +1,56 @@
+"""Peak memory is that of the measured window."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from harness.trial.memory import RESET_METHOD, SAMPLED_METHOD, ResidentMemory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def fake_proc(tmp_path: Path, peak_kib: Any, size_kib: Any) -> Any:
+    """Makes a faked /proc/self."""
+    (tmp_path / "status").write_text(
+        f"Name:\tx\nVmHWM:\t{peak_kib} kB\nVmRSS:\t{size_kib} kB\n"
+    )
+    return tmp_path
+
+
+def test_peak_memory_is_of_the_window(tmp_path: Path) -> None:
+    """After the reset, the mark is the kernel's."""
+    probe = ResidentMemory(fake_proc(tmp_path, 100, 100))
+    probe.start()
+    fake_proc(tmp_path, 300, 200)
+
+    assert RESET_METHOD == probe.method
+    assert 300 * 1024 == probe.peak_bytes()
+    assert (tmp_path / "clear_refs").read_text() == "5"
+
+
+def test_without_a_reset_the_size_is_sampled(tmp_path: Path) -> None:
+    """A mark from before the window would be a wrong number."""
+    probe = ResidentMemory(fake_proc(tmp_path, 900, 100))
+    probe.start()
+    fake_proc(tmp_path, 900, 300)
+    probe.sample()
+    fake_proc(tmp_path, 900, 200)
+
+    assert SAMPLED_METHOD == probe.method
+    assert 300 * 1024 == probe.peak_bytes()
+
+
+def test_the_real_peak_is_seen_and_forgotten() -> None:
+    """On this kernel: a large array before the window does not count."""
+    probe = ResidentMemory()
+    before = bytearray(200 * 2**20)
+    before[::4096] = b"x" * len(before[::4096])
+    del before
+    probe.start()
+    base = probe.peak_bytes()
+    inside = bytearray(64 * 2**20)
+    inside[::4096] = b"x" * len(inside[::4096])
+    probe.sample()
+
+    assert 40 * 2**20 < probe.peak_bytes() - base < 120 * 2**20

@@ -1,0 +1,32 @@
+"""Numbers as they are read: few digits, units, no exponents."""
+
+from __future__ import annotations
+
+import pytest
+
+from reports.words import formats
+
+
+def _plain(text: str) -> str:
+    return text.replace(formats.THIN_SPACE, " ").replace(formats.HARD_SPACE, " ")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (46.75, "46.8"),
+        (1234.5, "1 234"),
+        (0.01234, "0.0123"),
+        (0, "0"),
+        (9.999, "10.0"),
+    ],
+)
+def test_significant_digits(value: float, expected: str) -> None:
+    """Three digits, never an exponent."""
+    assert expected == _plain(formats.significant(value))
+
+
+def test_times_below_one_second_have_three_digits_in_ms_unit() -> None:
+    """Below one second."""
+    assert _plain(formats.seconds(0.3021)) == "302 ms"
+    assert _plain(formats.seconds(12.34)) == "12.3 s"
