@@ -40,8 +40,8 @@ def test_code_and_its_changes_are_named(compared: Compared) -> None:
     (found,) = compared.differences
 
     assert ("code", "git commit") == (found.group, found.name)
-    assert "012345678" == found.first
-    assert "fedcba987 with changes" == found.second
+    assert "012345678901" == found.first
+    assert "fedcba9876fe with changes" == found.second
 
 
 def test_both_studies_are_drawn_on_the_same_axes(compared: Compared) -> None:
