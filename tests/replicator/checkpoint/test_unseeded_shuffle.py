@@ -63,7 +63,8 @@ def test_an_unseeded_shuffle_on_other_replicas_is_refused(where, tmp_path):
 
     with pytest.raises(
         CheckpointMismatchError,
-        match=r"skipped \(the topology has changed\), but shuffle\(\) without a seed "
+        match=r"skipped \(the topology or the size of batches has changed\), "
+        r"but shuffle\(\) without a seed "
         r"draws another order.*seed=\.\.\.\), or restore with inputs=None",
     ):
         restorer.restore()

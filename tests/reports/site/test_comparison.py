@@ -41,7 +41,7 @@ def test_code_and_its_changes_are_named(compared: Compared) -> None:
 
     assert ("code", "git commit") == (found.group, found.name)
     assert "012345678901" == found.first
-    assert "fedcba987654 with changes" == found.second
+    assert "fedcba9876fe with changes" == found.second
 
 
 def test_both_studies_are_drawn_on_the_same_axes(compared: Compared) -> None:
