@@ -9,7 +9,6 @@ ReplicatorError
 +-- CaptureError               a step closes over what replicas cannot share
 +-- UnsynchronisedUpdateError  an update that follows from values of one replica
 +-- RecomputationError         a gradient recomputes with other random numbers
-+-- UnsynchronisedUpdateError  a trainable variable updated with per-replica values
 +-- ReplicasOutOfSyncError     copies of a mirrored variable differ
 +-- ReplicaTimeoutError        a step whose replicas wait for one another too long
 +-- OptimizerOptionError       an invalid option of wrap_optimizer

@@ -46,6 +46,11 @@ def merging(replica_context: Any, total: Callable[[Any], Any]) -> Iterator[None]
         _MERGES.running.pop()
 
 
+def is_merging() -> bool:
+    """Whether a ``merge_call`` runs its function in this thread."""
+    return bool(_MERGES.running)
+
+
 def reduce_op_of(reduce_op: Any) -> str:
     """Returns ``sum`` or ``mean`` for a reduction of ``tf.distribute``.
 
@@ -138,15 +143,13 @@ class StepExtended(_tf_distribute.Extended):
         group: bool = True,
     ) -> Any:
         """Calls a function with a variable; the engine updates all copies alike."""
-        result = fn(var, *args, **(kwargs or {}))
-        return tf.group(result) if group and result is not None else result
+        return _updated(fn(var, *args, **(kwargs or {})), group=group)
 
     def _update_non_slot(
         self, colocate_with: Any, fn: Any, args: Any, kwargs: Any, group: bool
     ) -> Any:
         del colocate_with
-        result = fn(*args, **(kwargs or {}))
-        return tf.group(result) if group and result is not None else result
+        return _updated(fn(*args, **(kwargs or {})), group=group)
 
     def non_slot_devices(self, var_list: Sequence[Any]) -> Any:
         """Where a variable that belongs to none of these is made."""
@@ -199,7 +202,7 @@ class StepExtended(_tf_distribute.Extended):
 
 def _merge(caller: str) -> tuple[Any, Callable[[Any], Any]]:
     context_lib.require(f"strategy.extended.{caller}")
-    if not _MERGES.running:
+    if not is_merging():
         raise StrategyError(
             f"strategy.extended.{caller}() was called in a step but outside "
             "merge_call(); write tf.distribute.get_replica_context().all_reduce("
@@ -209,3 +212,10 @@ def _merge(caller: str) -> tuple[Any, Callable[[Any], Any]]:
 
 
 _ANYWHERE = contextlib.nullcontext()
+
+
+def _updated(result: Any, *, group: bool) -> Any:
+    """What an update returns: one operation, or a nest of local results."""
+    if not group:
+        return tf.nest.map_structure(lambda of_replica: (of_replica,), result)
+    return result if result is None else tf.group(result)

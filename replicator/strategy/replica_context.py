@@ -23,7 +23,12 @@ from replicator.collectives import gathering, reductions
 from replicator.collectives.nests import as_written
 from replicator.errors import StrategyError
 from replicator.step import context as context_lib
-from replicator.strategy.extended import StepExtended, merging, reduce_op_of
+from replicator.strategy.extended import (
+    StepExtended,
+    is_merging,
+    merging,
+    reduce_op_of,
+)
 from replicator.strategy.gradients import GradientSum
 
 if TYPE_CHECKING:
@@ -105,7 +110,12 @@ class StepStrategy(tf.distribute.Strategy):
         super().__init__(extended or StepExtended(self))
 
     def scope(self) -> Any:
-        """Rejected: a step is in the scope of its replicator."""
+        """Rejected: a step is in the scope of its replicator.
+
+        Inside ``merge_call`` optimizers of ``tf.compat.v1`` enter it for new slots.
+        """
+        if is_merging():
+            return contextlib.nullcontext(self)
         raise StrategyError(
             "scope() of the strategy of a step: variables are made before the step; "
             "write `with repl.as_strategy().scope():` around their creation"
