@@ -186,7 +186,7 @@ class Transformation(NamedTuple):
 def last_transformation(dataset: tf.data.Dataset) -> Transformation:
     """What a pipeline does last (test_division)."""
     name = type(dataset).__name__.strip("_").removesuffix("Dataset")
-    size = getattr(dataset, "_batch_size", None)
+    size = tf.get_static_value(getattr(dataset, "_batch_size", None))
     return Transformation(
         name=name.removeprefix("Parallel").removeprefix("Padded"),
         inputs=tuple(dataset._inputs()),  # noqa: SLF001

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator.checkpoint import division
 from replicator.errors import ReplicatorError
 from replicator.inputs.context import InputContext, InputReplicationMode
 from replicator.inputs.iterator import InputIterator, next_batches, to_pipeline
@@ -24,16 +25,20 @@ class RemotePipeline:
 
     Attributes:
       element_spec: Nest of ``tf.TypeSpec`` of one per-replica batch.
+      division: How it divides examples into batches.
     """
 
-    def __init__(self, function: Any, num_skipped: int = 0) -> None:
+    def __init__(
+        self, function: Any, divided: division.Division, num_skipped: int = 0
+    ) -> None:
         self.element_spec = function.structured_outputs.element_spec
+        self.division = divided
         self._function = function
         self._num_skipped = num_skipped
 
     def skip(self, num_batches: int) -> RemotePipeline:
         """The pipeline without its first elements; -1 leaves none."""
-        return RemotePipeline(self._function, num_batches)
+        return RemotePipeline(self._function, self.division, num_batches)
 
     def dataset(self) -> tf.data.Dataset:
         """Makes the dataset where it is called."""
@@ -188,8 +193,12 @@ def traced_dataset(
     Raises:
       TypeError: It returned something else than a dataset.
     """
+    found = []
 
     def make() -> tf.data.Dataset:
-        return to_pipeline(input_fn(context))
+        dataset = to_pipeline(input_fn(context))
+        found.append(division.of_dataset(dataset))  # a graph does not tell
+        return dataset
 
-    return RemotePipeline(tf.function(make, autograph=False).get_concrete_function())
+    function = tf.function(make, autograph=False).get_concrete_function()
+    return RemotePipeline(function, found[0])

@@ -78,9 +78,9 @@ def of(inputs: InputIterator) -> Division:
     """How the pipelines of an iterator divide examples."""
     return _merge(
         [
-            _of_dataset(pipeline)
+            of_dataset(pipeline)
             if isinstance(pipeline, tf.data.Dataset)
-            else Division(joined=None)
+            else pipeline.division  # known since it was traced
             for pipeline in inputs.pipelines
         ]
     )
@@ -99,7 +99,8 @@ def examples_per_element(division: Division, element_spec: Any) -> int | None:
     return None if size is None else int(size)
 
 
-def _of_dataset(dataset: tf.data.Dataset) -> Division:
+def of_dataset(dataset: tf.data.Dataset) -> Division:
+    """How one pipeline divides examples; without counts, if it is being traced."""
     split = uneven.global_batches_of(dataset)
     if split is not None:
         count = _count(split.dataset)
@@ -107,7 +108,7 @@ def _of_dataset(dataset: tf.data.Dataset) -> Division:
     last = _tf_data.last_transformation(dataset)
     if not last.inputs:
         return Division()
-    before = _merge([_of_dataset(part) for part in last.inputs])
+    before = _merge([of_dataset(part) for part in last.inputs])
     change = _CHANGES.get(last.name, _other)
     return before if last.name in _IN_ORDER else change(before, last)
 
@@ -115,7 +116,8 @@ def _of_dataset(dataset: tf.data.Dataset) -> Division:
 def _join(before: Division, last: Transformation) -> Division:
     if before.joined is None:
         return before
-    assert last.num_joined is not None
+    if last.num_joined is None:  # drawn, or read, while it runs
+        return dataclasses.replace(before, joined=None)
     is_first = not before.joined
     return dataclasses.replace(
         before,
@@ -192,6 +194,8 @@ def _merge(parts: Sequence[Division]) -> Division:
 
 
 def _count(dataset: tf.data.Dataset) -> float | None:
+    if not tf.executing_eagerly():
+        return None
     count = _tf_data.cardinality(dataset)
     if count == tf.data.INFINITE_CARDINALITY:
         return float("inf")

@@ -186,20 +186,6 @@ def test_long_ticks_are_cut() -> None:
     assert "12 " + "x" * 16 + svg.CUT == svg.short("12 " + "x" * 90)
 
 
-def test_a_picture_of_any_size_is_not_put_into_the_page(
-    tmp_path: Path, synthetic: Any
-) -> None:
-    """A record names it, and somebody put something else there."""
-    shape = synthetic.Shape(modes=(synthetic.WEAK,), budget=synthetic.LEARNING)
-    store: Store = synthetic.make_store(tmp_path / "study", shape)
-    for path in store.root.rglob("samples_*"):
-        with path.open("wb") as file:
-            file.truncate(learning.MOST_PICTURE_BYTES + 1)
-    from reports.view.view import view_store
-
-    assert [] == learning.pictures(view_store(store))
-
-
 def test_figures_beyond_the_most_are_said_to_be_left_out(
     tmp_path: Path, synthetic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,10 @@ def _run(repl, make):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("name", variants.REFUSED)
 def test_state_by_which_replicas_train_apart_is_refused(in_graph, name):
-    """The message names the variable, shows the line, and says what to write."""
+    """The message names the variable, shows the line, and says what to write.
+
+    Cases beyond the covering ones are in the full run.
+    """
     state = name.partition(" ")[0]
 
     with pytest.raises(
@@ -41,7 +44,10 @@ def test_state_by_which_replicas_train_apart_is_refused(in_graph, name):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("name", variants.RIGHT)
 def test_state_that_all_agree_on_or_none_trains_by_is_not_refused(in_graph, name):
-    """Nor is what is declared to be each replica's own."""
+    """Nor is what is declared to be each replica's own.
+
+    Cases beyond the covering ones are in the full run.
+    """
     _run(in_graph, variants.RIGHT[name])
     in_graph.assert_in_sync()
 

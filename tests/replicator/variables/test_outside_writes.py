@@ -21,7 +21,7 @@ MAX_NODES = 50
 def nodes_of(repl, step):
     """Ops of a dispatch by their number, without the arguments of its function."""
     program = repl._build(step, [], 1)
-    dispatch = program._make_function(1)
+    dispatch = program._make_function(1, None, None)
     dispatch._trace(None)
     nodes = dispatch._traced.graph.as_graph_def().node
     return collections.Counter(n.op for n in nodes if n.op != "Placeholder")
