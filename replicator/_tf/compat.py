@@ -114,35 +114,6 @@ def is_trackable(value: Any) -> bool:
     return isinstance(value, trackable.Trackable)
 
 
-class TrackedAsWrapped(trackable.Trackable):
-    """Something that checkpoints take for what its ``wrapped`` holds (test_manager).
-
-    TensorFlow sees the children of the object inside, and leaves with it what a
-    restored checkpoint has for variables that are made later.
-    """
-
-    wrapped: Any
-
-
-def _forwarded(name: str) -> property:
-    return property(lambda self: getattr(self.wrapped, name))
-
-
-# What the graph of objects is made of; values are those of the variables in it.
-for _name in (
-    "_deferred_dependencies",
-    "_handle_deferred_dependencies",
-    "_lookup_dependency",
-    "_maybe_initialize_trackable",
-    "_track_trackable",
-    "_trackable_children",
-    "_unconditional_checkpoint_dependencies",
-    "_unconditional_dependency_names",
-    "_update_uid",
-):
-    setattr(TrackedAsWrapped, _name, _forwarded(_name))
-
-
 def global_seed_generator() -> Any:
     """What unseeded random functions of Keras draw from, if any (test_randomness)."""
     state = sys.modules.get(_KERAS_STATE)

@@ -21,10 +21,17 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator.collectives import compression as compression_lib
+from replicator.collectives import reductions
+from replicator.collectives.kinds.all_reduce import AllReduce
+from replicator.optimizer.gradients import times
+from replicator.optimizer.keras_saving import Entry
 from replicator.variables.kinds import declare_partial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from replicator.optimizer.options import OptimizerOptions
 
     # (sums, whether an update is due) -> (the same over replicas, whether finite)
     Combine = Callable[
@@ -59,6 +66,12 @@ class Accumulation:
             if self.is_per_replica:
                 declare_partial(_tf_compat.unwrap(accumulator))
             self._sums[id(variable)] = accumulator
+
+    def entries(self) -> dict[str, Entry]:
+        """The counter and the sums, for files of Keras."""
+        sums = {f"sum_{i}": total for i, total in enumerate(self._sums.values())}
+        both = {"num_accumulated_steps": self.count} | sums
+        return {name: Entry(variable=variable) for name, variable in both.items()}
 
     def add(
         self,
@@ -117,6 +130,31 @@ class Accumulation:
         when(is_due, finish)
         when(is_due, start_over)
         counter.assign(tf.where(is_due, tf.zeros_like(count), count))
+
+
+def average_sums(
+    sums: list[tf.Tensor], is_due: tf.Tensor, *, options: OptimizerOptions, factor: Any
+) -> list[tf.Tensor]:
+    """Averages accumulated gradients over replicas, in calls that update.
+
+    Args:
+      sums: Of this replica.
+      is_due: Whether this call updates, a scalar bool.
+      options: How many calls are summed, and how the sums are sent.
+      factor: The loss scale, by which gradients in 16 bits keep their range.
+
+    Returns:
+      The averages if an update is due, else the sums.
+    """
+    wire_dtype = compression_lib.check(options.compression)
+    kind = AllReduce(op="mean", wire_dtype=wire_dtype)
+    if wire_dtype != tf.float16:  # the others have the exponent range of float32
+        return reductions.all_reduce_if(is_due, sums, kind)
+    # Scaled to the magnitude of one call's gradients, with the loss scale.
+    factor = factor * (1.0 / options.accumulation_steps)
+    sent = [times(total, factor) for total in sums]
+    averaged = reductions.all_reduce_if(is_due, sent, kind)
+    return [times(total, 1.0 / factor) for total in averaged]
 
 
 def when(condition: tf.Tensor | None, action: Callable[[], Any]) -> None:

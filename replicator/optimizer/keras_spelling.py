@@ -1,7 +1,9 @@
-"""The optimizer methods that Keras and its users call on a wrapped optimizer.
+"""A wrapped optimizer is a Keras optimizer, for Keras and for its users.
 
-In Keras 3, an update is ``optimizer.apply(grads, variables)``. Every such method must
-average over replicas first, or raise an error that says why it does not.
+It passes for an instance of the class of the optimizer inside (``__class__``), has its
+attributes, and is saved as that one. What it adds is here: in Keras 3, an update is
+``optimizer.apply(grads, variables)``, and every such method must average over replicas
+first, or raise an error that says why it does not.
 """
 
 from __future__ import annotations
@@ -11,19 +13,89 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.errors import OptimizerOptionError
+from replicator._tf.keras_saving import UsedAsWrapped
+from replicator.errors import CollectiveContextError, OptimizerOptionError
+from replicator.optimizer.keras_saving import OptionsState, check_is_here
 from replicator.step import context as context_lib
 from replicator.validation.arguments import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from replicator.variables.ownership import Ownership
 
-class KerasSpelling:
-    """Methods of a Keras optimizer, in terms of ``apply_gradients``."""
+
+class KerasSpelling(UsedAsWrapped):
+    """Methods of a Keras optimizer, in terms of ``apply_gradients``.
+
+    Attributes:
+      options_state: The state that options add to that of the Keras optimizer.
+    """
+
+    _ownership: Ownership | None
+    _is_built: bool
+
+    def __init__(self) -> None:
+        self.options_state = OptionsState()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "wrapped":  # not yet set while unpickling or copying
+            raise AttributeError(name)
+        return getattr(self.wrapped, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # `optimizer.learning_rate = 0.01` must reach the optimizer that does the work.
+        # What constructors set before `wrapped` is this object's own.
+        if "wrapped" not in vars(self) or name in vars(self):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.wrapped, name, value)
+
+    def __dir__(self) -> Iterable[str]:
+        # Keras saves what it finds here, and would save `wrapped` a second time.
+        names = {*vars(self), *dir(type(self)), *dir(self.wrapped)}
+        return sorted(names - {"wrapped"})
+
+    @property
+    def built(self) -> bool:
+        """Whether all state exists, that of options included; Keras asks."""
+        return self._is_built and self.wrapped.built
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the state of the optimizer inside, as Keras without replicas.
+
+        Args:
+          store: Of Keras: arrays by name.
+
+        Raises:
+          OptimizerOptionError: Other processes have some of the state.
+        """
+        for index, variable in enumerate(self._plain_variables()):
+            store[str(index)] = variable.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads what Keras has saved, with or without replicas.
+
+        Args:
+          store: Of Keras: arrays by name.
+
+        Raises:
+          OptimizerOptionError: Other processes have some of the state.
+        """
+        variables = self._plain_variables()
+        if len(store.keys()) != len(variables):
+            self.wrapped.load_own_variables(store)  # which says that it cannot
+            return
+        for index, variable in enumerate(variables):
+            variable.assign(store[str(index)])
+
+    def _plain_variables(self) -> list[Any]:
+        """The state that the optimizer inside would have by itself."""
+        check_is_here(self.wrapped.variables, self._ownership)
+        own = {id(entry.variable) for entry in self.options_state.entries.values()}
+        return [v for v in self.wrapped.variables if id(v) not in own]
 
     if TYPE_CHECKING:
-        wrapped: Any
 
         def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
             """Averages the gradients over replicas and updates the variables."""
@@ -46,7 +118,7 @@ class KerasSpelling:
           TypeError: Pairs, as ``apply_gradients`` takes them.
           ValueError: There is no gradient, or not one per variable.
         """
-        context_lib.require("apply")
+        check_in_replica("apply")
         if trainable_variables is None:
             trainable_variables = _tf_compat.optimized_variables(self.wrapped)
         if trainable_variables is None:
@@ -84,24 +156,39 @@ class KerasSpelling:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {type(self.wrapped).__name__}>"
 
-    def __str__(self) -> str:
-        # compile() quotes it if an object is not a Keras optimizer.
-        return (
-            f"{self!r}, which Keras' compile() and fit() cannot use, because they do "
-            "not support replicas: write a step function that computes the gradients "
-            "and calls optimizer.apply(grads, variables), and run it with "
-            "repl.run(step_fn, inputs)"
-        )
 
-
-def check_is_not_wrapped(optimizer: Any) -> None:
-    """Rejects an optimizer that is already wrapped.
+def check_in_replica(caller: str) -> None:
+    """Rejects an update outside a step.
 
     Raises:
-      TypeError: It is already wrapped.
+      CollectiveContextError: No step function is running.
+    """
+    try:
+        context_lib.require(caller)
+    except CollectiveContextError as error:
+        raise CollectiveContextError(
+            f"{error}; for fit() of Keras, make and compile the model inside `with "
+            "repl.scope():`"
+        ) from None
+
+
+def check_can_be_wrapped(optimizer: Any) -> None:
+    """Rejects what is no Keras optimizer, or is wrapped already.
+
+    Raises:
+      TypeError: It is one of them.
     """
     if isinstance(optimizer, KerasSpelling):
         raise TypeError(
             f"wrap_optimizer got an optimizer that is already wrapped, {optimizer!r}; "
             "use it as it is, or wrap a new Keras optimizer"
         )
+    for needed in ("apply", "build", "iterations"):
+        if not hasattr(optimizer, needed):
+            raise TypeError(
+                f"wrap_optimizer needs a Keras 3 optimizer, but "
+                f"{type(optimizer).__name__!r} has no {needed!r}; pass for "
+                "example keras.optimizers.SGD(0.1, momentum=0.9), or keep "
+                "an optimizer of another kind unwrapped and pass averages to it: "
+                "apply_gradients(zip(replicator.all_mean(grads), variables))"
+            )

@@ -21,19 +21,20 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
-from replicator.collectives import compression as compression_lib
 from replicator.collectives import reductions
-from replicator.collectives.kinds.all_reduce import AllReduce
 from replicator.errors import OptimizerOptionError
 from replicator.optimizer import fused, sharded_update
-from replicator.optimizer.accumulation import Accumulation, when
+from replicator.optimizer.accumulation import Accumulation, average_sums, when
 from replicator.optimizer.clipped import check_not_clipped
 from replicator.optimizer.gradients import (
     clip_by_global_norm,
     sum_duplicates,
-    times,
 )
-from replicator.optimizer.keras_spelling import KerasSpelling, check_is_not_wrapped
+from replicator.optimizer.keras_spelling import (
+    KerasSpelling,
+    check_can_be_wrapped,
+    check_in_replica,
+)
 from replicator.optimizer.loss_scale import LossScale
 from replicator.optimizer.options import OptimizerOptions
 from replicator.optimizer.pairs import check_are_optimized, pairs_of, variables_of
@@ -48,13 +49,14 @@ if TYPE_CHECKING:
     from replicator.variables.ownership import Ownership
 
 
-class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
+class ReplicatedOptimizer(KerasSpelling):
     """A Keras optimizer whose ``apply_gradients`` is replicated.
 
     Gradients are averaged over replicas exactly once (sum / R), before the wrapped
-    optimizer clips or scales them. Everything else (``learning_rate``, ``iterations``,
-    ``variables``...) is that of the wrapped optimizer. Checkpoints save it as that one,
-    wherever it is: an attribute of a ``tf.Module``, in a list, or by itself.
+    optimizer clips or scales them. Everything else (its class, ``learning_rate``,
+    ``iterations``, ``variables``...) is that of the wrapped optimizer. Keras' files and
+    checkpoints save it as that one, wherever it is: in ``compile``, an attribute of a
+    ``tf.Module``, in a list, or by itself.
 
     Attributes:
       wrapped: The Keras optimizer; it owns the state and can be checkpointed.
@@ -73,16 +75,8 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         ownership: Ownership | None = None,
         accumulates_per_replica: bool = False,
     ) -> None:
-        check_is_not_wrapped(optimizer)
-        for needed in ("apply", "build", "iterations"):
-            if not hasattr(optimizer, needed):
-                raise TypeError(
-                    f"wrap_optimizer needs a Keras 3 optimizer, but "
-                    f"{type(optimizer).__name__!r} has no {needed!r}; pass for "
-                    "example keras.optimizers.SGD(0.1, momentum=0.9), or keep "
-                    "an optimizer of another kind unwrapped and pass averages to it: "
-                    "apply_gradients(zip(replicator.all_mean(grads), variables))"
-                )
+        super().__init__()
+        check_can_be_wrapped(optimizer)
         self.uses_fused_update: bool | None = None
         self.options = (options or OptimizerOptions()).check(optimizer)
         scale, steps = self.options.loss_scale, self.options.accumulation_steps
@@ -97,19 +91,6 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         self.made_by: maker.Maker | None = None
         self._is_loss_scaled = False
         self.wrapped = optimizer  # the last: from here on, see __setattr__
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "wrapped":  # not yet set while unpickling or copying
-            raise AttributeError(name)
-        return getattr(self.wrapped, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # `optimizer.learning_rate = 0.01` must reach the optimizer that does the work.
-        # What constructors set before `wrapped` is this object's own.
-        if "wrapped" not in vars(self) or name in vars(self):
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self.wrapped, name, value)
 
     def build(self, variables: Iterable[Any]) -> None:
         """Creates the optimizer's state for ``variables``; optional, ``run`` does it.
@@ -141,6 +122,11 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
             if self.loss_scale is not None:
                 for variable in self.loss_scale.build():
                     _tf_compat.track_variable(self.wrapped, variable)
+                self.options_state.entries |= self.loss_scale.entries()
+        if accumulation is not None:
+            self.options_state.entries |= accumulation.entries()
+            if accumulation.is_per_replica:
+                self.options_state.count = accumulation.count
         self._is_built = True
 
     def scale_loss(self, loss: Any) -> Any:
@@ -180,7 +166,7 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
           ValueError: There is no gradient, or its shape differs from its variable's;
             the optimizer was not built with a variable.
         """
-        context_lib.require("apply_gradients")
+        check_in_replica("apply_gradients")
         self.check_maker(maker.current())
         self._check_loss_scaled()
         pairs = pairs_of(grads_and_vars)
@@ -274,7 +260,12 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
             totals: list[tf.Tensor], is_due: tf.Tensor
         ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
             if is_per_replica:
-                totals = self._average_sums(totals, is_due)
+                totals = average_sums(
+                    totals,
+                    is_due,
+                    options=self.options,
+                    factor=1.0 if scale is None else scale.value,
+                )
             if scale is None or is_counted is None:
                 return totals, None
             # Values that were sent in 16 bits may have overflowed to infinity.
@@ -285,22 +276,6 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         self.accumulation.add(
             grads, variables, is_counted, combine=combine, update=update
         )
-
-    def _average_sums(
-        self, sums: list[tf.Tensor], is_due: tf.Tensor
-    ) -> list[tf.Tensor]:
-        """Averages accumulated gradients over replicas, in calls that update."""
-        wire_dtype = compression_lib.check(self.options.compression)
-        kind = AllReduce(op="mean", wire_dtype=wire_dtype)
-        if wire_dtype != tf.float16:  # the others have the exponent range of float32
-            return reductions.all_reduce_if(is_due, sums, kind)
-        # Scaled to the magnitude of one call's gradients, with the loss scale.
-        factor = 1.0 / self.options.accumulation_steps
-        if self.loss_scale is not None:
-            factor *= self.loss_scale.value
-        sent = [times(total, factor) for total in sums]
-        averaged = reductions.all_reduce_if(is_due, sent, kind)
-        return [times(total, 1.0 / factor) for total in averaged]
 
     def _all_reduce(self, grads: list[Any], op: str) -> list[Any]:
         compression = self.options.compression
