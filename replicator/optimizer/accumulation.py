@@ -25,7 +25,7 @@ from replicator.collectives import compression as compression_lib
 from replicator.collectives import reductions
 from replicator.collectives.kinds.all_reduce import AllReduce
 from replicator.optimizer.gradients import times
-from replicator.optimizer.keras_saving import Entry
+from replicator.optimizer.keras_saving import OptionVariable
 from replicator.variables.kinds import declare_partial
 
 if TYPE_CHECKING:
@@ -67,11 +67,13 @@ class Accumulation:
                 declare_partial(_tf_compat.unwrap(accumulator))
             self._sums[id(variable)] = accumulator
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, OptionVariable]:
         """The counter and the sums, for files of Keras."""
         sums = {f"sum_{i}": total for i, total in enumerate(self._sums.values())}
         both = {"num_accumulated_steps": self.count} | sums
-        return {name: Entry(variable=variable) for name, variable in both.items()}
+        return {
+            name: OptionVariable(variable=variable) for name, variable in both.items()
+        }
 
     def add(
         self,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Entry:
+class OptionVariable:
     """A variable of an option.
 
     Attributes:
@@ -45,7 +45,7 @@ class OptionsState(SavedApart):
     """
 
     def __init__(self) -> None:
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, OptionVariable] = {}
         self.count: Any = None
 
     def save_own_variables(self, store: Any) -> None:

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from replicator.optimizer.gradients import times, values_of
-from replicator.optimizer.keras_saving import Entry
+from replicator.optimizer.keras_saving import OptionVariable
 from replicator.optimizer.options import DYNAMIC
 from replicator.step import creation
 from replicator.step.tensors import tensor_of
@@ -58,11 +58,11 @@ class LossScale:
             return []
         return [self.scale, self.num_finite_steps, self.num_skipped_steps]
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, OptionVariable]:
         """The variables of a dynamic scale, for files of Keras."""
         initial = (INITIAL_SCALE, 0.0, 0.0)
         return {
-            variable.name: Entry(variable=variable, initial=start)
+            variable.name: OptionVariable(variable=variable, initial=start)
             for variable, start in zip(self.build(), initial, strict=False)
         }
 
