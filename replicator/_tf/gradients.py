@@ -52,7 +52,7 @@ def vectorize_markers(
     """Tells vectorized loops what becomes of a marker (test_vectorized).
 
     Args:
-      convert: Takes the name of a marker, and a function that gives the output of a
+      convert: Takes the name of a marker, and a function that gives the input of a
         node of the body in all iterations: stacked and True, or one value for all of
         them and False. Returns the result in the same form, or None where the marker
         only passes its input on.
@@ -63,7 +63,8 @@ def vectorize_markers(
     @pfor.RegisterPFor("PlaceholderWithDefault")
     def convert_marker(pfor_input: Any) -> Any:
         def converted(node: str) -> tuple[tf.Tensor, bool]:
-            (tensor,) = pfor_input.op.graph.get_operation_by_name(node).outputs
+            # Of the identity that is the operand, no tape knows.
+            (tensor,) = pfor_input.op.graph.get_operation_by_name(node).inputs
             value = pfor_input.pfor._convert_helper(tensor)  # noqa: SLF001
             return value.t, value.is_stacked
 

@@ -132,6 +132,19 @@ def test_a_vectorized_map_has_a_gradient(in_graph):
         np.testing.assert_allclose(got, 2 * 2 * (ROWS[0] + ROWS[1]), **EXACT)
 
 
+def test_what_is_the_same_in_all_rows_has_a_gradient(in_graph):
+    """Nothing in the loop depends on the row, and the tape is outside of it."""
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.vectorized_map(lambda _: replicator.all_sum(x), tf.zeros([3, 1]))
+        return tape.gradient(y, x)
+
+    for got in _run(in_graph, step):
+        np.testing.assert_allclose(got, np.full_like(ROWS[0], 3 * 2), **EXACT)
+
+
 @pytest.mark.parametrize("use_pfor", [True, False])
 def test_a_jacobian_is_that_of_the_rows_one_by_one(in_graph, use_pfor):
     """Each row is the gradient of one element, on all replicas."""
