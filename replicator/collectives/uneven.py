@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from replicator.collectives import reducible, reductions
 from replicator.errors import SplitBatchError
+from replicator.inputs.batch_rows import part
 from replicator.inputs.context import InputContext
 from replicator.step import context as context_lib
 from replicator.step.tensors import tensor_of
@@ -82,14 +83,9 @@ def split_global_batches(
 
     def parts(*batch: Any) -> tf.data.Dataset:
         nest = batch[0] if len(batch) == 1 else batch
-        num_examples = tf.shape(tf.nest.flatten(nest)[0], out_type=tf.int64)[0]
-
-        def part(replica_id: tf.Tensor) -> Any:
-            start = num_examples * replica_id // num_replicas
-            stop = num_examples * (replica_id + 1) // num_replicas
-            return tf.nest.map_structure(lambda leaf: leaf[start:stop], nest)
-
-        return tf.data.Dataset.range(first, first + num_in_turn).map(part)
+        return tf.data.Dataset.range(first, first + num_in_turn).map(
+            lambda replica_id: part(nest, replica_id, num_replicas)
+        )
 
     divided = dataset.batch(share * num_replicas).flat_map(parts)
     _GLOBAL_BATCHES[divided] = GlobalBatches(dataset=dataset, share=share)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator.inputs.batch_rows import part, without_rows
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -45,7 +47,7 @@ def fill(pipeline: tf.data.Dataset, num_replicas: int) -> tf.data.Dataset:
         flag = tf.data.Dataset.from_tensors(tf.fill([num_replicas], is_fed)).repeat()
         return tf.data.Dataset.zip({_IS_FED: flag, _BATCH: batches})
 
-    empty = tf.nest.map_structure(_empty, pipeline.element_spec)
+    empty = tf.nest.map_structure(without_rows, pipeline.element_spec)
     rest = tf.data.Dataset.from_tensors(empty).repeat()
     return flagged(pipeline, is_fed=True).concatenate(flagged(rest, is_fed=False))
 
@@ -77,7 +79,8 @@ def divide(elements: Sequence[Any]) -> tuple[list[Any], tf.Tensor]:
         parts = []
         for start in range(0, len(batches), share):
             own = slice(start, start + share)
-            parts += _parts_of(_join(batches[own], is_fed[own]), share)
+            joined = _join(batches[own], is_fed[own])
+            parts += [part(joined, index, share) for index in range(share)]
         return parts
 
     found = tf.cond(tf.reduce_all(is_fed), lambda: batches, divided)
@@ -109,49 +112,6 @@ def _concatenation(first: Any, second: Any) -> Callable[[], Any]:
 
 def _constant(value: Any) -> Callable[[], Any]:
     return lambda: value
-
-
-def _parts_of(batch: Any, num_parts: int) -> list[Any]:
-    """Parts whose sizes differ by at most one."""
-    size = _num_rows(tf.nest.flatten(batch)[0])
-    ends = [size * index // num_parts for index in range(num_parts + 1)]
-
-    def part(index: int) -> Any:
-        start, stop = ends[index], ends[index + 1]
-        return tf.nest.map_structure(lambda leaf: _rows(leaf, start, stop), batch)
-
-    return [part(index) for index in range(num_parts)]
-
-
-def _empty(spec: Any) -> Any:
-    """A value of a type without rows."""
-    inner = [dimension or 0 for dimension in spec.shape[1:]]
-    if isinstance(spec, tf.SparseTensorSpec):
-        indices = tf.zeros([0, spec.shape.rank], tf.int64)
-        return tf.SparseTensor(indices, tf.zeros([0], spec.dtype), [0, *inner])
-    if not isinstance(spec, tf.RaggedTensorSpec):
-        return tf.zeros([0, *inner], spec.dtype)
-    value = tf.zeros([0, *inner[spec.ragged_rank :]], spec.dtype)
-    for _ in range(spec.ragged_rank):
-        splits = tf.zeros([1], spec.row_splits_dtype)
-        value = tf.RaggedTensor.from_row_splits(value, splits)
-    return value
-
-
-def _num_rows(leaf: Any) -> tf.Tensor:
-    if isinstance(leaf, tf.RaggedTensor):
-        return tf.cast(leaf.nrows(), tf.int64)
-    if isinstance(leaf, tf.SparseTensor):
-        return leaf.dense_shape[0]
-    return tf.shape(leaf, out_type=tf.int64)[0]
-
-
-def _rows(leaf: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
-    if not isinstance(leaf, tf.SparseTensor):
-        return leaf[start:stop]
-    inner = leaf.dense_shape[1:]
-    first = tf.concat([[start], tf.zeros_like(inner)], axis=0)
-    return tf.sparse.slice(leaf, first, tf.concat([[stop - start], inner], axis=0))
 
 
 def _concat(first: Any, second: Any) -> Any:

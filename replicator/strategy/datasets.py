@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from replicator._tf import data as _tf_data
 from replicator.errors import StrategyError
-from replicator.strategy.values import batch_of, num_rows, rows
+from replicator.inputs.batch_rows import part, without_rows
+from replicator.strategy.values import batch_of
 from replicator.validation.arguments import shown
 
 if TYPE_CHECKING:
@@ -71,24 +72,11 @@ def split(
 @tf.autograph.experimental.do_not_convert  # which would rewrite its loops
 def parts_of(batch: Any, num_replicas: int, first_replica: int, num_local: int) -> Any:
     """The parts of a global batch, a nest of tensors with the same number of rows."""
-    leaf = tf.nest.flatten(batch)[0]
-    num_examples = tf.cast(num_rows(leaf), tf.int64)
-    static = leaf.shape[0]
-    is_even = static is not None and static % num_replicas == 0
-
-    def of_leaf(value: Any) -> Any:
-        values = []
-        for replica in range(first_replica, first_replica + num_local):
-            if is_even:
-                share = static // num_replicas
-                start, stop = replica * share, (replica + 1) * share
-            else:
-                start = num_examples * replica // num_replicas
-                stop = num_examples * (replica + 1) // num_replicas
-            values.append(rows(value, start, stop))
-        return batch_of(values, num_replicas)
-
-    return tf.nest.map_structure(of_leaf, batch)
+    parts = [
+        part(batch, replica, num_replicas)
+        for replica in range(first_replica, first_replica + num_local)
+    ]
+    return tf.nest.map_structure(lambda *values: batch_of(values, num_replicas), *parts)
 
 
 def take_turns(
@@ -130,9 +118,7 @@ def take_turns(
     def turn(*windows: Any) -> Any:
         window = tf.data.Dataset.zip(windows[0] if len(windows) == 1 else windows)
         if has_any_size:
-            empty = tf.nest.map_structure(
-                lambda s: tf.zeros([d or 0 for d in s.shape], s.dtype), spec
-            )
+            empty = tf.nest.map_structure(without_rows, spec)
             none = tf.data.Dataset.from_tensors(empty).repeat(num_local)
             window = window.concatenate(none)
         elements = [

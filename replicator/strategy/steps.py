@@ -12,11 +12,11 @@ import tensorflow as tf
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import grappler as _tf_grappler
 from replicator.collectives import gathering, reductions
+from replicator.inputs.batch_rows import num_rows
 from replicator.step import identity
 from replicator.strategy.calls import Arguments, Outputs
 from replicator.strategy.gradients import GradientSum
 from replicator.strategy.replica_context import entered_by
-from replicator.strategy.values import num_rows
 from replicator.validation.user_functions import name_of
 
 if TYPE_CHECKING:
@@ -91,7 +91,9 @@ class Steps:
         """Names and programs, in the order of building."""
         return [(step.name, step.program) for step in self._steps.values()]
 
-    def of(self, backend: Any, fn: Callable[..., Any], arguments: Arguments) -> Step:
+    def of(
+        self, backend: StepBackend, fn: Callable[..., Any], arguments: Arguments
+    ) -> Step:
         """Returns the step of a function; builds it on first use."""
         fn = _plain(fn)
         function = identity.identity(fn)
@@ -116,7 +118,7 @@ class Steps:
 
     def _build(
         self,
-        backend: Any,
+        backend: StepBackend,
         fn: Callable[..., Any],
         called: Callable[..., Any],
         arguments: Arguments,

@@ -53,23 +53,3 @@ def grouped(values: Sequence[Any]) -> Any:
 def batch_of(values: Sequence[Any], num_replicas: int) -> Any:
     """The parts of a batch as one value; of one replica in all, that part itself."""
     return values[0] if num_replicas == 1 else SplitBatch(tuple(values))
-
-
-def num_rows(value: Any) -> Any:
-    """Examples of a batch: the size of its first dimension, a scalar tensor."""
-    if isinstance(value, tf.RaggedTensor):
-        return value.nrows()
-    if isinstance(value, tf.SparseTensor):
-        return value.dense_shape[0]
-    return tf.shape(value)[0]
-
-
-def rows(value: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
-    """A part of the examples of a batch."""
-    if not isinstance(value, tf.SparseTensor):
-        return value[start:stop]
-    shape = value.dense_shape
-    rank = tf.size(shape, out_type=tf.int64)
-    first = tf.one_hot(0, tf.cast(rank, tf.int32), dtype=tf.int64)
-    size = tf.concat([[stop - start], shape[1:]], axis=0)
-    return tf.sparse.slice(value, first * start, size)
