@@ -16,6 +16,7 @@ from harness.launch import catalog
 from harness.planning import estimate, extend
 from harness.run import sweep as run
 from results.figures import relay
+from results.judging.look import is_decided
 from results.records.models import Order, TrialStatus
 from results.study.cases import UNMATCHED, load_study
 from results.study.matching import Outcome
@@ -117,11 +118,14 @@ def conclude_sweep(
 
 
 def _is_done(study: Study) -> bool:
-    """Whether a relay has reached its target, or has used its time."""
+    """Whether a relay has reached its target or verdict, or has used its time."""
     measuring = study.plan.measuring
-    if measuring.target is None or measuring.minutes is None:
+    looks = () if measuring.gate is None else measuring.gate.looks
+    if measuring.minutes is None or (measuring.target is None and not looks):
         return True
-    if relay.is_precise_enough(study):
+    if looks and is_decided(study):
+        return True
+    if not looks and relay.is_precise_enough(study):
         return True
     if not any(entry.is_ok for entry in study.planned):
         return True
@@ -134,7 +138,12 @@ def _is_done(study: Study) -> bool:
     )
     generation_sec = used_sec / study.plan.repeats
     is_time_over = used_sec + generation_sec > measuring.minutes * 60
-    if is_time_over:
+    if is_time_over and looks:
+        note(
+            f"no clear verdict after {study.plan.repeats} generations and"
+            f" {used_sec / 60:.1f} min: give more --minutes to continue"
+        )
+    elif is_time_over:
         note(
             f"the target of {measuring.target:.2%} is not reached after"
             f" {study.plan.repeats} generations and {used_sec / 60:.1f} min: give more"

@@ -22,7 +22,8 @@ from harness.errors import DoesNotFitError
 from harness.machine.time_of_day import now_text
 from harness.planning import cases, defaults, plan
 from harness.planning.request import SweepRequest
-from harness.run.relay import Generation, run_generation
+from harness.run.relay import run_generation
+from harness.run.rounds import Generation
 from harness.run.trial_runner import RunSettings
 from results.figures import relay, scaling
 from results.judging import power

@@ -76,9 +76,11 @@ def choose_repeats(request: SweepRequest, order: Order) -> int:
     Raises:
       PlanError: Too few for a target.
     """
+    looks = request.gate.looks if request.gate is not None else ()
+    in_relay = defaults.GENERATIONS if request.target is None else FEWEST_TO_STOP
     default = {
         Order.SEQUENTIAL: defaults.REPEATS,
-        Order.RELAY: defaults.GENERATIONS if request.target is None else FEWEST_TO_STOP,
+        Order.RELAY: looks[0] if looks else in_relay,
     }[order]
     repeats = default if request.repeats is None else request.repeats
     if request.target is not None and repeats < FEWEST_TO_STOP:
@@ -144,6 +146,7 @@ def make_measuring(
             order=order,
             primary=primary,
             efficiency_target=request.efficiency_target,
+            gate=request.gate,
         )
     if request.target is not None and primary is None:
         raise PlanError(
@@ -151,12 +154,16 @@ def make_measuring(
             " one case only; add a backend or a replica count"
         )
     minutes = request.minutes
-    if request.target is None:
+    usual_sec = defaults.MINUTES * 60 / defaults.GENERATIONS
+    looks = request.gate.looks if request.gate is not None else ()
+    if looks:
+        minutes = minutes or defaults.MINUTES_OF_GATE
+        generation_sec = min(minutes * 60 / looks[0], usual_sec)
+    elif request.target is None:
         minutes = minutes or defaults.MINUTES
         generation_sec = minutes * 60 / choose_repeats(request, order)
     else:
         minutes = minutes or defaults.MINUTES_TO_TARGET
-        usual_sec = defaults.MINUTES * 60 / defaults.GENERATIONS
         generation_sec = min(minutes * 60 / FEWEST_TO_STOP, usual_sec)
     return Measuring(
         order=order,
@@ -166,6 +173,7 @@ def make_measuring(
         target=request.target,
         primary=primary,
         efficiency_target=request.efficiency_target,
+        gate=request.gate,
     )
 
 
@@ -237,8 +245,10 @@ def notes(measuring: Measuring, repeats: int) -> list[str]:
     """Returns what was chosen for the user, one line each."""
     found = []
     if measuring.order is Order.RELAY:
+        looks = () if measuring.gate is None else measuring.gate.looks
+        number = f"{looks[0]} to {looks[-1]}" if looks else f"{repeats}"
         found.append(
-            f"relay: {repeats} generations of at most {measuring.max_rounds} rounds, in"
+            f"relay: {number} generations of at most {measuring.max_rounds} rounds, in"
             f" at most about {measuring.minutes:g} min; the twin shows what it resolves"
         )
     if measuring.primary is not None:

@@ -17,6 +17,7 @@ from harness.planning.settings import described_default
 from harness.planning.source_tree import SourceTree
 from results.records.bounds import BatchSize, Seed, Steps
 from results.records.limits import MAX_EVALUATIONS, MAX_SEED
+from results.records.measuring import GateDesign
 from results.records.models import Allocator, Control, OptionValue, Order, ScalingMode
 from results.records.settings import StepSettings
 
@@ -43,6 +44,7 @@ class SweepRequest(Options):
     Attributes:
       is_quality_only: Whether nothing but the quality runs is planned.
       baseline: Another tree of sources, in which every case is measured as well.
+      gate: What a gate judges, and when it looks; None of a sweep.
     """
 
     workload: Annotated[str, Option(group=MEASURED, help="The workload to measure.")]
@@ -279,3 +281,4 @@ class SweepRequest(Options):
 
     is_quality_only: bool = False
     baseline: InstanceOf[SourceTree] | None = None
+    gate: InstanceOf[GateDesign] | None = None

@@ -10,8 +10,10 @@ from harness.planning import code_digest
 from results.records.machine_record import MachineState
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from harness.planning.source_tree import SourceTree
-    from results.records.models import Plan
+    from results.records.models import Plan, PlannedTrial
     from results.store.study_store import Store
 
 
@@ -73,3 +75,14 @@ def _code_now(tree: SourceTree | None) -> str:
 
 def _commit(state: MachineState) -> str:
     return f"commit {state.commit_text}" if state.commit_text else "no commit"
+
+
+def equal_digests(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
+    """Returns the code digests of two revisions if they are the same, else nothing."""
+    sides: dict[bool, set[tuple[str, str]]] = {False: set(), True: set()}
+    for trial in trials:
+        of = trial.spec.backend, trial.spec.code_digest
+        sides[bool(trial.spec.revision)].add(of)
+    if sides[False] != sides[True]:
+        return ()
+    return tuple(sorted({digest for _, digest in sides[True]}))

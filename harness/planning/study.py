@@ -229,6 +229,7 @@ def reconcile(
                     "max_rounds": new.measuring.max_rounds,
                     "target": new.measuring.target,
                     "efficiency_target": new.measuring.efficiency_target,
+                    "gate": new.measuring.gate,
                 }
             ),
             "timeout_sec": new.timeout_sec,

@@ -8,9 +8,11 @@ not (``docs/measuring.md``, ``docs/decisions/0022-relay.md``). In one generation
    (``harness/run/starting.py``). Each runs its last warm-up step alone: it tells how
    many steps make a turn.
 2. In every round each case has one turn, in an order shuffled by the seed: one step
-   or more, at least ``MIN_TURN_SEC``. A turn that others disturbed is void, and is
-   repeated up to twice.
-3. All check, record and exit.
+   or more, at least ``MIN_TURN_SEC``. Both revisions of a case, and its twin, follow
+   each other. A turn that others disturbed is void, and is repeated up to twice.
+3. In a gate, each case has some sustained stretches in the same way: many steps in a
+   row, with the garbage collector on.
+4. All check, record and exit.
 
 Whatever happens to one trial does not end the generation.
 """
@@ -18,56 +20,26 @@ Whatever happens to one trial does not end the generation.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import math
-import random
 import time
 from typing import TYPE_CHECKING, Final
 
-from harness.machine import core_clock, disturbance
 from harness.machine.free_memory import read_free_memory
-from harness.machine.gpu_watch import GpuWatch
-from harness.run import starting, trial_runner, turn_file
-from harness.run.resident import Resident, ResidentEndedError, latest, total
+from harness.run import rounds, starting, trial_runner
+from harness.run.resident import Resident, ResidentEndedError
 from harness.trial import heap
-from harness.trial.steps import whole_blocks
-from results.records.measuring import MAX_ATTEMPTS, Control, Turn
+from results.records.measuring import Control
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from harness.run.trial_runner import RunSettings, VoidReason
-    from results.records.models import PlannedTrial, StatusRecord
+    from harness.run.rounds import Generation, Stage
+    from harness.run.trial_runner import RunSettings
+    from results.records.measuring import Turn
+    from results.records.models import StatusRecord
     from results.store.study_store import Store
 
-    # Receives what the relay does now, and the seconds to the generation's end.
-    Stage = Callable[[str, float | None], None]
-
-MIN_TURN_SEC: Final = 0.3
-"""Shortest turn: below it, the kernel's ticks of 10 ms say too little about others."""
-MIN_ROUNDS: Final = 5
-"""Rounds of a generation, however little time is left for them."""
 _OF_FREE_MEMORY: Final = 0.5
 """How much of the free memory heaps may be given, all together."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Generation:
-    """One generation of a relay.
-
-    Attributes:
-      trials: Its trials, one per case.
-      index: Its index, from 0.
-      duration_sec: The time for all of it; None for no limit.
-      max_rounds: The most rounds.
-      seed: Determines the order of the turns.
-    """
-
-    trials: Sequence[PlannedTrial]
-    index: int
-    duration_sec: float | None
-    max_rounds: int
-    seed: int
 
 
 def run_generation(
@@ -107,7 +79,7 @@ def run_generation(
             free_memory,
         )
         _warm_up(residents, stage, free_memory)
-        _take_rounds(residents, generation, deadline, stage, settings.void_reason)
+        rounds.take_all(residents, generation, deadline, stage, settings.void_reason)
         stage("checking and recording", None)
         _finish(residents)
         return [_record(store, resident, settings) for resident in residents]
@@ -166,79 +138,6 @@ def _heap_fraction(residents: Sequence[Resident], free: int) -> float:
     """Returns how much each process adds to its heap: the same for all, and it fits."""
     used = sum(resident.resident_bytes() for resident in residents)
     return min(heap.FRACTION, _OF_FREE_MEMORY * free / max(used, 1))
-
-
-def _take_rounds(
-    residents: Sequence[Resident],
-    generation: Generation,
-    deadline: float | None,
-    stage: Stage,
-    void_reason: VoidReason,
-) -> None:
-    generator = random.Random(f"{generation.seed}/{generation.index}")  # noqa: S311
-    longest_round_sec = 0.0
-    for round_index in range(generation.max_rounds):
-        alive = [resident for resident in residents if resident.is_alive]
-        now = time.monotonic()
-        left = None if deadline is None else deadline - now
-        if not alive or (
-            left is not None and round_index >= MIN_ROUNDS and left < longest_round_sec
-        ):
-            return
-        expected = (generation.max_rounds - round_index) * longest_round_sec
-        if left is not None:
-            expected = min(expected, left) if longest_round_sec else left
-        stage(f"round {round_index + 1}", max(expected, 0.0))
-        generator.shuffle(alive)
-        for resident in alive:
-            started = time.monotonic()
-            _take_turn(resident, round_index, void_reason)
-            resident.busy_sec += time.monotonic() - started
-        longest_round_sec = max(longest_round_sec, time.monotonic() - now)
-
-
-def _take_turn(resident: Resident, round_index: int, void_reason: VoidReason) -> None:
-    """Gives one turn, and repeats it while it is void."""
-    num_steps = max(1, math.ceil(MIN_TURN_SEC / max(resident.step_time_sec, 1e-6)))
-    num_steps = whole_blocks(num_steps, resident.prepared.trial.spec)
-    for attempt in range(MAX_ATTEMPTS):
-        pids = [process.pid for process in resident.processes()]
-        with GpuWatch(resident.prepared.gpus) as watch:
-            before = core_clock.read(resident.cores, pids)
-            resident.send(
-                "turn", round_index=round_index, attempt=attempt, num_steps=num_steps
-            )
-            try:
-                answers = resident.receive("turn")
-            except ResidentEndedError:
-                return
-            after = core_clock.read(resident.cores, pids)
-        load = disturbance.between(before, after)
-        load = dataclasses.replace(load, gpus=watch.uses())
-        turn_file.append(resident.prepared.trial_dir, round_index, attempt, load)
-        num_retraces = int(total(answers, "num_retraces"))
-        turn = Turn(
-            round_index=round_index,
-            attempt=attempt,
-            start_ns=latest(answers, "start_ns"),
-            end_ns=latest(answers, "end_ns"),
-            num_steps=num_steps,
-            foreign_cpu_fraction=load.foreign_cpu_fraction,
-            stolen_cpu_fraction=load.stolen_cpu_fraction,
-            run_delay_sec=load.run_delay_sec,
-            user_sec=total(answers, "user_sec"),
-            system_sec=total(answers, "system_sec"),
-            minor_faults=int(total(answers, "minor_faults")),
-            major_faults=int(total(answers, "major_faults")),
-            involuntary_switches=int(total(answers, "involuntary_switches")),
-            num_throttled=load.num_throttled,
-            num_retraces=num_retraces,
-            gpus=load.gpus,
-            void_reason=void_reason(load, num_retraces),
-        )
-        resident.turns.append(turn)
-        if turn.is_valid:
-            return
 
 
 def _finish(residents: Sequence[Resident]) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from harness.errors import Interrupted
 from harness.planning import defaults
 from harness.run import match_runs, phase_watch
-from harness.run.relay import Generation, run_generation
+from harness.run.relay import run_generation
+from harness.run.rounds import Generation
 from harness.run.trial_runner import run_trial
 from results.records.models import Order, TrialStatus
 
@@ -182,6 +183,7 @@ def _run_generation(
         duration_sec=duration_sec,
         max_rounds=measuring.max_rounds or defaults.MAX_ROUNDS,
         seed=plan.seed,
+        num_stretches=0 if measuring.gate is None else measuring.gate.num_stretches,
     )
     num_later = len(
         {trial.spec.repetition_index for trial in later if _is_in_relay(trial)}

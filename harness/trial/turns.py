@@ -10,8 +10,9 @@ command on a socket, without using a core. Messages are lines of JSON:
 - ``{"command": "warm_up", "heap_fraction": 0.25}``, answered by ``{"state": "ready",
   "step_time_sec": 0.4}``: the process has added so much of its memory to its heap
   (``harness/trial/heap.py``), and its last warm-up step ran, with the machine to itself
-- ``{"command": "turn", "num_steps": 2, ...}``, answered by ``{"state": "turn", ...}``
-  with the times of the turn and what the process used in it
+- ``{"command": "turn", "num_steps": 2, "is_sustained": false, ...}``, answered by
+  ``{"state": "turn", ...}`` with the times of the turn and what the process used in it;
+  in a sustained one the garbage collector works as it does in users' programs
 - ``{"command": "finish"}``: check, record and exit
 
 The address begins with ``@``: a socket in Linux' abstract namespace, which no file
@@ -37,7 +38,7 @@ ADDRESS_VARIABLE = "REPLICATOR_HARNESS_TURNS"
 """Environment variable with the address; absent where a trial runs alone."""
 
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of these messages: both sides of a gate must have the same."""
 
 
@@ -101,8 +102,8 @@ def take_turns(
 ) -> None:
     """Takes turns until the harness says that there are no more.
 
-    The garbage collector, which is off, runs between turns; the program's own
-    background work, such as actors, is paused then.
+    The garbage collector, which is off, runs between turns, and within those that are
+    sustained; the program's own background work, such as actors, is paused between.
 
     Args:
       program: What is stepped.
@@ -121,13 +122,20 @@ def take_turns(
     program.pause()
     command = channel.ask("ready", step_time_sec=warm_step_sec)
     while command["command"] == "turn":
-        gc.collect()
+        is_sustained = command["is_sustained"]
+        if is_sustained:
+            gc.unfreeze()
+            gc.enable()
+        else:
+            gc.collect()
         program.resume()
         num_traces, before = count_traces(), resource.getrusage(resource.RUSAGE_SELF)
         start_ns = clock()
         end_ns = run_steps(command["num_steps"])
         after = resource.getrusage(resource.RUSAGE_SELF)
         program.pause()
+        if is_sustained:
+            gc.disable()
         memory.sample()
         facts = {
             "round_index": command["round_index"],
@@ -135,6 +143,7 @@ def take_turns(
             "start_ns": start_ns,
             "end_ns": end_ns,
             "num_steps": command["num_steps"],
+            "is_sustained": is_sustained,
             **_used(before, after),
             "num_retraces": count_traces() - num_traces,
         }

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from reports.site import comparison
-from reports.words import judgement, markdown
+from reports.words import markdown, ratio_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ def as_text(compared: Compared) -> str:
     lines += [f"  {found.group}: {found.text}" for found in compared.differences]
     if not compared.differences:
         lines.append("  nothing that is recorded")
-    lines += [*_only(compared), "", judgement.comparison_text(compared.table)]
+    lines += [*_only(compared), "", ratio_table.comparison_text(compared.table)]
     return "\n".join(lines)
 
 
@@ -48,7 +48,7 @@ def as_markdown(compared: Compared) -> str:
     if num_more:
         lines += [f"{num_more} more differences are in the page.", ""]
     lines += [f"- {markdown.escaped(text)}" for text in _only(compared)]
-    lines.append(judgement.comparison_markdown(compared.table))
+    lines.append(ratio_table.comparison_markdown(compared.table))
     return "\n".join(lines)
 
 
@@ -62,7 +62,7 @@ def as_json(compared: Compared) -> str:
             "differs": [dataclasses.asdict(of) for of in compared.differences],
             "only_first": list(compared.only_first),
             "only_second": list(compared.only_second),
-            "comparison": json.loads(judgement.comparison_json(compared.table)),
+            "comparison": json.loads(ratio_table.comparison_json(compared.table)),
         },
         indent=2,
     )

@@ -12,7 +12,7 @@ from reports.charts.quantities import EFFICIENCY, THROUGHPUT
 from reports.charts.replica_panel import ReplicaCurve
 from reports.page import page
 from reports.site import assets, ratio_bar
-from reports.words import formats, judgement
+from reports.words import formats, ratio_table
 from results import errors
 from results.figures import points
 from results.judging import compare
@@ -180,7 +180,7 @@ def build(compared: Compared, *, links: Sequence[tuple[str, str]] = ()) -> str:
                 headline=headline(compared),
                 rows=list(_rows(compared.table, reach)),
                 reach=ratio_bar.ends(reach),
-                notes=judgement.comparison_notes(compared.table),
+                notes=ratio_table.comparison_notes(compared.table),
                 figures=_figures(compared),
                 links=links,
                 sides=[

@@ -1,25 +1,21 @@
-"""A gate and a comparison as text, Markdown, JSON, JUnit XML, or notes for GitHub."""
+"""A gate as text, Markdown, JSON, JUnit XML, or notes for GitHub."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree as ET
 
-from reports.words import markdown
+from reports.words import markdown, ratio_table
 from results.statistics.judge import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from results.judging.compare import RatioTable, Row
     from results.judging.gate import Gate, JudgedCase
     from results.statistics.estimates import Estimate
 
-WEAKER: Final = (
-    "a weaker comparison: the two were not measured in the same rounds, so nothing that"
-    " happened to the machine cancels"
-)
 WEAKER_QUALITY: Final = (
     "a weaker comparison: the runs of the two studies are not paired by seed"
 )
@@ -45,6 +41,12 @@ def _interval(estimate: Estimate) -> str:
 def headline(gate: Gate) -> str:
     """Returns the verdict of a gate in one sentence."""
     what = f"{gate.metric.name} against {gate.baseline}"
+    if gate.equal_code:
+        digests = ", ".join(gate.equal_code)
+        return (
+            f"PASS: {what}: nothing was measured, since the code of both sides is the"
+            f" same (digest {digests}); --measure-equal measures it"
+        )
     if gate.why_unfit:
         return f"UNFIT: {what}: no verdict, because {gate.why_unfit}"
     if not gate.num_ok:
@@ -55,15 +57,49 @@ def headline(gate: Gate) -> str:
         f"{sum(_verdict_of(case) == value for case in gate.cases)} {value}"
         for value in dict.fromkeys(_verdict_of(case) for case in gate.cases)
     )
-    rule = (
-        f"{gate.metric.worse} by {gate.delta:.1%} matters, and passes with probability"
-        f" {gate.alpha:.1%}"
-    )
-    return f"{name.upper()}: {what}: {counts} ({rule})"
+    rule = f"{gate.metric.worse} by {gate.delta:.1%} matters"
+    if not gate.is_advice:  # what varies between days is in no error rate
+        rule += f", and passes with probability {gate.alpha:.1%} at most"
+    advice = "ADVICE, NO VERDICT: " * gate.is_advice
+    return f"{advice}{name.upper()}: {what}: {counts} ({rule})"
 
 
 def _verdict_of(case: JudgedCase) -> str:
-    return "no verdict" if case.judgement is None else case.judgement.verdict.value
+    return "no verdict" if case.verdict is None else case.verdict.value
+
+
+def _of_looks(gate: Gate) -> Iterator[str]:
+    """Says when a gate of two revisions ended, and what it saw besides its cases."""
+    paired = gate.paired
+    if paired is None:
+        return
+    if len(paired.looks) > 1 or paired.most > paired.looks[-1]:
+        listed = ", ".join(map(str, paired.looks))
+        end = (
+            f"decided after {paired.decided_after}"
+            if paired.decided_after is not None
+            else "not decided"
+        )
+        yield (
+            f"looked after {listed} generations (at most {paired.most}): {end}; each"
+            " interval is that of the look which decided its case"
+        )
+    # Where a case is slower as a whole, its processes stand out for that reason.
+    is_slower = any(case.verdict is Verdict.REGRESS for case in gate.cases)
+    if paired.has_slow_processes and not is_slower:
+        yield (
+            f"single processes are {gate.metric.worse}: {paired.num_slower} of this"
+            f" tree stand out by more than {change_text(paired.stands_out)}, and"
+            f" {paired.num_faster} of the baseline (sign test, p ="
+            f" {paired.p_value:.2g})"
+        )
+    for case in gate.cases:
+        for name, other in case.others.items():
+            yield (
+                f"{case.name}: {name}: {other.verdict.value}: {gate.metric.worse} by"
+                f" {change_text(other.slowdown.value)} {_interval(other.slowdown)};"
+                f" {other.delta:.0%} matters"
+            )
 
 
 def _notes(gate: Gate) -> list[str]:
@@ -71,7 +107,7 @@ def _notes(gate: Gate) -> list[str]:
     if gate.metric.is_quality:
         notes.append(QUALITY)
     if gate.is_weaker:
-        notes.append(WEAKER_QUALITY if gate.metric.is_quality else WEAKER)
+        notes.append(WEAKER_QUALITY if gate.metric.is_quality else ratio_table.WEAKER)
     if gate.differences:
         listed = "; ".join(gate.differences)
         notes.append(f"not comparable, shown only and never a pass: {listed}")
@@ -84,6 +120,7 @@ def _notes(gate: Gate) -> list[str]:
                 f" [{ratio.low:.3f}, {ratio.high:.3f}] ({ratio.confidence:.0%}), must"
                 " include 1"
             )
+    notes += _of_looks(gate)
     if gate.turns.num_turns:
         notes.append(f"void turns: {gate.turns.num_void} of {gate.turns.num_turns}")
     notes += [f"failed: {failure}" for failure in gate.failures]
@@ -103,7 +140,7 @@ def _rows(gate: Gate) -> list[tuple[str, ...]]:
                 change_text(slowdown.value),
                 _interval(slowdown),
                 str(slowdown.n),
-                case.judgement.verdict.value,
+                _verdict_of(case),
             )
         )
     return rows
@@ -116,7 +153,7 @@ def _columns(gate: Gate) -> tuple[str, ...]:
 
 def gate_text(gate: Gate) -> str:
     """Writes a gate for a terminal."""
-    table = _table(_columns(gate), _rows(gate))
+    table = ratio_table.aligned(_columns(gate), _rows(gate))
     return "\n".join([*table, *_notes(gate), headline(gate)])
 
 
@@ -133,10 +170,10 @@ def gate_github(gate: Gate) -> str:
     """Writes a gate as annotations of GitHub's workflow commands."""
     lines = []
     for row, case in zip(_rows(gate), gate.cases, strict=True):
-        level = _level(None if case.judgement is None else case.judgement.verdict)
+        level = _level(case.verdict)
         lines.append(_annotation(level, f"{gate.metric.name}: {_sentence(gate, row)}"))
     lines += [_annotation("warning", note) for note in gate.failures]
-    verdict = None if gate.failures else gate.verdict
+    verdict = None if gate.failures or gate.is_advice else gate.verdict
     lines.append(_annotation(_level(verdict), headline(gate)))
     return "\n".join(lines)
 
@@ -158,36 +195,46 @@ def _annotation(level: str, text: str) -> str:
 
 
 def gate_junit(gate: Gate) -> str:
-    """Writes a gate as JUnit XML: a regression is a failure, no verdict an error."""
+    """Writes a gate as JUnit XML, in agreement with its exit code.
+
+    A regression is a failure, what could not be measured an error, and a verdict that
+    is inconclusive is skipped, with its reason. The suite has a failure if and only if
+    the exit code is 1.
+    """
     suite = ET.Element("testsuite", name=f"gate {gate.metric.name}")
-    num_failures = num_errors = 0
-    for row, case in zip(_rows(gate), gate.cases, strict=True):
+    counts = {"failure": 0, "error": 0, "skipped": 0}
+
+    def add(name: str, outcome: str, text: str) -> None:
         element = ET.SubElement(
-            suite, "testcase", classname=f"gate.{gate.metric.name}", name=case.name
+            suite, "testcase", classname=f"gate.{gate.metric.name}", name=name
         )
-        verdict = None if case.judgement is None else case.judgement.verdict
+        if outcome:
+            counts[outcome] += 1
+            ET.SubElement(element, outcome, message=text)
+
+    for row, case in zip(_rows(gate), gate.cases, strict=True):
         text = case.reason or _sentence(gate, row)
-        if verdict is Verdict.REGRESS:
-            num_failures += 1
-            ET.SubElement(element, "failure", message=text, type=verdict.value)
-        elif verdict is None or not verdict.is_pass:
-            num_errors += 1
-            ET.SubElement(element, "error", message=text, type=row[-1])
-    whole = ET.SubElement(
-        suite, "testcase", classname=f"gate.{gate.metric.name}", name="all"
-    )
-    if gate.failures or gate.verdict is None or not gate.verdict.is_pass:
-        is_regression = gate.verdict is Verdict.REGRESS
-        num_failures += is_regression
-        num_errors += not is_regression
-        ET.SubElement(
-            whole, "failure" if is_regression else "error", message=headline(gate)
-        )
+        add(case.name, _outcome(gate, case.verdict), text)
+    is_measured = not gate.failures and not gate.why_unfit
+    whole = _outcome(gate, gate.verdict) if is_measured else "error"
+    if gate.verdict is None:
+        whole = "error"
+    add("all", whole, headline(gate))
     ET.SubElement(suite, "system-out").text = "\n".join(_notes(gate))
     suite.set("tests", str(len(gate.cases) + 1))
-    suite.set("failures", str(num_failures))
-    suite.set("errors", str(num_errors))
+    suite.set("failures", str(counts["failure"]))
+    suite.set("errors", str(counts["error"]))
+    suite.set("skipped", str(counts["skipped"]))
     return ET.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def _outcome(gate: Gate, verdict: Verdict | None) -> str:
+    """Returns the element of JUnit for a verdict; empty for a test that passes."""
+    if gate.is_advice or gate.failures or gate.why_unfit:
+        return "skipped"
+    if verdict is Verdict.REGRESS:
+        return "failure"
+    return "" if verdict is not None and verdict.is_pass else "skipped"
 
 
 def gate_json(gate: Gate) -> str:
@@ -202,9 +249,12 @@ def gate_json(gate: Gate) -> str:
             "delta": gate.delta,
             "alpha": gate.alpha,
             "is_weaker": gate.is_weaker,
+            "is_advice": gate.is_advice,
+            "equal_code": list(gate.equal_code),
+            "looks": None if gate.paired is None else dataclasses.asdict(gate.paired),
             "differences": list(gate.differences),
             "cases": [_case_data(case) for case in gate.cases],
-            "twin": None if twin is None else _estimate(twin.ratio),
+            "twin": None if twin is None else ratio_table.estimate_data(twin.ratio),
             "num_turns": gate.turns.num_turns,
             "num_void_turns": gate.turns.num_void,
             "failures": list(gate.failures),
@@ -225,106 +275,17 @@ def _case_data(case: JudgedCase) -> dict[str, Any]:
         what = {"benchmark": case.name}
     return {
         **what,
-        "verdict": None if judgement is None else judgement.verdict.value,
-        "slowdown": None if judgement is None else _estimate(judgement.slowdown),
+        "verdict": None if case.verdict is None else case.verdict.value,
+        "slowdown": None
+        if judgement is None
+        else ratio_table.estimate_data(judgement.slowdown),
+        "others": {
+            name: {
+                "verdict": of.verdict.value,
+                "delta": of.delta,
+                "slowdown": ratio_table.estimate_data(of.slowdown),
+            }
+            for name, of in case.others.items()
+        },
         "reason": case.reason,
     }
-
-
-def _estimate(estimate: Estimate) -> dict[str, Any]:
-    return {
-        "value": estimate.value,
-        "low": estimate.low,
-        "high": estimate.high,
-        "n": estimate.n,
-        "confidence": estimate.confidence,
-        "method": estimate.method,
-    }
-
-
-def comparison_notes(comparison: RatioTable) -> list[str]:
-    """Returns what a reader of the ratios has to know, one line each."""
-    notes = []
-    if comparison.is_weaker:
-        notes.append(WEAKER)
-    if comparison.differences:
-        listed = "; ".join(comparison.differences)
-        notes.append(f"not comparable, shown only: {listed}")
-    notes += [f"setting compared: {setting}" for setting in comparison.settings]
-    if comparison.without_test:
-        names = "; ".join(row.name for row in comparison.without_test)
-        notes.append(f"one generation, which tests nothing: {names}")
-    tested = len(comparison.rows) - len(comparison.without_test)
-    notes.append(
-        f"ratios of {comparison.metric.name}, {comparison.first} /"
-        f" {comparison.second}, each with its own 95 % interval; 'differs' holds for"
-        f" all {tested} together (Holm, 5 %)"
-    )
-    return notes
-
-
-def _comparison_row(row: Row) -> tuple[str, ...]:
-    ratio, p_value = row.difference.ratio, row.difference.p_value
-    interval = "-"
-    if ratio.low is not None and ratio.high is not None:
-        interval = f"[{ratio.low:.3f}, {ratio.high:.3f}]"
-    return (
-        row.name,
-        f"{ratio.value:.3f}",
-        interval,
-        str(ratio.n),
-        "-" if p_value is None else f"{p_value:.3f}",
-        "differs" if row.difference.holds else "no difference shown",
-    )
-
-
-_COMPARISON_COLUMNS = ("case", "ratio", "95% interval", "n", "p (Holm)", "")
-
-
-def comparison_text(comparison: RatioTable) -> str:
-    """Writes a comparison for a terminal."""
-    rows = [_comparison_row(row) for row in comparison.rows]
-    lines = [*_table(_COMPARISON_COLUMNS, rows), *comparison_notes(comparison)]
-    return "\n".join(lines)
-
-
-def comparison_markdown(comparison: RatioTable) -> str:
-    """Writes a comparison for a document."""
-    rows = [_comparison_row(row) for row in comparison.rows]
-    notes = [f"- {markdown.escaped(note)}" for note in comparison_notes(comparison)]
-    return "\n".join([*markdown.table(_COMPARISON_COLUMNS, rows), "", *notes])
-
-
-def comparison_json(comparison: RatioTable) -> str:
-    """Writes a comparison as data."""
-    return json.dumps(
-        {
-            "first": comparison.first,
-            "second": comparison.second,
-            "metric": comparison.metric.name,
-            "is_weaker": comparison.is_weaker,
-            "differences": list(comparison.differences),
-            "settings": list(comparison.settings),
-            "rows": [
-                {
-                    "case": row.name,
-                    "ratio": _estimate(row.difference.ratio),
-                    "p_value": row.difference.p_value,
-                    "differs": row.difference.holds,
-                }
-                for row in comparison.rows
-            ],
-        },
-        indent=2,
-    )
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Aligns columns with spaces."""
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) for cell, width in zip(row, widths, strict=True)
-        ).rstrip()
-        for row in (columns, *rows)
-    ]

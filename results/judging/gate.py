@@ -1,7 +1,9 @@
 """A gate: every case of a change beside the same case of its baseline, judged.
 
-The baseline is another revision, measured in the same rounds, or a stored study. That
-is weaker: its rounds are not those of the change, so nothing cancels.
+The baseline is another revision, measured in the same rounds
+(``results/judging/paired_gate.py``), or a stored study. That is weaker: its rounds are
+not those of the change, so nothing cancels, and what varies between days is not in the
+interval. Such a verdict is advice.
 
 The verdict of a gate is the worst of its cases. There is none on a machine that
 disturbed too many turns, and none where the twin (one case measured twice) differs from
@@ -14,7 +16,8 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from results.figures import relay
-from results.judging import gate_metrics, quality_gate
+from results.judging import gate_metrics, paired_gate, quality_gate
+from results.judging.judged_case import JudgedCase, name_of, worst
 from results.statistics import judge
 from results.statistics.judge import Verdict
 from results.study import case_pairs
@@ -24,27 +27,9 @@ if TYPE_CHECKING:
 
     from results.figures.relay import TurnCounts, Twin
     from results.judging.gate_metrics import Judged, Rule
+    from results.judging.paired_gate import Paired
     from results.statistics.judge import Judgement
     from results.study.cases import Case, Study
-
-WORST_FIRST = (Verdict.REGRESS, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.IMPROVE)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class JudgedCase:
-    """One case of the change.
-
-    Attributes:
-      name: Backend, replicas and scaling modes; or the name of a micro-benchmark.
-      judgement: The verdict; None where either side has fewer than two generations.
-      reason: Why there is no verdict; empty if there is.
-      case: The case; None of a micro-benchmark.
-    """
-
-    name: str
-    judgement: Judgement | None
-    reason: str = ""
-    case: Case | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,10 +45,15 @@ class Gate:
       twin: The case that was measured twice; None where none was.
       turns: How many turns were void.
       is_weaker: Whether the baseline is a stored study.
+      is_advice: Whether the verdict decides nothing: the sides were measured on
+        different days, and what varies between days is in no interval.
       differences: What differs between the studies although it must not, one line
         each; such a gate is shown and does not pass.
       failures: Trials that are not ok, one line each.
       num_ok: Trials that are.
+      paired: How a gate of two revisions looked at its generations; None of others.
+      equal_code: The digests of the code, where that of both sides is the same and
+        nothing had to be measured; empty otherwise.
     """
 
     metric: Judged
@@ -74,9 +64,12 @@ class Gate:
     twin: Twin | None
     turns: TurnCounts
     is_weaker: bool = False
+    is_advice: bool = False
     differences: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
     num_ok: int = 0
+    paired: Paired | None = None
+    equal_code: tuple[str, ...] = ()
 
     @property
     def why_unfit(self) -> str:
@@ -103,21 +96,16 @@ class Gate:
         A case without a verdict makes the whole inconclusive, and so does a baseline
         that is not comparable, unless another case regresses.
         """
+        if self.equal_code:
+            return Verdict.PASS
         if self.why_unfit or not self.cases:
             return None
-        found = {
-            Verdict.INCONCLUSIVE if case.judgement is None else case.judgement.verdict
-            for case in self.cases
-        }
+        found = {case.verdict or Verdict.INCONCLUSIVE for case in self.cases}
         if self.differences:
             found.add(Verdict.INCONCLUSIVE)
-        return next(verdict for verdict in WORST_FIRST if verdict in found)
-
-
-def name_of(case: Case) -> str:
-    """Returns backend, replicas and scaling modes of a case."""
-    modes = "+".join(mode.value for mode in case.modes)
-    return f"{case.spec.backend} x{case.spec.num_replicas}, {modes}"
+        if self.paired is not None and self.paired.has_slow_processes:
+            found.add(Verdict.REGRESS)
+        return worst(found)
 
 
 def of_revisions(study: Study, rule: Rule, *, baseline: str) -> Gate:
@@ -135,7 +123,28 @@ def of_revisions(study: Study, rule: Rule, *, baseline: str) -> Gate:
         for case in cases
         if not case.spec.revision
     ]
-    return _conclude(study, pairs, rule, baseline, is_paired=True)
+    if rule.metric.is_quality:
+        return _conclude(study, pairs, rule, baseline, is_paired=True)
+    design = study.plan.measuring.gate
+    planned = () if design is None else design.looks
+    judged = paired_gate.judge(pairs, rule, planned)
+    return dataclasses.replace(
+        _of_study(study, rule, baseline, judged.cases), paired=judged.paired
+    )
+
+
+def of_equal_code(rule: Rule, digests: tuple[str, ...], *, baseline: str) -> Gate:
+    """Returns the gate of two sides with the same code: nothing is to be measured."""
+    return Gate(
+        metric=rule.metric,
+        baseline=baseline,
+        delta=rule.delta,
+        alpha=rule.alpha,
+        cases=(),
+        twin=None,
+        turns=relay.TurnCounts(num_turns=0, num_void=0, reasons=()),
+        equal_code=digests,
+    )
 
 
 def of_studies(study: Study, stored: Study, rule: Rule, *, baseline: str) -> Gate:
@@ -153,7 +162,11 @@ def of_studies(study: Study, stored: Study, rule: Rule, *, baseline: str) -> Gat
         differences += case_pairs.settings(case, other)
     gate = _conclude(study, pairs, rule, baseline, is_paired=False)
     return dataclasses.replace(
-        gate, is_weaker=True, differences=tuple(dict.fromkeys(differences))
+        gate,
+        is_weaker=True,
+        # What runs have learned does not depend on the day.
+        is_advice=not are_quality_runs,
+        differences=tuple(dict.fromkeys(differences)),
     )
 
 
@@ -165,7 +178,7 @@ def _conclude(
     *,
     is_paired: bool,
 ) -> Gate:
-    """Judges pairs of cases, and adds what failed in the study."""
+    """Judges pairs of cases one by one, and adds what failed in the study."""
     judged = quality_gate.judged if rule.metric.is_quality else _judged
     cases = []
     for case, other in pairs:
@@ -175,6 +188,12 @@ def _conclude(
                 name=name_of(case), case=case, judgement=judgement, reason=reason
             )
         )
+    return _of_study(study, rule, baseline, cases)
+
+
+def _of_study(
+    study: Study, rule: Rule, baseline: str, cases: Sequence[JudgedCase]
+) -> Gate:
     failures = tuple(
         f"{entry.spec.backend} x{entry.spec.num_replicas}"
         f"{' of ' + entry.spec.revision if entry.spec.revision else ''}, repetition"
@@ -198,11 +217,10 @@ def _conclude(
 def _judged(
     case: Case, other: Case, rule: Rule, *, is_paired: bool
 ) -> tuple[Judgement | None, str]:
-    """The verdict on a figure of trials, or why there is none."""
+    """The verdict on a figure of two studies, or why there is none."""
+    assert not is_paired
     sign = 1.0 if rule.metric.is_cost else -1.0
     groups = [gate_metrics.logs(of, rule.metric) for of in (case, other)]
-    if is_paired:
-        groups = [gate_metrics.log_ratios(case, other, rule.metric)]
     costs = [[sign * log for log in group] for group in groups]
     fewest = min(map(len, costs))
     if fewest < judge.FEWEST_GENERATIONS:
@@ -210,5 +228,5 @@ def _judged(
             f"{fewest} generation(s) have both, a verdict needs"
             f" {judge.FEWEST_GENERATIONS} or more"
         )
-    decide = judge.judge if is_paired else judge.judge_groups
-    return decide(*costs, delta=rule.delta, alpha=rule.alpha), ""
+    change, stored = costs
+    return judge.judge_groups(change, stored, delta=rule.delta, alpha=rule.alpha), ""

@@ -19,7 +19,9 @@ from results.records.bounds import (
     Fraction,
     Index,
     Line,
+    Name,
     Nanoseconds,
+    Repeats,
     Steps,
     Total,
     TrialId,
@@ -90,6 +92,10 @@ class Turn(Record):
     num_retraces: Total = 0
     gpus: GpuUses = Field(default=(), description="of the trial, within the turn")
     void_reason: Line = Field(default="", description="empty if the turn is valid")
+    is_sustained: bool = Field(
+        default=False,
+        description="a stretch of a gate: longer, with the garbage collector on",
+    )
 
     @property
     def is_valid(self) -> bool:
@@ -113,6 +119,23 @@ class Contrast(Record):
     text: Line = Field(description="in words, such as 'in_graph / tf_mirrored, x2'")
 
 
+class GateDesign(Record):
+    """What a gate judges, and when it looks; decided before anything is measured."""
+
+    metric: Name
+    baseline: Line = Field(description="in words: a revision or a study")
+    delta: Annotated[float, Field(gt=0, le=1)]
+    alpha: Annotated[float, Field(gt=0, lt=0.5)]
+    looks: tuple[Repeats, ...] = Field(
+        default=(),
+        max_length=100,
+        description="generations after which it may end; empty for a fixed number",
+    )
+    num_stretches: int = Field(
+        default=0, ge=0, le=100, description="sustained, of each generation"
+    )
+
+
 class Measuring(Record):
     """How long a study measures, and what for."""
 
@@ -133,6 +156,7 @@ class Measuring(Record):
     efficiency_target: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="parallel efficiency that verdicts test"
     )
+    gate: GateDesign | None = Field(default=None, description="None of a sweep")
 
 
 def valid_rates(turns: tuple[Turn, ...], global_batch_size: int) -> dict[int, float]:
@@ -140,5 +164,5 @@ def valid_rates(turns: tuple[Turn, ...], global_batch_size: int) -> dict[int, fl
     return {
         turn.round_index: global_batch_size * turn.num_steps / turn.time_sec
         for turn in turns
-        if turn.is_valid
+        if turn.is_valid and not turn.is_sustained
     }

@@ -246,6 +246,7 @@ def _turns(
             "start_ns": max(part["start_ns"] for part in together),
             "end_ns": max(part["end_ns"] for part in together),
             "num_steps": together[0]["num_steps"],
+            "is_sustained": together[0].get("is_sustained", False),
         }
         for name in (*_SUMS, *_MORE_SUMS):
             turn[name] = sum(part[name] for part in together)

@@ -74,7 +74,7 @@ def rates(result: Mapping[str, Any]) -> Rates:
             batch * turn["num_steps"] * 1e9 / (turn["end_ns"] - turn["start_ns"])
         )
         for turn in result["turns"]
-        if not turn["is_void"]
+        if not turn["is_void"] and not turn["is_sustained"]
     }
 
 

@@ -17,7 +17,7 @@ from harness.cli.shared_options import (
 from harness.errors import DifferentStudyError
 from harness.options.option import Option, Options
 from harness.planning import study as study_module
-from reports.words import judgement
+from reports.words import ratio_table
 from results.judging import compare as compare_module
 from results.judging import gate_metrics
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from results.judging.compare import RatioTable
 
 _WRITE_COMPARISON: dict[str, Callable[[RatioTable], str]] = {
-    "text": judgement.comparison_text,
-    "json": judgement.comparison_json,
-    "markdown": judgement.comparison_markdown,
+    "text": ratio_table.comparison_text,
+    "json": ratio_table.comparison_json,
+    "markdown": ratio_table.comparison_markdown,
 }
 
 

@@ -15,14 +15,19 @@ from harness.cli.shared_options import (
 )
 from harness.cli.verbs.sweep_verb import RunRequest
 from harness.errors import PlanError
-from harness.options.notation import PERCENTAGE
+from harness.options.durations import duration
+from harness.options.notation import NAMES, PERCENTAGE
 from harness.options.option import Option
-from harness.planning import defaults
-from harness.planning.request import STUDY, Count
+from harness.planning import defaults, design
+from harness.planning.request import DESIGN, MEASURED, STUDY, Count
 from results.judging import gate_metrics, quality_gate
 from results.judging.gate_metrics import Rule
+from results.records.measuring import GateDesign
 from results.records.models import Order
-from results.statistics import judge
+from results.statistics import group_sequential, judge
+
+NUM_STRETCHES = 4
+"""Sustained stretches of each case and generation."""
 
 
 def make_rule(*, workload: str, metric: str, delta: float | None, alpha: float) -> Rule:
@@ -58,6 +63,7 @@ class GateRequest(RunRequest):
         {
             "controls",
             "efficiency_target",
+            "target",
             "is_evaluated",
             "quality_repeats",
             "is_json",
@@ -69,6 +75,44 @@ class GateRequest(RunRequest):
     )
 
     retry: Literal["failed"] | None = "failed"
+    backends: Annotated[
+        tuple[str, ...],
+        Option(
+            group=MEASURED,
+            kind=NAMES,
+            help="Comma-separated names; no peer is measured unless it is named.",
+        ),
+    ] = defaults.BACKENDS_OF_GATE
+    repeats: Annotated[
+        Count | None,
+        Option(
+            group=DESIGN,
+            help="Exactly so many generations, and one look at the end.",
+            default="a relay looks after"
+            f" {', '.join(map(str, group_sequential.LOOKS))}, and ends at the first"
+            f" clear verdict; {defaults.GENERATIONS} in sequence",
+        ),
+    ] = None
+    minutes: Annotated[
+        float | None,
+        Option(
+            group=DESIGN,
+            kind=duration("min", unit="min"),
+            help="The most time for a relay, start-up included; a bare number is"
+            " minutes.",
+            default=f"`{defaults.MINUTES_OF_GATE:g}min`; `{defaults.MINUTES:g}min` with"
+            " `--repeats`",
+        ),
+    ] = None
+    is_equal_measured: Annotated[
+        bool,
+        Option(
+            group=JUDGING,
+            name="measure-equal",
+            help="Measure also where the code of both sides is the same, to see how"
+            " often the gate itself errs.",
+        ),
+    ] = False
     baseline_name: Annotated[
         str | None,
         Option(
@@ -157,7 +201,7 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
         )
     request = request.model_copy(update={"budget": "none", "is_evaluated": False})
     if rule.metric is gate_metrics.THROUGHPUT:
-        return request
+        return _with_repeats(request)
     # These exist once per process, and are measured best where it is alone.
     if request.order is Order.RELAY and rule.metric.name == gate_metrics.FIRST_STEP:
         raise PlanError(
@@ -168,6 +212,34 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
     order = request.order or Order.SEQUENTIAL
     repeats = request.repeats or defaults.GENERATIONS
     return request.model_copy(update={"order": order, "repeats": repeats})
+
+
+def _with_repeats(request: GateRequest) -> GateRequest:
+    """Returns a gate on throughput; one that is measured in sequence does not look."""
+    is_relay = design.choose_order(request) is Order.RELAY
+    repeats = request.repeats or (None if is_relay else defaults.GENERATIONS)
+    return request.model_copy(update={"repeats": repeats})
+
+
+def design_of(request: GateRequest, rule: Rule, baseline: str) -> GateDesign:
+    """Returns the record of what a gate judges, and when it looks.
+
+    Args:
+      request: Of ``of_gate``.
+      rule: What is judged.
+      baseline: In words.
+    """
+    is_relay = rule.metric is gate_metrics.THROUGHPUT and (
+        design.choose_order(request) is Order.RELAY
+    )
+    return GateDesign(
+        metric=rule.metric.name,
+        baseline=baseline,
+        delta=rule.delta,
+        alpha=rule.alpha,
+        looks=group_sequential.LOOKS if is_relay and request.repeats is None else (),
+        num_stretches=NUM_STRETCHES if is_relay else 0,
+    )
 
 
 def _of_quality_gate(request: GateRequest, rule: Rule) -> GateRequest:

@@ -9,9 +9,15 @@ import click
 
 from harness.cli import commands, exit_codes
 from harness.cli.verbs.compare_verb import check_comparable
-from harness.cli.verbs.gate_request import GateRequest, make_rule, of_gate
+from harness.cli.verbs.gate_request import (
+    GateRequest,
+    design_of,
+    make_rule,
+    of_gate,
+)
 from harness.errors import Interrupted, StudyError
 from harness.judging import baselines, revisions, this_machine
+from harness.planning import same_code
 from harness.planning import study as study_module
 from harness.run.sweep import stop_signals
 from reports.words import judgement
@@ -52,6 +58,14 @@ _CODES = {
 }
 
 
+class _EqualCodeError(Exception):
+    """Both sides have the same code, so that nothing has to be measured."""
+
+    def __init__(self, digests: tuple[str, ...]) -> None:
+        super().__init__(*digests)
+        self.digests = digests
+
+
 def run(request: GateRequest, call: Call) -> int:
     """Measures this tree beside a baseline, prints the verdict, returns its exit code.
 
@@ -71,25 +85,32 @@ def run(request: GateRequest, call: Call) -> int:
         return _against_study(request, call, stored, name, rule)
     commit = revisions.find_commit(name)
 
+    baseline = f"revision {name} ({commit[: revisions.SHOWN_DIGITS]})"
+
     def judge_revisions(store: Store, study: Study, _trials: object) -> int:
-        found = gate_module.of_revisions(
-            study,
-            rule,
-            baseline=f"revision {name} ({commit[: revisions.SHOWN_DIGITS]})",
-        )
+        found = gate_module.of_revisions(study, rule, baseline=baseline)
         return _conclude(store, found, request.form)
 
+    def check(planned: PlannedSweep, tree: SourceTree) -> None:
+        equal = same_code.equal_digests(planned.trials)
+        if equal and not request.is_equal_measured:
+            raise _EqualCodeError(equal)
+        revisions.check_runs(name, tree, planned.trials[-1].spec)
+
+    design = design_of(request, rule, baseline)
     try:
         with stop_signals(), _tree(name, commit, request.device) as tree:
             return commands.sweep(
-                request.model_copy(update={"baseline": tree}),
+                request.model_copy(update={"baseline": tree, "gate": design}),
                 call,
                 conclude=judge_revisions,
                 name_prefix=_name_prefix(rule),
-                check=lambda planned: revisions.check_runs(
-                    name, tree, planned.trials[-1].spec
-                ),
+                check=lambda planned: check(planned, tree),
             )
+    except _EqualCodeError as error:
+        found = gate_module.of_equal_code(rule, error.digests, baseline=baseline)
+        click.echo(_WRITE_GATE[request.form](found))
+        return code_of(found)
     except Interrupted as error:
         click.echo(f"interrupted ({error.signal_name})", err=True)
         return exit_codes.INTERRUPTED
@@ -157,8 +178,11 @@ def _against_study(
         )
         check_comparable("this tree", name, differences, request.is_different_allowed)
 
+    design = design_of(request, rule, name).model_copy(
+        update={"looks": (), "num_stretches": 0}
+    )
     return commands.sweep(
-        request,
+        request.model_copy(update={"gate": design}),
         call,
         conclude=judge_studies,
         name_prefix=_name_prefix(rule),
@@ -186,4 +210,4 @@ def code_of(found: Gate) -> int:
         )
     if found.failures or found.why_unfit or found.verdict is None:
         return exit_codes.UNFIT
-    return _CODES[found.verdict]
+    return exit_codes.INCONCLUSIVE if found.is_advice else _CODES[found.verdict]

@@ -35,6 +35,7 @@ GATE = (
     "--replicas=1",
     "--mode=weak",
     "--repeats=3",
+    "--measure-equal",
     "--rounds=3",
 )
 

@@ -32,6 +32,7 @@ GATE = (
     "--replicas=1",
     "--mode=weak",
     "--repeats=3",
+    "--measure-equal",
 )
 DRIVER = f"""
 import pathlib, sys

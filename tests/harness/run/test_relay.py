@@ -13,9 +13,10 @@ from harness.errors import DoesNotFitError
 from harness.machine.topology import CpuTopology, LogicalCpu
 from harness.planning import cases, plan
 from harness.planning.request import SweepRequest
-from harness.run import relay
-from harness.run.relay import Generation, run_generation
+from harness.run import rounds
+from harness.run.relay import run_generation
 from harness.run.resident import Resident
+from harness.run.rounds import Generation
 from harness.trial import process_tree, rank_file
 from results.records import identity
 from results.records.models import (
@@ -112,7 +113,7 @@ def test_every_case_takes_one_turn_per_round(
         assert trial.status.status is TrialStatus.OK
         assert list(range(ROUNDS)) == [turn.round_index for turn in turns]
         assert {0} == {turn.attempt for turn in turns}
-        assert all(turn.time_sec >= relay.MIN_TURN_SEC for turn in turns)
+        assert all(turn.time_sec >= rounds.MIN_TURN_SEC for turn in turns)
         assert sum(turn.num_steps for turn in turns) == len(rank.step_time_sec)
         assert pytest.approx(sum(rank.step_time_sec)) == trial.result.window_sec
         assert set(range(ROUNDS)) == set(trial.result.rates)
@@ -188,24 +189,27 @@ def test_the_order_of_turns_is_drawn_from_the_seed_in_every_round(
     """The same seed gives the same order, which differs between rounds."""
     orders: list[list[tuple[int, str]]] = []
 
-    def note(resident: Any, round_index: int, _void_reason: Any) -> None:
+    monkeypatch.setattr(rounds, "_case_of", lambda resident: resident.trial_id)
+    monkeypatch.setattr(rounds, "_steps_of_turn", lambda _: 1)
+
+    def note(resident: Any, round_index: int, *_: Any) -> None:
         orders[-1].append((round_index, resident.trial_id))
 
-    monkeypatch.setattr(relay, "_take_turn", note)
+    monkeypatch.setattr(rounds, "_take_turn", note)
     for seed in (7, 7, 8):
         orders.append([])
         generation = first_generation(relay_store, seed=seed)
         waiting: Any = [Waiting(trial.trial_id) for trial in generation.trials]
-        relay._take_rounds(waiting, generation, None, lambda *_: None, lambda *_: "")
-    rounds = [
+        rounds._take_rounds(waiting, generation, None, lambda *_: None, lambda *_: "")
+    found = [
         [trial_id for _, trial_id in block]
         for _, block in itertools.groupby(orders[0], key=lambda turn: turn[0])
     ]
 
-    assert ROUNDS == len(rounds)
+    assert ROUNDS == len(found)
     assert orders[0] == orders[1] != orders[2]
-    assert 1 < len(set(map(tuple, rounds)))
-    assert 1 == len({tuple(sorted(block)) for block in rounds})
+    assert 1 < len(set(map(tuple, found)))
+    assert 1 == len({tuple(sorted(block)) for block in found})
 
 
 @forked
@@ -335,7 +339,7 @@ def test_little_time_still_gives_the_fewest_rounds(
         max_rounds=100,
     )
 
-    assert relay.MIN_ROUNDS == len(trial.result.rates)
+    assert rounds.MIN_ROUNDS == len(trial.result.rates)
 
 
 def test_a_plan_of_a_relay_names_twin_and_primary_contrast(relay_plan: Plan) -> None:

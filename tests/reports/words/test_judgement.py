@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from reports.words import judgement
+from reports.words import judgement, ratio_table
 from results.judging import compare, gate, gate_metrics
 from results.study.cases import Study, load_study
 
@@ -147,13 +147,14 @@ def test_small_changes_have_no_sign_of_their_own() -> None:
 def test_a_comparison_is_written_in_three_ways(relay: Any) -> None:
     """Text, Markdown and JSON have the same ratios."""
     found = compare.within(relay(), "in_graph", "tf_mirrored", gate_metrics.THROUGHPUT)
-    data = json.loads(judgement.comparison_json(found))
+    data = json.loads(ratio_table.comparison_json(found))
     ratio = f"{data['rows'][1]['ratio']['value']:.3f}"
 
     assert data["rows"][1]["differs"]
     assert re.search(
-        rf"replicas 2, mode weak +{ratio} .*differs", (judgement.comparison_text(found))
+        rf"replicas 2, mode weak +{ratio} .*differs",
+        (ratio_table.comparison_text(found)),
     )
     assert f"| replicas 2, mode weak | {ratio} |" in (
-        judgement.comparison_markdown(found)
+        ratio_table.comparison_markdown(found)
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from results.errors import ResultsError
-from results.judging import gate, gate_metrics
+from results.judging import gate, gate_metrics, judged_case
 from results.statistics.judge import Verdict
 from results.study.cases import Study, load_study
 
@@ -90,7 +90,7 @@ def test_ordinary_figures_leave_the_other_revision_out(relay: Any) -> None:
 
 def test_the_worst_case_decides() -> None:
     """Regress before inconclusive, pass and improve."""
-    order = list(gate.WORST_FIRST)
+    order = list(judged_case.WORST_FIRST)
 
     assert [
         Verdict.REGRESS,

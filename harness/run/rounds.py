@@ -1,0 +1,260 @@
+"""The rounds of a generation: which resident has a turn when, and for how long.
+
+The residents of one case (both revisions, and the twin) follow each other, since what
+is divided should lie close together. In a gate, sustained stretches follow the rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import time
+from typing import TYPE_CHECKING, Final
+
+from harness.machine import core_clock, disturbance
+from harness.machine.gpu_watch import GpuWatch
+from harness.run import turn_file
+from harness.run.resident import Resident, ResidentEndedError, latest, total
+from harness.trial.steps import whole_blocks
+from results.records.measuring import MAX_ATTEMPTS, Control, Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from harness.run.trial_runner import VoidReason
+    from results.records.models import PlannedTrial
+
+    # Receives what the relay does now, and the seconds to the generation's end.
+    Stage = Callable[[str, float | None], None]
+
+MIN_TURN_SEC: Final = 0.3
+"""Shortest turn: below it, the kernel's ticks of 10 ms say too little about others."""
+MIN_ROUNDS: Final = 5
+"""Rounds of a generation, however little time is left for them."""
+SUSTAINED_SEC: Final = 2.0
+"""Shortest stretch of a gate."""
+SUSTAINED_STEPS: Final = 13
+"""Fewest steps of one: four stretches see a step in fifty about once."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """One generation of a relay.
+
+    Attributes:
+      trials: Its trials, one per case.
+      index: Its index, from 0.
+      duration_sec: The time for all of it; None for no limit.
+      max_rounds: The most rounds.
+      seed: Determines the order of the turns.
+      num_stretches: Sustained ones of each case, after the rounds.
+    """
+
+    trials: Sequence[PlannedTrial]
+    index: int
+    duration_sec: float | None
+    max_rounds: int
+    seed: int
+    num_stretches: int = 0
+
+
+def take_all(
+    residents: Sequence[Resident],
+    generation: Generation,
+    deadline: float | None,
+    stage: Stage,
+    void_reason: VoidReason,
+) -> None:
+    """Takes all rounds, and then all sustained stretches.
+
+    Args:
+      residents: Those that wait for turns.
+      generation: How many there are.
+      deadline: Monotonic time at which the last one should end; None for no limit.
+      stage: Receives what happens now.
+      void_reason: Says why a turn does not count.
+    """
+    stretches = _stretches(residents, generation)
+    if deadline is not None:
+        deadline -= generation.num_stretches * sum(of.sec for of in stretches)
+    _take_rounds(residents, generation, deadline, stage, void_reason)
+    _take_stretches(stretches, generation, stage, void_reason)
+
+
+def _take_rounds(
+    residents: Sequence[Resident],
+    generation: Generation,
+    deadline: float | None,
+    stage: Stage,
+    void_reason: VoidReason,
+) -> None:
+    generator = random.Random(f"{generation.seed}/{generation.index}")  # noqa: S311
+    longest_round_sec = 0.0
+    for round_index in range(generation.max_rounds):
+        alive = [resident for resident in residents if resident.is_alive]
+        now = time.monotonic()
+        left = None if deadline is None else deadline - now
+        if not alive or (
+            left is not None and round_index >= MIN_ROUNDS and left < longest_round_sec
+        ):
+            return
+        expected = (generation.max_rounds - round_index) * longest_round_sec
+        if left is not None:
+            expected = min(expected, left) if longest_round_sec else left
+        stage(f"round {round_index + 1}", max(expected, 0.0))
+        for resident in _in_order(alive, generator):
+            _take_turn(
+                resident, round_index, _steps_of_turn(resident), False, void_reason
+            )
+        longest_round_sec = max(longest_round_sec, time.monotonic() - now)
+
+
+def _in_order(
+    residents: Sequence[Resident], generator: random.Random
+) -> Iterator[Resident]:
+    """Yields residents in random order, those of one case after one another."""
+    groups: dict[str, list[Resident]] = {}
+    for resident in residents:
+        groups.setdefault(_case_of(resident), []).append(resident)
+    shuffled = list(groups.values())
+    generator.shuffle(shuffled)
+    for group in shuffled:
+        generator.shuffle(group)
+        yield from group
+
+
+def _case_of(resident: Resident) -> str:
+    """Returns what revisions of a case, and its twin, have in common."""
+    spec = resident.prepared.trial.spec
+    control = "" if spec.control is Control.TWIN else spec.control.value
+    sides = {"revision", "code_digest", "control"}
+    return f"{control} {spec.model_dump_json(exclude=sides)}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Stretch:
+    """A sustained stretch of both revisions of a case: as many steps of each."""
+
+    residents: tuple[Resident, ...]
+    num_steps: int
+    sec: float
+
+
+def _stretches(residents: Sequence[Resident], generation: Generation) -> list[_Stretch]:
+    if not generation.num_stretches:
+        return []
+    groups: dict[str, list[Resident]] = {}
+    for resident in residents:
+        if resident.prepared.trial.spec.control is Control.NONE:
+            groups.setdefault(_case_of(resident), []).append(resident)
+    found = []
+    for group in groups.values():
+        step_sec = max(1e-6, *(of.step_time_sec for of in group))
+        spec = group[0].prepared.trial.spec
+        number = max(SUSTAINED_STEPS, math.ceil(SUSTAINED_SEC / step_sec))
+        number = whole_blocks(number, spec)
+        found.append(
+            _Stretch(
+                residents=tuple(group),
+                num_steps=number,
+                sec=number * step_sec * len(group),
+            )
+        )
+    return found
+
+
+def _take_stretches(
+    stretches: Sequence[_Stretch],
+    generation: Generation,
+    stage: Stage,
+    void_reason: VoidReason,
+) -> None:
+    """Gives every case its sustained stretches; their rounds follow all others."""
+    seed = f"{generation.seed}/{generation.index}/sustained"
+    generator = random.Random(seed)  # noqa: S311
+    for index in range(generation.num_stretches):
+        left_sec = (generation.num_stretches - index) * sum(of.sec for of in stretches)
+        stage(f"sustained {index + 1} of {generation.num_stretches}", left_sec)
+        for stretch in generator.sample(list(stretches), len(stretches)):
+            both = [resident for resident in stretch.residents if resident.is_alive]
+            for resident in generator.sample(both, len(both)):
+                _take_turn(
+                    resident,
+                    generation.max_rounds + index,
+                    stretch.num_steps,
+                    True,
+                    void_reason,
+                )
+
+
+def _steps_of_turn(resident: Resident) -> int:
+    number = max(1, math.ceil(MIN_TURN_SEC / max(resident.step_time_sec, 1e-6)))
+    return whole_blocks(number, resident.prepared.trial.spec)
+
+
+def _take_turn(
+    resident: Resident,
+    round_index: int,
+    num_steps: int,
+    is_sustained: bool,
+    void_reason: VoidReason,
+) -> None:
+    """Gives one turn, and repeats it while it is void."""
+    started = time.monotonic()
+    try:
+        _attempt_turn(resident, round_index, num_steps, is_sustained, void_reason)
+    finally:
+        resident.busy_sec += time.monotonic() - started
+
+
+def _attempt_turn(
+    resident: Resident,
+    round_index: int,
+    num_steps: int,
+    is_sustained: bool,
+    void_reason: VoidReason,
+) -> None:
+    for attempt in range(MAX_ATTEMPTS):
+        pids = [process.pid for process in resident.processes()]
+        with GpuWatch(resident.prepared.gpus) as watch:
+            before = core_clock.read(resident.cores, pids)
+            resident.send(
+                "turn",
+                round_index=round_index,
+                attempt=attempt,
+                num_steps=num_steps,
+                is_sustained=is_sustained,
+            )
+            try:
+                answers = resident.receive("turn")
+            except ResidentEndedError:
+                return
+            after = core_clock.read(resident.cores, pids)
+        load = disturbance.between(before, after)
+        load = dataclasses.replace(load, gpus=watch.uses())
+        turn_file.append(resident.prepared.trial_dir, round_index, attempt, load)
+        num_retraces = int(total(answers, "num_retraces"))
+        turn = Turn(
+            round_index=round_index,
+            attempt=attempt,
+            start_ns=latest(answers, "start_ns"),
+            end_ns=latest(answers, "end_ns"),
+            num_steps=num_steps,
+            foreign_cpu_fraction=load.foreign_cpu_fraction,
+            stolen_cpu_fraction=load.stolen_cpu_fraction,
+            run_delay_sec=load.run_delay_sec,
+            user_sec=total(answers, "user_sec"),
+            system_sec=total(answers, "system_sec"),
+            minor_faults=int(total(answers, "minor_faults")),
+            major_faults=int(total(answers, "major_faults")),
+            involuntary_switches=int(total(answers, "involuntary_switches")),
+            num_throttled=load.num_throttled,
+            num_retraces=num_retraces,
+            gpus=load.gpus,
+            void_reason=void_reason(load, num_retraces),
+            is_sustained=is_sustained,
+        )
+        resident.turns.append(turn)
+        if turn.is_valid:
+            return

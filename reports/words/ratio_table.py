@@ -1,0 +1,119 @@
+"""A comparison as text, Markdown or JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from reports.words import markdown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from results.judging.compare import RatioTable, Row
+    from results.statistics.estimates import Estimate
+
+WEAKER: Final = (
+    "a weaker comparison: the two were not measured in the same rounds, so nothing that"
+    " happened to the machine cancels, and what varies between days is in no interval"
+)
+
+
+def comparison_notes(comparison: RatioTable) -> list[str]:
+    """Returns what a reader of the ratios has to know, one line each."""
+    notes = []
+    if comparison.is_weaker:
+        notes.append(WEAKER)
+    if comparison.differences:
+        listed = "; ".join(comparison.differences)
+        notes.append(f"not comparable, shown only: {listed}")
+    notes += [f"setting compared: {setting}" for setting in comparison.settings]
+    if comparison.without_test:
+        names = "; ".join(row.name for row in comparison.without_test)
+        notes.append(f"one generation, which tests nothing: {names}")
+    tested = len(comparison.rows) - len(comparison.without_test)
+    notes.append(
+        f"ratios of {comparison.metric.name}, {comparison.first} /"
+        f" {comparison.second}, each with its own 95 % interval; 'differs' holds for"
+        f" all {tested} together (Holm, 5 %)"
+    )
+    return notes
+
+
+def _comparison_row(row: Row) -> tuple[str, ...]:
+    ratio, p_value = row.difference.ratio, row.difference.p_value
+    interval = "-"
+    if ratio.low is not None and ratio.high is not None:
+        interval = f"[{ratio.low:.3f}, {ratio.high:.3f}]"
+    return (
+        row.name,
+        f"{ratio.value:.3f}",
+        interval,
+        str(ratio.n),
+        "-" if p_value is None else f"{p_value:.3f}",
+        "differs" if row.difference.holds else "no difference shown",
+    )
+
+
+_COMPARISON_COLUMNS = ("case", "ratio", "95% interval", "n", "p (Holm)", "")
+
+
+def comparison_text(comparison: RatioTable) -> str:
+    """Writes a comparison for a terminal."""
+    rows = [_comparison_row(row) for row in comparison.rows]
+    lines = [*aligned(_COMPARISON_COLUMNS, rows), *comparison_notes(comparison)]
+    return "\n".join(lines)
+
+
+def comparison_markdown(comparison: RatioTable) -> str:
+    """Writes a comparison for a document."""
+    rows = [_comparison_row(row) for row in comparison.rows]
+    notes = [f"- {markdown.escaped(note)}" for note in comparison_notes(comparison)]
+    return "\n".join([*markdown.table(_COMPARISON_COLUMNS, rows), "", *notes])
+
+
+def comparison_json(comparison: RatioTable) -> str:
+    """Writes a comparison as data."""
+    return json.dumps(
+        {
+            "first": comparison.first,
+            "second": comparison.second,
+            "metric": comparison.metric.name,
+            "is_weaker": comparison.is_weaker,
+            "differences": list(comparison.differences),
+            "settings": list(comparison.settings),
+            "rows": [
+                {
+                    "case": row.name,
+                    "ratio": estimate_data(row.difference.ratio),
+                    "p_value": row.difference.p_value,
+                    "differs": row.difference.holds,
+                }
+                for row in comparison.rows
+            ],
+        },
+        indent=2,
+    )
+
+
+def estimate_data(estimate: Estimate) -> dict[str, Any]:
+    """Returns an estimate as data."""
+    return {
+        "value": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+        "n": estimate.n,
+        "confidence": estimate.confidence,
+        "method": estimate.method,
+    }
+
+
+def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Aligns columns with spaces."""
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
+        for row in (columns, *rows)
+    ]

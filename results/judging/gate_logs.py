@@ -1,0 +1,116 @@
+"""What a gate judges of a study: log slowdowns by generation and case.
+
+Of the turns of a relay, the mean over rounds of ln(baseline / change). Of its sustained
+stretches, the ratio of arithmetic mean step times, and that of their 99th percentiles:
+a step in fifty that takes ten times as long is in those, and hardly in a mean of
+logarithms. Every other figure is one number of a process.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from results.judging import gate_metrics
+from results.statistics import generations, group_sequential
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from results.judging.gate_metrics import Metric
+    from results.records.models import TrialResult
+    from results.statistics.group_sequential import Kind
+    from results.study.cases import Case, Entry, Key
+
+    Pairs = Sequence[tuple[Case, Case]]
+    # ln(change / baseline) of a cost, of two trials of one generation; None without.
+    OfTrials = Callable[[Entry, Entry], float | None]
+
+TAIL_QUANTILE = 0.99
+
+
+def of_pairs(pairs: Pairs, metric: Metric) -> Mapping[Kind, np.ndarray]:
+    """Returns log slowdowns by kind of measurement, over generations and cases.
+
+    Not a number where a generation of a case has none.
+    """
+    is_relay = metric.name == gate_metrics.THROUGHPUT.name and all(
+        case.is_in_relay for case, _ in pairs
+    )
+    if not is_relay:
+        sign = 1.0 if metric.is_cost else -1.0
+
+        def of_trials(here: Entry, there: Entry) -> float | None:
+            both = metric.of(here), metric.of(there)
+            if min(both) <= 0:  # it could not be read
+                return None
+            return sign * (math.log(both[0]) - math.log(both[1]))
+
+        return {group_sequential.PROCESSES: _array(pairs, of_trials)}
+    kinds = {group_sequential.TURNS: _array(pairs, _of_turns)}
+    sustained = _array(pairs, _of_means)
+    if not np.isnan(sustained).all():
+        kinds[group_sequential.SUSTAINED] = sustained
+        kinds[group_sequential.TAIL] = _array(pairs, _of_tails)
+    return kinds
+
+
+def _array(pairs: Pairs, of_trials: OfTrials) -> np.ndarray:
+    sides = [
+        [{entry.key: entry for entry in case.ok_entries} for case in pair]
+        for pair in pairs
+    ]
+    keys: list[Key] = sorted({key for pair in sides for side in pair for key in side})
+    found = np.full((len(keys), len(pairs)), np.nan)
+    for column, (here, there) in enumerate(sides):
+        for row, key in enumerate(keys):
+            if key in here and key in there:
+                value = of_trials(here[key], there[key])
+                found[row, column] = np.nan if value is None else value
+    return found
+
+
+def _of_turns(here: Entry, there: Entry) -> float | None:
+    logs = generations.log_ratios(there.result.rates, here.result.rates)
+    return generations.mean(logs) if logs else None
+
+
+def stretches(result: TrialResult) -> dict[int, np.ndarray]:
+    """Returns the step times of each valid sustained stretch of a trial, by round.
+
+    A step ends with the slowest process.
+    """
+    found: dict[int, np.ndarray] = {}
+    if not any(turn.is_sustained for turn in result.turns):
+        return found
+    steps = np.max([rank.step_time_sec for rank in result.ranks], axis=0)
+    start = 0
+    for turn in result.turns:
+        end = start + turn.num_steps
+        if turn.is_sustained and turn.is_valid:
+            found[turn.round_index] = steps[start:end]
+        start = end
+    return found
+
+
+def _of_both(
+    here: Entry, there: Entry, of: Callable[[np.ndarray], float]
+) -> float | None:
+    ours, theirs = stretches(here.result), stretches(there.result)
+    rounds = sorted(ours.keys() & theirs.keys())
+    if not rounds:
+        return None
+    first, second = (
+        of(np.concatenate([side[index] for index in rounds])) for side in (ours, theirs)
+    )
+    return math.log(first) - math.log(second)
+
+
+def _of_means(here: Entry, there: Entry) -> float | None:
+    return _of_both(here, there, lambda steps: float(steps.mean()))
+
+
+def _of_tails(here: Entry, there: Entry) -> float | None:
+    return _of_both(here, there, lambda steps: float(np.quantile(steps, TAIL_QUANTILE)))

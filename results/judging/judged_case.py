@@ -1,0 +1,58 @@
+"""One case of a gate with its verdicts, the worst of which is that of the case."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from results.statistics.judge import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from results.statistics.judge import Judgement
+    from results.study.cases import Case
+
+WORST_FIRST = (Verdict.REGRESS, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.IMPROVE)
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """Returns the worst of one verdict or more."""
+    return min(verdicts, key=WORST_FIRST.index)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class JudgedCase:
+    """One case of the change.
+
+    Attributes:
+      name: Backend, replicas and scaling modes; or the name of a micro-benchmark.
+      judgement: The verdict on the metric; None where either side has fewer than two
+        generations.
+      reason: Why there is no verdict; empty if there is.
+      case: The case; None of a micro-benchmark.
+      others: Verdicts on what else was measured of the case, by what it is.
+    """
+
+    name: str
+    judgement: Judgement | None
+    reason: str = ""
+    case: Case | None = None
+    others: Mapping[str, Judgement] = dataclasses.field(default_factory=dict)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The worst of its verdicts; None where there is none."""
+        if self.judgement is None:
+            return None
+        found = {of.verdict for of in (self.judgement, *self.others.values())}
+        # What cannot pass by itself is inconclusive, and only ever a regression.
+        if not found & {Verdict.REGRESS, Verdict.INCONCLUSIVE}:
+            return self.judgement.verdict
+        return worst(found)
+
+
+def name_of(case: Case) -> str:
+    """Returns backend, replicas and scaling modes of a case."""
+    modes = "+".join(mode.value for mode in case.modes)
+    return f"{case.spec.backend} x{case.spec.num_replicas}, {modes}"

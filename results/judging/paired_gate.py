@@ -1,0 +1,172 @@
+"""Verdicts on two revisions that were measured in the same rounds.
+
+The rule is that of ``results/statistics/group_sequential.py``: looks after some
+generations, the first of which that is clear ends the gate. What a case is said to be
+is what it was at the look that decided it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from results.judging import gate_logs
+from results.judging.judged_case import JudgedCase, name_of
+from results.statistics import estimates, group_sequential, spending
+from results.statistics.estimates import Estimate
+from results.statistics.judge import Judgement, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from results.judging.gate_metrics import Rule
+    from results.statistics.group_sequential import Kind, Look
+    from results.study.cases import Case
+
+METHOD = (
+    "Student's t over generations of the log slowdown, with a spread that borrows from"
+    " the other cases (Smyth 2004), at the level that Pocock's spending leaves for this"
+    " look; the lower end holds for all cases together (Holm)"
+)
+VERDICTS = {
+    group_sequential.UNDECIDED: Verdict.INCONCLUSIVE,
+    group_sequential.PASSED: Verdict.PASS,
+    group_sequential.REGRESSED: Verdict.REGRESS,
+    group_sequential.IMPROVED: Verdict.IMPROVE,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Paired:
+    """How a gate looked at its generations.
+
+    Attributes:
+      num_generations: Generations that are there.
+      decided_after: Generations at the look that ended the gate; None where none did.
+      looks: All looks, up to the last generation.
+      most: Generations after which it ends in any case.
+      num_slower: Processes of the change that stand out as slow; see
+        ``group_sequential.singles``.
+      num_faster: Those of the baseline.
+      stands_out: Ratio of times from which a process does.
+      p_value: Of so many slower ones or more, were both sides equal.
+      has_slow_processes: Whether the change has slow processes.
+    """
+
+    num_generations: int
+    decided_after: int | None
+    looks: tuple[int, ...]
+    most: int
+    num_slower: int
+    num_faster: int
+    stands_out: float
+    p_value: float
+    has_slow_processes: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """Cases with their verdicts, and how the gate looked at them."""
+
+    cases: tuple[JudgedCase, ...]
+    paired: Paired
+
+
+def judge(
+    pairs: Sequence[tuple[Case, Case]], rule: Rule, planned: Sequence[int]
+) -> Judged:
+    """Judges all cases of a gate.
+
+    Args:
+      pairs: Each case of the change, and of the baseline.
+      rule: What is judged.
+      planned: Generations after which the gate looks; empty for one look at the end.
+    """
+    logs = gate_logs.of_pairs(pairs, rule.metric)
+    main, first = next(iter(logs.items()))
+    number = max(first.shape[0], 1)
+    looks = spending.looks_until(number, planned)
+    if not first.shape[0]:  # no trial is ok: nothing is known of any case
+        logs = {main: np.full((1, len(pairs)), np.nan)}
+    design: dict[str, Any] = {"looks": looks, "most": max((number, *planned))}
+    design |= {"delta": rule.delta, "alpha": rule.alpha}
+    of_one = {kind: values[None] for kind, values in logs.items()}
+    found = group_sequential.outcomes(of_one, **design)
+    end = int(found.ends[0])
+    seen = {
+        (kind, look): group_sequential.look(values, kind, number=look, **design)
+        for kind, values in logs.items()
+        for look in {*found.decided_at[kind][0].tolist(), end} - {0}
+    }
+    cases = []
+    for index, (case, _) in enumerate(pairs):
+        judged: dict[Kind, Judgement | None] = {}
+        for kind, values in logs.items():
+            at = int(found.decided_at[kind][0, index]) or end
+            code = int(found.of_cases[kind][0, index])
+            n = int((~np.isnan(values[:at, index])).sum())
+            margins = 1.0 if kind.margins is None else kind.margins
+            judged[kind] = _judgement(
+                seen[kind, at], index, n, VERDICTS[code], margins * rule.delta, rule
+            )
+        of_main = judged.pop(main)
+        n = int((~np.isnan(logs[main][:, index])).sum())
+        reason = (
+            f"{n} generation(s) have both, a verdict needs"
+            f" {estimates.FEWEST_FOR_INTERVAL} or more"
+        )
+        cases.append(
+            JudgedCase(
+                name=name_of(case),
+                case=case,
+                judgement=of_main,
+                reason="" if of_main else reason,
+                others={
+                    kind.name: of
+                    for kind, of in judged.items()
+                    if of is not None and _counts(of, kind)
+                },
+            )
+        )
+    singles = group_sequential.singles(logs[main], number=end, **design)
+    is_decided = int(found.verdicts[0]) != group_sequential.UNDECIDED
+    return Judged(
+        cases=tuple(cases),
+        paired=Paired(
+            num_generations=first.shape[0],
+            decided_after=end if is_decided else None,
+            looks=looks,
+            most=design["most"],
+            num_slower=int(singles.num_slower),
+            num_faster=int(singles.num_faster),
+            stands_out=float(np.exp(singles.threshold)),
+            p_value=float(singles.p_value),
+            has_slow_processes=bool(singles.holds),
+        ),
+    )
+
+
+def _counts(of: Judgement, kind: Kind) -> bool:
+    """Whether a judgement is part of the verdict: some kinds only ever regress."""
+    return kind.margins is not None or of.verdict is Verdict.REGRESS
+
+
+def _judgement(
+    seen: Look, index: int, n: int, verdict: Verdict, delta: float, rule: Rule
+) -> Judgement | None:
+    if n < estimates.FEWEST_FOR_INTERVAL:
+        return None
+    slowdown = estimates.from_logs(
+        Estimate(
+            value=float(seen.mean[index]),
+            low=float(seen.low[index]),
+            high=float(seen.high[index]),
+            n=n,
+            unit="",
+            method=METHOD,
+            confidence=1 - 2 * rule.alpha,
+        )
+    )
+    return Judgement(verdict=verdict, slowdown=slowdown, delta=delta, alpha=rule.alpha)
