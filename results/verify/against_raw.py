@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from results.records.measuring import Control
 from results.store import untrusted
 from results.study.cases import CORRUPT, UNMATCHED, load_study, matching_entries
-from results.verify import figures, matches, raw_trial
+from results.verify import figures, gate_check, matches, raw_trial
 from results.verify.check import Check, Mismatch
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ def verify(store: Store) -> Check:
     for problem in study.problems:
         check.differ("records", problem.label, "readable", problem.reason)
     entries = [entry for entry in study.entries if entry.state != CORRUPT]
-    figures.compare(study, _verify_trials(store, entries, check), check)
+    raws = _verify_trials(store, entries, check)
+    figures.compare(study, raws, check)
+    gate_check.compare(study, raws, check)
     matching = store.matching
     raws = _verify_trials(matching, matching_entries(matching), check)
     matches.compare(study, raws, check)

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support/studies"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import gate_claims
 import simulated_designs as designs
 
 from results.judging import power
@@ -130,14 +132,39 @@ def run_gates(num_gates: int, seed: int) -> list[str]:
     return broken
 
 
+def run_claims(num_gates: int, seed: int, document: Path | None) -> list[str]:
+    """Prints what each sentence of a gate is worth; returns those that are broken."""
+    write(f"\n{num_gates} simulated gates of {gate_claims.NUM_CASES} cases each\n")
+    found = []
+    for row in gate_claims.rows(num_gates, seed):
+        found.append(row)
+        write(gate_claims.table([row])[-1])
+    if document is not None:
+        gate_claims.write(document, found)
+    return [
+        f"{row.claim.sentence}: {row.share:.3f} on noise {row.model!r}"
+        for row in found
+        if row.is_broken
+    ]
+
+
 def main() -> int:
     """Runs the simulations; the exit status is 1 if a claim does not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweeps", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--write", type=Path, help="document whose table of claims is replaced"
+    )
+    parser.add_argument(
+        "--only-claims", action="store_true", help="simulate the claims of gates only"
+    )
     arguments = parser.parse_args()
-    broken = run_designs(arguments.sweeps, arguments.seed)
-    broken += run_gates(arguments.sweeps, arguments.seed)
+    broken: list[str] = []
+    if not arguments.only_claims:
+        broken += run_designs(arguments.sweeps, arguments.seed)
+        broken += run_gates(arguments.sweeps, arguments.seed)
+    broken += run_claims(arguments.sweeps // 4, arguments.seed, arguments.write)
     write("")
     for claim in broken:
         write(f"FAILED: {claim}")

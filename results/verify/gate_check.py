@@ -1,0 +1,66 @@
+"""Compares the verdict of a gate with the same verdict from raw trials."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from results.judging import look
+from results.records.models import Control, Order
+from results.verify import gates
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from results.study.cases import Study
+    from results.verify.check import Check
+    from results.verify.raw_trial import RawTrial
+
+TOLERANCE: Final = 1e-6
+"""Levels come from a grid."""
+
+
+def compare(study: Study, raws: Mapping[str, RawTrial], check: Check) -> None:
+    """Compares the verdict of a gate of two revisions on throughput."""
+    found = look.of_plan(study)
+    design = study.plan.measuring.gate
+    is_relay = study.plan.measuring.order is Order.RELAY
+    if found is None or design is None or found.paired is None or not is_relay:
+        return
+    sides: dict[tuple[str, int, int], tuple[dict[Any, Any], dict[Any, Any]]] = {}
+    for entry in study.planned:
+        spec = entry.spec
+        if spec.control is not Control.NONE or spec.budget is not None:
+            continue
+        key = spec.backend, spec.num_replicas, spec.per_replica_batch_size
+        pair = sides.setdefault(key, ({}, {}))
+        if not entry.is_ok:
+            continue
+        if entry.trial_id not in raws:
+            check.lack("verdict", f"trials/{entry.trial_id}: no raw turns")
+            return
+        result = dict(raws[entry.trial_id].result)
+        result["turns"] = [
+            turn
+            if turn["is_void"] is not None
+            else {**turn, "is_void": bool(entry.result.turns[n].void_reason)}
+            for n, turn in enumerate(result["turns"])
+        ]
+        pair[bool(spec.revision)][spec.repetition_index, spec.seed] = result
+    again = gates.judge(
+        gates.log_slowdowns(list(sides.values())),
+        planned=design.looks,
+        delta=design.delta,
+        alpha=design.alpha,
+    )
+    ended = found.paired.decided_after or found.paired.looks[-1]
+    check.compare("verdict", "gate: generations", ended, again.after)
+    for case, stated in zip(again.cases, found.cases, strict=True):
+        judgement = stated.judgement
+        if judgement is None:
+            continue
+        slowdown, where = judgement.slowdown, f"gate: {stated.name}"
+        verdict, *numbers = case
+        check.compare("verdict", where, judgement.verdict.value, verdict)
+        told = (slowdown.value, slowdown.low, slowdown.high)
+        for one, other in zip(told, numbers, strict=True):
+            check.compare("verdict", where, one, other, tolerance=TOLERANCE)

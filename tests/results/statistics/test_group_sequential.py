@@ -1,0 +1,139 @@
+"""A gate that looks several times errs no more often than stated, on unlike noise."""
+
+from __future__ import annotations
+
+import math
+
+import noise_models
+import numpy as np
+import pytest
+from noise_models import Change
+
+from results.statistics import group_sequential, moderated, spending
+from results.statistics.group_sequential import (
+    PASSED,
+    REGRESSED,
+    SUSTAINED,
+    TAIL,
+    TURNS,
+)
+
+NUM_GATES = 150
+# Three standard errors of a share near 0.95 of so many gates.
+TOLERANCE = 3 * (0.95 * 0.05 / NUM_GATES) ** 0.5
+
+
+def ends(change: Change, model: str = "this machine") -> group_sequential.Outcomes:
+    """How gates of six cases end."""
+    logs = noise_models.simulate(
+        model, change, num_gates=NUM_GATES, num_generations=12, num_cases=6, seed=5
+    )
+    of = {TURNS: logs.turns, SUSTAINED: logs.sustained, TAIL: logs.tail}
+    return group_sequential.outcomes(of, delta=0.05, alpha=0.05)
+
+
+def share(found: group_sequential.Outcomes, verdict: int) -> float:
+    """The share of gates with a verdict."""
+    return float((found.verdicts == verdict).mean())
+
+
+@pytest.mark.parametrize("model", ["this machine", "heavy tails"])
+def test_equal_programs_pass(model: str) -> None:
+    """At least 0.92 of gates, after about five generations; few regress."""
+    found = ends(Change(), model)
+
+    assert share(found, PASSED) > 0.92 - TOLERANCE
+    assert share(found, REGRESSED) < 0.05 + TOLERANCE
+    assert found.ends.mean() < 7.5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Change(every_step=math.log(1.05)),
+        Change(every_50th=10.0, num_cases=None),
+        Change(process_in_five=math.log(1.5), num_cases=None),
+    ],
+    ids=["5 % of one case", "every 50th step", "one process in five"],
+)
+def test_slowdowns_regress(change: Change) -> None:
+    """Also those that are not in every step, or not in every process."""
+    found = ends(change)
+
+    assert share(found, REGRESSED) > 0.95 - TOLERANCE
+    assert share(found, PASSED) < 0.05 + TOLERANCE
+
+
+def test_turns_alone_miss_a_step_in_fifty() -> None:
+    """A mean of logarithms sees a part of what it costs: the reason for stretches."""
+    logs = noise_models.simulate(
+        "this machine",
+        Change(every_50th=10.0, num_cases=None),
+        num_gates=40,
+        num_generations=6,
+        num_cases=3,
+        seed=5,
+    )
+
+    assert logs.turns.mean() < math.log(1.2) / 2
+    assert logs.sustained.mean() > 0.8 * math.log(1.2)
+
+
+@pytest.mark.parametrize("spend", [spending.pocock, spending.obrien_fleming])
+def test_levels_spend_the_error_and_no_more(spend: spending.Spending) -> None:
+    """Brownian motion crosses the bounds of all looks with the stated probability."""
+    from scipy import special
+
+    looks, alpha = (3, 4, 6, 8, 12), 0.05
+    levels = spending.nominal_levels(looks, 12, alpha, spend)
+    steps = np.random.default_rng(3).standard_normal((40_000, 12))
+    paths = steps.cumsum(axis=1)[:, [look - 1 for look in looks]] / np.sqrt(looks)
+    crossed = (paths > special.ndtri(1 - np.asarray(levels))).any(axis=1)
+
+    assert crossed.mean() == pytest.approx(alpha, abs=0.0035)
+    assert spending.nominal_levels((7,), 7, alpha, spend) == pytest.approx((alpha,))
+
+
+def test_a_gate_that_ends_early_has_not_spent_all() -> None:
+    """The time was over after five of twelve generations."""
+    looks = spending.looks_until(5, (3, 4, 6, 8, 12))
+
+    assert (3, 4, 5) == looks
+    assert sum(spending.nominal_levels(looks, 12, 0.05)) < 0.05
+
+
+def test_equal_spreads_are_pooled_and_unlike_ones_are_not() -> None:
+    """Smyth's prior has infinite weight, or little."""
+    degrees = np.full(6, 11.0)
+    equal, all_of_them = moderated.moderated(np.full(6, 0.04), degrees)
+    unlike, few = moderated.moderated(np.array([1e-4, 1e-3, 1e-2, 0.1, 1, 10]), degrees)
+
+    assert equal == pytest.approx(np.full(6, 0.04))
+    assert all_of_them == pytest.approx(np.full(6, 66.0))
+    assert unlike[0] < 2e-4
+    assert unlike[-1] > 5
+    assert few[0] < 14
+
+
+def test_a_case_that_passed_has_passed() -> None:
+    """And a case without numbers stays undecided."""
+    logs = np.full((1, 12, 2), np.nan)
+    logs[0, :, 0] = [-0.001, 0.001, 0.0] + [0.3, -0.3, 0.2] * 3
+    found = group_sequential.outcomes({TURNS: logs}, delta=0.05, alpha=0.05)
+
+    assert [PASSED, group_sequential.UNDECIDED] == found.of_cases[TURNS][0].tolist()
+    assert 3 == found.decided_at[TURNS][0, 0]
+    assert group_sequential.UNDECIDED == found.verdicts[0]
+
+
+def test_single_processes_are_judged_by_their_sign() -> None:
+    """As many to either side are noise; eight to one side are not."""
+    design = {"number": 8, "looks": (8,), "most": 8, "delta": 0.05, "alpha": 0.05}
+    both, one = np.zeros((8, 6)), np.zeros((8, 6))
+    both[0, :4], both[1, :4] = 0.4, -0.4
+    one[0] = one[1, :2] = 0.4
+
+    assert not group_sequential.singles(both, **design).holds
+    found = group_sequential.singles(one, **design)
+    assert found.holds
+    assert (8, 0) == (int(found.num_slower), int(found.num_faster))
