@@ -1,0 +1,66 @@
+"""A gate without ``--repeats`` looks at its generations, and ends when it can."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.cli import exit_codes
+from results.statistics import group_sequential
+from results.store.study_store import Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.processes
+GATE = (
+    "gate",
+    "--workload=resnet50",
+    "--preset=smoke",
+    "--replicas=1",
+    "--mode=weak",
+    "--rounds=3",
+    "--no-match",
+)
+
+
+def test_equal_code_passes_at_once(gate: Any, written: Any) -> None:
+    """Exit code 0 in every format; nothing is measured, and nothing is written."""
+    code, out, err = gate("--baseline=same", of=GATE)
+    _, junit, _ = gate("--baseline=same", "--format=junit", of=GATE)
+
+    assert exit_codes.OK == code, err
+    assert "PASS: throughput against revision same (" in out
+    assert "nothing was measured, since the code of both sides is the same" in out
+    suite = ET.fromstring(junit)  # our own
+    assert ("0", "0", "0") == tuple(
+        suite.get(name) for name in ("failures", "errors", "skipped")
+    )
+    assert ["temporary"] == written()
+
+
+def test_a_clear_slowdown_ends_at_the_first_look(gate: Any, tmp_path: Path) -> None:
+    """After three generations of no peer; both sides lie beside each other."""
+    code, out, err = gate(
+        "--baseline=faster",
+        "--measure-equal",
+        "--study=g",
+        "--format=json",
+        of=GATE,
+    )
+
+    data = json.loads(out)
+    assert exit_codes.REGRESSION == code, err
+    assert 3 == data["looks"]["decided_after"] == data["looks"]["num_generations"]
+    store = Store.open(tmp_path / "runs" / "g")
+    plan = store.read_plan()
+    assert {"in_graph"} == {trial.spec.backend for trial in plan.trials}
+    assert plan.measuring.gate is not None
+    assert group_sequential.LOOKS == plan.measuring.gate.looks
+    results = [trial.result for trial in store.trials() if trial.result is not None]
+    first = [of for of in results if any(turn.is_sustained for turn in of.turns)]
+    assert 6 == len(first)  # not the twins
+    assert {4} == {sum(turn.is_sustained for turn in of.turns) for of in first}
