@@ -67,7 +67,7 @@ class Paired:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
+class JudgedPairs:
     """Cases with their verdicts, and how the gate looked at them."""
 
     cases: tuple[JudgedCase, ...]
@@ -76,7 +76,7 @@ class Judged:
 
 def judge(
     pairs: Sequence[tuple[Case, Case]], rule: Rule, planned: Sequence[int]
-) -> Judged:
+) -> JudgedPairs:
     """Judges all cases of a gate.
 
     Args:
@@ -132,7 +132,7 @@ def judge(
         )
     singles = group_sequential.singles(logs[main], number=end, **design)
     is_decided = int(found.verdicts[0]) != group_sequential.UNDECIDED
-    return Judged(
+    return JudgedPairs(
         cases=tuple(cases),
         paired=Paired(
             num_generations=first.shape[0],
