@@ -92,7 +92,7 @@ series: setup  ## Run SERIES trials of two processes in a row on each of LAUNCHE
 	for launcher in $(LAUNCHERS); do $(BIN)/python tests/faults/run_series.py $$launcher $(SERIES) || exit 1; done
 
 statistics: setup  ## Simulate thousands of sweeps and gates: how often intervals and verdicts are right.
-	$(BIN)/python tests/statistics/run_simulations.py $(STATISTICS_FLAGS)
+	$(BIN)/python tests/statistics/run_simulations.py --write docs/archive/claims-of-gates.md $(STATISTICS_FLAGS)
 
 types: setup  ## Check types.
 	$(BIN)/mypy

@@ -52,6 +52,7 @@ def test_a_request_has_the_plan_that_was_kept(plan: Any, command: str) -> None:
     found = plan(command)
     recorded = {k: v for k, v in found.items() if k not in _LEFT_OUT}
     recorded["command"] = found["command"][:3]
+    assert recorded["measuring"].pop("gate") is None  # added later, for gates
     recorded = json.loads(
         json.dumps(recorded).replace('"schema_version": 6', '"schema_version": 5')
     )
