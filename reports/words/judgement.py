@@ -13,7 +13,8 @@ from results.statistics.judge import Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from results.judging.gate import Gate, JudgedCase
+    from results.judging.gate import Gate
+    from results.judging.judged_case import JudgedCase
     from results.statistics.estimates import Estimate
 
 WEAKER_QUALITY: Final = (
