@@ -16,8 +16,9 @@ from pydantic import AliasChoices, AliasPath, Field
 
 from results import errors
 from results.figures.relay import TurnCounts
-from results.judging.gate import Gate, JudgedCase
+from results.judging.gate import Gate
 from results.judging.gate_metrics import Judged
+from results.judging.judged_case import JudgedCase
 from results.records.bounds import Seconds
 from results.statistics import judge
 from results.store.record_file import first_complaint
