@@ -99,6 +99,7 @@ def test_local_and_random_state_is_that_of_the_job(two_workers):
     assert [1.5, 3] == first["outside"] == second["outside"]
     assert ([11.0], [12.0]) == (first["seen"], second["seen"])
     assert [11.5, 6] == first["after"] == second["after"]
+    assert 58000.0 == first["half"] == second["half"]  # whose sum is infinite
     assert len(draws) == len(set(draws))
     assert first["generator"] == second["generator"]
 
