@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.async_training import commit, pull
+from replicator.engine.analysis import divergence
 from replicator.engine.analysis.analyze import to_body
 from replicator.engine.graph import invariance
 from replicator.engine.graph.effects import READ_OPS, EffectTable
@@ -113,6 +114,9 @@ def trace_step(
     if topology.num_replicas > 1:
         invariance.check_trainable(analysis, traced.variables, traced.lines)
         invariance.check_required(analysis, traced.required)
+        # Not what `_require_local_kinds` makes local for the other workers: each
+        # updates by its own state, as one device would.
+        divergence.check(traced, body, analysis.local_because)
     _require_local_kinds(traced, body, analysis, table, commits)
     clocks = {
         id(commit_state.clock): server
