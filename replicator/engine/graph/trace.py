@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from replicator.collectives.kind import CollectiveKind
 
-MARKER_PREFIX = "replicator_collective"
 REPLICA_ID_NAME = "replicator_replica_id"
 
 
@@ -128,7 +127,7 @@ class TraceContext(context.ReplicaContext):
             stand_in = tensor if is_any else kind.of_own(TENSORS, tensor, 0, count)
             results.append(
                 _tf_gradients.marker(
-                    stand_in, shape, name=f"{MARKER_PREFIX}_{index}_{position}"
+                    stand_in, shape, name=f"{captures.MARKER_PREFIX}_{index}_{position}"
                 )
             )
         self.collectives.append(
@@ -222,6 +221,9 @@ def trace(
     output_names = tuple(tensor.name for tensor in graph.outputs)
     effects = tuple(op.name for op in graph.control_outputs)
     captured = captures.find(graph, graph_def, trace_context.num_replicas, shared)
+    if num_replicas > 1:
+        markers = {m for c in trace_context.collectives for m in c.markers}
+        captures.check_copies(graph, graph_def, markers)
     recomputed.check(graph, captured.variables)
     arguments = list(graph.inputs)[: len(graph.inputs) - len(captured.outer)]
     traced = TracedStep(
