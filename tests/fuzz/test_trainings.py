@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import covering
 import numpy as np
 import pytest
 from fuzzing import checking, series
+from fuzzing.training import checking as training_checking
 from fuzzing.training import examples, numpy_model, syntax
 
 from replicator.collectives import reductions
@@ -51,6 +53,22 @@ def test_random_trainings_agree(capsys):
         sys.stdout.write(f"\n{found}\n")
     assert not found.differences, "\n".join(found.differences)
     assert NUM_TRAININGS // 2 < found.verdicts[checking.Verdict.SAME]
+
+
+@pytest.mark.parametrize("batch", [3, 6])
+def test_after_a_smaller_last_step_other_batches_begin_the_next_epoch(batch):
+    """Of 10 examples, 3 steps of 4 have read all, which are no whole steps of 3."""
+    inputs = dataclasses.replace(_training().inputs, num_examples=10, batch=4)
+    target = syntax.Target(num_replicas=3, is_mirrored=False)
+    actions = (
+        syntax.Run(num_steps=3),
+        syntax.Restore(target=target, batch=batch),
+        *[syntax.Run()] * 3,
+    )
+
+    same = training_checking.check(_training(inputs=inputs, actions=actions))
+
+    assert checking.Verdict.SAME is same
 
 
 def test_a_fault_in_a_training_is_found(monkeypatch):
