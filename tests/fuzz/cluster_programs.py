@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import sys
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from fuzzing.comparing import DifferenceError
 import replicator
 
 NUM_REPLICAS = 4  # two in each of two workers
-# A step that fails, or finds that shapes differ, ends a job of several programs.
+# A step that fails, or finds that shapes differ, ends a job of several processes.
 ENDS_A_JOB = {"failures", "uneven"}
 
 
@@ -26,13 +25,13 @@ def set_up(folder, *, seed, num_programs):
     return seed, num_programs
 
 
-def client(seed, num_programs):
+def multi_worker_in_graph(seed, num_programs):
     """Programs of which two processes run the replicas, in one graph."""
     repl = replicator.create("multi_worker_in_graph", num_replicas=NUM_REPLICAS)
     return _run(repl, seed, num_programs, choices.FEATURES)
 
 
-def worker(seed, num_programs):
+def multi_worker(seed, num_programs):
     """Programs that every worker draws, and runs its part of."""
     repl = replicator.create("multi_worker", num_replicas=NUM_REPLICAS)
     features = [name for name in choices.FEATURES if name not in ENDS_A_JOB]
@@ -59,7 +58,10 @@ def _run(repl, seed, num_programs, features):
         seed, num_programs, grammar=grammar, is_shrunk=False, features=features
     )
     verdicts = {verdict.value: n for verdict, n in found.verdicts.items()}
-    return json.loads(json.dumps([verdicts, differences]))
+    return [verdicts, differences]
 
 
-CASES = {"client": client, "worker": worker}
+CASES = {
+    "multi_worker": multi_worker,
+    "multi_worker_in_graph": multi_worker_in_graph,
+}

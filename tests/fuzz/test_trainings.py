@@ -18,8 +18,6 @@ from replicator.collectives import reductions
 # `make fuzz` draws thousands.
 NUM_TRAININGS = 40 if covering.is_full() else 4
 SEED = 2019
-# With the others, differences are known.
-FEATURES = ("options",)
 
 
 def _training(**changes):
@@ -45,9 +43,7 @@ def _training(**changes):
 
 def test_random_trainings_agree(capsys):
     """Models, optimizers, epochs, writes and failures, against NumPy."""
-    found = series.run_series(
-        SEED, NUM_TRAININGS, grammar=series.TRAININGS, features=FEATURES
-    )
+    found = series.run_series(SEED, NUM_TRAININGS, grammar=series.TRAININGS)
 
     with capsys.disabled():
         sys.stdout.write(f"\n{found}\n")

@@ -192,6 +192,8 @@ class _Judge:
             return self._compare(place, event) or Verdict.SAME
         if action.what == "optimizer":
             return Verdict.NOT_JUDGED
+        if event.ended and event.loss is None:
+            return Verdict.NOT_JUDGED  # its inputs have no whole batch
         raise DifferenceError(f"{place}: accepted, or {event.error!r}")
 
     def _compare_losses(

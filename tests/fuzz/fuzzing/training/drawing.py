@@ -94,9 +94,6 @@ class _Drawer:
             syntax.Dropout(),
             *self._also("norms", syntax.Norm(), syntax.Norm(is_global=False)),
             *self._also("queues", syntax.Queue()),
-            *self._also(
-                "recomputed", syntax.Recomputed(by=self._choose("tf", "keras"))
-            ),
         )
 
     def _optimizer(self) -> syntax.Optimizer:
