@@ -105,6 +105,13 @@ VERBS = (
         """,
     ),
     Verb(
+        "publish",
+        """Writes a copy of a study for everybody: no logs, no tracebacks, no secrets.
+
+        Exit code 4, and nothing is written, if a file may have something private.
+        """,
+    ),
+    Verb(
         "history",
         """Shows how cases changed from study to study, one table per machine class.
 

@@ -1,6 +1,7 @@
 """The sources of another revision, in a temporary directory, ready to run trials.
 
-A git worktree is checked out and removed again, however the measurement ends. It runs
+A git worktree is checked out and removed again, however the measurement ends: where the
+harness was killed, by the next gate. It runs
 with the interpreter of the harness, unless its ``requirements.lock`` differs: then it
 gets an environment of its own, made as ``make setup`` makes it. On GPUs the same holds
 for ``requirements-gpu.lock``, and the environment is that of ``make setup-gpu``.
@@ -15,13 +16,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import RevisionError
-from harness.machine import environment
+from harness.machine import environment, owned_folders
 from harness.planning import code_digest
 from harness.planning.source_tree import SourceTree
 from harness.trial import turns
@@ -36,8 +36,6 @@ SOURCE_ROOT = Path(__file__).resolve().parents[2]
 """The git repository, and the tree whose packages are installed."""
 LOCK_NAME = "requirements.lock"
 GPU_LOCK_NAME = "requirements-gpu.lock"
-PREFIX = "replicator-gate-"
-"""Of the temporary directory."""
 SHOWN_DIGITS = 12
 """Of a commit, as the revision of specs."""
 
@@ -125,33 +123,64 @@ def checked_out(
     Raises:
       RevisionError: It cannot be checked out, or its packages cannot be installed.
     """
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
-    root = folder / "tree"
-    try:
-        made = _git("worktree", "add", "--quiet", "--detach", str(root), commit)
-        if made.returncode != 0:
-            raise RevisionError(
-                f"revision {revision!r} cannot be checked out: {_last(made.stderr)};"
-                " fix the repository, or choose another revision"
+    remove_abandoned()
+    with owned_folders.made(owned_folders.GATE) as folder:
+        root = folder.path / "tree"
+        try:
+            _add_worktree(revision, commit, root, folder)
+            python, versions = sys.executable, None
+            locks = locks_of(device)
+            others = [n for n in locks if _read(root / n) != _read(SOURCE_ROOT / n)]
+            if others:
+                note(
+                    f"revision {revision} has another {' and '.join(others)}:"
+                    f" installing {' and '.join(locks)}"
+                )
+                python = _install(revision, root, folder, locks)
+                versions = _versions(revision, python)
+            yield SourceTree(
+                revision=commit[:SHOWN_DIGITS],
+                root=root,
+                python=python,
+                versions=versions,
             )
-        python, versions = sys.executable, None
-        locks = locks_of(device)
-        others = [n for n in locks if _read(root / n) != _read(SOURCE_ROOT / n)]
-        if others:
-            note(
-                f"revision {revision} has another {' and '.join(others)}: installing"
-                f" {' and '.join(locks)}"
-            )
-            python = _install(revision, root, folder / "env", locks)
-            versions = _versions(revision, python)
-        yield SourceTree(
-            revision=commit[:SHOWN_DIGITS], root=root, python=python, versions=versions
+        finally:
+            with _uninterrupted():
+                _remove_worktree(root)
+
+
+def _add_worktree(
+    revision: str, commit: str, root: Path, folder: owned_folders.Owned
+) -> None:
+    made = _git(
+        *("worktree", "add", "--quiet", "--detach", str(root), commit), holds=folder
+    )
+    if made.returncode != 0:
+        raise RevisionError(
+            f"revision {revision!r} cannot be checked out: {_last(made.stderr)};"
+            " fix the repository, or choose another revision"
         )
-    finally:
-        with _uninterrupted():
-            _git("worktree", "remove", "--force", str(root))
-            shutil.rmtree(folder, ignore_errors=True)
-            _git("worktree", "prune")
+
+
+def _remove_worktree(root: Path) -> None:
+    # Locked until it is complete, and then neither removed nor pruned.
+    _git("worktree", "unlock", str(root))
+    _git("worktree", "remove", "--force", str(root))
+    shutil.rmtree(root.parent, ignore_errors=True)
+    _git("worktree", "prune")
+
+
+def remove_abandoned() -> None:
+    """Removes the worktrees, and other temporary folders, of gates that were killed."""
+    listed = _git("worktree", "list", "--porcelain").stdout
+    for line in listed.splitlines():
+        name, _, text = line.partition(" ")
+        root = Path(text)
+        if name != "worktree" or not root.parent.name.startswith(owned_folders.GATE):
+            continue
+        if not root.parent.exists() or owned_folders.is_abandoned(root.parent):
+            _remove_worktree(root)
+    owned_folders.remove_abandoned()
 
 
 def check_runs(revision: str, tree: SourceTree, spec: TrialSpec) -> None:
@@ -176,7 +205,9 @@ def check_runs(revision: str, tree: SourceTree, spec: TrialSpec) -> None:
         )
 
 
-def _install(revision: str, root: Path, folder: Path, locks: Sequence[str]) -> str:
+def _install(
+    revision: str, root: Path, owned: owned_folders.Owned, locks: Sequence[str]
+) -> str:
     """Makes an environment with the locked packages of a tree; returns its Python."""
     for name in locks:
         if _read(root / name) is None:
@@ -185,6 +216,7 @@ def _install(revision: str, root: Path, folder: Path, locks: Sequence[str]) -> s
                 " these devices; choose a later revision, or use a stored study as"
                 " baseline"
             )
+    folder = owned.path / "env"
     python = str(folder / "bin" / "python")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     pip += ["--no-deps", "--require-hashes"]
@@ -192,7 +224,7 @@ def _install(revision: str, root: Path, folder: Path, locks: Sequence[str]) -> s
         [sys.executable, "-m", "venv", str(folder)],
         *([*pip, "-r", str(root / name)] for name in locks),
     ):
-        done = _run(command)
+        done = _run(command, holds=owned)
         if done.returncode != 0:
             raise RevisionError(
                 f"revision {revision!r} cannot be installed:"
@@ -221,11 +253,13 @@ def _read(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
-def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+def _git(
+    *arguments: str, holds: owned_folders.Owned | None = None
+) -> subprocess.CompletedProcess[str]:
     # Variables of a hook would lead to another repository.
     names = [name for name in os.environ if name.startswith("GIT_")]
     command = ["git", "-C", str(SOURCE_ROOT), "-c", "core.hooksPath=/dev/null"]
-    return _run([*command, *arguments], without=names)
+    return _run([*command, *arguments], without=names, holds=holds)
 
 
 def _run(
@@ -235,13 +269,16 @@ def _run(
     without: Sequence[str] = (),
     text: str = "",
     folder: Path | None = None,
+    holds: owned_folders.Owned | None = None,
 ) -> subprocess.CompletedProcess[str]:
+    # A command outlives a harness that is killed: what it writes to is not abandoned.
     kept = {key: value for key, value in os.environ.items() if key not in without}
     return subprocess.run(
         command,
         env={**kept, **(variables or {})},
         input=text,
         cwd=folder,
+        pass_fds=() if holds is None else (holds.descriptor,),
         capture_output=True,
         text=True,
         check=False,

@@ -122,12 +122,11 @@ def _temporary_folder(name: str) -> Iterator[Path]:
         folder.mkdir(exist_ok=True)
         yield folder
         return
-    import tempfile  # slow, and rarely needed
+    from harness.machine import owned_folders  # slow, and rarely needed
 
-    with tempfile.TemporaryDirectory(
-        prefix="replicator-member-", ignore_cleanup_errors=True
-    ) as own:
-        yield Path(own)
+    owned_folders.remove_abandoned()
+    with owned_folders.made(owned_folders.MEMBER) as own:
+        yield own.path
 
 
 def _own(trial_dir: Path, member: Member) -> tuple[int, Sequence[int]]:

@@ -10,9 +10,7 @@ import contextlib
 import json
 import os
 import secrets
-import select
 import socket
-import struct
 import subprocess
 import time
 from typing import TYPE_CHECKING, Any
@@ -21,6 +19,7 @@ import psutil
 
 from harness.run.trial_tree import ProcessTree
 from harness.trial.turns import ADDRESS_VARIABLE, native_address
+from replicator.cluster.line_listener import LineListener
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from results.records.models import Turn
 
 _POLL_SEC = 0.25
+_MAX_LINE_BYTES = 65536
 _GRACE_SEC = 30.0
 """For the other processes of a trial, after one of them has closed its connection."""
 
@@ -75,8 +75,14 @@ class Resident:
         self._timeout_sec = timeout_sec
         name = f"replicator-harness-{os.getpid()}-{secrets.token_hex(8)}"
         self._address = f"@{name}"
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._connections: dict[socket.socket, bytes] = {}
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener = LineListener(
+            self._socket,
+            max_line_bytes=_MAX_LINE_BYTES,
+            stranger_sec=timeout_sec,  # a rank is silent until it has imported all
+            user=os.getuid(),
+        )
+        self._ranks: dict[socket.socket, int] = {}
         self._tree = ProcessTree(
             prepared.trial_dir,
             {**prepared.variables, ADDRESS_VARIABLE: self._address},
@@ -97,8 +103,8 @@ class Resident:
 
     def start(self) -> None:
         """Starts its processes."""
-        self._listener.bind(native_address(self._address))
-        self._listener.listen()
+        self._socket.bind(native_address(self._address))
+        self._socket.listen()
         self._tree.start()
 
     def processes(self) -> list[psutil.Process]:
@@ -120,7 +126,7 @@ class Resident:
     def send(self, command: str, **fields: Any) -> None:
         """Gives a command to all ranks; ``receive`` notices one that has ended."""
         line = json.dumps({"command": command, **fields}).encode("ascii") + b"\n"
-        for connection in self._connections:
+        for connection in self._ranks:
             with contextlib.suppress(OSError):
                 connection.sendall(line)
 
@@ -153,8 +159,6 @@ class Resident:
         if time.monotonic() > self._deadline:
             self._end(is_timed_out=True)
         for message in self._read():
-            if message["state"] != self.awaited:
-                raise AssertionError(f"expected {self.awaited!r}, got {message}")
             self._answers[message["rank"]] = message
         if len(self._answers) < self.prepared.processes.num_ranks:
             return None
@@ -162,27 +166,35 @@ class Resident:
 
     def _read(self) -> list[dict[str, Any]]:
         """Returns the messages that arrive within the next moment."""
-        sources = [self._listener, *self._connections]
-        readable, _, _ = select.select(sources, [], [], _POLL_SEC)
         messages = []
-        for source in readable:
-            if source is self._listener:
-                connection, _ = self._listener.accept()
-                if _user_of(connection) == os.getuid():
-                    self._connections[connection] = b""
-                else:
-                    connection.close()
+        for connection, line in self._listener.read(_POLL_SEC):
+            message = None if line is None else self._message(connection, line)
+            if message is not None:
+                messages.append(message)
                 continue
-            received = source.recv(65536)
-            if not received:  # a rank has ended: the others follow
-                del self._connections[source]
-                source.close()
+            self._listener.drop(connection)
+            if self._ranks.pop(connection, None) is not None:
+                # A rank has ended, or is none of ours any more: the others follow.
                 self.wait(_GRACE_SEC)
                 raise ResidentEndedError
-            *lines, rest = (self._connections[source] + received).split(b"\n")
-            self._connections[source] = rest
-            messages += [json.loads(line) for line in lines]
         return messages
+
+    def _message(self, connection: socket.socket, line: bytes) -> dict[str, Any] | None:
+        """Returns what a rank says; None if that is nothing that a rank says now."""
+        try:
+            message = json.loads(line)
+            rank, state = message["rank"], message["state"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        is_known = type(rank) is int and 0 <= rank < self.prepared.processes.num_ranks
+        if not is_known or state != self.awaited:
+            return None
+        if connection not in self._ranks:
+            if rank in self._ranks.values():
+                return None
+            self._listener.admit(connection)
+            self._ranks[connection] = rank
+        return message if self._ranks[connection] == rank else None
 
     def wait(self, timeout_sec: float | None = None) -> TrialExit:
         """Waits until its processes have exited by themselves, then ends the rest."""
@@ -216,17 +228,8 @@ class Resident:
 
     def close(self) -> None:
         """Closes all sockets."""
-        for connection in (self._listener, *self._connections):
-            connection.close()
-        self._connections.clear()
-
-
-def _user_of(connection: socket.socket) -> int:
-    """Returns the user id of the process at the other end."""
-    size = struct.calcsize("3i")
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    _, user, _ = struct.unpack("3i", data)
-    return int(user)
+        self._listener.close()
+        self._ranks.clear()
 
 
 def latest(answers: Sequence[dict[str, Any]], name: str) -> int:
