@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Final
 
 from harness.command import placeholders, repository
 from results.records import identity as record_identity
+from results.records.limits import MAX_NAME
+from results.records.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 LOCKS: Final = (
     "uv.lock",
@@ -49,7 +51,10 @@ _DIGITS: Final = 16
 
 
 def of_program(
-    command: str, folder: Path, source: repository.Repository | None = None
+    command: str,
+    folder: Path,
+    source: repository.Repository | None = None,
+    left_out: Sequence[Path] = (),
 ) -> dict[str, str]:
     """Returns the parts of the identity of a program, by name.
 
@@ -57,11 +62,12 @@ def of_program(
       command: With its placeholders.
       folder: Where it starts.
       source: The repository that its code is of, if ``folder`` is a copy of it.
+      left_out: Folders whose files are no changes.
 
     Raises:
       PlanError: git is missing, or the repository is damaged.
     """
-    found = source or repository.find(folder)
+    found = source or repository.find(folder, left_out)
     words = placeholders.split(command)
     parts = {"harness": _harness_version()}
     if found is None:
@@ -70,7 +76,8 @@ def of_program(
         root = folder
     else:
         parts["git commit"] = found.commit or "before the first commit"
-        parts["uncommitted changes"] = found.digest_of_changes or "none"
+        for name, digested in found.changes().items():
+            parts[printable(f"uncommitted {name}")[:MAX_NAME]] = digested
         root = _root_of(folder) or found.root
     parts |= _locks(folder, root)
     return parts | _interpreter(words[0], folder)

@@ -26,7 +26,7 @@ from results.records.models import Program
 from results.records.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 PRESET: Final = "command"
 DATA: Final = "its own"
@@ -103,6 +103,7 @@ def make(
     setup: str,
     replicas: Iterable[int],
     folder: Path,
+    left_out: Sequence[Path] = (),
 ) -> ForeignProgram:
     """Returns the program that a command starts, identified as it is now.
 
@@ -113,6 +114,7 @@ def make(
       setup: What prepares each revision of a gate.
       replicas: The numbers of replicas that are measured.
       folder: Where it starts.
+      left_out: Folders whose files are no changes, such as that of the studies.
 
     Raises:
       PlanError: Command or metric are wrong, or the repository cannot be read.
@@ -120,17 +122,14 @@ def make(
     placeholders.check(command, replicas)
     of = metric.parse(metric_text)
     placeholders.names_in(of.path)
-    source = repository.find(folder)
-    relative = ""
-    if source is not None and folder.resolve() != source.root.resolve():
-        relative = str(folder.resolve().relative_to(source.root.resolve()))
+    source = repository.find(folder, left_out)
     return ForeignProgram(
         name=name_of(command, folder),
         record=Program(
             command=command,
             metric=metric_text,
             unit=unit,
-            folder=relative,
+            folder=_place(folder, source),
             setup=setup,
         ),
         code={"": identity.of_program(command, folder, source)},
@@ -150,16 +149,20 @@ def name_of(command: str, folder: Path) -> str:
     return f"{name}-command" if name in {*WORKLOADS, *BACKENDS} else name
 
 
+def _place(folder: Path, source: repository.Repository | None) -> str:
+    """Returns where a folder is in its repository; empty for the top of it."""
+    if source is None or folder.resolve() == source.root:
+        return ""
+    return str(folder.resolve().relative_to(source.root))
+
+
 def check_folder(record: Program, folder: Path) -> None:
     """Checks that a program is continued from where it was started.
 
     Raises:
       PlanError: It is not.
     """
-    source = repository.find(folder)
-    here = ""
-    if source is not None and folder.resolve() != source.root.resolve():
-        here = str(folder.resolve().relative_to(source.root.resolve()))
+    here = _place(folder, repository.find(folder, [folder]))
     if here != record.folder:
         raise PlanError(
             f"the command {record.command!r} was started in"

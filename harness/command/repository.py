@@ -7,10 +7,16 @@ import hashlib
 import os
 import subprocess
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from harness.errors import PlanError
+from results.records.texts import printable
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MOST_CHANGED: Final = 500
+"""Files that are not committed and are read for an identity."""
 _TIMEOUT_SEC: Final = 60.0
 NO_REPOSITORY: Final = "no git repository"
 
@@ -55,35 +61,33 @@ class Repository:
     Attributes:
       root: Its folder.
       commit: Its commit; empty before the first.
-      changed: Paths that differ from the commit, untracked files included, sorted.
+      changed: Paths that differ from the commit, sorted; of untracked files, those
+        that git does not ignore, without byte code and studies.
     """
 
     root: Path
     commit: str
     changed: tuple[str, ...]
 
-    @property
-    def digest_of_changes(self) -> str:
-        """A digest of what differs from the commit; empty if nothing does."""
-        if not self.changed:
-            return ""
-        hasher = hashlib.blake2b(digest_size=8)
-        for name in self.changed:
-            hasher.update(os.fsencode(name) + b"\0")
-            hasher.update(_content(self.root / name) + b"\0")
-        return hasher.hexdigest()
+    def changes(self) -> dict[str, str]:
+        """Returns a digest of each file that differs from the commit, by path."""
+        return {name: _content(self.root / name) for name in self.changed}
 
 
-def find(folder: Path) -> Repository | None:
+def find(folder: Path, left_out: Sequence[Path] = ()) -> Repository | None:
     """Returns the repository around a folder, or None.
 
+    Args:
+      folder: Any folder.
+      left_out: Folders whose files are no changes, such as that of the studies.
+
     Raises:
-      PlanError: There is no git, or the repository is damaged.
+      PlanError: There is no git, the repository is damaged, or too much is untracked.
     """
     found = git(folder, "rev-parse", "--show-toplevel")
     if found.returncode != 0:
         return None
-    root = Path(found.stdout.strip())
+    root = Path(found.stdout.strip()).resolve()
     commit = git(root, "rev-parse", "--verify", "--quiet", "HEAD").stdout.strip()
     status = git(root, "status", "--porcelain=v1", "-z", "--untracked-files=all")
     if status.returncode != 0:
@@ -98,20 +102,34 @@ def find(folder: Path) -> Repository | None:
             changed.append(entry[3:])
             if entry[0] in "RC":  # the next one is the old name
                 changed.append(next(entries, ""))
+    resolved = [path.resolve() for path in left_out]
+    skipped = [path for path in resolved if not folder.resolve().is_relative_to(path)]
+    changed = [
+        name
+        for name in changed
+        if not name.endswith(".pyc")
+        and not any((root / name).is_relative_to(path) for path in skipped)
+    ]
+    if len(changed) > MOST_CHANGED:
+        raise PlanError(
+            f"{len(changed)} files of {str(root)!r} are not committed, such as"
+            f" {changed[0]!r}, and they identify the program of --command; at most"
+            f" {MOST_CHANGED} can: add what is no source to .gitignore"
+        )
     return Repository(root=root, commit=commit, changed=tuple(sorted(changed)))
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path) -> str:
     """Returns a digest of a file, or what it is instead."""
     if path.is_symlink():
-        return b"link " + os.fsencode(path.readlink())
+        return f"link {printable(str(path.readlink()))}"
     if path.is_dir():
-        return b"folder"  # a submodule: its commit is what git compares
+        return "folder"  # a submodule: its commit is what git compares
     try:
-        mode = "x" if os.access(path, os.X_OK) else ""
-        return f"{digest_of_file(path)}{mode}".encode()
+        mode = " x" if os.access(path, os.X_OK) else ""
+        return f"{digest_of_file(path)}{mode}"
     except OSError:
-        return b"removed"
+        return "removed"
 
 
 def digest_of_file(path: Path) -> str:

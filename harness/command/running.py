@@ -20,6 +20,7 @@ import psutil
 
 from harness.trial import process_tree
 from harness.trial.die_with_parent import request_death_signal
+from harness.trial.turns import LostHarnessError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,10 +36,6 @@ _SAMPLE_SEC: Final = 1.0
 _POLL_SEC: Final = 0.25
 _DRAIN_SEC: Final = 1.0
 """For processes that end with the program, and for output that is on its way."""
-
-
-class LostHarnessError(ConnectionError):
-    """The harness has exited; the program was ended."""
 
 
 class Run:

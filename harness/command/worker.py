@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Final
 from harness.command import files, metric, placeholders
 from harness.command.kept_output import KeptOutput
 from harness.command.reader import LineReader, Reading, ReadingError
-from harness.command.running import LostHarnessError, Run
+from harness.command.running import Run
 from harness.placement import processes
 from harness.trial import process_tree
 from harness.trial.ending import end_like, signal_name
 from harness.trial.rank_file import RankWriter, one_line, rank_path
+from harness.trial.turns import LostHarnessError
 from results.records.limits import MAX_STEPS
 from results.records.models import Environment, Phase, TrialSpec
 

@@ -131,8 +131,9 @@ def checked_out(
         made = _git("worktree", "add", "--quiet", "--detach", str(root), commit)
         if made.returncode != 0:
             raise RevisionError(
-                f"revision {revision!r} cannot be checked out: {_last(made.stderr)};"
-                " fix the repository, or choose another revision"
+                f"revision {revision!r} cannot be checked out:"
+                f" {last_line(made.stderr)}; fix the repository, or choose another"
+                " revision"
             )
         python, versions = sys.executable, None
         locks = locks_of(device)
@@ -148,7 +149,7 @@ def checked_out(
             revision=commit[:SHOWN_DIGITS], root=root, python=python, versions=versions
         )
     finally:
-        with _uninterrupted():
+        with uninterrupted():
             _git("worktree", "remove", "--force", str(root))
             shutil.rmtree(folder, ignore_errors=True)
             _git("worktree", "prune")
@@ -170,7 +171,7 @@ def check_runs(revision: str, tree: SourceTree, spec: TrialSpec) -> None:
     if done.returncode != 0:
         raise RevisionError(
             f"revision {revision!r} cannot run the trials of this tree:"
-            f" {_last(done.stderr)}; the two must agree on the records and on how"
+            f" {last_line(done.stderr)}; the two must agree on the records and on how"
             " turns are taken: choose a later revision, or use a stored study as"
             " baseline"
         )
@@ -211,8 +212,8 @@ def _versions(revision: str, python: str) -> dict[str, str]:
     if missing:
         raise RevisionError(
             f"revision {revision!r} lacks package {missing[0]!r}"
-            f"{': ' + _last(done.stderr) if done.returncode else ''}; choose a revision"
-            f" whose {LOCK_NAME} is complete"
+            f"{': ' + last_line(done.stderr) if done.returncode else ''}; choose a"
+            f" revision whose {LOCK_NAME} is complete"
         )
     return versions
 
@@ -252,16 +253,17 @@ def _why(text: str) -> str:
     """Returns what pip says is wrong: its last error, without the advice after it."""
     lines = [line.strip() for line in text.splitlines()]
     found = [line.removeprefix("ERROR: ") for line in lines if line[:6] == "ERROR:"]
-    return found[-1] if found else _last(text)
+    return found[-1] if found else last_line(text)
 
 
-def _last(text: str) -> str:
+def last_line(text: str) -> str:
+    """Returns the last line that is not empty, or says that there is none."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "no reason was given"
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Ignores signals to stop until the block ends: a second Ctrl-C must not leave it.
 
     The commands that the block runs inherit this.

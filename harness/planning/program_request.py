@@ -124,6 +124,7 @@ def resolved(request: _Request, folder: Path) -> _Request:
         setup=getattr(request, "setup", None) or "",
         replicas=request.replicas,
         folder=folder,
+        left_out=[getattr(request, "runs_dir", folder / defaults.RUNS_DIR)],
     )
     update: dict[str, Any] = {
         "program": made,

@@ -12,7 +12,7 @@ from harness.planning import code_digest
 from results.records.machine_record import MachineState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from harness.planning.source_tree import SourceTree
     from results.records.models import Plan, Program
@@ -39,7 +39,8 @@ def check_code(
     """
     records = {trial.spec.program for trial in plan.trials}
     if plan.program_code:
-        _check_program(plan, records, program_code)
+        left_out = [] if store is None else [store.root.parent, store.root]
+        _check_program(plan, records, program_code, left_out)
         return
     made_with = {
         (
@@ -73,6 +74,7 @@ def _check_program(
     plan: Plan,
     records: Iterable[Program | None],
     program_code: Mapping[str, Mapping[str, str]] | None,
+    left_out: Sequence[Path],
 ) -> None:
     """Checks that a program of the user's is the one of the plan.
 
@@ -92,7 +94,9 @@ def _check_program(
         assert record is not None
         folder = Path.cwd()
         program.check_folder(record, folder)
-        program_code = {"": identity.of_program(record.command, folder)}
+        program_code = {
+            "": identity.of_program(record.command, folder, left_out=left_out)
+        }
     for revision, planned in plan.program_code.items():
         now = program_code.get(revision)
         if now is None:
@@ -106,7 +110,8 @@ def _check_program(
                 f"study {plan.study!r} was made with another program: {found[0]}"
                 f"{f' (and {len(found) - 1} more)' if found[1:] else ''}; results of"
                 " different code must not be mixed: go back to that of the study to"
-                " resume it, or choose another --study"
+                " resume it (what the program writes belongs into .gitignore), or"
+                " choose another --study"
             )
 
 
