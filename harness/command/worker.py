@@ -112,7 +112,7 @@ class Trial:
     def _so_far(self) -> str:
         number = len(self._readings)
         said = self._kept[1].last_line or self._kept[0].last_line
-        after = f" after it had printed {number} numbers" if number else ""
+        after = f" after it had printed {_count(number, 'number')}" if number else ""
         return f"{after}; its last line: {said or 'none'!r}"
 
     def tail(self) -> str:
@@ -166,7 +166,7 @@ class Trial:
             )
         if wanted is not None and not self._has_enough():
             raise CommandError(
-                f"the command printed {number} numbers, but"
+                f"the command printed {_count(number, 'number')}, but"
                 f" {self._spec.num_warmup_steps} (--num-warmup-steps) and {wanted}"
                 " (--num-measured-steps) were asked for; ask for fewer"
             )
@@ -181,8 +181,8 @@ class Trial:
         remarks = []
         if run.num_left:
             remarks.append(
-                f"{run.num_left} processes outlived the command and were ended; let it"
-                " wait for them"
+                f"{_count(run.num_left, 'process', 'processes')} outlived the command"
+                " and were ended; let it wait for what it starts"
             )
         rate = sum(kept.num_bytes for kept in self._kept) / max(run.duration_sec, 1.0)
         if rate > _FLOOD:
@@ -196,6 +196,10 @@ class Trial:
             busy_cores=run.cpu_sec / max(run.duration_sec, 1e-9),
             remarks=remarks,
         )
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _quoted(path: str) -> str:
