@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import RevisionError
+from harness.judging import worktrees
 from harness.machine import environment, owned_folders
 from harness.planning import code_digest
 from harness.planning.source_tree import SourceTree
@@ -123,7 +123,7 @@ def checked_out(
     Raises:
       RevisionError: It cannot be checked out, or its packages cannot be installed.
     """
-    remove_abandoned()
+    worktrees.remove_abandoned(_git)
     with owned_folders.made(owned_folders.GATE) as folder:
         root = folder.path / "tree"
         try:
@@ -145,8 +145,8 @@ def checked_out(
                 versions=versions,
             )
         finally:
-            with _uninterrupted():
-                _remove_worktree(root)
+            with uninterrupted():
+                worktrees.remove(_git, root)
 
 
 def _add_worktree(
@@ -157,30 +157,9 @@ def _add_worktree(
     )
     if made.returncode != 0:
         raise RevisionError(
-            f"revision {revision!r} cannot be checked out: {_last(made.stderr)};"
+            f"revision {revision!r} cannot be checked out: {last_line(made.stderr)};"
             " fix the repository, or choose another revision"
         )
-
-
-def _remove_worktree(root: Path) -> None:
-    # Locked until it is complete, and then neither removed nor pruned.
-    _git("worktree", "unlock", str(root))
-    _git("worktree", "remove", "--force", str(root))
-    shutil.rmtree(root.parent, ignore_errors=True)
-    _git("worktree", "prune")
-
-
-def remove_abandoned() -> None:
-    """Removes the worktrees, and other temporary folders, of gates that were killed."""
-    listed = _git("worktree", "list", "--porcelain").stdout
-    for line in listed.splitlines():
-        name, _, text = line.partition(" ")
-        root = Path(text)
-        if name != "worktree" or not root.parent.name.startswith(owned_folders.GATE):
-            continue
-        if not root.parent.exists() or owned_folders.is_abandoned(root.parent):
-            _remove_worktree(root)
-    owned_folders.remove_abandoned()
 
 
 def check_runs(revision: str, tree: SourceTree, spec: TrialSpec) -> None:
@@ -199,7 +178,7 @@ def check_runs(revision: str, tree: SourceTree, spec: TrialSpec) -> None:
     if done.returncode != 0:
         raise RevisionError(
             f"revision {revision!r} cannot run the trials of this tree:"
-            f" {_last(done.stderr)}; the two must agree on the records and on how"
+            f" {last_line(done.stderr)}; the two must agree on the records and on how"
             " turns are taken: choose a later revision, or use a stored study as"
             " baseline"
         )
@@ -243,8 +222,8 @@ def _versions(revision: str, python: str) -> dict[str, str]:
     if missing:
         raise RevisionError(
             f"revision {revision!r} lacks package {missing[0]!r}"
-            f"{': ' + _last(done.stderr) if done.returncode else ''}; choose a revision"
-            f" whose {LOCK_NAME} is complete"
+            f"{': ' + last_line(done.stderr) if done.returncode else ''}; choose a"
+            f" revision whose {LOCK_NAME} is complete"
         )
     return versions
 
@@ -289,16 +268,17 @@ def _why(text: str) -> str:
     """Returns what pip says is wrong: its last error, without the advice after it."""
     lines = [line.strip() for line in text.splitlines()]
     found = [line.removeprefix("ERROR: ") for line in lines if line[:6] == "ERROR:"]
-    return found[-1] if found else _last(text)
+    return found[-1] if found else last_line(text)
 
 
-def _last(text: str) -> str:
+def last_line(text: str) -> str:
+    """Returns the last line that is not empty, or says that there is none."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "no reason was given"
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Ignores signals to stop until the block ends: a second Ctrl-C must not leave it.
 
     The commands that the block runs inherit this.

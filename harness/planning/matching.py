@@ -49,6 +49,8 @@ def choose(
             if is_judged(trial.spec) and trial.spec.num_replicas > 1
         )
     )
+    if request.program is not None:  # it shows neither its losses nor its updates
+        return [], {}
     info = catalog.workload(request.workload)
     not_checked: dict[str, str] = {}
     for backend, _ in wanted:
@@ -69,6 +71,8 @@ def choose(
 
 def remarks(request: SweepRequest, cases: Iterable[PlannedCase]) -> dict[str, str]:
     """Returns by backend what is changed so that it can be matched."""
+    if request.program is not None:
+        return {}
     info = catalog.workload(request.workload)
     found = {}
     for case in cases:

@@ -69,6 +69,8 @@ def _furthest_behind(logs: Sequence[RankLog]) -> RankLog:
 
 
 def _where(log: RankLog) -> str:
+    if "metric" in log.facts:  # of a program of the user's
+        return f"the command had printed {len(log.readings) or 'no'} numbers"
     steps = f" after {len(log.steps)} steps" if log.steps else ""
     return f"rank {log.rank} was in phase {log.phase.value}{steps}"
 

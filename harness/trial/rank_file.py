@@ -6,7 +6,8 @@ which all processes of a machine share; those of two machines cannot be compared
 - ``clock``: ``host``, which says whose clock it is; of trials of several processes.
 - ``phase``: ``phase``, ``ns``. The process enters a phase.
 - ``facts``: ``num_parameters``, ``flops_per_example`` (null if not counted),
-  ``example_unit``, ``global_batch_size``.
+  ``example_unit``, ``global_batch_size``; of a program of the user's also
+  ``num_replicas`` and ``metric``, which say what its numbers mean.
 - ``explain``: ``collectives``, the backend's description of them.
 - ``step``: ``phase``, ``index``, ``start_ns``, ``end_ns``, ``loss`` (a number, or a
   string such as ``nan``). The index counts over all phases from 0.
@@ -25,6 +26,8 @@ which all processes of a machine share; those of two machines cannot be compared
 - ``point``: the fields of ``QualityPoint``; of a quality run.
 - ``change``: ``group``, ``name``, ``sketch``: numbers that say what the first steps
   changed in a model or an optimizer; of a trial that is matched.
+- ``reading``: ``ns``, ``value``; a number that a program of the user's printed.
+- ``used``: ``num_processes``, ``busy_cores``, ``remarks``, of such a program.
 - ``failure``: ``phase``, ``reason``, ``exception_type``, ``traceback``.
 - ``done``: ``ns``. The process completed.
 
@@ -214,6 +217,8 @@ class RankLog:
       quality: Fields of the ``quality`` lines.
       curve: Fields of the ``point`` lines.
       changes: Fields of the ``change`` lines.
+      readings: Fields of the ``reading`` lines.
+      used: Fields of the ``used`` line, empty before the program has ended.
       failure: Fields of the ``failure`` line, or None.
       is_done: Whether the process completed.
     """
@@ -234,6 +239,8 @@ class RankLog:
     quality: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    readings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    used: dict[str, Any] = dataclasses.field(default_factory=dict)
     failure: dict[str, Any] | None = None
     is_done: bool = False
 
@@ -276,10 +283,14 @@ _LISTS = {
     "point": "curve",
     "window_metric": "window_metrics",
     "change": "changes",
+    "reading": "readings",
 }
 
 # Kinds of one text: the attribute that stores it, and its field.
 _TEXTS = {"clock": ("clock_host", "host"), "explain": ("collectives", "collectives")}
+
+# Kinds whose fields are stored as they are.
+_FIELDS = ("facts", "peak", "memory", "used", "failure")
 
 
 def _apply(log: RankLog, fields: dict[str, Any]) -> None:
@@ -298,7 +309,7 @@ def _apply(log: RankLog, fields: dict[str, Any]) -> None:
         )
     elif kind in _LISTS:
         getattr(log, _LISTS[kind]).append(fields)
-    elif kind in ("facts", "peak", "memory", "failure"):
+    elif kind in _FIELDS:
         setattr(log, kind, fields)
     elif kind == "first_step_done":
         log.time_to_first_step_sec = fields["time_to_first_step_sec"]

@@ -81,6 +81,17 @@ class View:
         return f"{self.study.example_unit}/s"
 
     @property
+    def is_program(self) -> bool:
+        """Whether a program of the user's was measured, and not a workload of ours."""
+        planned = self.study.planned
+        return bool(planned) and planned[0].spec.program is not None
+
+    @property
+    def noun(self) -> str:
+        """What a curve is of: a backend, or a program of the user's."""
+        return "program" if self.is_program else "backend"
+
+    @property
     def measured_cases(self) -> tuple[Case, ...]:
         """Cases with at least one ok trial: backend by backend, replicas ascending."""
         backends = self.study.backends

@@ -13,7 +13,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from reports.words import formats, main_loss, marks, next_step, trust, verdict
+from reports.words import evidence, formats, main_loss, marks, next_step, trust, verdict
 from reports.words.marks import Level
 from results.records.models import Order, TrialStatus
 
@@ -243,6 +243,8 @@ def _cause_variants(view: View, points: Sequence[Point]) -> list[str]:
     point = main_loss.worst(points)
     lost = main_loss.loss_of(view, point)
     mode = f" ({point.mode.value})" if len(points) > 1 else ""
+    if lost is None and evidence.program_of(view.study) is not None:
+        return []
     if lost is None:
         return ["Causes were not recorded.", ""]
     part = main_loss.largest(lost)
@@ -263,7 +265,8 @@ def _comparison_variants(
     backend = points[0].backend
     others = [name for name in view.study.backends if name != backend]
     if not others:
-        return [f"Only {backend} was measured."]
+        is_program = evidence.program_of(view.study) is not None
+        return [] if is_program else [f"Only {backend} was measured."]
     same = [item for item in compared if points[0].mode in item.modes]
     if not same:
         what = others[0] if len(others) == 1 else f"{len(others)} other backends"

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from reports.words import formats, main_loss, marks
+from reports.words import evidence, formats, main_loss, marks
 from reports.words.marks import Level
 from results.judging import power
 from results.records.models import Order, ScalingMode, TrialStatus
@@ -131,7 +131,9 @@ def choose(
         else f"`sweep --repeats {marks.ENOUGH_REPETITIONS}` for intervals",
         *(for_comparison(view, item) for item in compared),
         *(for_efficiency(view, point, target) for point in points),
-        "" if view.explained else f"{_controls(view)} explains lost time",
+        ""
+        if view.explained or evidence.program_of(view.study) is not None
+        else f"{_controls(view)} explains lost time",
         _remedy(view, points),
         _wider(view, points),
     ]

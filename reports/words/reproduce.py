@@ -19,7 +19,7 @@ _OF_A_POINT: Final = ("--backends", "--replicas", "--mode", "--seed", "--budget"
 
 def command_of_study(plan: Plan) -> str:
     """Returns the command that made a study, without the folder it was kept in."""
-    return " ".join(_without(plan.command, ("--runs-dir",)))
+    return shlex.join(_without(plan.command, ("--runs-dir",)))
 
 
 def command(plan: Plan, point: Point) -> str:
@@ -31,13 +31,13 @@ def command(plan: Plan, point: Point) -> str:
         return ""
     kept = _without(plan.command, (*_OF_ANOTHER_STUDY, *_OF_A_POINT))
     sizes = sorted({plan.baseline_num_replicas, point.num_replicas})
+    if point.case.spec.program is None:
+        kept += ["--backends", point.backend, "--budget", "none"]
     kept += [
-        *("--backends", point.backend),
         *("--mode", point.mode.value),
         *("--replicas", ",".join(str(size) for size in sizes)),
         *("--repeats", str(plan.repeats)),
         *("--seed", str(plan.seed)),
-        *("--budget", "none"),
     ]
     return shlex.join(kept)
 

@@ -151,7 +151,12 @@ def _wanted(plan: Plan) -> list[tuple[str, int]]:
 
 
 def is_judged(spec: TrialSpec) -> bool:
-    """Whether a trial's numbers count only if its replicas match one."""
+    """Whether a trial's numbers count only if its replicas match one.
+
+    A program of the user's shows neither its losses nor its updates.
+    """
+    if spec.program is not None:
+        return False
     return spec.control in (Control.NONE, Control.TWIN) and not spec.revision
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from results.errors import ResultsError
 from results.store import untrusted
+from results.verify import raw_readings
 
 if TYPE_CHECKING:
     import pathlib
@@ -120,6 +121,14 @@ def _derive(
     is_solo: bool,
 ) -> RawTrial:
     (facts,) = _of_kind(ranks[0], "facts")
+    if _of_kind(ranks[0], "reading"):
+        (lines,) = ranks
+        return RawTrial(
+            result=raw_readings.derive(folder.name, lines, num_warmup_steps),
+            is_complete=bool(_of_kind(lines, "done"))
+            and not _of_kind(lines, "failure"),
+            has_loads=True,
+        )
     times = [
         _rank_times(rank, lines, num_warmup_steps) for rank, lines in enumerate(ranks)
     ]

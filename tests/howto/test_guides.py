@@ -405,3 +405,18 @@ def test_a_guide_that_no_longer_fits_is_noticed(tmp_path: Path) -> None:
         apply(change, tmp_path)
     with pytest.raises(AssertionError, match=r"a\.py is there already"):
         apply('```python title="a.py"\n```\n', tmp_path)
+
+
+def test_the_tutorial_begins_with_somebodys_program(tmp_path: Path) -> None:
+    """The file and the commands before the first workload, in an empty folder."""
+    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    text = text[: text.index("## 3.")]
+    apply(text, tmp_path)
+    sweep, verify, gate = commands_of(text)
+
+    shown = python(tmp_path, [*sweep, "--repeats=2"])
+    assert "train.py" in shown
+    assert "are as recomputed" in python(tmp_path, verify)
+    page = (tmp_path / "runs" / "mine" / "report" / "index.html").read_text()
+    assert "grade B of A to D" in page
+    assert "is not in a git repository" in python(tmp_path, gate, code=2)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from harness.cli import commands, exit_codes
 from harness.cli.verbs.compare_verb import check_comparable
 from harness.cli.verbs.gate_request import GateRequest, make_rule, of_gate
-from harness.errors import Interrupted, StudyError
-from harness.judging import baselines, revisions, this_machine
+from harness.errors import Interrupted, PlanError, StudyError
+from harness.judging import (
+    baselines,
+    program_revisions,
+    revisions,
+    this_machine,
+)
 from harness.planning import study as study_module
+from harness.planning.program_request import pattern_of, resolved
 from harness.run.sweep import stop_signals
 from reports.words import judgement
 from results.judging import gate as gate_module
@@ -23,11 +30,10 @@ from results.study import case_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from harness.cli.verb import Call
+    from harness.command.repository import Repository
     from harness.planning.plan import PlannedSweep
-    from harness.planning.source_tree import SourceTree
     from results.judging.gate import Gate
     from results.judging.gate_metrics import Rule
     from results.study.cases import Study
@@ -59,9 +65,15 @@ def run(request: GateRequest, call: Call) -> int:
       HarnessError: The request cannot be carried out; nothing was measured.
       ResultsError: A study cannot be used.
     """
+    if request.setup is not None and request.command is None:
+        raise PlanError(
+            f"--setup {request.setup!r} has no effect without --command: the harness"
+            " prepares its own revisions; leave it out"
+        )
+    request = resolved(request, Path.cwd())
     rule = make_rule(
-        workload=request.workload,
-        metric=request.metric,
+        workload="" if request.program else request.workload,
+        metric=pattern_of(request.metric),
         delta=request.delta,
         alpha=request.alpha,
     )
@@ -69,7 +81,12 @@ def run(request: GateRequest, call: Call) -> int:
     name, stored = _find_baseline(request.baseline_name, request.runs_dir)
     if stored is not None:
         return _against_study(request, call, stored, name, rule)
-    commit = revisions.find_commit(name)
+    source = None
+    if request.program is None:
+        commit = revisions.find_commit(name)
+    else:
+        source = program_revisions.source_of(Path.cwd(), name, request.runs_dir)
+        commit = program_revisions.find_commit(source, name)
 
     def judge_revisions(store: Store, study: Study, _trials: object) -> int:
         found = gate_module.of_revisions(
@@ -80,15 +97,19 @@ def run(request: GateRequest, call: Call) -> int:
         return _conclude(store, found, request.form)
 
     try:
-        with stop_signals(), _tree(name, commit, request.device) as tree:
+        with stop_signals(), _sides(request, source, name, commit) as update:
+
+            def check(planned: PlannedSweep) -> None:
+                if source is None:
+                    tree, spec = update["baseline"], planned.trials[-1].spec
+                    revisions.check_runs(name, tree, spec)
+
             return commands.sweep(
-                request.model_copy(update={"baseline": tree}),
+                request.model_copy(update=update),
                 call,
                 conclude=judge_revisions,
                 name_prefix=_name_prefix(rule),
-                check=lambda planned: revisions.check_runs(
-                    name, tree, planned.trials[-1].spec
-                ),
+                check=check,
             )
     except Interrupted as error:
         click.echo(f"interrupted ({error.signal_name})", err=True)
@@ -96,12 +117,26 @@ def run(request: GateRequest, call: Call) -> int:
 
 
 @contextlib.contextmanager
-def _tree(name: str, commit: str, device: str) -> Iterator[SourceTree]:
+def _sides(
+    request: GateRequest, source: Repository | None, name: str, commit: str
+) -> Iterator[dict[str, Any]]:
+    """Yields the fields of the request that say where both revisions are."""
+
     def note(text: str) -> None:
         click.echo(text, err=True)
 
-    with revisions.checked_out(name, commit, note, device) as tree:
-        yield tree
+    if request.program is None or source is None:
+        with revisions.checked_out(name, commit, note, request.device) as tree:
+            yield {"baseline": tree}
+        return
+    with program_revisions.side_by_side(
+        request.program, source, name, commit, note
+    ) as sides:
+        yield {
+            "baseline": sides.baseline,
+            "program": sides.program,
+            "folders": sides.folders,
+        }
 
 
 def _name_prefix(rule: Rule) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from harness.judging import revisions
+from harness.judging import worktrees as worktrees_lib
 from harness.machine import owned_folders
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -122,7 +123,7 @@ def test_a_worktree_that_git_did_not_finish_is_removed(
     others = tmp_path / "others"
     git(repository, "worktree", "add", "--quiet", "--detach", str(others))
     try:
-        revisions.remove_abandoned()
+        worktrees_lib.remove_abandoned(revisions._git)
 
         assert [str(others)] == worktrees(repository)
         assert not root.parent.exists()

@@ -37,7 +37,15 @@ A_LINE = "\nCHANGED = True\n"
 ROOMS_THAT_COUNT = ("machine", "placement", "run", "trial")
 # Read the command line and show; plan (what that decides is in the spec) and store.
 # Of launchers, only what starts the trials of this machine is in their digest.
-ROOMS_THAT_DO_NOT = ("cli", "doctor", "judging", "launch", "options", "planning")
+ROOMS_THAT_DO_NOT = (
+    "cli",
+    "command",
+    "doctor",
+    "judging",
+    "launch",
+    "options",
+    "planning",
+)
 MODULES_THAT_COUNT = {
     "harness",
     "harness.catalog",
