@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from harness.command import files, metric, placeholders
+from harness.command.errors import CommandError, ReadingError
 from harness.command.kept_output import KeptOutput
-from harness.command.reader import LineReader, Reading, ReadingError
+from harness.command.reader import LineReader, Reading
 from harness.command.running import Run
 from harness.placement import processes
 from harness.trial import process_tree
@@ -38,10 +39,6 @@ if TYPE_CHECKING:
 
 _FLOOD: Final = 2**19
 """Bytes per second from which reading the output takes a share of the cores."""
-
-
-class CommandError(RuntimeError):
-    """The program did not do what was asked; says what and what to change."""
 
 
 class Trial:

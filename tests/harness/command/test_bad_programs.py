@@ -73,7 +73,7 @@ PROGRAMS: dict[str, tuple[str, TrialStatus, str]] = {
     "leaves a process behind": (
         f"{GOOD}\nsubprocess.Popen(['sleep', '988'], env={{}}, start_new_session=True)",
         TrialStatus.OK,
-        r"1 process outlived the command and were ended; let it wait for what it starts",
+        r"1 process outlived the command and were ended; let it wait for what it",
     ),
     "floods": (
         f"{GOOD}\nprint(('x' * 99 + '\\n') * 70_000)",

@@ -11,7 +11,8 @@ import pytest
 
 from harness.cli import exit_codes
 from harness.command import files, metric, placeholders, program
-from harness.command.reader import LineReader, Reading, ReadingError
+from harness.command.errors import ReadingError
+from harness.command.reader import LineReader, Reading
 from harness.command.result import judge
 from harness.errors import PlanError
 from results.records.models import Evidence
