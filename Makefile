@@ -112,11 +112,11 @@ bench-compare: setup  ## Judge BENCH_OUT against BENCH_BASE by the rule of gate 
 
 lock: setup  ## Resolve the newest allowed versions again and write both locks.
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.10 \
+	$(BIN)/uv pip compile pyproject.toml --extra tensorflow --extra dev --universal --python-version 3.10 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
 		--output-file requirements.lock
 	@# The same versions, and the libraries of CUDA.
-	$(BIN)/uv pip compile pyproject.toml --extra dev --extra gpu --universal --python-version 3.10 \
+	$(BIN)/uv pip compile pyproject.toml --extra tensorflow --extra dev --extra gpu --universal --python-version 3.10 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
 		--constraint requirements.lock --output-file requirements-gpu.lock
 

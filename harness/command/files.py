@@ -11,7 +11,8 @@ import io
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from harness.command.reader import Reading, ReadingError, number
+from harness.command.errors import ReadingError
+from harness.command.reader import Reading, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

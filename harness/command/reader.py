@@ -7,6 +7,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Final
 
+from harness.command.errors import ReadingError
 from results.records.texts import printable
 
 if TYPE_CHECKING:
@@ -17,10 +18,6 @@ MOST_OF_LINE: Final = 20_000
 _SHOWN: Final = 120
 _END = re.compile(rb"[\r\n]")  # progress bars end lines by a carriage return
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-
-
-class ReadingError(ValueError):
-    """Output that says nothing clear; the message says what to change."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

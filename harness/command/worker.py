@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from harness.command import files, metric, placeholders
+from harness.command.errors import CommandError, ReadingError
 from harness.command.kept_output import KeptOutput
-from harness.command.reader import LineReader, Reading, ReadingError
+from harness.command.reader import LineReader, Reading
 from harness.command.running import Run
 from harness.placement import processes
 from harness.trial import process_tree
@@ -36,12 +37,10 @@ if TYPE_CHECKING:
     from harness.command.metric import Metric
     from results.records.models import Placement
 
+_MORE: Final = 1.1
+"""Times the cores of a trial: what counting CPU time can be wrong by, and no more."""
 _FLOOD: Final = 2**19
 """Bytes per second from which reading the output takes a share of the cores."""
-
-
-class CommandError(RuntimeError):
-    """The program did not do what was asked; says what and what to change."""
 
 
 class Trial:
@@ -178,24 +177,49 @@ class Trial:
             peak_memory_bytes=run.peak_bytes,
             method="resident size of all processes, sampled every second",
         )
-        remarks = []
-        if run.num_left:
-            remarks.append(
-                f"{_count(run.num_left, 'process', 'processes')} outlived the command"
-                " and were ended; let it wait for what it starts"
-            )
-        rate = sum(kept.num_bytes for kept in self._kept) / max(run.duration_sec, 1.0)
-        if rate > _FLOOD:
-            remarks.append(
-                f"it printed {rate / 2**20:.1f} MiB/s, and reading that takes time from"
-                " its cores; print less"
-            )
+        num_bytes = sum(kept.num_bytes for kept in self._kept)
+        busy_cores = run.cpu_sec / max(run.duration_sec, 1e-9)
         self._writer.write(
             "used",
             num_processes=run.num_processes,
-            busy_cores=run.cpu_sec / max(run.duration_sec, 1e-9),
-            remarks=remarks,
+            busy_cores=busy_cores,
+            remarks=remarks_on(
+                num_left=run.num_left,
+                bytes_per_sec=num_bytes / max(run.duration_sec, 1.0),
+                busy_cores=busy_cores,
+                num_cores=len(self._placement.cpusets[0]),
+            ),
         )
+
+
+def remarks_on(
+    *, num_left: int, bytes_per_sec: float, busy_cores: float, num_cores: int
+) -> list[str]:
+    """Returns what the user of a program should know of a run of it.
+
+    Args:
+      num_left: Processes that outlived it.
+      bytes_per_sec: Its output.
+      busy_cores: CPU time of its processes per second.
+      num_cores: Logical CPUs of the trial.
+    """
+    found = []
+    if num_left:
+        found.append(
+            f"{_count(num_left, 'process', 'processes')} outlived the command and were"
+            " ended; let it wait for what it starts"
+        )
+    if bytes_per_sec > _FLOOD:
+        found.append(
+            f"it printed {bytes_per_sec / 2**20:.1f} MiB/s, and reading that takes time"
+            " from its cores; print less"
+        )
+    if busy_cores > _MORE * num_cores:
+        found.append(
+            f"it kept {busy_cores:.1f} cores busy and has {_count(num_cores, 'core')};"
+            " leave the affinity as it is, and start as many threads as {cores}"
+        )
+    return found
 
 
 def _count(number: int, noun: str, plural: str = "") -> str:

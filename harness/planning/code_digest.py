@@ -148,12 +148,26 @@ def of_sources(workload: str, backend: str, sources: Sources) -> str:
         hasher.update(f"{name} {fingerprint}\0".encode())
     versions = sources.versions
     for name in DISTRIBUTIONS:
-        version = (
-            importlib.metadata.version(name) if versions is None else versions[name]
-        )
+        version = _installed(name, workload) if versions is None else versions[name]
         hasher.update(f"{name}=={version}\0".encode())
     hasher.update(f"python {sys.version_info.major}.{sys.version_info.minor}".encode())
     return hasher.hexdigest()
+
+
+def _installed(name: str, workload: str) -> str:
+    """Returns the version of a package that a workload needs.
+
+    Raises:
+      PlanError: It is not installed.
+    """
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise PlanError(
+            f"workload {workload} needs {name}, which is not installed; install"
+            " 'replicator-harness[tensorflow]', or measure a program of yours by"
+            " --command"
+        ) from error
 
 
 def measured_code(workload: str, backend: str, sources: Sources) -> dict[str, str]:

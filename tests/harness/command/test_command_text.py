@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from harness.cli import exit_codes
-from harness.command import files, metric, placeholders, program
-from harness.command.reader import LineReader, Reading, ReadingError
+from harness.command import files, metric, placeholders, program, worker
+from harness.command.errors import ReadingError
+from harness.command.reader import LineReader, Reading
 from harness.command.result import judge
 from harness.errors import PlanError
 from results.records.models import Evidence
@@ -253,3 +254,18 @@ def test_a_command_without_words_has_no_name() -> None:
     """The same message as for the option."""
     with pytest.raises(PlanError, match="--command is empty"):
         program.name_of("", Path())
+
+
+def test_a_program_that_takes_more_cores_is_told() -> None:
+    """It can only if it changes its affinity, which it inherits."""
+    facts = {"num_left": 0, "bytes_per_sec": 0.0, "num_cores": 2}
+
+    assert [] == worker.remarks_on(**facts, busy_cores=2.1)
+    (remark,) = worker.remarks_on(**facts, busy_cores=3.9)
+    assert remark.startswith("it kept 3.9 cores busy and has 2 cores; leave the aff")
+
+
+def test_the_program_gets_the_environment_of_the_user() -> None:
+    """Our packages are first in that of its parent, and not in its own."""
+    assert {"A": "1"} == worker.variables_of({"A": "1", "PYTHONPATH": "/ours"})
+    assert {"PYTHONPATH": "/a:/b"} == worker.variables_of({"PYTHONPATH": "/ours:/a:/b"})

@@ -168,6 +168,24 @@ def test_a_study_is_resumed_with_the_same_program_only(
     assert exit_codes.OK == run("resume", study)[0]
 
 
+def test_a_command_that_fails_at_once_is_not_repeated(
+    run: Any, repository: Path
+) -> None:
+    """One trial, one line, code 5; the other trials would only take time."""
+    code, _, err = run(
+        *("sweep", *OWN[:1], *OWN[2:], "--metric=step_time=speed (.*)"),
+        *("--replicas=1,2", "--mode=weak"),
+    )
+    (failed,) = (repository / "runs").glob("bench.py-*/trials/*/status.json")
+
+    assert exit_codes.NOTHING_MEASURED == code, err
+    assert (
+        "no line that it printed matches"
+        in json.loads(failed.read_text())["failure"]["reason"]
+    )
+    assert re.search(r"the other 5 trials are not started, .*: change the command", err)
+
+
 def test_the_plan_has_the_parts_of_the_identity(repository: Path, study: str) -> None:
     """Commit, lock files by content, interpreter with packages, harness."""
     plan = json.loads((repository / "runs" / study / "plan.json").read_text())
