@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
+from harness.client.scaling_client import LostHarnessError
 from harness.trial import process_tree
 from harness.trial.die_with_parent import request_death_signal
 from harness.trial.turns import LostHarnessError

@@ -18,6 +18,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from harness.client.scaling_client import LostHarnessError, RankFile
 from harness.command import files, metric, placeholders
 from harness.command.errors import CommandError, ReadingError
 from harness.command.kept_output import KeptOutput
@@ -26,8 +27,7 @@ from harness.command.running import Run
 from harness.placement import processes
 from harness.trial import process_tree
 from harness.trial.ending import end_like, signal_name
-from harness.trial.rank_file import RankWriter, one_line, rank_path
-from harness.trial.turns import LostHarnessError
+from harness.trial.rank_file import one_line, rank_path
 from results.records.limits import MAX_STEPS
 from results.records.models import Environment, Phase, TrialSpec
 
@@ -46,9 +46,7 @@ _FLOOD: Final = 2**19
 class Trial:
     """One trial: the program, and what is known of it so far."""
 
-    def __init__(
-        self, spec: TrialSpec, placement: Placement, writer: RankWriter
-    ) -> None:
+    def __init__(self, spec: TrialSpec, placement: Placement, writer: RankFile) -> None:
         assert spec.program is not None
         self._spec, self._placement, self._writer = spec, placement, writer
         self._program = spec.program
@@ -274,7 +272,7 @@ def main(argv: Sequence[str]) -> int:
     spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
     os.sched_setaffinity(0, env.placement.cpusets[0])
-    writer = RankWriter(rank_path(trial_dir, 0), time.monotonic_ns)
+    writer = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
     trial = Trial(spec, env.placement, writer)
     try:
         code = trial.run(folder)
@@ -287,7 +285,7 @@ def main(argv: Sequence[str]) -> int:
         is_ours = isinstance(error, (CommandError, ReadingError))
         writer.write(
             "failure",
-            phase=writer.phase.value,
+            phase=Phase(writer.phase).value,
             reason=one_line(str(error)) or type(error).__name__,
             exception_type=type(error).__name__,
             traceback=(

@@ -63,7 +63,7 @@ if models.SCHEMA_VERSION != {SCHEMA_VERSION}:
         "{SCHEMA_VERSION}"
     )
 version = getattr(turns, "PROTOCOL", 1)
-if version != {turns.PROTOCOL}:
+if version not in {turns.COMPATIBLE}:
     sys.exit(f"its version of taking turns is {{version}}, here it is {turns.PROTOCOL}")
 models.TrialSpec.model_validate_json(sys.stdin.read())
 """

@@ -100,7 +100,7 @@ def _rank_times(spec: TrialSpec, log: RankLog, num_measured_steps: int) -> RankT
     if log.time_to_first_step_sec is None:
         raise ValueError(f"rank {log.rank} has no time to first step")
     warmup = log.steps[: spec.num_warmup_steps]
-    losses = [step.loss for step in log.steps]
+    losses = [step.loss for step in log.steps if step.loss is not None]
     return RankTimes(
         rank=log.rank,
         time_to_first_step_sec=(

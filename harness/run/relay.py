@@ -47,6 +47,8 @@ MIN_TURN_SEC: Final = 0.3
 """Shortest turn: below it, the kernel's ticks of 10 ms say too little about others."""
 MIN_ROUNDS: Final = 5
 """Rounds of a generation, however little time is left for them."""
+MIN_STEP_SEC: Final = 1e-4
+"""Shortest step of a program with a client: recording one takes a few microseconds."""
 _OF_FREE_MEMORY: Final = 0.5
 """How much of the free memory heaps may be given, all together."""
 
@@ -159,7 +161,20 @@ def _warm_up(
         with contextlib.suppress(ResidentEndedError):
             answers = resident.receive("ready")
             resident.step_time_sec = max(a["step_time_sec"] for a in answers)
+            _check_resolution(resident)
         resident.busy_sec += time.monotonic() - started
+
+
+def _check_resolution(resident: Resident) -> None:
+    """Ends a trial whose steps are too short to be timed one by one."""
+    step_sec = resident.step_time_sec
+    if resident.prepared.is_client and step_sec < MIN_STEP_SEC:
+        resident.fail(
+            f"a step took {1e6 * step_sec:.0f} us, less than the {1e6 * MIN_STEP_SEC:g}"
+            " us that can be timed: wait for the device before step.done(), or do more"
+            " work per step, and give the examples of all of it",
+            0,
+        )
 
 
 def _heap_fraction(residents: Sequence[Resident], free: int) -> float:

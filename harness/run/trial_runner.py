@@ -34,7 +34,7 @@ from harness.machine.time_of_day import now_text
 from harness.machine.topology import CpuTopology, read_topology
 from harness.placement import hosts
 from harness.placement.processes import processes_of_trial
-from harness.run import aggregate, scratch, trial_tree
+from harness.run import aggregate, client_file, scratch, trial_tree
 from harness.run.gang_tree import GangTree
 from harness.run.trial_tree import ProcessTree
 from harness.trial import checkpoints, process_tree
@@ -81,6 +81,7 @@ class RunSettings:
       trees: Sources of other revisions, by the name that specs have.
       launcher: Starts the processes of a trial.
       folders: Where programs of the user's start, by revision; by default here.
+      is_client: Whether the worker command is a program that connects by the client.
     """
 
     timeout_sec: float
@@ -95,6 +96,7 @@ class RunSettings:
     trees: Mapping[str, SourceTree] = dataclasses.field(default_factory=dict)
     launcher: Launcher = dataclasses.field(default_factory=LocalLauncher)
     folders: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    is_client: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +111,7 @@ class Prepared:
       variables: Their environment variables.
       env: The environment record so far.
       gpus: The GPUs that it has; none on a CPU.
+      is_client: Whether it is a program that connects by the client.
       started_at: Time of day.
       start_sec: The same, on the monotonic clock.
     """
@@ -122,6 +125,7 @@ class Prepared:
     started_at: str
     start_sec: float
     gpus: tuple[Gpu, ...] = ()
+    is_client: bool = False
 
     @property
     def core(self) -> int:
@@ -197,7 +201,10 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         started_at=started_at,
         start_sec=start_sec,
         gpus=chosen,
+        is_client=settings.is_client,
     )
+    if prepared.is_client:
+        client_file.write(trial_dir, spec, unit="examples")
     env = env.model_copy(update={"canary_before_sec": settings.canary(prepared.core)})
     store.write_env(trial_id, env)
     return dataclasses.replace(prepared, env=env)

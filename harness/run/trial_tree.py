@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.client.scaling_client import ADDRESS_VARIABLE
 from harness.machine.gpus import NO_GPU
 from harness.placement import gpu_threads
 from harness.run import scratch
 from harness.trial import process_tree, waiting
-from harness.trial.turns import ADDRESS_VARIABLE
 from results.records.models import Allocator
 
 if TYPE_CHECKING:

@@ -194,7 +194,7 @@ def _rank_times(rank: int, lines: Sequence[Fields], num_warmup_steps: int) -> Fi
         raise RawError(f"the steps of rank {rank} are not numbered from 0 on")
     _check_order(rank, steps, lines)
     measured = [step for step in steps if step["phase"] == "measure"]
-    losses = [float(step["loss"]) for step in steps]
+    losses = [float(step["loss"]) for step in steps if step["loss"] is not None]
     bad = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
     first = _of_kind(lines, "first_step_done")[0]
     peaks = _of_kind(lines, "peak")
@@ -257,7 +257,7 @@ def _turns(
             "num_steps": together[0]["num_steps"],
         }
         for name in (*_SUMS, *_MORE_SUMS):
-            turn[name] = sum(part[name] for part in together)
+            turn[name] = sum(part.get(name, 0) for part in together)
         turn["is_void"] = None
         if loads is not None:
             load = loads[index]

@@ -38,17 +38,14 @@ ROOMS_THAT_COUNT = ("machine", "placement", "run", "trial")
 # Read the command line and show; plan (what that decides is in the spec) and store.
 # Of launchers, only what starts the trials of this machine is in their digest.
 ROOMS_THAT_DO_NOT = (
-    "cli",
-    "command",
-    "doctor",
-    "judging",
-    "launch",
-    "options",
-    "planning",
+    *("cli", "client", "command", "conformance", "doctor"),
+    *("judging", "launch", "options", "planning"),
 )
 MODULES_THAT_COUNT = {
     "harness",
     "harness.catalog",
+    "harness.client",
+    "harness.client.scaling_client",
     "harness.errors",
     "harness.launch",
     "harness.launch.contract",
