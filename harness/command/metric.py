@@ -1,7 +1,8 @@
 """What a program's numbers mean, and where they are: the option ``--metric``.
 
 ``NAME=PATTERN`` reads lines that the program prints, ``NAME=json:FILE:KEY`` and
-``NAME=csv:FILE:COLUMN`` a file that it writes.
+``NAME=csv:FILE:COLUMN`` a file that it writes. ``client`` reads nothing: the program
+connects by ``scaling_client``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from harness.errors import PlanError
 from harness.lookup import look_up
+from results.records.program import CLIENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +34,7 @@ class Metric:
     """Where the numbers of a program are, and what they mean.
 
     Attributes:
-      name: One of ``SECONDS``.
+      name: One of ``SECONDS``; or ``client``, of a program that connects.
       pattern: Of a line, with one group; None for a file.
       file_kind: ``json`` or ``csv``; empty for lines.
       path: Of the file, with placeholders; relative to where the program starts.
@@ -56,6 +58,8 @@ def parse(text: str) -> Metric:
     Raises:
       PlanError: It is not NAME=PATTERN, or a part of it is wrong.
     """
+    if text == CLIENT:
+        return Metric(name=CLIENT)
     name, equals, where = text.partition("=")
     if not equals or not where:
         raise PlanError(

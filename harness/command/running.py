@@ -21,7 +21,6 @@ import psutil
 from harness.client.scaling_client import LostHarnessError
 from harness.trial import process_tree
 from harness.trial.die_with_parent import request_death_signal
-from harness.trial.turns import LostHarnessError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from harness.client.scaling_client import LostHarnessError, RankFile
-from harness.command import files, metric, placeholders
+from harness.command import files, metric, placeholders, supervised
 from harness.command.errors import CommandError, ReadingError
 from harness.command.kept_output import KeptOutput
 from harness.command.reader import LineReader, Reading
@@ -74,9 +74,7 @@ class Trial:
             num_replicas=spec.num_replicas,
             metric=self._metric.name,
         )
-        output_dir = Path(os.environ["TMPDIR"]) / "output"
-        output_dir.mkdir()
-        values = values_of(spec, self._placement, output_dir)
+        values = values_of(spec, self._placement, make_output_dir())
         words = placeholders.fill(self._program.command, values)
         try:
             self._run.run(words, folder, variables_of(os.environ), self._receive, 0)
@@ -250,6 +248,13 @@ def values_of(
     return values
 
 
+def make_output_dir() -> Path:
+    """Returns a new folder for the program, which goes with the trial."""
+    folder = Path(os.environ["TMPDIR"]) / "output"
+    folder.mkdir()
+    return folder
+
+
 def free_port() -> int:
     """Returns a TCP port that nothing listens on now."""
     with socket.socket() as probe:
@@ -272,6 +277,11 @@ def main(argv: Sequence[str]) -> int:
     spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
     os.sched_setaffinity(0, env.placement.cpusets[0])
+    if spec.is_client:
+        assert spec.program is not None
+        values = values_of(spec, env.placement, make_output_dir())
+        words = placeholders.fill(spec.program.command, values)
+        return supervised.run(words, folder, variables_of(os.environ), trial_dir)
     writer = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
     trial = Trial(spec, env.placement, writer)
     try:

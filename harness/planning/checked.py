@@ -114,7 +114,8 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         "num_warmup_steps": request.num_warmup_steps or preset.num_warmup_steps,
         "num_measured_steps": (
             preset.num_measured_steps
-            if request.num_measured_steps is None and request.program is None
+            if request.num_measured_steps is None
+            and (request.program is None or request.program.record.is_client)
             else request.num_measured_steps
         ),
         **settings.choose(request.settings, info, request.device),

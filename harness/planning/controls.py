@@ -25,6 +25,7 @@ from results.records.models import Control, Order, ScalingMode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from harness.catalog import BackendInfo
     from harness.planning.request import SweepRequest
 
 SOLO_BACKEND = "single"
@@ -56,7 +57,7 @@ def choose(
     weak = (ScalingMode.WEAK,)
     size = case.num_replicas, case.per_replica_batch_size
     added, notes = [], []
-    backend = catalog.backend(case.backend)
+    backend = _backend(request, case.backend)
     missing = {
         Control.NOSYNC: backend.no_control_because,
         Control.NO_UPDATE: backend.lacks.get("synchronous_training", ""),
@@ -83,6 +84,12 @@ def choose(
             f"controls {kinds}: of {case.backend} x{case.num_replicas}, weak scaling"
         )
     return added, notes
+
+
+def _backend(request: SweepRequest, name: str) -> BackendInfo:
+    if request.program is not None:
+        return request.program.backend
+    return catalog.backend(name)
 
 
 def with_order(request: SweepRequest, order: Order) -> tuple[SweepRequest, list[str]]:

@@ -198,7 +198,9 @@ def _plan_matching(
         **settings.plain(),
     }
     return Matching(
-        trials=tuple(_trials(matched, 1, request.seed, fields)),
+        trials=tuple(
+            _trials(matched, 1, request.seed, fields, program=request.program)
+        ),
         not_checked=not_matched,
         remarks=matching.remarks(request, matched),
     )

@@ -13,7 +13,8 @@ from harness.command.program import UNIT, ForeignProgram, make
 from harness.errors import PlanError
 from harness.options.option import Option, Options
 from harness.planning import defaults
-from results.records.models import Allocator, Order
+from results.records.models import Allocator, Control, Order
+from results.records.program import CLIENT
 
 if TYPE_CHECKING:
     from harness.planning.request import SweepRequest
@@ -28,15 +29,18 @@ _OF_WORKLOADS: Final[Mapping[str, object]] = {
     "data": None,
     "data_dir": None,
     "options": {},
+    "budget": None,
+    "num_evaluations": None,
+}
+"""Fields that say nothing about a command, and what they are where nothing is given."""
+_OF_CLIENTS: Final[Mapping[str, object]] = {
     "minutes": None,
     "max_rounds": None,
     "target": None,
     "controls": (),
     "is_evaluated": None,
-    "budget": None,
-    "num_evaluations": None,
 }
-"""Fields that say nothing about a command, and what they are where nothing is given."""
+"""Those that say something only about a program that connects, and takes turns."""
 
 
 class ProgramRequest(Options):
@@ -62,7 +66,8 @@ class ProgramRequest(Options):
             metavar="NAME=PATTERN",
             help="What it prints: `throughput`, `throughput_per_replica`, `step_time`"
             " or `step_time_ms`, and a regular expression with one group; or"
-            " `NAME=json:FILE:KEY`, `NAME=csv:FILE:COLUMN` for a file that it writes.",
+            " `NAME=json:FILE:KEY`, `NAME=csv:FILE:COLUMN` for a file that it writes;"
+            " or `client` if it connects by `scaling_client` and takes turns.",
         ),
     ] = None
     unit: Annotated[
@@ -100,12 +105,13 @@ def resolved(request: _Request, folder: Path) -> _Request:
                 " --workload with one that 'list workloads' shows"
             )
         return request
-    _check(request)
-    if request.metric is None or "=" not in request.metric:
+    is_client = request.metric == CLIENT
+    _check(request, {**_OF_WORKLOADS, **({} if is_client else _OF_CLIENTS)})
+    if request.metric is None or not (is_client or "=" in request.metric):
         raise PlanError(
             f"--command {request.command!r} without --metric NAME=PATTERN: say where it"
             " prints how fast it is, such as --metric 'throughput=samples/s:"
-            " ([0-9.]+)'"
+            " ([0-9.]+)', or --metric client if it connects by scaling_client"
         )
     if request.per_replica_batch_size is None and request.global_batch_size is None:
         raise PlanError(
@@ -130,10 +136,10 @@ def resolved(request: _Request, folder: Path) -> _Request:
         "program": made,
         "workload": made.name,
         "backends": (made.name,),
-        "order": Order.SEQUENTIAL,
+        "order": request.order if is_client else Order.SEQUENTIAL,
         "allocator": request.allocator or Allocator.DEFAULT,
         "budget": "none",
-        "is_evaluated": False,
+        "is_evaluated": bool(request.is_evaluated),
     }
     return request.model_copy(update=update)
 
@@ -143,9 +149,9 @@ def _is_of_gate(request: SweepRequest, name: str) -> bool:
     return name == "metric" and type(request).model_fields[name].default is not None
 
 
-def _check(request: SweepRequest) -> None:
+def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:
     """Raises if something is given that a command cannot have."""
-    for name, nothing in _OF_WORKLOADS.items():
+    for name, nothing in excluded.items():
         value = getattr(request, name)
         if value != nothing and not (name == "budget" and value == "none"):
             spelling = {"max_rounds": "rounds", "options": "option"}.get(
@@ -154,11 +160,20 @@ def _check(request: SweepRequest) -> None:
             raise PlanError(
                 f"--{spelling} has no effect with --command, whose program has its own;"
                 " leave it out, or put it into the command"
+                + " (one that connects has it: --metric client)"
+                * (name in _OF_CLIENTS)
             )
-    if request.order is Order.RELAY:
+    if request.order is Order.RELAY and request.metric != CLIENT:
         raise PlanError(
             "--order relay with --command: a command cannot take turns, so whole trials"
-            " alternate; leave --order out"
+            " alternate; leave --order out, or let the program connect by"
+            " scaling_client and give --metric client"
+        )
+    if Control.SOLO in request.controls:
+        raise PlanError(
+            "--controls solo with --command: only workloads of this project can run as"
+            " programs that know nothing of each other; use nosync, which leaves out"
+            " the communication"
         )
     for name in ("steps_per_sync",):
         if request.settings.get(name) not in (None, 1):

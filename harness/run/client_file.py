@@ -16,19 +16,14 @@ if TYPE_CHECKING:
     from results.records.models import TrialSpec
 
 
-def write(trial_dir: Path, spec: TrialSpec, *, unit: str) -> None:
-    """Writes the file of a trial.
-
-    Args:
-      trial_dir: Its directory.
-      spec: The trial.
-      unit: Plural unit of its examples.
-    """
+def write(trial_dir: Path, spec: TrialSpec) -> None:
+    """Writes the file of a trial of such a program into its directory."""
+    assert spec.program is not None
     asked = TrialFile(
         num_replicas=spec.num_replicas,
         per_replica_batch_size=spec.per_replica_batch_size,
         global_batch_size=spec.global_batch_size,
-        unit=unit,
+        unit=spec.program.unit,
         seed=spec.seed,
         num_warmup_steps=spec.num_warmup_steps,
         num_measured_steps=spec.num_measured_steps,

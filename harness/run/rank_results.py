@@ -36,7 +36,7 @@ def make_result(
     Raises:
       ValueError: A rank does not have the steps that the spec, or its turns, require.
     """
-    if spec.program is not None:
+    if spec.has_readings:
         return command_result.make_result(trial_id, spec, logs[0])
     num_measured_steps = spec.num_measured_steps
     if num_measured_steps is None:

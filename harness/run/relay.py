@@ -161,13 +161,16 @@ def _warm_up(
         with contextlib.suppress(ResidentEndedError):
             answers = resident.receive("ready")
             resident.step_time_sec = max(a["step_time_sec"] for a in answers)
-            _check_resolution(resident)
+            _check_resolution(resident, resident.step_time_sec)
         resident.busy_sec += time.monotonic() - started
 
 
-def _check_resolution(resident: Resident) -> None:
-    """Ends a trial whose steps are too short to be timed one by one."""
-    step_sec = resident.step_time_sec
+def _check_resolution(resident: Resident, step_sec: float) -> None:
+    """Ends a trial whose steps are too short to be timed one by one.
+
+    Raises:
+      ResidentEndedError: They are.
+    """
     if resident.prepared.is_client and step_sec < MIN_STEP_SEC:
         resident.fail(
             f"a step took {1e6 * step_sec:.0f} us, less than the {1e6 * MIN_STEP_SEC:g}"
@@ -225,6 +228,8 @@ def _take_turn(resident: Resident, round_index: int, void_reason: VoidReason) ->
             )
             try:
                 answers = resident.receive("turn")
+                turn_ns = latest(answers, "end_ns") - latest(answers, "start_ns")
+                _check_resolution(resident, turn_ns / num_steps / 1e9)
             except ResidentEndedError:
                 return
             after = core_clock.read(resident.cores, pids)

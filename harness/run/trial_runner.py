@@ -81,7 +81,6 @@ class RunSettings:
       trees: Sources of other revisions, by the name that specs have.
       launcher: Starts the processes of a trial.
       folders: Where programs of the user's start, by revision; by default here.
-      is_client: Whether the worker command is a program that connects by the client.
     """
 
     timeout_sec: float
@@ -96,7 +95,6 @@ class RunSettings:
     trees: Mapping[str, SourceTree] = dataclasses.field(default_factory=dict)
     launcher: Launcher = dataclasses.field(default_factory=LocalLauncher)
     folders: Mapping[str, Path] = dataclasses.field(default_factory=dict)
-    is_client: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,10 +199,10 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         started_at=started_at,
         start_sec=start_sec,
         gpus=chosen,
-        is_client=settings.is_client,
+        is_client=spec.is_client,
     )
     if prepared.is_client:
-        client_file.write(trial_dir, spec, unit="examples")
+        client_file.write(trial_dir, spec)
     env = env.model_copy(update={"canary_before_sec": settings.canary(prepared.core)})
     store.write_env(trial_id, env)
     return dataclasses.replace(prepared, env=env)

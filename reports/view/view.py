@@ -82,14 +82,16 @@ class View:
 
     @property
     def is_program(self) -> bool:
-        """Whether a program of the user's was measured, and not a workload of ours."""
+        """Whether a program of the user's was measured by what it prints."""
         planned = self.study.planned
-        return bool(planned) and planned[0].spec.program is not None
+        return bool(planned) and planned[0].spec.has_readings
 
     @property
     def noun(self) -> str:
         """What a curve is of: a backend, or a program of the user's."""
-        return "program" if self.is_program else "backend"
+        planned = self.study.planned
+        is_own = bool(planned) and planned[0].spec.program is not None
+        return "program" if is_own else "backend"
 
     @property
     def measured_cases(self) -> tuple[Case, ...]:

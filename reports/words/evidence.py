@@ -25,6 +25,9 @@ _GRADES: Final = {
     Evidence.ROWS: ("C", "numbers without times, after warm-up"),
     Evidence.LAST: ("D", "the last number that it printed"),
 }
+_OF_CLIENT: Final = (
+    "grade A of A to D: its processes connect, the harness has the clock"
+)
 _BUSY: Final = 0.7
 """Of a core per replica, from which on a program computes rather than waits."""
 _LIKE: Final = 0.15
@@ -36,11 +39,17 @@ def program_of(study: Study) -> Program | None:
     return study.planned[0].spec.program if study.planned else None
 
 
-def grade(study: Study) -> tuple[Evidence, str] | None:
+def grade(study: Study) -> tuple[Evidence | None, str] | None:
     """Returns the evidence of a study of a program, and its grade in words.
+
+    The evidence is None of a program that connects: nothing that it prints is read.
 
     None for other studies, and where nothing was measured.
     """
+    program = program_of(study)
+    if program is not None and program.is_client:
+        is_measured = any(entry.is_ok for entry in study.planned)
+        return (None, _OF_CLIENT) if is_measured else None
     found = {
         entry.result.readings.evidence
         for entry in study.planned
@@ -56,7 +65,7 @@ def grade(study: Study) -> tuple[Evidence, str] | None:
 def sentences(study: Study) -> Iterator[str]:
     """Yields what limits the figures of a program, one sentence each."""
     program = program_of(study)
-    if program is None:
+    if program is None or program.is_client:
         return
     yield (
         f"The rates are what the program says ({program.metric}), and whole runs of it"

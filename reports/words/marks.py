@@ -76,7 +76,7 @@ def _evidence(view: View) -> tuple[Mark, ...]:
     if found is None:
         return ()
     kind, reason = found
-    level = Level.OK if kind is Evidence.WINDOW else Level.CAUTION
+    level = Level.OK if kind in (None, Evidence.WINDOW) else Level.CAUTION
     return (Mark(name="Evidence", level=level, reason=reason),)
 
 

@@ -85,7 +85,7 @@ def _check_result(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> N
     num_steps = spec.num_measured_steps
     if num_steps is None:
         num_steps = sum(turn.num_steps for turn in result.turns)
-    if spec.program is not None:  # a short output can have fewer than were asked for
+    if spec.has_readings:  # a short output can have fewer than were asked for
         num_steps = result.num_measured_steps
     _check_readings(path, spec, result)
     pairs = [
@@ -106,15 +106,15 @@ def _check_result(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> N
 
 
 def _check_readings(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> None:
-    """Checks that a program of the user's has readings, and nothing else has.
+    """Checks that a program that prints numbers has readings, and nothing else has.
 
     Raises:
       CorruptRecordError: Says what is wrong.
     """
-    if (spec.program is None) != (result.readings is None):
+    if spec.has_readings == (result.readings is None):
         raise errors.CorruptRecordError(
             path,
-            "readings are there exactly if the trial is of a program of the user's",
+            "readings are there exactly if the trial is of a program that prints them",
         )
     if result.readings is None:
         return

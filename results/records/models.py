@@ -171,6 +171,16 @@ class TrialSpec(StepSettings, _Measured):
     repetition_index: Index
     seed: Seed
 
+    @property
+    def is_client(self) -> bool:
+        """Whether a program of the user's connects, and records its own steps."""
+        return self.program is not None and self.program.is_client
+
+    @property
+    def has_readings(self) -> bool:
+        """Whether numbers that a program of the user's prints stand for steps."""
+        return self.program is not None and not self.program.is_client
+
 
 class PlannedTrial(Record):
     """One trial of a plan and the scaling modes that its case serves."""

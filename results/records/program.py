@@ -18,6 +18,7 @@ from results.records.record_base import Record
 Identity = Annotated[dict[Name, Line], Field(max_length=1_000)]
 """What the code digest of a program is made of, by name."""
 
+CLIENT: Final = "client"
 FEWEST_OF_WINDOW: Final = 3
 """Readings after warm-up that make a window; with fewer, the last one alone counts."""
 
@@ -39,12 +40,20 @@ class Program(Record):
     """What the trials of a program have in common."""
 
     command: Line = Field(description="with its placeholders, such as {replicas}")
-    metric: Line = Field(description="NAME=PATTERN, as it was requested")
+    metric: Line = Field(
+        description="NAME=PATTERN, as it was requested; or 'client': its processes"
+        " connect, and the harness has the clock"
+    )
     unit: Name = Field(description="plural unit of what it processes")
     folder: Line = Field(
         default="", description="where it starts, relative to its repository"
     )
     setup: Line = Field(default="", description="what prepared each revision of a gate")
+
+    @property
+    def is_client(self) -> bool:
+        """Whether its processes connect by the client, rather than print numbers."""
+        return self.metric == CLIENT
 
 
 class Readings(Record):

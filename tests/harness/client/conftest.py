@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.planning import cases, plan
+from harness.planning.program_request import resolved
 from harness.planning.request import SweepRequest
 from harness.run import relay, trial_runner
 from harness.run.relay import Generation, run_generation
@@ -36,32 +37,31 @@ def quick_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 def client_settings(
     settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., RunSettings]:
-    """Returns a function that makes the settings of a program with a client."""
+    """Returns a function that makes settings, and variables for the program."""
     monkeypatch.setenv("PYTHONPATH", str(CLIENT))
 
-    def make(program: str = "train.py", **variables: object) -> RunSettings:
+    def make(**variables: object) -> RunSettings:
         for name, value in variables.items():
             monkeypatch.setenv(name, str(value))
-        return dataclasses.replace(
-            settings,
-            worker_command=(sys.executable, str(PROGRAMS / program)),
-            is_client=True,
-        )
+        return dataclasses.replace(settings, folders={"": PROGRAMS})
 
     return make
 
 
 @pytest.fixture
 def client_store(tmp_path: Path) -> Store:
-    """Returns a new study of one backend at one and two replicas, with a twin."""
-    request = SweepRequest(
-        workload="resnet50",
-        preset="smoke",
-        backends=("in_graph",),
-        replicas=(1, 2),
-        modes=(ScalingMode.WEAK,),
-        repeats=1,
-        budget="none",
+    """Returns a new study of a program at one and two replicas, with a twin."""
+    request = resolved(
+        SweepRequest(
+            command=f"{sys.executable} start.py {{replicas}}",
+            metric="client",
+            unit="images",
+            per_replica_batch_size=4,
+            replicas=(1, 2),
+            modes=(ScalingMode.WEAK,),
+            repeats=1,
+        ),
+        PROGRAMS,
     )
     planned = plan.plan_sweep(request, cases.Machine(num_available_cores=2))
     made = Store.create(tmp_path / "runs" / "clients")
@@ -103,14 +103,15 @@ def make_control(client_store: Store) -> Any:
 def take_turns(client_store: Store, quick_turns: None) -> Any:
     """Returns a function that runs trials in turns, and what the store has of them."""
 
-    def run(settings: RunSettings, *controls: Control, max_rounds: int = 2) -> Any:
+    def run(settings: RunSettings, *controls: Control, num_replicas: int = 1) -> Any:
         planned = client_store.read_plan().trials
         trials = [t for t in planned if t.spec.control in (controls or [Control.NONE])]
+        trials = [t for t in trials if t.spec.num_replicas == num_replicas]
         generation = Generation(
             trials=trials[: max(len(controls), 1)],
             index=0,
             duration_sec=None,
-            max_rounds=max_rounds,
+            max_rounds=2,
             seed=7,
         )
         run_generation(client_store, generation, settings, lambda *_: None)

@@ -24,14 +24,14 @@ def _client(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "harness" / "client"))
 
 
-def words_of(program="train.py"):
+def words_of(program="train.py", *words):
     """The command of a program."""
-    return [sys.executable, str(PROGRAMS / program)]
+    return [sys.executable, str(PROGRAMS / program), *words]
 
 
 def test_two_ranks_in_python_conform(capsys):
     """All checks, with the ranks as one program."""
-    assert 0 == conformance.main(["--", *words_of("two_ranks.py")])
+    assert 0 == conformance.main(["--", *words_of("start.py", "2")])
     lines = capsys.readouterr().out.splitlines()
     assert len(CHECKS) == len(lines) == sum(line.startswith("ok ") for line in lines)
     assert "2 ranks, with losses" in lines[0]
