@@ -111,7 +111,6 @@ def lightning_callback(run: ClientRun, examples: int | None = None) -> Any:
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
             if not self._loop.end(loss):
                 trainer.should_stop = True
-                trainer.limit_train_batches = 0
 
     return ScalingCallback()
 
