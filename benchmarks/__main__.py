@@ -15,6 +15,7 @@ COMMANDS = {
     "trials": [_PYTHON, "-m", "benchmarks.bench_trials"],
     "report": [_PYTHON, "-m", "benchmarks.bench_report"],
     "measuring": [_PYTHON, "-m", "benchmarks.bench_measuring"],
+    "client": [_PYTHON, "-m", "benchmarks.bench_client"],
     "engine": [_PYTHON, "-m", "pytest", "-q", "tests/benchmarks/micro/bench_engine.py"],
     "dispatch": [_PYTHON, "-m", "benchmarks.bench_dispatch"],
     "optimizer": [_PYTHON, "-m", "benchmarks.bench_optimizer"],

@@ -156,18 +156,27 @@ def _spec(way: str) -> Any:
 
 
 def _channel() -> Channel:
-    """A connection to a thread that gives turns, as the harness does."""
-    from harness.client.scaling_client import Channel, native_address
+    """A connection to a thread that gives turns."""
+    from harness.client.scaling_client import Channel
+
+    return Channel(start_giving_turns(NUM_STEPS // STEPS_PER_TURN, STEPS_PER_TURN), 0)
+
+
+def start_giving_turns(num_turns: int, num_steps: int) -> str:
+    """Starts a thread that gives turns, as the harness does; returns its address."""
+    from harness.client.scaling_client import native_address
 
     address = f"@bench-measuring-{os.getpid()}"
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(native_address(address))
     server.listen(1)
-    threading.Thread(target=_give_turns, args=(server,), daemon=True).start()
-    return Channel(address, 0)
+    threading.Thread(
+        target=_give_turns, args=(server, num_turns, num_steps), daemon=True
+    ).start()
+    return address
 
 
-def _give_turns(server: socket.socket) -> None:
+def _give_turns(server: socket.socket, num_turns: int, num_steps: int) -> None:
     connection, _ = server.accept()
     commands: list[dict[str, Any]] = [
         {"command": "build", "is_alone": True},
@@ -177,9 +186,9 @@ def _give_turns(server: socket.socket) -> None:
                 "command": "turn",
                 "round_index": index,
                 "attempt": 0,
-                "num_steps": STEPS_PER_TURN,
+                "num_steps": num_steps,
             }
-            for index in range(NUM_STEPS // STEPS_PER_TURN)
+            for index in range(num_turns)
         ),
         {"command": "finish"},
     ]
