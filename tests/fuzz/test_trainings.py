@@ -48,23 +48,39 @@ def test_random_trainings_agree(capsys):
     with capsys.disabled():
         sys.stdout.write(f"\n{found}\n")
     assert not found.differences, "\n".join(found.differences)
-    assert NUM_TRAININGS // 2 < found.verdicts[checking.Verdict.SAME]
+    num_judged = NUM_TRAININGS - found.verdicts[checking.Verdict.NOT_JUDGED]
+    assert NUM_TRAININGS // 2 < num_judged
+    assert NUM_TRAININGS == found.verdicts.total()
 
 
-@pytest.mark.parametrize("batch", [3, 6])
-def test_after_a_smaller_last_step_other_batches_begin_the_next_epoch(batch):
+def test_after_a_smaller_last_step_other_batches_begin_the_next_epoch():
     """Of 10 examples, 3 steps of 4 have read all, which are no whole steps of 3."""
     inputs = dataclasses.replace(_training().inputs, num_examples=10, batch=4)
     target = syntax.Target(num_replicas=3, is_mirrored=False)
     actions = (
         syntax.Run(num_steps=3),
-        syntax.Restore(target=target, batch=batch),
+        syntax.Restore(target=target, batch=3),
         *[syntax.Run()] * 3,
     )
 
     same = training_checking.check(_training(inputs=inputs, actions=actions))
 
     assert checking.Verdict.SAME is same
+
+
+def test_what_rounding_alone_decides_is_not_judged():
+    """Of one example, batch norm has a gradient of zero, whose rounding Adam scales."""
+    training = _training(
+        layers=(syntax.Norm(),),
+        optimizer=syntax.Optimizer(name="adam"),
+        inputs=dataclasses.replace(_training().inputs, num_examples=4, batch=1),
+        target=syntax.Target(num_replicas=1, is_mirrored=False),
+        actions=(syntax.Run(),) * 3,
+        dtype="float32",
+        seed=1,
+    )
+
+    assert checking.Verdict.NOT_JUDGED is training_checking.check(training)
 
 
 def test_a_fault_in_a_training_is_found(monkeypatch):

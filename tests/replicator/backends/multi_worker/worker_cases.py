@@ -140,7 +140,7 @@ def state(repl):
             aggregation=tf.VariableAggregation.SUM,
         )
         half = tf.Variable(
-            60000.0,
+            49152.0,
             dtype=tf.float16,
             trainable=False,
             synchronization=tf.VariableSynchronization.ON_READ,
@@ -148,7 +148,7 @@ def state(repl):
         random = tf.random.Generator.from_seed(3)
 
     def step():
-        half.assign(half - 1000.0)
+        half.assign(half - 1024.0)
         replica_id = replicator.get_replica_context().replica_id
         local.assign_add(tf.cast(replica_id + 1, tf.float32))
         count.assign_add(replica_id + 1)
