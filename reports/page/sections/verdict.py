@@ -26,6 +26,7 @@ def render(view: View) -> Markup:
         "verdict",
         view=view,
         brief=brief.judge(view),
+        columns=brief.columns(view),
         marks=marks.of_view(view),
         figure=figure,
         modes={row.mode for row in rows},
