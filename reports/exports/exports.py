@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 from markupsafe import escape
 
 from reports.view.view import view_store
-from reports.words import brief, formats, markdown, marks, reproduce, trust, verdict
+from reports.words import (
+    brief,
+    formats,
+    gate_brief,
+    markdown,
+    marks,
+    reproduce,
+    trust,
+    verdict,
+)
 from reports.words.lead import lead_point
 from reports.words.marks import Level
 from results import errors
@@ -195,6 +204,10 @@ def badge_parts(view: View) -> tuple[str, str, str]:
     Green says that the whole interval meets the efficiency target of the study (80 % by
     default), red that it is below, amber that this is inconclusive or not reliable.
     """
+    gate = gate_brief.of_view(view)
+    if gate is not None:
+        colors = {Level.OK: _GOOD, Level.BAD: _BAD, Level.CAUTION: _UNSURE}
+        return "gate", gate.verdict, colors[gate.level]
     point = None if trust.why_unfit(view) else lead_point(view)
     if point is None or point.efficiency is None:
         return "scaling", NO_VERDICT, _NONE

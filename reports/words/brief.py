@@ -12,7 +12,15 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING
 
-from reports.words import formats, main_loss, marks, next_step, trust, verdict
+from reports.words import (
+    formats,
+    gate_brief,
+    main_loss,
+    marks,
+    next_step,
+    trust,
+    verdict,
+)
 from reports.words.marks import Level
 from results.records.models import Order, TrialStatus
 
@@ -93,6 +101,11 @@ class Brief:
 
 def judge(view: View) -> Brief:
     """Returns the verdict on a study."""
+    gate = gate_brief.of_view(view)
+    if gate is not None:
+        return Brief(
+            trust=gate.verdict.upper(), level=gate.level, sentences=(gate.sentence,)
+        )
     found = marks.of_view(view)
     level = marks.worst(found)
     unfit = trust.why_unfit(view)

@@ -86,4 +86,6 @@ def title(view: View) -> str:
         # Trials have different numbers of GPUs.
         largest = max(environments, key=lambda env: len(env.gpus))
         where = f" on {machine(largest)}"
-    return f"{subject}{where}: how well does it scale?"
+    is_gate = any(entry.spec.revision for entry in study.planned)
+    question = "did it get slower" if is_gate else "how well does it scale"
+    return f"{subject}{where}: {question}?"

@@ -91,7 +91,8 @@ def test_commands_for_more_generations_run(
     output = _run(command, tmp_path, monkeypatch)
     assert "--study" not in command
     assert "6 generations" in output
-    assert f"{plan.measuring.generation_sec * 6 / 60:g} min" in output
+    assert plan.measuring.minutes is not None
+    assert command.endswith(f"--minutes {plan.measuring.minutes * 6 / 4:g}")
 
 
 def test_commands_after_failures_and_of_markdown_run(
