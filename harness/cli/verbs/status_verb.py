@@ -99,7 +99,7 @@ def run(request: StatusRequest, _: Call) -> int:
 
 
 def _is_held(store: Store) -> bool:
-    """Whether the process that locked the study last is alive; its id is from a file."""
+    """Whether the process that locked the study last is alive; a file names it."""
     holder = lock.read_holder(store.root)
     try:
         return holder is not None and psutil.pid_exists(holder)
