@@ -238,8 +238,8 @@ def notes(measuring: Measuring, repeats: int) -> list[str]:
     found = []
     if measuring.order is Order.RELAY:
         found.append(
-            f"relay: {repeats} generations of at most {measuring.max_rounds} rounds, in"
-            f" at most about {measuring.minutes:g} min; the twin shows what it resolves"
+            f"relay: {repeats} generations of at most {measuring.max_rounds} rounds;"
+            " the twin shows what it resolves"
         )
     if measuring.primary is not None:
         found.append(f"primary contrast: {measuring.primary.text}")

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree as ET
 
-from reports.words import markdown
+from reports.words import formats, markdown
 from results.statistics.judge import Verdict
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def _comparison_row(row: Row) -> tuple[str, ...]:
         f"{ratio.value:.3f}",
         interval,
         str(ratio.n),
-        "-" if p_value is None else f"{p_value:.3f}",
+        "-" if p_value is None else formats.p_value(p_value),
         "differs" if row.difference.holds else "no difference shown",
     )
 

@@ -9,6 +9,7 @@
         rank_<k>.jsonl  stdout.log  stderr.log           written by the trial itself
         turns.jsonl                                      load within each turn
     match/trials/<trial_id>/     as above: N replicas are matched with one, untimed
+      gate.json                    what a gate concluded (results.judging.gate_file)
       report/index.html
 
 Stores of one study can be merged (``results.study.merge``), because a trial's folder is

@@ -23,6 +23,7 @@ from harness.planning.program_request import pattern_of, resolved
 from harness.run.sweep import stop_signals
 from reports.words import judgement
 from results.judging import gate as gate_module
+from results.judging import gate_file
 from results.statistics.judge import Verdict
 from results.store import untrusted
 from results.store.study_store import PLAN_NAME, Store
@@ -204,6 +205,10 @@ def _against_study(
 def _conclude(store: Store, found: Gate, form: str) -> int:
     from reports.page import build
 
+    record = gate_file.record_of(
+        found, headline=judgement.headline(found), exit_code=code_of(found)
+    )
+    gate_file.write(store, record)
     build.write_report(store, store.report_path)
     click.echo(_WRITE_GATE[form](found))
     click.echo(f"report of this tree: {store.report_path}", err=True)
