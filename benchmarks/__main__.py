@@ -17,6 +17,7 @@ COMMANDS = {
     "measuring": [_PYTHON, "-m", "benchmarks.bench_measuring"],
     "engine": [_PYTHON, "-m", "pytest", "-q", "tests/benchmarks/micro/bench_engine.py"],
     "dispatch": [_PYTHON, "-m", "benchmarks.bench_dispatch"],
+    "fit": [_PYTHON, "-m", "benchmarks.bench_fit"],
     "optimizer": [_PYTHON, "-m", "benchmarks.bench_optimizer"],
     "replicator": [_PYTHON, "-m", "benchmarks.bench_replicator"],
     # The same with memory that malloc keeps.

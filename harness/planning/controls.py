@@ -57,9 +57,11 @@ def choose(
     size = case.num_replicas, case.per_replica_batch_size
     added, notes = [], []
     backend = catalog.backend(case.backend)
+    info = catalog.workload(request.workload)
     missing = {
         Control.NOSYNC: backend.no_control_because,
-        Control.NO_UPDATE: backend.lacks.get("synchronous_training", ""),
+        Control.NO_UPDATE: backend.lacks.get("synchronous_training", "")
+        or info.no_update_because,
     }
     for control in request.controls:
         if reason := missing.get(control):

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from reports.view.view import View
     from results.records.models import Environment, MetricFacts
 
-WORKLOADS = {"resnet50": "ResNet-50", "sngan": "SN-GAN", "d4pg": "D4PG"}
+WORKLOADS = {
+    "resnet50": "ResNet-50",
+    "sngan": "SN-GAN",
+    "d4pg": "D4PG",
+    "keras_fit": "Keras fit",
+}
 _NOISE = re.compile(
     r"\((?:R|TM|C)\)|\b\d+-Core\b|\bCPU\b|\bProcessor\b|@.*$", re.IGNORECASE
 )
