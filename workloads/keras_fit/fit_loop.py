@@ -102,7 +102,7 @@ class _EndOfLoop(BaseException):
     """No further step is asked for; not an error that anything else handles."""
 
 
-class _Turns(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no types
+class _Turns(keras.callbacks.Callback):
     """Waits before each batch, and passes its logs on."""
 
     # Keras calls on_train_batch_end in its executor then, as without any callback.
