@@ -90,7 +90,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
     options = {**preset.options, **request.options}
     if options:
         catalog.check_options(info, preset_name, options)
-        catalog.check_backends(options, backends)
+    catalog.check_backends(info, options, backends)
     replicas, notes = cases_module.choose_replicas(request, machine, preset)
     catalog.check_devices(options, request.device, replicas)
     processes.check_share(

@@ -58,9 +58,12 @@ def choose(
     size = case.num_replicas, case.per_replica_batch_size
     added, notes = [], []
     backend = _backend(request, case.backend)
+    no_update_because = backend.lacks.get("synchronous_training", "")
+    if request.program is None and not no_update_because:
+        no_update_because = catalog.workload(request.workload).no_update_because
     missing = {
         Control.NOSYNC: backend.no_control_because,
-        Control.NO_UPDATE: backend.lacks.get("synchronous_training", ""),
+        Control.NO_UPDATE: no_update_because,
     }
     for control in request.controls:
         if reason := missing.get(control):

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 
+# Attribute of variables that were made in a scope.
+_IS_IN_SCOPE = "_replicator_is_in_scope"
+
+
 class _Merges(threading.local):
     def __init__(self) -> None:
         self.running: list[tuple[Any, Callable[[Any], Any]]] = []
@@ -119,7 +123,9 @@ class StepExtended(_tf_distribute.Extended):
         neighbour = kwargs.pop("colocate_with", None)
         place = tf.device(neighbour.device) if neighbour is not None else _ANYWHERE
         with place:
-            return next_creator(**kwargs)
+            variable = next_creator(**kwargs)
+        setattr(variable, _IS_IN_SCOPE, True)
+        return variable
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
         """A scope that makes variables on the device of another one.
@@ -127,6 +133,16 @@ class StepExtended(_tf_distribute.Extended):
         Keras' optimizers make their slots in it, in a program without ``fit`` by their
         first step: outside of that step, then.
         """
+        if not (
+            tf.distribute.has_strategy()
+            or getattr(colocate_with_variable, _IS_IN_SCOPE, False)
+        ):
+            raise StrategyError(
+                "an optimizer was made in scope(), but "
+                f"{shown(getattr(colocate_with_variable, 'name', None))}, which it "
+                "trains, outside, so that fit() would train on one device; make the "
+                "model inside `with repl.scope():` too"
+            )
         stack = contextlib.ExitStack()
         if context_lib.in_replica_context():
             stack.enter_context(tf.init_scope())

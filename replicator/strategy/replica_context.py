@@ -83,7 +83,14 @@ class StepReplicaContext(tf.distribute.ReplicaContext):
         self, merge_fn: Callable[..., Any], args: Any = (), kwargs: Any = None
     ) -> Any:
         """Calls a function of the strategy and of this replica's own values."""
+        scaler = _tf_distribute.loss_scaler_of(merge_fn)
+        if scaler is not None:
+            # All replicas have to skip the same updates: by sums, not own gradients.
+            args = (self.gradient_sum.of_scaler(args[0], scaler), *args[1:])
         with (
+            contextlib.nullcontext()
+            if scaler is None
+            else context_lib.gradients_averaged(),
             merging(self, self.gradient_sum.of_merge(merge_fn)),
             _tf_distribute.cross_replica_mode(self._strategy),
         ):

@@ -18,6 +18,7 @@ from replicator.strategy.values import grouped, is_per_replica, local_values
 from replicator.validation.arguments import shown
 
 if TYPE_CHECKING:
+    import types
     from collections.abc import Callable
 
 
@@ -106,7 +107,7 @@ class ReplicatorStrategy(StepStrategy):
 
     def scope(self) -> Any:
         """Makes variables, models and optimizers inside it the replicator's."""
-        return self.extended._scope(self)  # noqa: SLF001 (as the base class does)
+        return _Scope(self.extended._scope(self))  # noqa: SLF001 (as the base class does)
 
     def run(
         self,
@@ -257,6 +258,30 @@ class ReplicatorStrategy(StepStrategy):
         return tf.nest.map_structure(
             lambda *values: grouped(list(map(tf.convert_to_tensor, values))), *nests
         )
+
+
+class _Scope:
+    """A scope that explains what Keras does in it, as in ``fit``."""
+
+    def __init__(self, scope: Any) -> None:
+        self._scope = scope
+
+    def __enter__(self) -> Any:
+        return self._scope.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self._scope.__exit__(kind, error, trace)
+        if isinstance(error, RuntimeError) and _tf_distribute.mixes_strategies(error):
+            raise StrategyError(
+                "an optimizer that was made outside of scope() is used inside; write "
+                "`with repl.scope():` around keras.optimizers.Adam(...) too, or pass "
+                'compile("adam", ...)'
+            ) from error
 
 
 def _check_is_traced(fn: Any) -> None:

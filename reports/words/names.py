@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from reports.view.view import View
     from results.records.models import Environment, MetricFacts
 
-WORKLOADS = {"resnet50": "ResNet-50", "sngan": "SN-GAN", "d4pg": "D4PG"}
+WORKLOADS = {
+    "resnet50": "ResNet-50",
+    "sngan": "SN-GAN",
+    "d4pg": "D4PG",
+    "keras_fit": "Keras fit",
+}
 PROJECT = "replicator-harness"
 ABOUT_PROJECT = "TF-Replicator (Buchlovsky et al. 2019) on TensorFlow 2"
 LICENCE = "Apache-2.0"
