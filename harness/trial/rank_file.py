@@ -3,6 +3,7 @@
 One JSON object per line, ``kind`` first. Times are nanoseconds of ``CLOCK_MONOTONIC``,
 which all processes of a machine share; those of two machines cannot be compared.
 
+- ``trial``: ``trial_id``, ``nonce``. Whose observations these are; the first line.
 - ``clock``: ``host``, which says whose clock it is; of trials of several processes.
 - ``phase``: ``phase``, ``ns``. The process enters a phase.
 - ``facts``: ``num_parameters``, ``flops_per_example`` (null if not counted),
@@ -41,6 +42,7 @@ import hashlib
 import json
 import math
 import os
+import secrets
 import socket
 import threading
 from pathlib import Path
@@ -110,6 +112,7 @@ class RankWriter:
         self._clock = clock
         self._measured_steps: list[tuple[int, int, int, float]] = []
         self.phase = Phase.LAUNCH
+        self.write("trial", trial_id=path.parent.name, nonce=secrets.token_hex(16))
         self.write("phase", phase=self.phase.value, ns=clock())
 
     @property
@@ -310,5 +313,5 @@ def _apply(log: RankLog, fields: dict[str, Any]) -> None:
         setattr(log, attribute, str(fields[name]))
     elif kind == "done":
         log.is_done = True
-    elif kind not in ("heartbeat", "turn"):
+    elif kind not in ("heartbeat", "turn", "trial"):
         raise ValueError(f"unknown kind {kind!r}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from markupsafe import escape
 
 from reports.view.view import view_store
-from reports.words import brief, formats, markdown, marks, trust, verdict
+from reports.words import brief, cells, formats, markdown, marks, trust, verdict
 from reports.words.lead import lead_point
 from reports.words.marks import Level
 from results import errors
@@ -87,8 +87,7 @@ def csv_of_studies(stores: Sequence[Store], _metric: Metric | None = None) -> st
     Raises:
       ResultsError: A plan is missing, unreadable or contradictory.
     """
-    text: str = _frame(stores).to_csv(index=False, lineterminator="\n")
-    return text.rstrip("\n")
+    return cells.as_csv(_frame(stores)).rstrip("\n")
 
 
 def _frame(stores: Sequence[Store]) -> pd.DataFrame:
