@@ -236,6 +236,7 @@ class RankFile:
         self._measured_steps: list[tuple[int, int, int, float | None]] = []
         self.has_failed = False
         self.phase = "launch"
+        self.write("trial", trial_id=path.parent.name, nonce=os.urandom(16).hex())
         self.write("phase", phase=self.phase, ns=clock())
 
     @property

@@ -22,6 +22,8 @@ class MemberExits:
       secret: Known to processes of the trial only.
       codes: Exit codes of the processes that have ended, by place among the members.
       refused: Why a member did not start its process; empty if none refused.
+      oom_kills: Kills for want of memory on the host of a process that has ended, while
+        it ran, by place; absent where the member does not know.
       lost: Why the connection to a member counts as its end, by place.
     """
 
@@ -29,6 +31,7 @@ class MemberExits:
         self.secret = secrets.token_hex(16)
         self.codes: dict[int, int] = {}
         self.refused: list[str] = []
+        self.oom_kills: dict[int, int] = {}
         self.lost: dict[int, str] = {}
         self._tails: dict[int, str] = {}
         self._hosts: dict[int, str] = {}
@@ -83,6 +86,8 @@ class MemberExits:
         elif "exit_code" in message:
             place = self._places[connection]
             self.codes[place] = int(message["exit_code"])
+            if message.get("oom_kills") is not None:
+                self.oom_kills[place] = int(message["oom_kills"])
             if message["tail"]:
                 self._tails[place] = str(message["tail"])
         else:

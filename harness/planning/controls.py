@@ -58,12 +58,9 @@ def choose(
     size = case.num_replicas, case.per_replica_batch_size
     added, notes = [], []
     backend = _backend(request, case.backend)
-    no_update_because = backend.lacks.get("synchronous_training", "")
-    if request.program is None and not no_update_because:
-        no_update_because = catalog.workload(request.workload).no_update_because
     missing = {
         Control.NOSYNC: backend.no_control_because,
-        Control.NO_UPDATE: no_update_because,
+        Control.NO_UPDATE: _why_no_update(request, backend),
     }
     for control in request.controls:
         if reason := missing.get(control):
@@ -93,6 +90,14 @@ def _backend(request: SweepRequest, name: str) -> BackendInfo:
     if request.program is not None:
         return request.program.backend
     return catalog.backend(name)
+
+
+def _why_no_update(request: SweepRequest, backend: BackendInfo) -> str:
+    """Why updates cannot be left out; empty if they can."""
+    reason = backend.lacks.get("synchronous_training", "")
+    if reason or request.program is not None:
+        return reason
+    return catalog.workload(request.workload).no_update_because
 
 
 def with_order(request: SweepRequest, order: Order) -> tuple[SweepRequest, list[str]]:

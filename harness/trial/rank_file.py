@@ -3,6 +3,7 @@
 One JSON object per line, ``kind`` first. Times are nanoseconds of ``CLOCK_MONOTONIC``,
 which all processes of a machine share; those of two machines cannot be compared.
 
+- ``trial``: ``trial_id``, ``nonce``. Whose observations these are; the first line.
 - ``clock``: ``host``, which says whose clock it is; of trials of several processes.
 - ``phase``: ``phase``, ``ns``. The process enters a phase.
 - ``facts``: ``num_parameters``, ``flops_per_example`` (null if not counted),
@@ -227,5 +228,5 @@ def _apply(log: RankLog, fields: dict[str, Any]) -> None:
         setattr(log, attribute, of_type(fields[name]))
     elif kind == "done":
         log.is_done = True
-    elif kind not in ("heartbeat", "turn"):
+    elif kind not in ("heartbeat", "turn", "trial"):
         raise ValueError(f"unknown kind {kind!r}")

@@ -11,6 +11,7 @@ from markupsafe import escape
 from reports.view.view import view_store
 from reports.words import (
     brief,
+    cells,
     formats,
     gate_brief,
     markdown,
@@ -96,8 +97,7 @@ def csv_of_studies(stores: Sequence[Store], _metric: Metric | None = None) -> st
     Raises:
       ResultsError: A plan is missing, unreadable or contradictory.
     """
-    text: str = _frame(stores).to_csv(index=False, lineterminator="\n")
-    return text.rstrip("\n")
+    return cells.as_csv(_frame(stores)).rstrip("\n")
 
 
 def _frame(stores: Sequence[Store]) -> pd.DataFrame:

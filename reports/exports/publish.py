@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import shutil
 from typing import TYPE_CHECKING, Any, Final
 
 from reports import output_file
 from reports.exports import private, secrets
 from results.errors import WriteStoreError
-from results.store import atomic, untrusted
+from results.store import atomic, seal, untrusted
 from results.store.study_store import MATCHING_NAME, PLAN_NAME, TRIALS_NAME, Store
 
 if TYPE_CHECKING:
@@ -26,22 +25,11 @@ if TYPE_CHECKING:
 
     from reports.exports.private import Shown
 
-_TRIAL_FILE = re.compile(
-    r"(?:spec|env|result|status)\.json|(?:rank_\d{1,6}|turns)\.jsonl"
-    r"|samples_\d{1,12}\.png"
-)
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
-# What a picture is drawn from; text, times and data of programs are in other chunks.
-_CHUNKS: Final = {
-    b"IHDR",
-    b"PLTE",
-    b"tRNS",
-    b"gAMA",
-    b"sRGB",
-    b"pHYs",
-    b"IDAT",
-    b"IEND",
-}
+# What a picture or a film is drawn from; text and times are in other chunks.
+_CHUNKS: Final = frozenset(
+    b"IHDR PLTE tRNS gAMA sRGB pHYs IDAT IEND acTL fcTL fdAT".split()
+)
 _CHUNK_BYTES: Final = 12
 _WITHHELD: Final = "withheld"
 
@@ -92,9 +80,9 @@ def publish(store: Store, output: Path) -> Published:
         num_kept = len(set(_names_below(store.root)) - set(names))
         work.rename(output)
         atomic.sync(output.parent)
-    except untrusted.DamagedFileError as error:
+    except (untrusted.DamagedFileError, seal.BrokenSealError) as error:
         raise WriteStoreError(
-            f"nothing is published: a file of a trial is damaged: {error}; restore it"
+            f"nothing is published: a file of the study is damaged: {error}; restore it"
             " from a copy, or remove its trial"
         ) from error
     except OSError as error:
@@ -118,10 +106,25 @@ def _copy(store: Store, work: Path) -> Iterator[Shown]:
         content = _without_tracebacks(name, content)
         output_file.write(work / name, content)
         yield from _search(name, content)
-    page = build.build_report(Store.open(work))
+    copy = Store.open(work)
+    _seal(store, copy)
+    page = build.build_report(copy)
     output_file.write(Store(work).report_path, page)
     yield from private.find("page", private.visible_text(page))
     yield from _secrets("page", page)
+
+
+def _seal(store: Store, copy: Store) -> None:
+    """Seals the copy; its first line has the head of the seal that the study has."""
+    origin = seal.read(store.root)
+    if origin is None:  # of an earlier version: a seal would promise too much
+        return
+    seal.append(copy.root, "published", {seal.SEAL_NAME: origin[1]})
+    plan = untrusted.read_bytes(copy.root / PLAN_NAME) or b""
+    seal.append(copy.root, PLAN_NAME, {PLAN_NAME: seal.digest(plan)})
+    for part in (copy, copy.matching):
+        for trial_id in part.trial_ids():
+            part.seal_trial(trial_id)
 
 
 def _listed(store: Store) -> Iterator[str]:
@@ -130,7 +133,7 @@ def _listed(store: Store) -> Iterator[str]:
         below = TRIALS_NAME if part is store else f"{MATCHING_NAME}/{TRIALS_NAME}"
         for trial_id in part.trial_ids():
             for name in sorted(untrusted.names_in(part.trial_dir(trial_id))):
-                if _TRIAL_FILE.fullmatch(name):
+                if seal.EVIDENCE.fullmatch(name):
                     yield f"{below}/{trial_id}/{name}"
 
 

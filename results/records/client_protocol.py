@@ -146,6 +146,14 @@ Command = Annotated[Build | WarmUp | TakeTurn | Finish, Field(discriminator="com
 """From the harness to each process: one line of JSON."""
 
 
+class TrialLine(Record):
+    """Whose observations these are: the name of the trial's directory, and a nonce."""
+
+    kind: Literal["trial"]
+    trial_id: Name
+    nonce: Name
+
+
 class PhaseLine(Record):
     """The process enters a phase."""
 
@@ -290,7 +298,8 @@ class DoneLine(Record):
 
 
 RankLine = Annotated[
-    PhaseLine
+    TrialLine
+    | PhaseLine
     | ClientLine
     | ClockLine
     | FactsLine

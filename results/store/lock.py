@@ -72,6 +72,8 @@ def lock_study(root: pathlib.Path) -> Iterator[None]:
                 "remove what is in its place, or free space"
             ) from error
         with _heartbeat(root):
+            # Nobody else writes here now, on no machine.
+            atomic.remove_leftovers(root)
             yield
     finally:
         with contextlib.suppress(OSError):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from harness.cli import exit_codes
+from reports.exports import publish
 from results.store.study_store import Store
 
 STUDY = Path(__file__).resolve().parents[3] / "docs" / "reports" / "sngan"
@@ -93,6 +94,14 @@ def test_tracebacks_stay_in_the_study(study: Path, harness: Any) -> None:
     assert "withheld" == json.loads(status)["failure"]["traceback"]
     assert before == (folder / "status.json").read_bytes()
     assert [] == list(Store.open(Path("public")).read().problems)
+
+
+def test_pictures_and_films_of_published_studies_are_plain() -> None:
+    """Those of SN-GAN, and the animated ones of D4PG."""
+    paths = sorted(STUDY.parent.glob("*/trials/*/*.png"))
+
+    assert {"sngan", "d4pg"} == {path.parts[-4] for path in paths}
+    assert all(publish._is_plain_picture(path.read_bytes()) for path in paths)
 
 
 def put_reason(study: Path) -> str:

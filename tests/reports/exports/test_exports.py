@@ -120,6 +120,9 @@ def test_markdown_of_a_failed_study_says_so(failed: Store) -> None:
         ("[1, 2]", "[1, 2]"),
         ("`x`", r"\`x\`"),
         ("@someone", "&#64;someone"),
+        ("fixes #1, #b", "fixes &#35;1, #b"),
+        ("https://a.example/x", "https:&#47;&#47;a.example/x"),
+        ("www.a.example", "www&#46;a.example"),
         ("two\nlines", "two lines"),
     ],
 )
