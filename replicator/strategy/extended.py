@@ -121,18 +121,21 @@ class StepExtended(_tf_distribute.Extended):
         with place:
             return next_creator(**kwargs)
 
+    def variable_created_in_scope(self, v: Any) -> bool:
+        """Whether a variable is the strategy's; in a step, all are."""
+        is_own: bool = super().variable_created_in_scope(v)
+        return is_own or context_lib.in_replica_context()
+
     def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
         """A scope that makes variables on the device of another one.
 
-        Keras' optimizers make their slots in it, in a program without ``fit`` by their
-        first step: outside of that step, then.
+        Optimizers of Keras make their slots in it, in a program without ``fit`` by
+        their first step: outside of that step, then. Those of tf_keras update in it.
         """
-        stack = contextlib.ExitStack()
+        device = colocate_with_variable.device
         if context_lib.in_replica_context():
-            stack.enter_context(tf.init_scope())
-            stack.enter_context(creation.allowed())
-        stack.enter_context(tf.device(colocate_with_variable.device))
-        return stack
+            return creation.made_outside(device=device)
+        return tf.device(device)
 
     def update(
         self,
