@@ -105,6 +105,20 @@ def is_of_keras_trainer(function: Any) -> bool:
     return module == "keras.src.backend.tensorflow.trainer"
 
 
+def tf_keras_trainer(function: Any) -> Any:
+    """The model of tf_keras whose ``fit`` or ``evaluate`` runs a function, or None.
+
+    Its steps are functions inside those that ``fit`` traces (test_tf_keras).
+    """
+    inner = getattr(function, "python_function", function)
+    if getattr(inner, "__module__", "") != "tf_keras.src.engine.training":
+        return None
+    names = (getattr(inner, "__code__", None) and inner.__code__.co_freevars) or ()
+    cells = dict(zip(names, inner.__closure__ or (), strict=False))
+    is_step = "make_predict_function" not in inner.__qualname__
+    return cells["model"].cell_contents if is_step and "model" in cells else None
+
+
 def converted(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function whose control flow AutoGraph converts (test_run)."""
     result: Callable[..., Any] = autograph_util.py_func_from_autograph(function)

@@ -14,6 +14,7 @@ from replicator.engine.graph import invariance
 from replicator.engine.graph.effects import READ_OPS, EffectTable
 from replicator.engine.graph.trace import trace
 from replicator.errors import UnsynchronisedUpdateError
+from replicator.step import creation
 from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:
@@ -98,14 +99,15 @@ def trace_step(
             return step_fn(*args)
 
     step.__qualname__ = getattr(step_fn, "__qualname__", repr(step_fn))
-    traced = trace(
-        step,
-        specs,
-        topology.num_replicas,
-        topology.num_logical_devices,
-        table.num_replicas,
-        shared=[commit_state.mutex for commit_state in commit_states],
-    )
+    with creation.forbidden_in_steps():  # servers are chosen before the step
+        traced = trace(
+            step,
+            specs,
+            topology.num_replicas,
+            topology.num_logical_devices,
+            table.num_replicas,
+            shared=[commit_state.mutex for commit_state in commit_states],
+        )
     sequence_numbers_name = commits.sequence_numbers.op.name
     # Without the tensors, which would keep the graph.
     commits.clocks, commits.sequence_numbers = (), None

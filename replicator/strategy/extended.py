@@ -127,11 +127,16 @@ class StepExtended(_tf_distribute.Extended):
         setattr(variable, _IS_IN_SCOPE, True)
         return variable
 
+    def variable_created_in_scope(self, v: Any) -> bool:
+        """Whether a variable is the strategy's; in a step, all are."""
+        is_own: bool = super().variable_created_in_scope(v)
+        return is_own or context_lib.in_replica_context()
+
     def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
         """A scope that makes variables on the device of another one.
 
-        Keras' optimizers make their slots in it, in a program without ``fit`` by their
-        first step: outside of that step, then.
+        Optimizers of Keras make their slots in it, in a program without ``fit`` by
+        their first step: outside of that step, then. Those of tf_keras update in it.
         """
         if not (
             tf.distribute.has_strategy()
@@ -143,12 +148,10 @@ class StepExtended(_tf_distribute.Extended):
                 "trains, outside, so that fit() would train on one device; make the "
                 "model inside `with repl.scope():` too"
             )
-        stack = contextlib.ExitStack()
+        device = colocate_with_variable.device
         if context_lib.in_replica_context():
-            stack.enter_context(tf.init_scope())
-            stack.enter_context(creation.allowed())
-        stack.enter_context(tf.device(colocate_with_variable.device))
-        return stack
+            return creation.made_outside(device=device)
+        return tf.device(device)
 
     def update(
         self,

@@ -120,6 +120,8 @@ class GradientSum:
             )
         if not self._is_divided:
             assert self._trainer_step is not None
+            model = getattr(self._trainer_step, "__self__", None)
+            kind = type(getattr(model, "optimizer", optimizer)).__name__
             raise StrategyError(
                 f"{place_of(self._trainer_step)} computes a loss that is not divided "
                 f"by the number of replicas, {self._num_replicas}, and {kind} sums "

@@ -116,6 +116,14 @@ class StepStrategy(tf.distribute.Strategy):
     def __init__(self, extended: StepExtended | None = None) -> None:
         super().__init__(extended or StepExtended(self))
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """Passes for a strategy of one device, which a replica is.
+
+        Sonnet's optimizers and tf_keras' loss scale refuse what they do not know.
+        """
+        return tf.distribute.OneDeviceStrategy
+
     def scope(self) -> Any:
         """Rejected: a step is in the scope of its replicator.
 

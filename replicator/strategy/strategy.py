@@ -13,7 +13,7 @@ from replicator.strategy import datasets, reduction
 from replicator.strategy.calls import arguments_of
 from replicator.strategy.extended import StepExtended
 from replicator.strategy.replica_context import StepReplicaContext, StepStrategy
-from replicator.strategy.steps import Steps, is_trainer_step
+from replicator.strategy.steps import Steps, is_trainer_step, trainer_of
 from replicator.strategy.values import grouped, is_per_replica, local_values
 from replicator.validation.arguments import shown
 
@@ -286,9 +286,10 @@ class _Scope:
 
 def _check_is_traced(fn: Any) -> None:
     """Rejects the step of a Keras model that is to run eagerly."""
-    if fn.__self__.run_eagerly:
+    model = trainer_of(fn)
+    if model.run_eagerly:
         raise StrategyError(
-            f"{type(fn.__self__).__name__} was compiled with run_eagerly=True, but a "
+            f"{type(model).__name__} was compiled with run_eagerly=True, but a "
             "step on replicas is traced; remove run_eagerly, or debug the program "
             "without a strategy"
         )

@@ -24,7 +24,7 @@ from replicator.engine.graph import captures, recomputed
 from replicator.engine.graph.body import producer
 from replicator.engine.graph.effects import READ_OPS
 from replicator.errors import CollectiveControlFlowError
-from replicator.step import context, creation, logical
+from replicator.step import context, logical
 from replicator.step.keras_random import StepGenerator
 from replicator.step.lines import line_of
 from replicator.step.outputs import check_outputs
@@ -210,11 +210,7 @@ def trace(
         # Every replica would write its value under the same step.
         return num_replicas == 1 or tf.equal(trace_context.replica_id, 0)
 
-    with (
-        creation.forbidden_in_steps(),
-        _tf_compat.summaries_if(writes_summaries),
-        StepGenerator().installed(),
-    ):
+    with _tf_compat.summaries_if(writes_summaries), StepGenerator().installed():
         graph = _tf_compat.trace_to_graph(step, specs)
     replica_id = trace_context.replica_id_tensor
     graph_def = graph.as_graph_def()
