@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 STAMP_GPU := $(VENV)/.installed-gpu
+COMMUNITIES := build/communities
 # A file runs in one process, since its tests share clusters and traced programs.
 # Three on two cores: a test of a cluster waits for a fifth of its time.
 TEST_FLAGS ?= --numprocesses 3 --dist loadfile
@@ -21,7 +22,7 @@ BENCH_OUT ?= .benchmarks/new.json
 BENCH_BASE ?= .benchmarks/old.json
 BENCH_FLAGS ?=
 
-.PHONY: help setup setup-gpu sweep sweep-gpu test test-full test-gpu fuzz check fmt lint types docs fuzz-records faults failures series statistics bench bench-micro bench-compare lock clean
+.PHONY: help setup setup-gpu sweep sweep-gpu test test-full test-gpu test-communities fuzz check fmt lint types docs fuzz-records faults failures series statistics bench bench-micro bench-compare lock clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -59,6 +60,16 @@ test-full: setup  ## Run every test with the whole of its products (40 minutes o
 test-gpu: setup-gpu  ## Run the tests that need GPUs; fails where there are none.
 	REQUIRE_GPU=1 $(BIN)/python -m pytest tests/gpu
 
+test-communities: $(COMMUNITIES)/.installed  ## Run programs of tf_keras, Sonnet, Orbit, TF-Agents, KerasTuner and KerasHub (5 minutes).
+	FULL_TESTS=1 TF_USE_LEGACY_KERAS=1 $(COMMUNITIES)/bin/python -m pytest -p no:cacheprovider tests/programs/test_communities.py tests/replicator/optimizer/test_other_libraries.py tests/replicator/strategy/test_tf_keras.py
+
+# An environment on top of .venv, which keeps its versions.
+$(COMMUNITIES)/.installed: $(STAMP) tests/programs/communities.lock
+	$(BIN)/python -m venv --clear $(COMMUNITIES)
+	@$(BIN)/python -c 'import sysconfig; print("$(CURDIR)", sysconfig.get_path("purelib"), sep="\n")' > "$$($(COMMUNITIES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/locked.pth"
+	$(COMMUNITIES)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tests/programs/communities.lock
+	@touch $@
+
 fuzz: setup  ## Compare FUZZ_PROGRAMS random steps and trainings with an interpreter.
 	$(BIN)/python tests/fuzz/run_series.py $(FUZZ_PROGRAMS) $(FUZZ_SEED)
 
@@ -82,8 +93,9 @@ fuzz-records: setup  ## Read 2,000 damaged studies, parse 5,000 hostile command 
 	HOSTILE_RECORDS=2000 HOSTILE_COMMAND_LINES=5000 $(BIN)/python -m pytest tests/harness/run/test_hostile_records.py tests/harness/cli/test_hostile_command_lines.py
 	HARNESS_KILLS=55 $(BIN)/python -m pytest tests/harness/run/test_kill_and_leave_nothing.py
 
-faults: setup  ## Inject a fault into each of FAULTS trials on each of LAUNCHERS (half an hour).
+faults: setup  ## Inject faults: FAULTS trials on each of LAUNCHERS, and kills of 100 gates (40 minutes).
 	for launcher in $(LAUNCHERS); do $(BIN)/python tests/faults/run_series.py $$launcher $(FAULTS) --faults || exit 1; done
+	GATE_KILLS=100 $(BIN)/python -m pytest tests/harness/judging/test_killed_gates.py
 
 failures: setup  ## Make FAILURES steps fail on all backends, and compare with undisturbed runs (half an hour).
 	$(BIN)/python tests/failed_steps/run_series.py $(FAILURES) $(FAILURES_SEED)
@@ -111,13 +123,16 @@ bench-compare: setup  ## Judge BENCH_OUT against BENCH_BASE by the rule of gate 
 
 lock: setup  ## Resolve the newest allowed versions again and write both locks.
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.10 \
+	$(BIN)/uv pip compile pyproject.toml --extra tensorflow --extra dev --universal --python-version 3.10 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
 		--output-file requirements.lock
 	@# The same versions, and the libraries of CUDA.
-	$(BIN)/uv pip compile pyproject.toml --extra dev --extra gpu --universal --python-version 3.10 \
+	$(BIN)/uv pip compile pyproject.toml --extra tensorflow --extra dev --extra gpu --universal --python-version 3.10 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
 		--constraint requirements.lock --output-file requirements-gpu.lock
+	$(BIN)/uv pip compile tests/programs/communities.in --no-deps --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
+		--output-file tests/programs/communities.lock
 
 clean:  ## Remove the environment and caches; records in runs/ stay.
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -15,8 +15,10 @@ COMMANDS = {
     "trials": [_PYTHON, "-m", "benchmarks.bench_trials"],
     "report": [_PYTHON, "-m", "benchmarks.bench_report"],
     "measuring": [_PYTHON, "-m", "benchmarks.bench_measuring"],
+    "client": [_PYTHON, "-m", "benchmarks.bench_client"],
     "engine": [_PYTHON, "-m", "pytest", "-q", "tests/benchmarks/micro/bench_engine.py"],
     "dispatch": [_PYTHON, "-m", "benchmarks.bench_dispatch"],
+    "fit": [_PYTHON, "-m", "benchmarks.bench_fit"],
     "optimizer": [_PYTHON, "-m", "benchmarks.bench_optimizer"],
     "replicator": [_PYTHON, "-m", "benchmarks.bench_replicator"],
     # The same with memory that malloc keeps.

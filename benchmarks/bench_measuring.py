@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import runner
 
 if TYPE_CHECKING:
-    from harness.trial.turns import TurnChannel
+    from harness.client.scaling_client import Channel
 
 STEP_NS = 5_000_000
 NUM_STEPS = 600
@@ -98,14 +98,14 @@ def main() -> None:
 
 def measure(way: str) -> dict[str, float]:
     """Stated and own nanoseconds of the measured steps of one trial."""
+    from harness.client.scaling_client import RankFile, ResidentMemory
     from harness.trial import measure as measure_module
-    from harness.trial.memory import ResidentMemory
-    from harness.trial.rank_file import RankWriter, rank_path, read_rank
+    from harness.trial.rank_file import rank_path, read_rank
 
     spec = _spec(way)
     program: Any = SpinningProgram()
     with tempfile.TemporaryDirectory() as folder:
-        writer = RankWriter(rank_path(Path(folder), 0), time.monotonic_ns)
+        writer = RankFile(rank_path(Path(folder), 0), time.monotonic_ns)
         measure_module.measure_trial(
             lambda: program,
             spec,
@@ -155,19 +155,28 @@ def _spec(way: str) -> Any:
     )
 
 
-def _channel() -> TurnChannel:
-    """A connection to a thread that gives turns, as the harness does."""
-    from harness.trial.turns import TurnChannel, native_address
+def _channel() -> Channel:
+    """A connection to a thread that gives turns."""
+    from harness.client.scaling_client import Channel
+
+    return Channel(start_giving_turns(NUM_STEPS // STEPS_PER_TURN, STEPS_PER_TURN), 0)
+
+
+def start_giving_turns(num_turns: int, num_steps: int) -> str:
+    """Starts a thread that gives turns, as the harness does; returns its address."""
+    from harness.client.scaling_client import native_address
 
     address = f"@bench-measuring-{os.getpid()}"
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(native_address(address))
     server.listen(1)
-    threading.Thread(target=_give_turns, args=(server,), daemon=True).start()
-    return TurnChannel(address, 0)
+    threading.Thread(
+        target=_give_turns, args=(server, num_turns, num_steps), daemon=True
+    ).start()
+    return address
 
 
-def _give_turns(server: socket.socket) -> None:
+def _give_turns(server: socket.socket, num_turns: int, num_steps: int) -> None:
     connection, _ = server.accept()
     commands: list[dict[str, Any]] = [
         {"command": "build", "is_alone": True},
@@ -177,9 +186,9 @@ def _give_turns(server: socket.socket) -> None:
                 "command": "turn",
                 "round_index": index,
                 "attempt": 0,
-                "num_steps": STEPS_PER_TURN,
+                "num_steps": num_steps,
             }
-            for index in range(NUM_STEPS // STEPS_PER_TURN)
+            for index in range(num_turns)
         ),
         {"command": "finish"},
     ]

@@ -18,7 +18,7 @@ from workloads import catalog as workload_catalog
 from workloads.catalog import SYNTHETIC, WORKLOADS, PresetInfo, WorkloadInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from results.records.models import MetricFacts, OptionValue
@@ -144,29 +144,32 @@ def check_options(
 
 
 def check_backends(
-    options: Mapping[str, OptionValue], backends: Iterable[BackendInfo]
+    info: WorkloadInfo,
+    options: Mapping[str, OptionValue],
+    backends: Sequence[BackendInfo],
 ) -> None:
-    """Checks that every backend can do what the workload's options need.
+    """Checks that every backend can do what the workload and its options need.
 
     Raises:
       PlanError: One cannot; the message says which ones can.
     """
     jit = str(options.get("jit", JIT_OFF))
-    if jit == JIT_OFF:
-        return
-    needed = NEEDED_BY_JIT[jit]
-    for info in backends:
-        if needed in info.lacks:
-            able = [
-                name
-                for name, other in BACKENDS.items()
-                if needed not in other.lacks and not other.not_swept_because
-            ]
-            raise PlanError(
-                f"option jit={jit!r} does not work on backend {info.name!r}:"
-                f" {info.lacks[needed]}; use --backends {','.join(able)}, or leave"
-                " the option out"
-            )
+    wanted = [(need, f"workload {info.name}") for need in info.needs]
+    if jit != JIT_OFF:
+        wanted.append((NEEDED_BY_JIT[jit], f"option jit={jit!r}"))
+    for needed, what in wanted:
+        for each in backends:
+            if needed in each.lacks:
+                able = [
+                    name
+                    for name, other in BACKENDS.items()
+                    if needed not in other.lacks and not other.not_swept_because
+                ]
+                raise PlanError(
+                    f"{what} does not work on backend {each.name!r}:"
+                    f" {each.lacks[needed]}; use --backends {','.join(able)}, or leave"
+                    f" the {what.partition(' ')[0]} out"
+                )
 
 
 def check_devices(

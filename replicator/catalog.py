@@ -53,6 +53,7 @@ CAPABILITIES: dict[str, str] = {
     "unsynchronized_update_check": (
         "updating a trainable variable without averaging raises an actionable error"
     ),
+    "fit": "fit() of Keras in scope() trains on all replicas",
     "model_parallelism": "logical_devices_per_replica and logical_device(i)",
     "gradient_accumulation": "updates once per k steps with the mean gradient",
     "gradient_compression": (
@@ -207,6 +208,7 @@ _ASYNC_LACKS = {
     "dynamic_loss_scale": (
         "the scale would change between a worker's read and its update"
     ),
+    "fit": "its steps cannot be part of the tf.function that fit() makes",
     "gradient_accumulation": "accumulated gradients of all workers would mix",
     "model_parallelism": "a replica has one device, so far",
     "input_single": "asynchronous workers cannot take turns on one pipeline",
@@ -307,6 +309,10 @@ BACKENDS: dict[str, BackendInfo] = {
             processes=WORKERS,
             lacks={
                 **_STOCK_LACKS,
+                "fit": (
+                    "Keras 3.15 builds a model for it from a batch that it cannot "
+                    "convert to a tensor; raises an error"
+                ),
                 "input_single": _OWN_PROGRAMS,
                 "whole_steps": (
                     "a worker without data is fed zeros until all workers are at the "

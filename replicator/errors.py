@@ -56,7 +56,7 @@ class CollectiveContextError(ReplicatorError):
 
 
 class RunContextError(ReplicatorError):
-    """``run`` was called where a graph is being traced."""
+    """``run`` or an input iterator was called where a graph is being traced."""
 
 
 class StrategyError(ReplicatorError):

@@ -87,7 +87,7 @@ def scaling(
             [],
             color=look.NOTEBOOK.color(backend),
             marker=look.marker(backend),
-            linestyle=look.dash(backend),
+            linestyle=look.dash(chosen),
             label=backend,
         )
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), frameon=False)

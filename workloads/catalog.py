@@ -198,6 +198,55 @@ WORKLOADS: dict[str, WorkloadInfo] = {
                 remark="synthetic transitions, since actors do not repeat themselves",
             ),
         ),
+        WorkloadInfo(
+            name="keras_fit",
+            version="1",
+            example_unit="images",
+            description="fit of Keras: ResNet50 of keras.applications, or any model",
+            module="workloads.keras_fit.workload",
+            config_module="workloads.keras_fit.config",
+            metrics_module="workloads.keras_fit.metrics",
+            presets=(
+                PresetInfo(
+                    name="smoke",
+                    description="seconds, for tests: 32 px",
+                    data="digits",
+                    per_replica_batch_size=4,
+                    num_warmup_steps=2,
+                    num_measured_steps=4,
+                ),
+                PresetInfo(
+                    name="laptop",
+                    description="minutes per sweep on CPU cores: 64 px",
+                    data="digits",
+                    per_replica_batch_size=8,
+                    num_warmup_steps=3,
+                    num_measured_steps=16,
+                ),
+                PresetInfo(
+                    name="gpu",
+                    description="GPUs such as H100: 224 px, bfloat16, synthetic data",
+                    data=SYNTHETIC,
+                    per_replica_batch_size=256,
+                    num_warmup_steps=20,
+                    num_measured_steps=100,
+                    options=_GPU_OPTIONS,
+                ),
+            ),
+            default_preset="laptop",
+            builtin_data=("digits", SYNTHETIC),
+            needs=("fit",),
+            no_update_because="Keras updates inside fit",
+            matching=Matching(
+                # Deep networks at their initial weights amplify rounding to percents.
+                options={
+                    **_EXACT,
+                    "compute_dtype": "float64",
+                    "batch_norm": "cross_replica",
+                },
+                remark=f"{_IMAGES}, in float64, without dropout",
+            ),
+        ),
     )
 }
 

@@ -76,6 +76,8 @@ class WorkloadInfo:
         without TensorFlow. Empty if any machine can.
       syncs_because: Why the host uses the results of each step before the next, so
         that steps cannot be queued; empty if they can.
+      needs: Capabilities of backends without which it cannot run.
+      no_update_because: Why its steps cannot leave out their update, or empty.
       matching: How N replicas are matched with one; None if they cannot be.
       not_matched_because: Why they cannot, where there is no ``matching``.
       draws_random_numbers: Whether a step does, outside of its pipeline. Each backend
@@ -96,6 +98,8 @@ class WorkloadInfo:
     data_module: str = TFDS_NAMES
     machine_module: str = ""
     syncs_because: str = ""
+    needs: tuple[str, ...] = ()
+    no_update_because: str = ""
     matching: Matching | None = None
     not_matched_because: str = "the workload does not say how it can be"
     draws_random_numbers: bool = False

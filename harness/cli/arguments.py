@@ -64,8 +64,19 @@ def check_arguments(arguments: Sequence[str]) -> None:
             )
 
 
+def is_output_full(error: BaseException) -> bool:
+    """Whether what is written to has no space, or a disk that fails; no path is known.
+
+    It is stdout, unless whoever writes a file forgot to say which.
+    """
+    full = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
+    return isinstance(error, OSError) and not error.filename and error.errno in full
+
+
 def refusal(error: OSError) -> str | None:
     """Returns the message for an unusable path, or None for an internal error."""
+    if is_output_full(error):
+        return f"cannot write the output: {error.strerror}; free space, or redirect it"
     if error.filename is None or error.errno not in _REFUSALS:
         return None
     return (

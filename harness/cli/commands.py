@@ -141,6 +141,7 @@ def sweep(
             data_dir=reconciled.plan.data_dir,
             measuring=reconciled.plan.measuring,
             trees=_trees(request),
+            folders=request.folders,
             launcher=launcher,
             **replaced,
         )

@@ -56,7 +56,8 @@ def ready(
     if chosen and runs_dir is not None:
         known_memory.check(missing, runs_dir, study=study, gpu=chosen[0].name)
     with gpu_exclusive.hold(chosen, study=study):
-        check_ready(chosen, probe)
+        has_tensorflow = any(trial.spec.program is None for trial in missing)
+        check_ready(chosen, probe if has_tensorflow else None)
         yield replaced
 
 
@@ -72,8 +73,12 @@ def check_models(trials: Sequence[PlannedTrial], num_hosts: int = 1) -> tuple[Gp
     return gpu_choice.choose(gpu_choice.visible_gpus(), -(-max(counts) // num_hosts))
 
 
-def check_ready(chosen: Sequence[Gpu], probe: Probe) -> None:
+def check_ready(chosen: Sequence[Gpu], probe: Probe | None) -> None:
     """Checks that nobody else uses the GPUs, and that TensorFlow can use them.
+
+    Args:
+      chosen: The GPUs.
+      probe: Asks TensorFlow; None for a program that need not have it.
 
     Raises:
       UnfitMachineError: The GPUs are in use, or TensorFlow does not see them.
@@ -83,6 +88,8 @@ def check_ready(chosen: Sequence[Gpu], probe: Probe) -> None:
     for state in gpu_state.read_gpu_states(os.getpid(), chosen):
         if state.is_busy:
             raise UnfitMachineError(_busy(state, chosen))
+    if probe is None:
+        return
     ids = [gpu.cuda_id for gpu in chosen]
     try:
         gpu_probe.check(probe(ids), ids)

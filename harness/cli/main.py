@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.cli import exit_codes
-from harness.cli.arguments import check_arguments, one_line, refusal
+from harness.cli.arguments import (
+    check_arguments,
+    is_output_full,
+    one_line,
+    refusal,
+)
 from harness.cli.study_file import STUDY_FILE
 from harness.cli.verb import Verb
 from harness.errors import HarnessError, Interrupted, UnfitMachineError
@@ -102,6 +107,13 @@ VERBS = (
         """Recomputes all figures of a study from its raw observations.
 
         Exit code 4 if a figure differs or cannot be recomputed, 5 if none can.
+        """,
+    ),
+    Verb(
+        "publish",
+        """Writes a copy of a study for everybody: no logs, no tracebacks, no secrets.
+
+        Exit code 4, and nothing is written, if a file may have something private.
         """,
     ),
     Verb(
@@ -200,18 +212,23 @@ def main(
         click.echo("interrupted", err=True)
         return exit_codes.INTERRUPTED
     except BrokenPipeError:
-        # The reader has closed stdout, as in `... | head`. Python flushes
-        # stdout once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_stdout()  # the reader has closed it, as in `... | head`
         return exit_codes.OK
     except Exception as error:  # noqa: BLE001 - Python's own code 1 would be a verdict
         message = _user_message(error)
+        if is_output_full(error):
+            _forget_stdout()
         if message is None:
             return _tell_fault(error)
         click.echo(f"error: {one_line(message)}", err=True)
         is_unfit = isinstance(error, UnfitMachineError)
         return exit_codes.UNFIT if is_unfit else exit_codes.USAGE
     return int(code or exit_codes.OK)
+
+
+def _forget_stdout() -> None:
+    """Python flushes stdout once more at exit, which would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _tell_fault(error: Exception) -> int:

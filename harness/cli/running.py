@@ -13,6 +13,7 @@ from harness.cli import exit_codes, progress
 from harness.cli.terminal import console
 from harness.errors import Interrupted
 from harness.launch import catalog
+from harness.machine import owned_folders
 from harness.planning import estimate, extend
 from harness.run import sweep as run
 from results.figures import relay
@@ -54,6 +55,7 @@ def run_until_done(
       DoesNotFitError: The processes of a relay do not fit into memory.
     """
     durations = estimate.read_durations(runs_dir)
+    owned_folders.remove_abandoned()
     try:
         with run.stop_signals():
             while True:

@@ -12,13 +12,12 @@ import dataclasses
 import itertools
 import math
 import statistics
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from harness.doctor.finding import Finding, bad, caution, ok
 from harness.errors import DoesNotFitError
+from harness.machine import owned_folders
 from harness.machine.time_of_day import now_text
 from harness.planning import cases, defaults, plan
 from harness.planning.request import SweepRequest
@@ -125,8 +124,8 @@ def check_pair(
       stage: Receives what the relay does now.
     """
     settings = settings or RunSettings(timeout_sec=_TIMEOUT_SEC)
-    with tempfile.TemporaryDirectory(prefix="replicator-doctor-") as folder:
-        store = Store.create(Path(folder) / "doctor")
+    with owned_folders.made(owned_folders.DOCTOR) as folder:
+        store = Store.create(folder.path / "doctor")
         store.write_plan(make_plan(len(cores)))
         first_round: list[float] = []
 

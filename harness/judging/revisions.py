@@ -1,6 +1,7 @@
 """The sources of another revision, in a temporary directory, ready to run trials.
 
-A git worktree is checked out and removed again, however the measurement ends. It runs
+A git worktree is checked out and removed again, however the measurement ends: where the
+harness was killed, by the next gate. It runs
 with the interpreter of the harness, unless its ``requirements.lock`` differs: then it
 gets an environment of its own, made as ``make setup`` makes it. On GPUs the same holds
 for ``requirements-gpu.lock``, and the environment is that of ``make setup-gpu``.
@@ -11,17 +12,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import RevisionError
-from harness.machine import environment
+from harness.judging import worktrees
+from harness.machine import environment, owned_folders
 from harness.planning import code_digest
 from harness.planning.source_tree import SourceTree
 from harness.trial import turns
@@ -36,8 +36,6 @@ SOURCE_ROOT = Path(__file__).resolve().parents[2]
 """The git repository, and the tree whose packages are installed."""
 LOCK_NAME = "requirements.lock"
 GPU_LOCK_NAME = "requirements-gpu.lock"
-PREFIX = "replicator-gate-"
-"""Of the temporary directory."""
 SHOWN_DIGITS = 12
 """Of a commit, as the revision of specs."""
 
@@ -65,7 +63,7 @@ if models.SCHEMA_VERSION != {SCHEMA_VERSION}:
         "{SCHEMA_VERSION}"
     )
 version = getattr(turns, "PROTOCOL", 1)
-if version != {turns.PROTOCOL}:
+if version not in {turns.COMPATIBLE}:
     sys.exit(f"its version of taking turns is {{version}}, here it is {turns.PROTOCOL}")
 models.TrialSpec.model_validate_json(sys.stdin.read())
 """
@@ -125,33 +123,43 @@ def checked_out(
     Raises:
       RevisionError: It cannot be checked out, or its packages cannot be installed.
     """
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
-    root = folder / "tree"
-    try:
-        made = _git("worktree", "add", "--quiet", "--detach", str(root), commit)
-        if made.returncode != 0:
-            raise RevisionError(
-                f"revision {revision!r} cannot be checked out: {_last(made.stderr)};"
-                " fix the repository, or choose another revision"
+    worktrees.remove_abandoned(_git)
+    with owned_folders.made(owned_folders.GATE) as folder:
+        root = folder.path / "tree"
+        try:
+            _add_worktree(revision, commit, root, folder)
+            python, versions = sys.executable, None
+            locks = locks_of(device)
+            others = [n for n in locks if _read(root / n) != _read(SOURCE_ROOT / n)]
+            if others:
+                note(
+                    f"revision {revision} has another {' and '.join(others)}:"
+                    f" installing {' and '.join(locks)}"
+                )
+                python = _install(revision, root, folder, locks)
+                versions = _versions(revision, python)
+            yield SourceTree(
+                revision=commit[:SHOWN_DIGITS],
+                root=root,
+                python=python,
+                versions=versions,
             )
-        python, versions = sys.executable, None
-        locks = locks_of(device)
-        others = [n for n in locks if _read(root / n) != _read(SOURCE_ROOT / n)]
-        if others:
-            note(
-                f"revision {revision} has another {' and '.join(others)}: installing"
-                f" {' and '.join(locks)}"
-            )
-            python = _install(revision, root, folder / "env", locks)
-            versions = _versions(revision, python)
-        yield SourceTree(
-            revision=commit[:SHOWN_DIGITS], root=root, python=python, versions=versions
+        finally:
+            with uninterrupted():
+                worktrees.remove(_git, root)
+
+
+def _add_worktree(
+    revision: str, commit: str, root: Path, folder: owned_folders.Owned
+) -> None:
+    made = _git(
+        *("worktree", "add", "--quiet", "--detach", str(root), commit), holds=folder
+    )
+    if made.returncode != 0:
+        raise RevisionError(
+            f"revision {revision!r} cannot be checked out: {last_line(made.stderr)};"
+            " fix the repository, or choose another revision"
         )
-    finally:
-        with _uninterrupted():
-            _git("worktree", "remove", "--force", str(root))
-            shutil.rmtree(folder, ignore_errors=True)
-            _git("worktree", "prune")
 
 
 def check_runs(revision: str, tree: SourceTree, spec: TrialSpec) -> None:
@@ -170,13 +178,15 @@ def check_runs(revision: str, tree: SourceTree, spec: TrialSpec) -> None:
     if done.returncode != 0:
         raise RevisionError(
             f"revision {revision!r} cannot run the trials of this tree:"
-            f" {_last(done.stderr)}; the two must agree on the records and on how"
+            f" {last_line(done.stderr)}; the two must agree on the records and on how"
             " turns are taken: choose a later revision, or use a stored study as"
             " baseline"
         )
 
 
-def _install(revision: str, root: Path, folder: Path, locks: Sequence[str]) -> str:
+def _install(
+    revision: str, root: Path, owned: owned_folders.Owned, locks: Sequence[str]
+) -> str:
     """Makes an environment with the locked packages of a tree; returns its Python."""
     for name in locks:
         if _read(root / name) is None:
@@ -185,6 +195,7 @@ def _install(revision: str, root: Path, folder: Path, locks: Sequence[str]) -> s
                 " these devices; choose a later revision, or use a stored study as"
                 " baseline"
             )
+    folder = owned.path / "env"
     python = str(folder / "bin" / "python")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     pip += ["--no-deps", "--require-hashes"]
@@ -192,7 +203,7 @@ def _install(revision: str, root: Path, folder: Path, locks: Sequence[str]) -> s
         [sys.executable, "-m", "venv", str(folder)],
         *([*pip, "-r", str(root / name)] for name in locks),
     ):
-        done = _run(command)
+        done = _run(command, holds=owned)
         if done.returncode != 0:
             raise RevisionError(
                 f"revision {revision!r} cannot be installed:"
@@ -211,8 +222,8 @@ def _versions(revision: str, python: str) -> dict[str, str]:
     if missing:
         raise RevisionError(
             f"revision {revision!r} lacks package {missing[0]!r}"
-            f"{': ' + _last(done.stderr) if done.returncode else ''}; choose a revision"
-            f" whose {LOCK_NAME} is complete"
+            f"{': ' + last_line(done.stderr) if done.returncode else ''}; choose a"
+            f" revision whose {LOCK_NAME} is complete"
         )
     return versions
 
@@ -221,11 +232,13 @@ def _read(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
-def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+def _git(
+    *arguments: str, holds: owned_folders.Owned | None = None
+) -> subprocess.CompletedProcess[str]:
     # Variables of a hook would lead to another repository.
     names = [name for name in os.environ if name.startswith("GIT_")]
     command = ["git", "-C", str(SOURCE_ROOT), "-c", "core.hooksPath=/dev/null"]
-    return _run([*command, *arguments], without=names)
+    return _run([*command, *arguments], without=names, holds=holds)
 
 
 def _run(
@@ -235,13 +248,16 @@ def _run(
     without: Sequence[str] = (),
     text: str = "",
     folder: Path | None = None,
+    holds: owned_folders.Owned | None = None,
 ) -> subprocess.CompletedProcess[str]:
+    # A command outlives a harness that is killed: what it writes to is not abandoned.
     kept = {key: value for key, value in os.environ.items() if key not in without}
     return subprocess.run(
         command,
         env={**kept, **(variables or {})},
         input=text,
         cwd=folder,
+        pass_fds=() if holds is None else (holds.descriptor,),
         capture_output=True,
         text=True,
         check=False,
@@ -252,16 +268,17 @@ def _why(text: str) -> str:
     """Returns what pip says is wrong: its last error, without the advice after it."""
     lines = [line.strip() for line in text.splitlines()]
     found = [line.removeprefix("ERROR: ") for line in lines if line[:6] == "ERROR:"]
-    return found[-1] if found else _last(text)
+    return found[-1] if found else last_line(text)
 
 
-def _last(text: str) -> str:
+def last_line(text: str) -> str:
+    """Returns the last line that is not empty, or says that there is none."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "no reason was given"
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Ignores signals to stop until the block ends: a second Ctrl-C must not leave it.
 
     The commands that the block runs inherit this.

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import secrets
-import selectors
 import signal
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.launch import channel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from replicator.cluster import network, port_filter
+from replicator.cluster.line_listener import LineListener
 
 
 class MemberExits:
@@ -23,6 +22,8 @@ class MemberExits:
       secret: Known to processes of the trial only.
       codes: Exit codes of the processes that have ended, by place among the members.
       refused: Why a member did not start its process; empty if none refused.
+      oom_kills: Kills for want of memory on the host of a process that has ended, while
+        it ran, by place; absent where the member does not know.
       lost: Why the connection to a member counts as its end, by place.
     """
 
@@ -30,19 +31,19 @@ class MemberExits:
         self.secret = secrets.token_hex(16)
         self.codes: dict[int, int] = {}
         self.refused: list[str] = []
+        self.oom_kills: dict[int, int] = {}
         self.lost: dict[int, str] = {}
         self._tails: dict[int, str] = {}
         self._hosts: dict[int, str] = {}
-        self._selector = selectors.DefaultSelector()
-        self._listener = socket.create_server(("", 0))
+        listener, self._port = _listen()
+        self._listener = LineListener(listener, max_line_bytes=channel.MAX_LINE_BYTES)
         self._places: dict[socket.socket, int] = {}
-        self._received: dict[socket.socket, Received] = {}
-        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._members: set[socket.socket] = set()
 
     @property
     def address(self) -> str:
         """Name of this host, and the port."""
-        return f"{socket.gethostname()}:{self._listener.getsockname()[1]}"
+        return f"{socket.gethostname()}:{self._port}"
 
     def texts(self) -> list[str]:
         """What members said, for the record of a failure."""
@@ -54,29 +55,30 @@ class MemberExits:
 
     def read(self, timeout_sec: float) -> None:
         """Takes what arrives within some time."""
-        for key, _ in self._selector.select(timeout_sec):
-            source: Any = key.fileobj
-            if source is self._listener:
-                connection, _ = self._listener.accept()
-                channel.keep_alive(connection)
-                self._received[connection] = Received(self.secret)
-                self._selector.register(connection, selectors.EVENT_READ)
-            else:
-                self._take(source)
+        for connection, line in self._listener.read(timeout_sec):
+            if line is None:
+                self._lose(connection)
+                continue
+            try:
+                self._take(connection, line)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                self._listener.drop(connection)
+                self._lose(connection)
 
-    def _take(self, connection: socket.socket) -> None:
-        try:
-            data = connection.recv(65536)
-        except OSError:
-            data = b""
-        if not data:
-            self._lose(connection)
+    def _take(self, connection: socket.socket, line: bytes) -> None:
+        """Nothing is believed before the secret: anybody can connect."""
+        message = json.loads(line)
+        if not isinstance(message, dict):
+            raise ValueError("not a message")  # noqa: TRY004 (bytes, not a type)
+        if connection in self._members:
+            self._hear(connection, message)
             return
-        try:
-            for message in self._received[connection].add(data):
-                self._hear(connection, message)
-        except (ValueError, KeyError, TypeError):  # not a member: anybody can connect
-            self._lose(connection)
+        said = str(message.get("secret", ""))
+        if not hmac.compare_digest(said.encode(), self.secret.encode()):
+            raise ValueError("wrong secret")
+        channel.keep_alive(connection)
+        self._listener.admit(connection)
+        self._members.add(connection)
 
     def _hear(self, connection: socket.socket, message: dict[str, Any]) -> None:
         if "refused" in message:
@@ -84,6 +86,8 @@ class MemberExits:
         elif "exit_code" in message:
             place = self._places[connection]
             self.codes[place] = int(message["exit_code"])
+            if message.get("oom_kills") is not None:
+                self.oom_kills[place] = int(message["oom_kills"])
             if message["tail"]:
                 self._tails[place] = str(message["tail"])
         else:
@@ -91,11 +95,9 @@ class MemberExits:
             self._hosts[int(message["place"])] = str(message["host"])
 
     def _lose(self, connection: socket.socket) -> None:
-        """Forgets a connection; a member that reported no exit was killed, or lost."""
-        self._selector.unregister(connection)
-        self._received.pop(connection)
+        """A member that reported no exit was killed, or lost."""
+        self._members.discard(connection)
         place = self._places.pop(connection, None)
-        connection.close()
         if place is not None and place not in self.codes:
             self.codes[place] = -signal.SIGKILL
             self.lost[place] = (
@@ -105,41 +107,19 @@ class MemberExits:
 
     def close(self) -> None:
         """Closes all connections, by which members end; harmless if they are closed."""
-        self._selector.close()
-        for connection in (*self._received, self._listener):
-            connection.close()
-        self._received.clear()
+        self._listener.close()
 
 
-class Received:
-    """The messages of one connection; nothing is believed before the secret.
+def _listen() -> tuple[socket.socket, int]:
+    """Opens a port for the hosts of a gang.
 
-    Attributes:
-      is_trusted: Whether the secret was right.
+    Where this host has a public address, so have its members: then the secret alone
+    keeps strangers out, as on systems without such filters.
     """
-
-    def __init__(self, secret: str) -> None:
-        self._secret = secret
-        self._rest = b""
-        self.is_trusted = False
-
-    def add(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """Yields the messages that are complete with some more bytes.
-
-        Raises:
-          ValueError: They do not come from a member.
-        """
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > channel.MAX_LINE_BYTES:
-            raise ValueError("the line is too long")
-        for line in lines:
-            message = json.loads(line)
-            if not isinstance(message, dict):
-                raise ValueError("not a message")  # noqa: TRY004 (bytes, not a type)
-            if self.is_trusted:
-                yield message
-                continue
-            said = str(message.get("secret", ""))
-            if not hmac.compare_digest(said.encode(), self._secret.encode()):
-                raise ValueError("wrong secret")
-            self.is_trusted = True
+    listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
+    port = int(listener.getsockname()[1])
+    own = network.resolve(f"{socket.gethostname()}:{port}")
+    if all(network.allows(network.PRIVATE, str(address)) for address in own):
+        with contextlib.suppress(OSError):
+            port_filter.restrict(listener, network.Reach.PRIVATE)
+    return listener, port

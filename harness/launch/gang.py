@@ -40,6 +40,8 @@ class RunningGang:
       exit_code: The most informative exit code, negative for a signal; None while ranks
         run.
       output: What belongs to the record of a failure.
+      num_oom_kills: Kills for want of memory on the host of the rank that failed first,
+        while it ran; None where its member did not say.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class RunningGang:
         """
         self.exit_code: int | None = None
         self.output: tuple[str, ...] = ()
+        self.num_oom_kills: int | None = None
         self._start_members = start_members
         self._trial_dir = trial_dir
         self._variables = variables
@@ -145,6 +148,7 @@ class RunningGang:
         if not bad:
             return 0
         rank = cause_of(bad)
+        self.num_oom_kills = exits.oom_kills.get(rank)
         reason = exits.lost.get(rank, "")
         if reason and (code := engine.poll()) is not None and code < 0:
             # Tasks that are killed end with it.

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 from harness.errors import LaunchError
 from harness.launch import channel
 from harness.launch.gang_plan import GangPlan
+from harness.machine.oom_kills import read_oom_kills
 from harness.trial.ending import LOGS
 from replicator.cluster import environment
 from replicator.cluster.die_with_parent import request_death_signal
@@ -51,11 +52,17 @@ def main(argv: Sequence[str]) -> int:
     channel.send(connection, member=member, place=place, host=socket.gethostname())
     log_path = trial_dir / LOGS / f"{config.kind}_{config.index}.log"
     log_path.parent.mkdir(exist_ok=True)
+    kills_before = read_oom_kills()
     with _temporary_folder(f"{config.kind}_{config.index}") as temporary:
         code = _run(argv, cores, log_path, temporary, connection)
+    kills = None if kills_before is None else (read_oom_kills() or 0) - kills_before
     with contextlib.suppress(OSError):
         channel.send(
-            connection, member=member, exit_code=code, tail=_tail(log_path) * bool(code)
+            connection,
+            member=member,
+            exit_code=code,
+            tail=_tail(log_path) * bool(code),
+            oom_kills=kills,
         )
     return code if code >= 0 else 128 - code
 
@@ -122,12 +129,11 @@ def _temporary_folder(name: str) -> Iterator[Path]:
         folder.mkdir(exist_ok=True)
         yield folder
         return
-    import tempfile  # slow, and rarely needed
+    from harness.machine import owned_folders  # slow, and rarely needed
 
-    with tempfile.TemporaryDirectory(
-        prefix="replicator-member-", ignore_cleanup_errors=True
-    ) as own:
-        yield Path(own)
+    owned_folders.remove_abandoned()
+    with owned_folders.made(owned_folders.MEMBER) as own:
+        yield own.path
 
 
 def _own(trial_dir: Path, member: Member) -> tuple[int, Sequence[int]]:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
+OWN_FILE = "harness/__init__.py"
+"""What a repository must have for its commit to be that of our sources."""
 _GIT_TIMEOUT_SEC = 10.0
 _COMMIT = "# branch.oid "
 _CPU_FOLDER = "sys/devices/system/cpu"
@@ -25,6 +27,7 @@ def read_machine_state(
     *,
     root: Path = Path("/"),
     source_root: Path = SOURCE_ROOT,
+    marker: str = OWN_FILE,
 ) -> MachineState:
     """Returns the state now; what cannot be read is None.
 
@@ -32,8 +35,9 @@ def read_machine_state(
       cores: Logical CPUs of the trial.
       root: The file system root; tests pass a fake one.
       source_root: The folder of the packages that run.
+      marker: See ``read_source_state``.
     """
-    commit, is_modified = read_source_state(source_root)
+    commit, is_modified = read_source_state(source_root, marker)
     return MachineState(
         glibc_version=read_glibc_version(),
         transparent_huge_pages=read_huge_pages(root),
@@ -95,18 +99,23 @@ def _count_numa_nodes(root: Path) -> int | None:
     return len(nodes) or None
 
 
-def read_source_state(source_root: Path) -> tuple[str | None, bool | None]:
+def read_source_state(
+    source_root: Path, marker: str = OWN_FILE
+) -> tuple[str | None, bool | None]:
     """Returns commit and dirtiness of the Python files; None outside of git.
 
     Args:
       source_root: The folder of the packages. It is outside of git also where a
         repository around it does not contain its files, as with an installed copy.
+      marker: A path that the repository must contain. With ``.``, the sources are a
+        program of the user's, of which any file counts.
     """
-    if _git(source_root, "ls-files", "--error-unmatch", "harness/__init__.py") is None:
+    if _git(source_root, "ls-files", "--error-unmatch", marker) is None:
         return None, None
     # One command for both, since processes of git take most of the time here.
     options = ("--porcelain=v2", "--branch", "--untracked-files=normal")
-    lines = (_git(source_root, "status", *options, "--", "*.py") or "").splitlines()
+    paths = "*.py" if marker == OWN_FILE else ":/"
+    lines = (_git(source_root, "status", *options, "--", paths) or "").splitlines()
     if not lines:
         return None, None
     head = next((line for line in lines if line.startswith(_COMMIT)), "")

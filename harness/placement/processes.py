@@ -121,7 +121,12 @@ def processes_of(
 
 
 def processes_of_trial(spec: TrialSpec) -> Processes:
-    """Returns the processes of a trial as it was planned."""
+    """Returns the processes of a trial as it was planned.
+
+    A program of the user's starts its own: one process of ours reads what they print.
+    """
+    if spec.program is not None:
+        return Processes(members=(), num_ranks=1)
     return processes_of(
         catalog.backend(spec.backend),
         spec.num_replicas,
@@ -148,8 +153,17 @@ def check_share(
     backends: Sequence[BackendInfo],
     replicas: Iterable[int],
     device: str,
+    *,
+    is_own: bool = False,
 ) -> None:
     """Checks that workers can run as many replicas as the identity says.
+
+    Args:
+      variables: The identity of the trials.
+      backends: Those of the sweep.
+      replicas: The numbers of replicas.
+      device: ``cpu`` or ``gpu``.
+      is_own: Whether a program of the user's starts its workers.
 
     Raises:
       PlanError: They cannot, or no backend has workers; the message says what can.
@@ -159,7 +173,7 @@ def check_share(
         return
     option = f"--replicas-per-worker {share}"
     with_workers = [b for b in backends if b.processes != catalog.ONE_PROCESS]
-    if not with_workers:
+    if not with_workers and not is_own:
         raise PlanError(
             f"{option} has no effect on {', '.join(b.name for b in backends)}, whose"
             " replicas are all in one process; leave it out, or add a backend with"

@@ -13,8 +13,8 @@ from harness.catalog import SYNTHETIC
 from harness.errors import PlanError
 from harness.placement import allocation as placement
 from harness.placement import processes
+from harness.planning import batches, design, plan_count, quality_runs, settings
 from harness.planning import cases as cases_module
-from harness.planning import design, plan_count, quality_runs, settings
 from results.records.models import ScalingMode
 from results.store.record_file import first_complaint
 
@@ -73,20 +73,33 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
     Raises:
       PlanError: A name is unknown, or settings contradict each other or the machine.
     """
-    info = catalog.workload(request.workload)
-    backends = [catalog.backend(name) for name in request.backends]
+    if request.program is None:
+        info = catalog.workload(request.workload)
+        backends = [catalog.backend(name) for name in request.backends]
+    else:
+        size = request.per_replica_batch_size or _smallest_share(request)
+        info = request.program.workload(size)
+        backends = [request.program.backend]
     preset_name = request.preset or _default_preset(info, request.device)
     preset = catalog.preset(info, preset_name)
     _check_data_dir(request.data_dir)
     _check_counts(request)
-    data = catalog.check_data(info, request.data or preset.data, request.data_dir)
+    data = request.data or preset.data
+    if request.program is None:
+        data = catalog.check_data(info, data, request.data_dir)
     options = {**preset.options, **request.options}
     if options:
         catalog.check_options(info, preset_name, options)
-        catalog.check_backends(options, backends)
+    catalog.check_backends(info, options, backends)
     replicas, notes = cases_module.choose_replicas(request, machine, preset)
     catalog.check_devices(options, request.device, replicas)
-    processes.check_share(machine.variables, backends, replicas, request.device)
+    processes.check_share(
+        machine.variables,
+        backends,
+        replicas,
+        request.device,
+        is_own=request.program is not None,
+    )
     sizes = cases_module.batch_sizes(request, preset, replicas[0])
     is_data_real = data != SYNTHETIC
     common: dict[str, Any] = {
@@ -99,7 +112,12 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
             machine.num_available_cores, replicas
         ),
         "num_warmup_steps": request.num_warmup_steps or preset.num_warmup_steps,
-        "num_measured_steps": request.num_measured_steps or preset.num_measured_steps,
+        "num_measured_steps": (
+            preset.num_measured_steps
+            if request.num_measured_steps is None
+            and (request.program is None or request.program.record.is_client)
+            else request.num_measured_steps
+        ),
         **settings.choose(request.settings, info, request.device),
         "is_evaluated": (
             is_data_real if request.is_evaluated is None else request.is_evaluated
@@ -107,6 +125,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         "options": options,
         "allocator": design.choose_allocator(request),
         "variables": dict(machine.variables),
+        "program": None if request.program is None else request.program.record,
     }
     repeats = design.choose_repeats(request, design.choose_order(request))
     plan_count.check(
@@ -115,16 +134,17 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
     cases, backend_notes = cases_module.make_cases(
         backends, replicas, sizes, request.modes
     )
-    catalog.check_machine(
-        info,
-        preset_name,
-        options,
-        data=data,
-        global_batch_size=max(
-            case.num_replicas * case.per_replica_batch_size for case in cases
-        ),
-        num_workers=_largest_num_workers(cases, machine),
-    )
+    if request.program is None:
+        catalog.check_machine(
+            info,
+            preset_name,
+            options,
+            data=data,
+            global_batch_size=max(
+                case.num_replicas * case.per_replica_batch_size for case in cases
+            ),
+            num_workers=_largest_num_workers(cases, machine),
+        )
     learning = quality_runs.choose(request, preset, cases, is_data_real=is_data_real)
     if request.is_quality_only and learning is None:
         raise PlanError(
@@ -141,6 +161,13 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         common=common,
         notes=(*notes, *([learning.note] if learning else ()), *backend_notes),
     )
+
+
+def _smallest_share(request: SweepRequest) -> int:
+    """Returns the batch of each replica at the baseline, from the global batch."""
+    assert request.replicas is not None
+    assert request.global_batch_size is not None
+    return batches.divide(request.global_batch_size, request.replicas[0])
 
 
 def _largest_num_workers(cases: Sequence[PlannedCase], machine: Machine) -> int:

@@ -11,6 +11,8 @@ The rule, for a trial of one workload on one backend:
   this backend are read and followed.
 - Except how a process finds out its rank and the addresses of the others, in
   ``replicator/cluster/environment/``: wrong ones are a failure, and no other number.
+- And except ``harness/command/``, which runs programs of the user's: their digest is
+  that of ``harness/command/identity.py``.
 
 So code that plans, lists, stores or shows is excluded, and so are other workloads and
 backends, and ``results/``: records have their own schema version. Comments,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 START: Final = ("harness.run.trial_runner", "harness.run.relay")
 RANKS: Final = "replicator.cluster.environment"
+COMMANDS: Final = "harness.command"
 _PACKAGES = ("harness", "replicator", "workloads")
 DISTRIBUTIONS: Final = (
     "dm-control",
@@ -145,12 +148,26 @@ def of_sources(workload: str, backend: str, sources: Sources) -> str:
         hasher.update(f"{name} {fingerprint}\0".encode())
     versions = sources.versions
     for name in DISTRIBUTIONS:
-        version = (
-            importlib.metadata.version(name) if versions is None else versions[name]
-        )
+        version = _installed(name, workload) if versions is None else versions[name]
         hasher.update(f"{name}=={version}\0".encode())
     hasher.update(f"python {sys.version_info.major}.{sys.version_info.minor}".encode())
     return hasher.hexdigest()
+
+
+def _installed(name: str, workload: str) -> str:
+    """Returns the version of a package that a workload needs.
+
+    Raises:
+      PlanError: It is not installed.
+    """
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise PlanError(
+            f"workload {workload} needs {name}, which is not installed; install"
+            " 'replicator-harness[tensorflow]', or measure a program of yours by"
+            " --command"
+        ) from error
 
 
 def measured_code(workload: str, backend: str, sources: Sources) -> dict[str, str]:
@@ -196,4 +213,5 @@ def _modules_of(names: Iterable[str], sources: Sources) -> set[str]:
                 for public_name, module in public.items()
                 if public_name.rpartition(".")[0] == prefixes[-2]
             }
-    return {module for module in found if not f"{module}.".startswith(f"{RANKS}.")}
+    left_out = (f"{RANKS}.", f"{COMMANDS}.")
+    return {module for module in found if not f"{module}.".startswith(left_out)}

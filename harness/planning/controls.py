@@ -25,6 +25,7 @@ from results.records.models import Control, Order, ScalingMode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from harness.catalog import BackendInfo
     from harness.planning.request import SweepRequest
 
 SOLO_BACKEND = "single"
@@ -56,10 +57,10 @@ def choose(
     weak = (ScalingMode.WEAK,)
     size = case.num_replicas, case.per_replica_batch_size
     added, notes = [], []
-    backend = catalog.backend(case.backend)
+    backend = _backend(request, case.backend)
     missing = {
         Control.NOSYNC: backend.no_control_because,
-        Control.NO_UPDATE: backend.lacks.get("synchronous_training", ""),
+        Control.NO_UPDATE: _why_no_update(request, backend),
     }
     for control in request.controls:
         if reason := missing.get(control):
@@ -83,6 +84,20 @@ def choose(
             f"controls {kinds}: of {case.backend} x{case.num_replicas}, weak scaling"
         )
     return added, notes
+
+
+def _backend(request: SweepRequest, name: str) -> BackendInfo:
+    if request.program is not None:
+        return request.program.backend
+    return catalog.backend(name)
+
+
+def _why_no_update(request: SweepRequest, backend: BackendInfo) -> str:
+    """Why updates cannot be left out; empty if they can."""
+    reason = backend.lacks.get("synchronous_training", "")
+    if reason or request.program is not None:
+        return reason
+    return catalog.workload(request.workload).no_update_because
 
 
 def with_order(request: SweepRequest, order: Order) -> tuple[SweepRequest, list[str]]:

@@ -248,8 +248,8 @@ def notes(measuring: Measuring, repeats: int) -> list[str]:
         looks = () if measuring.gate is None else measuring.gate.looks
         number = f"{looks[0]} to {looks[-1]}" if looks else f"{repeats}"
         found.append(
-            f"relay: {number} generations of at most {measuring.max_rounds} rounds, in"
-            f" at most about {measuring.minutes:g} min; the twin shows what it resolves"
+            f"relay: {number} generations of at most {measuring.max_rounds} rounds;"
+            " the twin shows what it resolves"
         )
     if measuring.primary is not None:
         found.append(f"primary contrast: {measuring.primary.text}")

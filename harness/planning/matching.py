@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from harness import catalog
+from harness.command import placeholders
 from harness.planning.quality_runs import PlannedCase
 from results.records.models import Control, Matching, ScalingMode
 from results.study.matching import NUM_STEPS, is_judged
@@ -19,6 +20,7 @@ from results.study.matching import NUM_STEPS, is_judged
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from harness.command.program import ForeignProgram
     from harness.planning.request import SweepRequest
     from results.records.models import PlannedTrial
 
@@ -49,9 +51,14 @@ def choose(
             if is_judged(trial.spec) and trial.spec.num_replicas > 1
         )
     )
-    info = catalog.workload(request.workload)
+    reference = REFERENCE_BACKEND
     not_checked: dict[str, str] = {}
-    for backend, _ in wanted:
+    if request.program is not None:
+        reference = request.program.name
+        not_checked = _why_not(request, request.program)
+    info = None if request.program else catalog.workload(request.workload)
+    for backend, _ in wanted if info else ():
+        assert info is not None
         reason = catalog.backend(backend).lacks.get("synchronous_training", "")
         if not request.is_matched:
             reason = "--no-match was given"
@@ -61,14 +68,28 @@ def choose(
             not_checked[backend] = reason
     wanted = [(b, n) for b, n in wanted if b not in not_checked]
     sizes = global_batch_sizes([num_replicas for _, num_replicas in wanted])
-    found = [
-        _case(REFERENCE_BACKEND, 1, size) for size in dict.fromkeys(sizes.values())
-    ]
+    found = [_case(reference, 1, size) for size in dict.fromkeys(sizes.values())]
     return found + [_case(b, n, sizes[n]) for b, n in wanted], not_checked
+
+
+def _why_not(request: SweepRequest, program: ForeignProgram) -> dict[str, str]:
+    """Returns why a program of the user's cannot be matched, by its name."""
+    if not program.record.is_client:
+        return {}  # it shows neither its losses nor its updates
+    if not request.is_matched:
+        return {program.name: "--no-match was given"}
+    if "seed" not in placeholders.names_in(program.record.command):
+        return {
+            program.name: "its command has no {seed}, so replicas may draw other"
+            " examples than one does"
+        }
+    return {}
 
 
 def remarks(request: SweepRequest, cases: Iterable[PlannedCase]) -> dict[str, str]:
     """Returns by backend what is changed so that it can be matched."""
+    if request.program is not None:
+        return {}
     info = catalog.workload(request.workload)
     found = {}
     for case in cases:

@@ -41,6 +41,7 @@ from results.records.models import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from harness.command.program import ForeignProgram
     from harness.planning.cases import Machine
     from harness.planning.checked import CheckedSweep
     from harness.planning.quality_runs import PlannedCase
@@ -113,6 +114,7 @@ def digest_of(checked: CheckedSweep) -> str:
             request.seed,
             fields,
             request.baseline,
+            request.program,
         )
     ]
     return identity.digest(sorted(ids))
@@ -152,7 +154,9 @@ def arrange(checked: CheckedSweep, order: Order | None = None) -> PlannedSweep:
     measured = (
         {**common, **design.relay_fields(request)} if (order is Order.RELAY) else common
     )
-    trials = _trials(timed, repeats, request.seed, measured, request.baseline)
+    trials = _trials(
+        timed, repeats, request.seed, measured, request.baseline, request.program
+    )
     measuring = design.make_measuring(request, order, trials, num_cores)
     if learning is not None:
         common |= {"budget": learning.budget, "is_evaluated": True}
@@ -194,7 +198,9 @@ def _plan_matching(
         **settings.plain(),
     }
     return Matching(
-        trials=tuple(_trials(matched, 1, request.seed, fields)),
+        trials=tuple(
+            _trials(matched, 1, request.seed, fields, program=request.program)
+        ),
         not_checked=not_matched,
         remarks=matching.remarks(request, matched),
     )
@@ -206,6 +212,7 @@ def _trials(
     seed: int,
     common: dict[str, Any],
     baseline: SourceTree | None = None,
+    program: ForeignProgram | None = None,
 ) -> list[PlannedTrial]:
     """Creates the trials of all repetitions, in ABBA order."""
     trials = []
@@ -214,10 +221,14 @@ def _trials(
         for case in cases if repetition % 2 == 0 else cases[::-1]:
             spec = TrialSpec(
                 **common,
-                code_digest=code_digest.of_trial(
-                    common["workload"],
-                    case.backend,
-                    baseline if case.revision else None,
+                code_digest=(
+                    code_digest.of_trial(
+                        common["workload"],
+                        case.backend,
+                        baseline if case.revision else None,
+                    )
+                    if program is None
+                    else program.code_digest(case.revision)
                 ),
                 backend=case.backend,
                 num_replicas=case.num_replicas,

@@ -11,8 +11,9 @@ from pydantic import Field, InstanceOf
 from harness.options.durations import duration
 from harness.options.key_values import KEY_VALUES
 from harness.options.notation import COUNTS, NAMES, PERCENTAGE, some_of
-from harness.options.option import Option, Options, Recorded
+from harness.options.option import Option, Recorded
 from harness.planning import defaults
+from harness.planning.program_request import ProgramRequest
 from harness.planning.settings import described_default
 from harness.planning.source_tree import SourceTree
 from results.records.bounds import BatchSize, Seed, Steps
@@ -38,7 +39,7 @@ CONTROLS: Final = (
 """Those that can be requested."""
 
 
-class SweepRequest(Options):
+class SweepRequest(ProgramRequest):
     """One requested sweep; None means that the default is derived.
 
     Attributes:
@@ -47,7 +48,14 @@ class SweepRequest(Options):
       gate: What a gate judges, and when it looks; None of a sweep.
     """
 
-    workload: Annotated[str, Option(group=MEASURED, help="The workload to measure.")]
+    workload: Annotated[
+        str,
+        Option(
+            group=MEASURED,
+            help="The workload to measure.",
+            default="required, or `--command`",
+        ),
+    ] = ""
     backends: Annotated[
         tuple[str, ...],
         Option(group=MEASURED, kind=NAMES, help="Comma-separated names."),

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.command import identity, program
 from harness.errors import DifferentStudyError
 from harness.machine import machine_state
 from harness.planning import code_digest
 from results.records.machine_record import MachineState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from harness.planning.source_tree import SourceTree
-    from results.records.models import Plan, PlannedTrial
+    from results.records.models import Plan, PlannedTrial, Program
     from results.store.study_store import Store
 
 
 def check_code(
-    plan: Plan, baseline: SourceTree | None = None, store: Store | None = None
+    plan: Plan,
+    baseline: SourceTree | None = None,
+    store: Store | None = None,
+    program_code: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
     """Checks that the code that would run is the code of the plan.
 
@@ -26,10 +31,17 @@ def check_code(
       plan: Of an existing study.
       baseline: The other tree of sources that is measured now.
       store: Has the commits of the trials that are there, for the message.
+      program_code: Of a program of the user's as it is now, by revision; by default it
+        is identified in the current folder.
 
     Raises:
       DifferentStudyError: It is not; results of different code must not be mixed.
     """
+    records = {trial.spec.program for trial in plan.trials}
+    if plan.program_code:
+        left_out = [] if store is None else [store.root.parent, store.root]
+        _check_program(plan, records, program_code, left_out)
+        return
     made_with = {
         (
             trial.spec.revision,
@@ -54,6 +66,51 @@ def check_code(
                 f" (digest {planned}); of backend {backend!r} it is now that of"
                 f" {_code_now(tree)} (digest {now}), and results of different code must"
                 " not be mixed; go back to the code of the study to resume it, or"
+                " choose another --study"
+            )
+
+
+def _check_program(
+    plan: Plan,
+    records: Iterable[Program | None],
+    program_code: Mapping[str, Mapping[str, str]] | None,
+    left_out: Sequence[Path],
+) -> None:
+    """Checks that a program of the user's is the one of the plan.
+
+    Raises:
+      DifferentStudyError: Names the parts that differ.
+      PlanError: It cannot be identified here.
+    """
+    if program_code is None:
+        if len(plan.program_code) > 1:
+            others = ", ".join(filter(None, plan.program_code))
+            raise DifferentStudyError(
+                f"study {plan.study!r} compares this program with revision {others},"
+                " whose sources only a gate has; repeat the gate with its options to"
+                " resume it"
+            )
+        (record,) = records
+        assert record is not None
+        folder = Path.cwd()
+        program.check_folder(record, folder)
+        program_code = {
+            "": identity.of_program(record.command, folder, left_out=left_out)
+        }
+    for revision, planned in plan.program_code.items():
+        now = program_code.get(revision)
+        if now is None:
+            raise DifferentStudyError(
+                f"study {plan.study!r} compares with revision {revision!r}, which is"
+                f" not measured now; choose another --study"
+            )
+        found = identity.differences(planned, now)
+        if found:
+            raise DifferentStudyError(
+                f"study {plan.study!r} was made with another program: {found[0]}"
+                f"{f' (and {len(found) - 1} more)' if found[1:] else ''}; results of"
+                " different code must not be mixed: go back to that of the study to"
+                " resume it (what the program writes belongs into .gitignore), or"
                 " choose another --study"
             )
 

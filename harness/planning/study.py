@@ -121,7 +121,10 @@ def make_plan(
     Raises:
       PlanError: A string or number exceeds the limits of a record.
     """
-    info = catalog.workload(request.workload)
+    program = request.program
+    info = (
+        catalog.workload(request.workload) if program is None else program.workload(1)
+    )
     with refusing_bounds():
         return Plan(
             study=study,
@@ -137,7 +140,12 @@ def make_plan(
             measuring=sweep.measuring,
             matching=sweep.matching,
             draws_random_numbers=info.draws_random_numbers,
-            metrics=catalog.metrics(info),
+            metrics=catalog.metrics(info) if program is None else (),
+            program_code=(
+                {}
+                if program is None
+                else {name: dict(parts) for name, parts in program.code.items()}
+            ),
             trials=sweep.trials,
         )
 
@@ -209,7 +217,7 @@ def reconcile(
     if existing is None:
         return Reconciled(plan=new, asked=new.trials, is_changed=True)
     _check_same_settings(existing, new)
-    check_code(existing, baseline, store)
+    check_code(existing, baseline, store, new.program_code)
     _check_same_cases(existing, new)
     known = {trial.trial_id: trial for trial in existing.trials}
     for trial in new.trials:
@@ -341,6 +349,8 @@ def check_trials(plan: Plan) -> None:
         )
     for trial in plan.trials:
         spec = trial.spec
+        if spec.program is not None:
+            continue
         catalog.workload(spec.workload)
         most = catalog.backend(spec.backend).max_replicas
         if spec.control is Control.SOLO:  # a program per replica

@@ -13,7 +13,7 @@ from harness.run.rank_results import make_result
 from harness.trial import first_exit
 from harness.trial.rank_file import RankFileError, RankLog, one_line, read_rank
 from results.records import gpu_record
-from results.records.limits import MAX_TEXT
+from results.records.limits import MAX_REPLICAS, MAX_TEXT
 from results.records.models import Failure, Phase, TrialStatus
 from results.records.texts import storable
 
@@ -43,12 +43,16 @@ def conclude(
     Never raises for what a trial did: any problem becomes the failure's reason.
     """
     try:
-        logs = [read_rank(trial_dir, rank) for rank in range(num_ranks)]
+        logs = [read_rank(trial_dir, 0)]
+        num_ranks = _number(logs[0].num_ranks, num_ranks)
+        logs += [read_rank(trial_dir, rank) for rank in range(1, num_ranks)]
     except RankFileError as error:
         return ended.failed(Phase.REPORT, str(error), exception_type="RankFileError")
     if trial_exit.is_timed_out:
         return ended.timed_out(logs, trial_exit)
     first = first_exit.read(trial_dir)
+    if first.rank is not None and first.rank >= len(logs):
+        first = dataclasses.replace(first, rank=None)
     failed = _first_cause(logs, trial_exit, first)
     if failed is not None:
         return _recorded_failure(failed)
@@ -58,6 +62,11 @@ def conclude(
     return dataclasses.replace(
         _complete(trial_id, spec, logs, turns), gpu_tflops=tflops
     )
+
+
+def _number(stated: int | None, planned: int) -> int:
+    """Returns how many ranks there are; a program with a client states it itself."""
+    return planned if stated is None else min(max(stated, 1), MAX_REPLICAS)
 
 
 def _first_cause(

@@ -69,6 +69,8 @@ def _furthest_behind(logs: Sequence[RankLog]) -> RankLog:
 
 
 def _where(log: RankLog) -> str:
+    if "metric" in log.facts:  # of a program of the user's
+        return f"the command had printed {len(log.readings) or 'no'} numbers"
     steps = f" after {len(log.steps)} steps" if log.steps else ""
     return f"rank {log.rank} was in phase {log.phase.value}{steps}"
 
@@ -90,17 +92,17 @@ def _died(log: RankLog, trial_exit: TrialExit, trial_dir: Path) -> Conclusion:
     tail = _stderr_tail(trial_dir)
     code = trial_exit.exit_code
     if code == -signal.SIGKILL:
-        how = "the kernel counted no out-of-memory kill, but this was most likely one"
-        if trial_exit.num_oom_kills:
-            how = f"the kernel counted {trial_exit.num_oom_kills} out-of-memory kills"
+        count = trial_exit.num_oom_kills
+        how = "nobody counted out-of-memory kills on its host"
+        if count is not None:
+            how = f"the kernel counted {count or 'no'} out-of-memory kills"
         failure = Failure(
             phase=log.phase,
             reason=f"SIGKILL that the harness did not send; {how}: {_where(log)}",
             traceback=tail,
         )
-        return Conclusion(
-            status=TrialStatus.OUT_OF_MEMORY, failure=failure, result=None
-        )
+        status = TrialStatus.OUT_OF_MEMORY if count else TrialStatus.FAILED
+        return Conclusion(status=status, failure=failure, result=None)
     how = f"signal {signal_name(-code)}" if code < 0 else f"exit code {code}"
     reason = f"the process exited before it completed, with {how}: {_where(log)}"
     conclusion = failed(log.phase, reason, traceback=tail)

@@ -52,6 +52,9 @@ class GangTree(ProcessTree):
     def _end_first(self) -> None:
         self._gang.end()
 
+    def _num_oom_kills(self) -> int | None:
+        return self._gang.num_oom_kills  # this host's count says nothing of theirs
+
     def _exit_code(self) -> int:
         code = self._gang.exit_code
         if code:

@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
+from harness.command import result as command_result
 from results.records.changes import Change
 from results.records.models import (
     Control,
@@ -35,6 +36,8 @@ def make_result(
     Raises:
       ValueError: A rank does not have the steps that the spec, or its turns, require.
     """
+    if spec.has_readings:
+        return command_result.make_result(trial_id, spec, logs[0])
     num_measured_steps = spec.num_measured_steps
     if num_measured_steps is None:
         num_measured_steps = sum(turn.num_steps for turn in turns)
@@ -97,7 +100,7 @@ def _rank_times(spec: TrialSpec, log: RankLog, num_measured_steps: int) -> RankT
     if log.time_to_first_step_sec is None:
         raise ValueError(f"rank {log.rank} has no time to first step")
     warmup = log.steps[: spec.num_warmup_steps]
-    losses = [step.loss for step in log.steps]
+    losses = [step.loss for step in log.steps if step.loss is not None]
     return RankTimes(
         rank=log.rank,
         time_to_first_step_sec=(

@@ -11,7 +11,7 @@ not (``docs/measuring.md``, ``docs/decisions/0022-relay.md``). In one generation
    or more, at least ``MIN_TURN_SEC``. Both revisions of a case, and its twin, follow
    each other. A turn that others disturbed is void, and is repeated up to twice.
 3. In a gate, each case has some sustained stretches in the same way: many steps in a
-   row, with the garbage collector on.
+   row, with the garbage collector on where the programs of both revisions offer it.
 4. All check, record and exit.
 
 Whatever happens to one trial does not end the generation.
@@ -131,6 +131,7 @@ def _warm_up(
         with contextlib.suppress(ResidentEndedError):
             answers = resident.receive("ready")
             resident.step_time_sec = max(a["step_time_sec"] for a in answers)
+            rounds.check_resolution(resident, resident.step_time_sec)
         resident.busy_sec += time.monotonic() - started
 
 

@@ -1,6 +1,7 @@
 """One trial of a relay, seen from the harness: a process tree that waits for turns.
 
-The other end is ``harness/trial/turns.py``. Every rank connects on its own; a command
+The other end is ``harness/client/scaling_client.py``, or a program in any language
+that keeps to ``docs/client_protocol.md``. Every rank connects on its own; a command
 goes to all of them, and is done when all have answered.
 """
 
@@ -10,17 +11,21 @@ import contextlib
 import json
 import os
 import secrets
-import select
 import socket
-import struct
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 
+from harness.client.scaling_client import ADDRESS_VARIABLE, native_address
 from harness.run.trial_tree import ProcessTree
-from harness.trial.turns import ADDRESS_VARIABLE, native_address
+from harness.trial import first_exit
+from harness.trial.first_exit import FirstExit
+from harness.trial.turns import COMPATIBLE, PROTOCOL
+from replicator.cluster.line_listener import LineListener
+from results.records import client_protocol
+from results.records.client_protocol import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +37,8 @@ if TYPE_CHECKING:
 _POLL_SEC = 0.25
 _GRACE_SEC = 30.0
 """For the other processes of a trial, after one of them has closed its connection."""
+_MAX_LINE_BYTES = 65_536
+"""Bytes of a message; the longest that a process sends has a few hundred."""
 
 
 class ResidentEndedError(RuntimeError):
@@ -48,6 +55,8 @@ class Resident:
       step_time_sec: The duration of a warm step.
       busy_sec: The time in which this trial had the machine.
       awaited: The state that ``poll`` waits for.
+      num_ranks: How many processes are measured; a program with a client says it.
+      has_sustained: Whether all let their garbage collector work in sustained turns.
     """
 
     def __init__(
@@ -70,13 +79,21 @@ class Resident:
         self.step_time_sec = 0.0
         self.busy_sec = 0.0
         self.awaited = ""
+        self.num_ranks = prepared.processes.num_ranks
+        self.has_sustained = True
         self._deadline = 0.0
         self._answers: dict[int, dict[str, Any]] = {}
         self._timeout_sec = timeout_sec
         name = f"replicator-harness-{os.getpid()}-{secrets.token_hex(8)}"
         self._address = f"@{name}"
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._connections: dict[socket.socket, bytes] = {}
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener = LineListener(
+            self._socket,
+            max_line_bytes=_MAX_LINE_BYTES,
+            stranger_sec=timeout_sec,  # a rank is silent until it has imported all
+            user=os.getuid(),
+        )
+        self._ranks: dict[socket.socket, int] = {}
         self._tree = ProcessTree(
             prepared.trial_dir,
             {**prepared.variables, ADDRESS_VARIABLE: self._address},
@@ -97,8 +114,8 @@ class Resident:
 
     def start(self) -> None:
         """Starts its processes."""
-        self._listener.bind(native_address(self._address))
-        self._listener.listen()
+        self._socket.bind(native_address(self._address))
+        self._socket.listen()
         self._tree.start()
 
     def processes(self) -> list[psutil.Process]:
@@ -120,7 +137,7 @@ class Resident:
     def send(self, command: str, **fields: Any) -> None:
         """Gives a command to all ranks; ``receive`` notices one that has ended."""
         line = json.dumps({"command": command, **fields}).encode("ascii") + b"\n"
-        for connection in self._connections:
+        for connection in self._ranks:
             with contextlib.suppress(OSError):
                 connection.sendall(line)
 
@@ -152,37 +169,108 @@ class Resident:
             self._end(is_timed_out=False)
         if time.monotonic() > self._deadline:
             self._end(is_timed_out=True)
-        for message in self._read():
-            if message["state"] != self.awaited:
-                raise AssertionError(f"expected {self.awaited!r}, got {message}")
-            self._answers[message["rank"]] = message
-        if len(self._answers) < self.prepared.processes.num_ranks:
+        for connection, line in self._listener.read(_POLL_SEC):
+            if line is None:
+                self._follow(connection)
+            message = self._message(connection, line)
+            if message is None:  # of a stranger, who ends nothing
+                self._listener.drop(connection)
+            else:
+                self._answers[message["rank"]] = message
+        if len(self._answers) < self.num_ranks:
             return None
         return [self._answers[rank] for rank in sorted(self._answers)]
 
-    def _read(self) -> list[dict[str, Any]]:
-        """Returns the messages that arrive within the next moment."""
-        sources = [self._listener, *self._connections]
-        readable, _, _ = select.select(sources, [], [], _POLL_SEC)
-        messages = []
-        for source in readable:
-            if source is self._listener:
-                connection, _ = self._listener.accept()
-                if _user_of(connection) == os.getuid():
-                    self._connections[connection] = b""
-                else:
-                    connection.close()
-                continue
-            received = source.recv(65536)
-            if not received:  # a rank has ended: the others follow
-                del self._connections[source]
-                source.close()
-                self.wait(_GRACE_SEC)
-                raise ResidentEndedError
-            *lines, rest = (self._connections[source] + received).split(b"\n")
-            self._connections[source] = rest
-            messages += [json.loads(line) for line in lines]
-        return messages
+    def _message(self, connection: socket.socket, line: bytes) -> dict[str, Any] | None:
+        """Returns what a rank says; None if a stranger says what no rank would."""
+        known = self._ranks.get(connection)
+        try:
+            message = client_protocol.read_message(line)
+        except ProtocolError as error:
+            if known is None:
+                return None
+            self.fail(f"rank {known} sent no message of the protocol: {error}", known)
+        rank, state = message["rank"], message["state"]
+        if known is None:
+            return message if self._meet(connection, message) else None
+        if state != self.awaited or known != rank:
+            self.fail(
+                f"rank {known} said {state!r}"
+                + f" as rank {rank}" * (known != rank)
+                + f" where {self.awaited!r} was expected: docs/client_protocol.md has"
+                " the order of messages",
+                known,
+            )
+        return message
+
+    def _meet(self, connection: socket.socket, message: dict[str, Any]) -> bool:
+        """Admits a process that can take part; whether it does."""
+        rank, num_ranks = message["rank"], message.get("num_ranks")
+        if message["state"] != self.awaited or "protocol" not in message:
+            return False
+        is_client = self.prepared.is_client
+        if is_client and message["protocol"] not in COMPATIBLE:
+            self.fail(
+                f"rank {rank} speaks version {message['protocol']} of the protocol,"
+                f" this harness {PROTOCOL}: give the program the client of this"
+                " harness ('python -m harness.client FOLDER' writes it)",
+                rank,
+            )
+        if is_client and num_ranks is not None:
+            self.num_ranks = num_ranks if not self._ranks else self.num_ranks
+            if num_ranks != self.num_ranks:
+                self.fail(
+                    f"rank {rank} says that there are {num_ranks} processes, others"
+                    f" that there are {self.num_ranks}: pass the same num_ranks to"
+                    " connect() in all of them"
+                )
+        if rank >= self.num_ranks or rank in self._ranks.values():
+            if is_client:
+                self.fail(
+                    f"two processes are rank {rank} of {self.num_ranks}, or there is"
+                    " no such rank: number them from 0, as torchrun, mpirun and srun"
+                    " do, or pass rank and num_ranks to connect()"
+                )
+            return False
+        self.has_sustained = self.has_sustained and message["has_sustained"]
+        self._listener.admit(connection)
+        self._ranks[connection] = rank
+        return True
+
+    def _follow(self, connection: socket.socket) -> NoReturn:
+        """Ends the trial of which a rank has closed its connection."""
+        rank = self._ranks.pop(connection, None)
+        self._blame(FirstExit(rank=rank))
+        try:
+            self._tree.wait(_GRACE_SEC)
+        except subprocess.TimeoutExpired:
+            self.fail(
+                "a process closed its connection, and the others had not ended"
+                f" {_GRACE_SEC:g} s later; let all end when one fails, as torchrun and"
+                " mpirun do",
+                rank,
+            )
+        self._end(is_timed_out=False)
+
+    def _blame(self, first: FirstExit) -> None:
+        """Records what explains the end, unless a process of the trial has done so."""
+        folder = self.prepared.trial_dir
+        recorded = first_exit.read(folder)
+        if not recorded.reason and (recorded.rank is None or first.reason):
+            first_exit.write(folder, first)
+
+    def fail(self, reason: str, rank: int | None = None) -> NoReturn:
+        """Ends a trial whose program does not fit the study.
+
+        Args:
+          reason: Why, in one line.
+          rank: Which process, if it is known.
+
+        Raises:
+          ResidentEndedError: Always.
+        """
+        self._blame(FirstExit(rank=rank, reason=reason))
+        self._end(is_timed_out=False)
 
     def wait(self, timeout_sec: float | None = None) -> TrialExit:
         """Waits until its processes have exited by themselves, then ends the rest."""
@@ -197,7 +285,7 @@ class Resident:
         assert self.exit is not None
         return self.exit
 
-    def _end(self, *, is_timed_out: bool) -> None:
+    def _end(self, *, is_timed_out: bool) -> NoReturn:
         self.end(is_timed_out=is_timed_out)
         raise ResidentEndedError
 
@@ -216,17 +304,8 @@ class Resident:
 
     def close(self) -> None:
         """Closes all sockets."""
-        for connection in (self._listener, *self._connections):
-            connection.close()
-        self._connections.clear()
-
-
-def _user_of(connection: socket.socket) -> int:
-    """Returns the user id of the process at the other end."""
-    size = struct.calcsize("3i")
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    _, user, _ = struct.unpack("3i", data)
-    return int(user)
+        self._listener.close()
+        self._ranks.clear()
 
 
 def latest(answers: Sequence[dict[str, Any]], name: str) -> int:

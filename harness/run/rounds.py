@@ -32,6 +32,8 @@ MIN_TURN_SEC: Final = 0.3
 """Shortest turn: below it, the kernel's ticks of 10 ms say too little about others."""
 MIN_ROUNDS: Final = 5
 """Rounds of a generation, however little time is left for them."""
+MIN_STEP_SEC: Final = 1e-4
+"""Shortest step of a program with a client: recording one takes a few microseconds."""
 SUSTAINED_SEC: Final = 2.0
 """Shortest stretch of a gate."""
 SUSTAINED_STEPS: Final = 13
@@ -57,6 +59,21 @@ class Generation:
     max_rounds: int
     seed: int
     num_stretches: int = 0
+
+
+def check_resolution(resident: Resident, step_sec: float) -> None:
+    """Ends a trial whose steps are too short to be timed one by one.
+
+    Raises:
+      ResidentEndedError: They are.
+    """
+    if resident.prepared.is_client and step_sec < MIN_STEP_SEC:
+        resident.fail(
+            f"a step took {1e6 * step_sec:.0f} us, less than the {1e6 * MIN_STEP_SEC:g}"
+            " us that can be timed: wait for the device before step.done(), or do more"
+            " work per step, and give the examples of all of it",
+            0,
+        )
 
 
 def take_all(
@@ -104,9 +121,7 @@ def _take_rounds(
             expected = min(expected, left) if longest_round_sec else left
         stage(f"round {round_index + 1}", max(expected, 0.0))
         for resident in _in_order(alive, generator):
-            _take_turn(
-                resident, round_index, _steps_of_turn(resident), False, void_reason
-            )
+            _take_turn(resident, round_index, _steps_of_turn(resident), void_reason)
         longest_round_sec = max(longest_round_sec, time.monotonic() - now)
 
 
@@ -134,11 +149,15 @@ def _case_of(resident: Resident) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Stretch:
-    """A sustained stretch of both revisions of a case: as many steps of each."""
+    """A sustained stretch of both revisions of a case: as many steps of each.
+
+    The garbage collector works in it if both let it work.
+    """
 
     residents: tuple[Resident, ...]
     num_steps: int
     sec: float
+    is_collecting: bool
 
 
 def _stretches(residents: Sequence[Resident], generation: Generation) -> list[_Stretch]:
@@ -159,6 +178,7 @@ def _stretches(residents: Sequence[Resident], generation: Generation) -> list[_S
                 residents=tuple(group),
                 num_steps=number,
                 sec=number * step_sec * len(group),
+                is_collecting=all(of.has_sustained for of in group),
             )
         )
     return found
@@ -183,8 +203,8 @@ def _take_stretches(
                     resident,
                     generation.max_rounds + index,
                     stretch.num_steps,
-                    True,
                     void_reason,
+                    stretch,
                 )
 
 
@@ -197,13 +217,13 @@ def _take_turn(
     resident: Resident,
     round_index: int,
     num_steps: int,
-    is_sustained: bool,
     void_reason: VoidReason,
+    stretch: _Stretch | None = None,
 ) -> None:
     """Gives one turn, and repeats it while it is void."""
     started = time.monotonic()
     try:
-        _attempt_turn(resident, round_index, num_steps, is_sustained, void_reason)
+        _attempt_turn(resident, round_index, num_steps, void_reason, stretch)
     finally:
         resident.busy_sec += time.monotonic() - started
 
@@ -212,9 +232,11 @@ def _attempt_turn(
     resident: Resident,
     round_index: int,
     num_steps: int,
-    is_sustained: bool,
     void_reason: VoidReason,
+    stretch: _Stretch | None = None,
 ) -> None:
+    # A program that does not offer it never sees the field.
+    more = {"is_sustained": True} if stretch and stretch.is_collecting else {}
     for attempt in range(MAX_ATTEMPTS):
         pids = [process.pid for process in resident.processes()]
         with GpuWatch(resident.prepared.gpus) as watch:
@@ -224,16 +246,24 @@ def _attempt_turn(
                 round_index=round_index,
                 attempt=attempt,
                 num_steps=num_steps,
-                is_sustained=is_sustained,
+                **more,
             )
             try:
                 answers = resident.receive("turn")
+                turn_ns = latest(answers, "end_ns") - latest(answers, "start_ns")
+                check_resolution(resident, turn_ns / num_steps / 1e9)
             except ResidentEndedError:
                 return
             after = core_clock.read(resident.cores, pids)
         load = disturbance.between(before, after)
         load = dataclasses.replace(load, gpus=watch.uses())
-        turn_file.append(resident.prepared.trial_dir, round_index, attempt, load)
+        turn_file.append(
+            resident.prepared.trial_dir,
+            round_index,
+            attempt,
+            load,
+            is_sustained=stretch is not None,
+        )
         num_retraces = int(total(answers, "num_retraces"))
         turn = Turn(
             round_index=round_index,
@@ -253,7 +283,7 @@ def _attempt_turn(
             num_retraces=num_retraces,
             gpus=load.gpus,
             void_reason=void_reason(load, num_retraces),
-            is_sustained=is_sustained,
+            is_sustained=stretch is not None,
         )
         resident.turns.append(turn)
         if turn.is_valid:

@@ -2,7 +2,8 @@
 
 A process that is killed cannot remove its own: TensorFlow, for one, writes a file for
 each function that AutoGraph converts, and removes them at exit. The name follows from
-the trial's directory, so that a run that was itself killed is cleaned up by the next.
+the trial's directory, so that the same trial finds what an earlier run of it left; what
+no trial finds is removed as in ``harness/machine/owned_folders.py``.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from pathlib import Path
 from typing import Final
 
 from harness.errors import StudyError
+from harness.machine import owned_folders
 
 VARIABLE: Final = "TMPDIR"
+_held: dict[Path, owned_folders.Owned] = {}
 
 
 def folder_of(trial_dir: os.PathLike[str]) -> Path:
     """Returns the folder, beside those of other programs: studies may be far away."""
     name = os.fsencode(os.path.realpath(trial_dir))
     digest = hashlib.blake2b(name, digest_size=10).hexdigest()
-    return Path(tempfile.gettempdir()) / f"replicator-trial-{digest}"
+    return Path(tempfile.gettempdir()) / f"{owned_folders.TRIAL}{digest}"
 
 
 def make(trial_dir: os.PathLike[str]) -> None:
@@ -36,6 +39,7 @@ def make(trial_dir: os.PathLike[str]) -> None:
     folder = folder_of(trial_dir)
     try:
         folder.mkdir(mode=0o700)
+        _held[folder] = owned_folders.Owned(folder)
     except OSError as error:
         raise StudyError(
             f"cannot make {str(folder)!r} for temporary files of a trial:"
@@ -45,4 +49,7 @@ def make(trial_dir: os.PathLike[str]) -> None:
 
 def remove(trial_dir: os.PathLike[str]) -> None:
     """Removes it with all that is in it; harmless if it does not exist."""
-    shutil.rmtree(folder_of(trial_dir), ignore_errors=True)
+    folder = folder_of(trial_dir)
+    if folder in _held:
+        _held.pop(folder).remove()
+    shutil.rmtree(folder, ignore_errors=True)

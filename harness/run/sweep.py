@@ -8,6 +8,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+from harness.command.errors import OWN_ERRORS
 from harness.errors import Interrupted
 from harness.planning import defaults
 from harness.run import match_runs, phase_watch
@@ -126,8 +127,24 @@ def run_trials(
             for trial, status in zip(together, statuses, strict=True):
                 end(trial, status)
             missing = later
+            if missing and _is_hopeless(store, together[-1], statuses[-1]):
+                progress.note(
+                    f"the other {len(missing)} trials are not started, since they would"
+                    " fail like this one: change the command or --metric"
+                )
+                break
     finally:
         progress.end()
+
+
+def _is_hopeless(store: Store, trial: PlannedTrial, status: StatusRecord) -> bool:
+    """Whether a command failed by itself, and no trial of the study is ok."""
+    if trial.spec.program is None or status.failure is None:
+        return False
+    if status.failure.exception_type not in OWN_ERRORS:
+        return False
+    ends = [of.status for of in store.trials() if of.status is not None]
+    return all(of.status is not TrialStatus.OK for of in ends)
 
 
 def _run_alone(

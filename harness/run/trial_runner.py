@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ from harness.machine.time_of_day import now_text
 from harness.machine.topology import CpuTopology, read_topology
 from harness.placement import hosts
 from harness.placement.processes import processes_of_trial
-from harness.run import aggregate, scratch, trial_tree
+from harness.run import aggregate, client_file, scratch, trial_tree
 from harness.run.gang_tree import GangTree
 from harness.run.trial_tree import ProcessTree
 from harness.trial import checkpoints, process_tree
@@ -58,6 +59,10 @@ if TYPE_CHECKING:
     GpuUsesWithin = Callable[[int | None, int | None], GpuUses]
 
 
+COMMAND_WORKER = (sys.executable, "-m", "harness.command.worker")
+"""What starts a program of the user's; its folder and the trial's are appended."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunSettings:
     """How trials are run; tests replace the worker and the canary.
@@ -75,6 +80,7 @@ class RunSettings:
       void_reason: Says why a turn does not count, or "" if it does.
       trees: Sources of other revisions, by the name that specs have.
       launcher: Starts the processes of a trial.
+      folders: Where programs of the user's start, by revision; by default here.
     """
 
     timeout_sec: float
@@ -88,6 +94,7 @@ class RunSettings:
     void_reason: VoidReason = disturbance.void_reason
     trees: Mapping[str, SourceTree] = dataclasses.field(default_factory=dict)
     launcher: Launcher = dataclasses.field(default_factory=LocalLauncher)
+    folders: Mapping[str, Path] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +109,7 @@ class Prepared:
       variables: Their environment variables.
       env: The environment record so far.
       gpus: The GPUs that it has; none on a CPU.
+      is_client: Whether it is a program that connects by the client.
       started_at: Time of day.
       start_sec: The same, on the monotonic clock.
     """
@@ -115,6 +123,7 @@ class Prepared:
     started_at: str
     start_sec: float
     gpus: tuple[Gpu, ...] = ()
+    is_client: bool = False
 
     @property
     def core(self) -> int:
@@ -149,12 +158,16 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         gpu_nodes=[gpu.node for gpu in chosen],
     )
     settings.launcher.prepare(trial_dir, processes, place)
-    versions = None
+    versions: Mapping[str, str] | None = None
     command = settings.launcher.command(processes, settings.worker_command)
-    source_root = trial_tree.SOURCE_ROOT
-    if spec.revision:
+    source_root = code_root = trial_tree.SOURCE_ROOT
+    if spec.program is not None:
+        code_root = settings.folders.get(spec.revision, Path.cwd())
+        command, versions = (*COMMAND_WORKER, str(code_root)), {}
+    elif spec.revision:
         tree = settings.trees[spec.revision]
         command, source_root = trial_tree.with_python(command, tree.python), tree.root
+        code_root = source_root
         versions = tree.versions
     variables = trial_tree.trial_variables(
         spec,
@@ -170,7 +183,9 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         gpus=tuple(gpu.name for gpu in chosen),
         inherited=os.environ,
         state=machine_state.read_machine_state(
-            [*itertools.chain(*place.cpusets)], source_root=source_root
+            [*itertools.chain(*place.cpusets)],
+            source_root=code_root,
+            marker="." if spec.program is not None else machine_state.OWN_FILE,
         ),
         versions=versions,
     )
@@ -184,7 +199,10 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         started_at=started_at,
         start_sec=start_sec,
         gpus=chosen,
+        is_client=spec.is_client,
     )
+    if prepared.is_client:
+        client_file.write(trial_dir, spec)
     env = env.model_copy(update={"canary_before_sec": settings.canary(prepared.core)})
     store.write_env(trial_id, env)
     return dataclasses.replace(prepared, env=env)

@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.client.scaling_client import ADDRESS_VARIABLE
 from harness.machine.gpus import NO_GPU
+from harness.machine.oom_kills import read_oom_kills
 from harness.placement import gpu_threads
 from harness.run import scratch
 from harness.trial import process_tree, waiting
-from harness.trial.turns import ADDRESS_VARIABLE
 from results.records.models import Allocator
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ class TrialExit:
       is_timed_out: Whether the harness killed it after ``timeout_sec``.
       timeout_sec: Its time limit.
       duration_sec: From start to end of the process.
-      num_oom_kills: Kills by the kernel's out-of-memory killer on this machine in that
-        time; None where the kernel does not count them.
+      num_oom_kills: Kills by the kernel's out-of-memory killer in that time, on the
+        host of the process; None where nobody counted them.
     """
 
     exit_code: int
@@ -254,23 +255,24 @@ class ProcessTree:
         self.process.stdin.close()
         return code
 
+    def _num_oom_kills(self) -> int | None:
+        after = read_oom_kills()
+        if self._oom_kills_before is None or after is None:
+            return None
+        return after - self._oom_kills_before
+
     def end(self, *, timeout_sec: float, is_timed_out: bool) -> TrialExit:
         """Ends every process of the tree, and returns how the first one ended."""
         duration_sec = time.monotonic() - self.start_sec
         # Also after success: no helper of one trial may disturb the next.
         self.kill()
         exit_code = self._exit_code()
-        oom_kills_after = read_oom_kills()
         return TrialExit(
             exit_code=exit_code,
             is_timed_out=is_timed_out,
             timeout_sec=timeout_sec,
             duration_sec=duration_sec,
-            num_oom_kills=(
-                None
-                if self._oom_kills_before is None or oom_kills_after is None
-                else oom_kills_after - self._oom_kills_before
-            ),
+            num_oom_kills=self._num_oom_kills(),
         )
 
 
@@ -301,16 +303,3 @@ def finish(tree: ProcessTree, *, timeout_sec: float, limit_sec: float) -> TrialE
     except subprocess.TimeoutExpired:
         is_timed_out = True
     return tree.end(timeout_sec=limit_sec, is_timed_out=is_timed_out)
-
-
-def read_oom_kills(root: Path = Path("/")) -> int | None:
-    """Returns how often the out-of-memory killer struck since boot, or None."""
-    try:
-        lines = (root / "proc/vmstat").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        name, _, value = line.partition(" ")
-        if name == "oom_kill":
-            return int(value)
-    return None

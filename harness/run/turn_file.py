@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 TURNS_NAME = "turns.jsonl"
 
 
-def append(trial_dir: Path, round_index: int, attempt: int, load: Disturbance) -> None:
+def append(
+    trial_dir: Path,
+    round_index: int,
+    attempt: int,
+    load: Disturbance,
+    *,
+    is_sustained: bool = False,
+) -> None:
     """Appends one turn.
 
     Args:
@@ -26,6 +33,7 @@ def append(trial_dir: Path, round_index: int, attempt: int, load: Disturbance) -
       round_index: Of the turn.
       attempt: Of the turn, from 0.
       load: What disturbed it; resolutions are what can be rounding.
+      is_sustained: Whether it is a stretch of a gate.
     """
     line: dict[str, object] = {
         "round_index": round_index,
@@ -37,6 +45,8 @@ def append(trial_dir: Path, round_index: int, attempt: int, load: Disturbance) -
         "run_delay_sec": load.run_delay_sec,
         "num_throttled": load.num_throttled,
     }
+    if is_sustained:
+        line["is_sustained"] = True
     if load.gpus:
         line["gpus"] = [use.model_dump(mode="json") for use in load.gpus]
     with (trial_dir / TURNS_NAME).open("a", encoding="utf-8") as file:

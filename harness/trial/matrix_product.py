@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from harness.trial.rank_file import RankWriter
+    from harness.client.scaling_client import RankFile
 
 CHAIN = 20
 """Products that are queued before the device is waited for."""
@@ -69,7 +69,7 @@ def tflops(device: str, size: int, duration_sec: float) -> float:
 
 
 def write_tflops(
-    writer: RankWriter,
+    writer: RankFile,
     devices: Sequence[str],
     *,
     size: int = TRIAL_SIZE,

@@ -14,18 +14,16 @@ import contextlib
 import functools
 import gc
 import time
-import traceback
 from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.trial import checkpoints, heap, training, turns
-from harness.trial.rank_file import one_line
 from harness.trial.steps import Steps
 from results.records.models import Allocator, Control, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from harness.trial.rank_file import RankWriter
+    from harness.client.scaling_client import Channel, RankFile
     from results.records.models import TrialSpec
 
 
@@ -114,12 +112,12 @@ def quiet_collector() -> Iterator[None]:
 def measure_trial(
     build: Callable[[], StepProgram],
     spec: TrialSpec,
-    writer: RankWriter,
+    writer: RankFile,
     *,
     example_unit: str,
     memory: MemoryProbe,
     clock: Callable[[], int] = time.monotonic_ns,
-    channel: turns.TurnChannel | None = None,
+    channel: Channel | None = None,
     count_traces: Callable[[], int] = lambda: 0,
     measure_peak: Callable[[str], tuple[float, str]] | None = None,
     before_warmup: Callable[[], None] = lambda: None,
@@ -149,7 +147,7 @@ def measure_trial(
     """
     is_alone = True
     if channel is not None:
-        is_alone = channel.ask("imported")["is_alone"]
+        is_alone = channel.enter()
     writer.enter(Phase.BUILD)
     build_start_ns = clock()
     program = build()
@@ -234,7 +232,7 @@ def _warm_up(
     program: StepProgram,
     steps: Steps,
     spec: TrialSpec,
-    channel: turns.TurnChannel | None,
+    channel: Channel | None,
 ) -> heap.Reservation:
     """Runs warm-up steps, in a relay the last one when the harness says so.
 
@@ -263,7 +261,7 @@ def _run_window(steps: Steps, spec: TrialSpec, memory: MemoryProbe) -> None:
         memory.sample()
 
 
-def _write_all(writer: RankWriter, kind: str, records: Iterable[Any]) -> None:
+def _write_all(writer: RankFile, kind: str, records: Iterable[Any]) -> None:
     for record in records:
         writer.write(kind, **training.fields_of(record))
 
@@ -278,7 +276,7 @@ def _check_batches(program: StepProgram, spec: TrialSpec) -> None:
             raise ValueError(f"the program has {name} {got}, the trial {expected}")
 
 
-def _check_sanity(program: StepProgram, steps: Steps, writer: RankWriter) -> bool:
+def _check_sanity(program: StepProgram, steps: Steps, writer: RankFile) -> bool:
     bad_loss = steps.bad_loss
     writer.write(
         "sanity",
@@ -291,16 +289,3 @@ def _check_sanity(program: StepProgram, steps: Steps, writer: RankWriter) -> boo
         writer.write("sanity", **training.fields_of(check))
         is_sane = is_sane and check.is_passed
     return is_sane
-
-
-def write_failure(writer: RankWriter, error: BaseException) -> None:
-    """Writes why this process failed, with phase and traceback."""
-    text = str(error)
-    writer.write(
-        "failure",
-        phase=writer.phase.value,
-        reason=one_line(text) or type(error).__name__,
-        exception_type=type(error).__name__,
-        traceback="".join(traceback.format_exception(error)),
-    )
-    writer.sync()

@@ -3,13 +3,17 @@
 One JSON object per line, ``kind`` first. Times are nanoseconds of ``CLOCK_MONOTONIC``,
 which all processes of a machine share; those of two machines cannot be compared.
 
+- ``trial``: ``trial_id``, ``nonce``. Whose observations these are; the first line.
 - ``clock``: ``host``, which says whose clock it is; of trials of several processes.
 - ``phase``: ``phase``, ``ns``. The process enters a phase.
 - ``facts``: ``num_parameters``, ``flops_per_example`` (null if not counted),
-  ``example_unit``, ``global_batch_size``.
+  ``example_unit``, ``global_batch_size``; of a program of the user's also
+  ``num_replicas`` and ``metric``, which say what its numbers mean.
 - ``explain``: ``collectives``, the backend's description of them.
-- ``step``: ``phase``, ``index``, ``start_ns``, ``end_ns``, ``loss`` (a number, or a
-  string such as ``nan``). The index counts over all phases from 0.
+- ``client``: ``protocol``, ``rank``, ``num_ranks``; of a program with a client.
+- ``step``: ``phase``, ``index``, ``start_ns``, ``end_ns``, ``loss`` (a number, a string
+  such as ``nan``, or null where the program has none). The index counts over all phases
+  from 0.
 - ``turn``: of a relay, after its steps: ``round_index``, ``attempt``, ``start_ns``,
   ``end_ns``, ``num_steps``, and what the process used in it.
 - ``first_step_done``: ``time_to_first_step_sec``, ``is_alone``.
@@ -25,6 +29,8 @@ which all processes of a machine share; those of two machines cannot be compared
 - ``point``: the fields of ``QualityPoint``; of a quality run.
 - ``change``: ``group``, ``name``, ``sketch``: numbers that say what the first steps
   changed in a model or an optimizer; of a trial that is matched.
+- ``reading``: ``ns``, ``value``; a number that a program of the user's printed.
+- ``used``: ``num_processes``, ``busy_cores``, ``remarks``, of such a program.
 - ``failure``: ``phase``, ``reason``, ``exception_type``, ``traceback``.
 - ``done``: ``ns``. The process completed.
 
@@ -37,136 +43,34 @@ the latest: that takes about 0.1 ms each, which would be part of the window.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import math
-import os
-import socket
-import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.client.scaling_client import rank_path, shortened
 from results.records.models import Phase
 from results.records.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from pathlib import Path
 
-MAX_REASON_LENGTH = 500
+__all__ = [
+    "RankFileError",
+    "RankLog",
+    "StepTimes",
+    "one_line",
+    "rank_path",
+    "read_rank",
+]
 
 
 class RankFileError(ValueError):
     """A malformed rank file; an internal error or a disk error."""
 
 
-def rank_path(trial_dir: Path, rank: int) -> Path:
-    """Returns the file of one rank."""
-    return trial_dir / f"rank_{rank}.jsonl"
-
-
-def clock_host() -> str:
-    """Returns what tells the clock of this machine, since it started, from others."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-    except OSError:
-        boot = socket.gethostname().encode()
-    return hashlib.blake2b(boot, digest_size=8).hexdigest()
-
-
 def one_line(text: str) -> str:
     """Returns the first non-empty line of ``text``, printable and shortened."""
     line = next((s.strip() for s in text.splitlines() if s.strip()), "")
-    line = printable(line)
-    if len(line) <= MAX_REASON_LENGTH:
-        return line
-    return line[: MAX_REASON_LENGTH - 3] + "..."
-
-
-def _step_line(
-    phase: Phase, index: int, start_ns: int, end_ns: int, loss: float
-) -> str:
-    fields = {
-        "kind": "step",
-        "phase": phase.value,
-        "index": index,
-        "start_ns": start_ns,
-        "end_ns": end_ns,
-        "loss": loss if math.isfinite(loss) else repr(loss),
-    }
-    return json.dumps(fields, allow_nan=False) + "\n"
-
-
-class RankWriter:
-    """Appends to a rank file; safe to use from several threads.
-
-    Attributes:
-      phase: The current phase.
-    """
-
-    def __init__(self, path: Path, clock: Callable[[], int]) -> None:
-        self._path = path
-        self._file = path.open("x", buffering=1, encoding="utf-8")
-        self._lock = threading.Lock()
-        self._clock = clock
-        self._measured_steps: list[tuple[int, int, int, float]] = []
-        self.phase = Phase.LAUNCH
-        self.write("phase", phase=self.phase.value, ns=clock())
-
-    @property
-    def directory(self) -> Path:
-        """The directory of the trial."""
-        return self._path.parent
-
-    def write(self, kind: str, **fields: Any) -> None:
-        """Appends one line."""
-        line = json.dumps({"kind": kind, **fields}, allow_nan=False)
-        with self._lock:
-            self._write_measured_steps()
-            if not self._file.closed:
-                self._file.write(line + "\n")
-
-    def _write_measured_steps(self) -> None:
-        """Writes the steps that were held back; needs the lock."""
-        steps, self._measured_steps = self._measured_steps, []
-        if steps and not self._file.closed:
-            lines = [_step_line(Phase.MEASURE, *step) for step in steps]
-            self._file.write("".join(lines))
-
-    def enter(self, phase: Phase) -> None:
-        """Ends the current phase, synced to disk, and starts the next."""
-        self.sync()
-        self.phase = phase
-        self.write("phase", phase=phase.value, ns=self._clock())
-
-    def step(self, index: int, start_ns: int, end_ns: int, loss: float) -> None:
-        """Appends one step of the current phase."""
-        if self.phase is Phase.MEASURE:
-            with self._lock:
-                self._measured_steps.append((index, start_ns, end_ns, loss))
-            return
-        line = _step_line(self.phase, index, start_ns, end_ns, loss)
-        with self._lock:
-            self._write_measured_steps()
-            if not self._file.closed:
-                self._file.write(line)
-
-    def attach(self, name: str, content: bytes) -> None:
-        """Writes a file beside that of rank 0; other ranks have the same content."""
-        if self._path == rank_path(self._path.parent, 0):
-            self._path.with_name(name).write_bytes(content)
-
-    def sync(self) -> None:
-        """Syncs all lines so far to disk, to survive a power failure."""
-        with self._lock:
-            self._write_measured_steps()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Syncs and closes the file; later writes are dropped."""
-        self.sync()
-        with self._lock:
-            self._file.close()
+    return shortened(printable(line))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,14 +82,14 @@ class StepTimes:
       index: Counted over all phases from 0.
       start_ns: Before the call.
       end_ns: After all device work.
-      loss: Mean over the global batch; can be NaN or infinite.
+      loss: Mean over the global batch; can be NaN or infinite. None if not known.
     """
 
     phase: Phase
     index: int
     start_ns: int
     end_ns: int
-    loss: float
+    loss: float | None
 
     @property
     def time_sec(self) -> float:
@@ -199,6 +103,7 @@ class RankLog:
 
     Attributes:
       rank: The process's rank.
+      num_ranks: How many there are, as the program says; None where the plan says it.
       clock_host: Whose clock its times are of.
       phase: The last phase entered.
       steps: Every step, in order.
@@ -214,11 +119,14 @@ class RankLog:
       quality: Fields of the ``quality`` lines.
       curve: Fields of the ``point`` lines.
       changes: Fields of the ``change`` lines.
+      readings: Fields of the ``reading`` lines.
+      used: Fields of the ``used`` line, empty before the program has ended.
       failure: Fields of the ``failure`` line, or None.
       is_done: Whether the process completed.
     """
 
     rank: int
+    num_ranks: int | None = None
     clock_host: str = ""
     phase: Phase = Phase.LAUNCH
     steps: list[StepTimes] = dataclasses.field(default_factory=list)
@@ -234,6 +142,8 @@ class RankLog:
     quality: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    readings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    used: dict[str, Any] = dataclasses.field(default_factory=dict)
     failure: dict[str, Any] | None = None
     is_done: bool = False
 
@@ -276,10 +186,18 @@ _LISTS = {
     "point": "curve",
     "window_metric": "window_metrics",
     "change": "changes",
+    "reading": "readings",
 }
 
-# Kinds of one text: the attribute that stores it, and its field.
-_TEXTS = {"clock": ("clock_host", "host"), "explain": ("collectives", "collectives")}
+# Kinds of one value: the attribute that stores it, its field, and its type.
+_VALUES = {
+    "clock": ("clock_host", "host", str),
+    "client": ("num_ranks", "num_ranks", int),
+    "explain": ("collectives", "collectives", str),
+}
+
+# Kinds whose fields are stored as they are.
+_FIELDS = ("facts", "peak", "memory", "used", "failure")
 
 
 def _apply(log: RankLog, fields: dict[str, Any]) -> None:
@@ -293,22 +211,22 @@ def _apply(log: RankLog, fields: dict[str, Any]) -> None:
                 index=fields["index"],
                 start_ns=fields["start_ns"],
                 end_ns=fields["end_ns"],
-                loss=float(fields["loss"]),
+                loss=None if fields["loss"] is None else float(fields["loss"]),
             )
         )
     elif kind in _LISTS:
         getattr(log, _LISTS[kind]).append(fields)
-    elif kind in ("facts", "peak", "memory", "failure"):
+    elif kind in _FIELDS:
         setattr(log, kind, fields)
     elif kind == "first_step_done":
         log.time_to_first_step_sec = fields["time_to_first_step_sec"]
         log.is_start_alone = fields.get("is_alone", True)
     elif kind == "gpu_canary":
         log.gpu_tflops = [float(value) for value in fields["tflops"]]
-    elif kind in _TEXTS:
-        attribute, name = _TEXTS[kind]
-        setattr(log, attribute, str(fields[name]))
+    elif kind in _VALUES:
+        attribute, name, of_type = _VALUES[kind]
+        setattr(log, attribute, of_type(fields[name]))
     elif kind == "done":
         log.is_done = True
-    elif kind not in ("heartbeat", "turn"):
+    elif kind not in ("heartbeat", "turn", "trial"):
         raise ValueError(f"unknown kind {kind!r}")

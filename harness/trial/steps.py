@@ -15,8 +15,8 @@ from harness.trial import training
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from harness.client.scaling_client import RankFile
     from harness.trial.measure import StepProgram
-    from harness.trial.rank_file import RankWriter
     from results.records.models import TrialSpec
 
 
@@ -36,7 +36,7 @@ class Steps:
     def __init__(
         self,
         program: StepProgram,
-        writer: RankWriter,
+        writer: RankFile,
         clock: Callable[[], int],
         spec: TrialSpec,
     ) -> None:

@@ -1,100 +1,37 @@
-"""The process of a trial in a relay: it starts, and takes turns, on command.
+"""The process of a trial in a relay takes turns on command.
 
 In a relay (``docs/measuring.md``) the processes of several cases are alive at once.
-Each process connects to the harness, says what it has reached, and waits for the next
-command on a socket, without using a core. Messages are lines of JSON:
-
-- ``{"state": "imported", "rank": 0}``, answered by ``{"command": "build", "is_alone":
-  false}``: other processes start beside this one
-- ``{"state": "built"}``: all but the last warm-up step are done
-- ``{"command": "warm_up", "heap_fraction": 0.25}``, answered by ``{"state": "ready",
-  "step_time_sec": 0.4}``: the process has added so much of its memory to its heap
-  (``harness/trial/heap.py``), and its last warm-up step ran, with the machine to itself
-- ``{"command": "turn", "num_steps": 2, "is_sustained": false, ...}``, answered by
-  ``{"state": "turn", ...}`` with the times of the turn and what the process used in it;
-  in a sustained one the garbage collector works as it does in users' programs
-- ``{"command": "finish"}``: check, record and exit
-
-The address begins with ``@``: a socket in Linux' abstract namespace, which no file
-stands for and which is gone with the harness.
+Each connects to the harness, says what it has reached, and waits for the next command
+on a socket, without using a core. The messages are those of every program that takes
+part in a study: ``docs/client_protocol.md`` describes them, and
+``harness/client/scaling_client.py`` sends them.
 """
 
 from __future__ import annotations
 
 import gc
-import json
-import os
-import resource
-import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
+
+from harness.client.scaling_client import PROTOCOL, Turn, set_collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from harness.client.scaling_client import Channel, RankFile
     from harness.trial.measure import MemoryProbe, StepProgram
-    from harness.trial.rank_file import RankWriter
 
-ADDRESS_VARIABLE = "REPLICATOR_HARNESS_TURNS"
-"""Environment variable with the address; absent where a trial runs alone."""
+__all__ = ["COMPATIBLE", "PROTOCOL", "take_turns"]
 
-
-PROTOCOL = 3
-"""Version of these messages: both sides of a gate must have the same."""
-
-
-class LostHarnessError(ConnectionError):
-    """The harness has closed the connection: it has exited."""
-
-
-def native_address(address: str) -> str:
-    """Returns an address as the kernel expects it."""
-    return "\0" + address[1:]
-
-
-class TurnChannel:
-    """The trial's end of the connection to the harness."""
-
-    def __init__(self, address: str, rank: int) -> None:
-        """Connects.
-
-        Raises:
-          OSError: The harness does not listen there.
-        """
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(native_address(address))
-        self._lines = self._socket.makefile("r", encoding="utf-8")
-        self._rank = rank
-
-    @classmethod
-    def from_environment(cls, rank: int) -> TurnChannel | None:
-        """Connects if this trial is part of a relay."""
-        address = os.environ.get(ADDRESS_VARIABLE)
-        return None if address is None else cls(address, rank)
-
-    def ask(self, state: str, **facts: Any) -> dict[str, Any]:
-        """Says what was reached, and waits for the next command.
-
-        Raises:
-          LostHarnessError: There will be none.
-        """
-        message = {"state": state, "rank": self._rank, **facts}
-        try:
-            self._socket.sendall(json.dumps(message).encode("ascii") + b"\n")
-            line = self._lines.readline()
-        except OSError as error:
-            raise LostHarnessError(str(error)) from error
-        if not line.endswith("\n"):
-            raise LostHarnessError("the harness has closed the connection")
-        command: dict[str, Any] = json.loads(line)
-        return command
+COMPATIBLE: Final = (2, PROTOCOL)
+"""Versions that both sides of a gate may have: 2 does not say which version it is."""
 
 
 def take_turns(
     program: StepProgram,
     run_steps: Callable[[int], int],
     warm_step_sec: float,
-    channel: TurnChannel,
-    writer: RankWriter,
+    channel: Channel,
+    writer: RankFile,
     memory: MemoryProbe,
     *,
     clock: Callable[[], int],
@@ -122,43 +59,14 @@ def take_turns(
     program.pause()
     command = channel.ask("ready", step_time_sec=warm_step_sec)
     while command["command"] == "turn":
-        is_sustained = command["is_sustained"]
-        if is_sustained:
-            gc.unfreeze()
-            gc.enable()
-        else:
-            gc.collect()
+        set_collector(command)
         program.resume()
-        num_traces, before = count_traces(), resource.getrusage(resource.RUSAGE_SELF)
-        start_ns = clock()
-        end_ns = run_steps(command["num_steps"])
-        after = resource.getrusage(resource.RUSAGE_SELF)
+        num_traces = count_traces()
+        turn = Turn(command, clock)
+        facts = turn.end(run_steps(command["num_steps"]))
         program.pause()
-        if is_sustained:
-            gc.disable()
+        gc.disable()
         memory.sample()
-        facts = {
-            "round_index": command["round_index"],
-            "attempt": command["attempt"],
-            "start_ns": start_ns,
-            "end_ns": end_ns,
-            "num_steps": command["num_steps"],
-            "is_sustained": is_sustained,
-            **_used(before, after),
-            "num_retraces": count_traces() - num_traces,
-        }
+        facts["num_retraces"] = count_traces() - num_traces
         writer.write("turn", **facts)
         command = channel.ask("turn", **facts)
-
-
-def _used(
-    before: resource.struct_rusage, after: resource.struct_rusage
-) -> dict[str, float]:
-    """Returns what this process used between two readings."""
-    return {
-        "user_sec": after.ru_utime - before.ru_utime,
-        "system_sec": after.ru_stime - before.ru_stime,
-        "minor_faults": after.ru_minflt - before.ru_minflt,
-        "major_faults": after.ru_majflt - before.ru_majflt,
-        "involuntary_switches": after.ru_nivcsw - before.ru_nivcsw,
-    }

@@ -20,12 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import catalog
+from harness.client.scaling_client import (
+    Channel,
+    RankFile,
+    ResidentMemory,
+    clock_host,
+    rank_path,
+)
 from harness.machine.gpus import NO_GPU
 from harness.placement.processes import processes_of_trial
 from harness.trial import die_with_parent, gpu_probe, matrix_product, measure, peak
-from harness.trial.memory import ResidentMemory
-from harness.trial.rank_file import RankWriter, clock_host, rank_path
-from harness.trial.turns import TurnChannel
 from replicator.cluster import environment
 from results.records.models import Control, Environment, TrialSpec
 
@@ -88,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
         os.sched_setaffinity(0, env.placement.cpusets[0])
     if rank is None:
         return _serve(env.placement)
-    writer = RankWriter(rank_path(trial_dir, rank), time.monotonic_ns)
+    writer = RankFile(rank_path(trial_dir, rank), time.monotonic_ns)
     if processes.are_several:
         writer.write("clock", host=clock_host())
     die_with_parent.beat(lambda: writer.write("heartbeat", ns=time.monotonic_ns()))
@@ -97,11 +101,11 @@ def main(argv: Sequence[str]) -> int:
             spec,
             env.placement,
             writer,
-            TurnChannel.from_environment(rank),
+            Channel.from_environment(rank, processes.num_ranks),
             num_replicas_here=processes.num_replicas_here(spec.num_replicas),
         )
     except Exception as error:  # noqa: BLE001 - recorded, whatever it is
-        measure.write_failure(writer, error)
+        writer.fail(error)
         return 1
     finally:
         writer.close()
@@ -135,8 +139,8 @@ def _serve(placement: Placement) -> int:
 def measure_spec(
     spec: TrialSpec,
     placement: Placement,
-    writer: RankWriter,
-    channel: TurnChannel | None = None,
+    writer: RankFile,
+    channel: Channel | None = None,
     *,
     num_replicas_here: int = 0,
 ) -> None:

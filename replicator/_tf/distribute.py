@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -87,10 +88,35 @@ def updating_optimizer() -> Any:
     return None
 
 
+def loss_scaler_of(merge_fn: Any) -> Any:
+    """The ``LossScaleOptimizer`` of Keras that passes a ``merge_call``, or None.
+
+    It asks there whether gradients are finite, before they are summed (test_fit).
+    """
+    name = getattr(merge_fn, "__qualname__", "")
+    if not name.startswith("LossScaleOptimizer._tf_apply.<locals>."):
+        return None
+    return inspect.getclosurevars(merge_fn).nonlocals["self"]
+
+
 def is_of_keras_trainer(function: Any) -> bool:
     """Whether ``predict`` of Keras runs a function (test_fit_on_workers)."""
     module = str(getattr(function, "__module__", ""))
     return module == "keras.src.backend.tensorflow.trainer"
+
+
+def tf_keras_trainer(function: Any) -> Any:
+    """The model of tf_keras whose ``fit`` or ``evaluate`` runs a function, or None.
+
+    Its steps are functions inside those that ``fit`` traces (test_tf_keras).
+    """
+    inner = getattr(function, "python_function", function)
+    if getattr(inner, "__module__", "") != "tf_keras.src.engine.training":
+        return None
+    names = (getattr(inner, "__code__", None) and inner.__code__.co_freevars) or ()
+    cells = dict(zip(names, inner.__closure__ or (), strict=False))
+    is_step = "make_predict_function" not in inner.__qualname__
+    return cells["model"].cell_contents if is_step and "model" in cells else None
 
 
 def converted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,6 +160,11 @@ def is_compiled_graph() -> bool:
     """Whether XLA compiles the graph that is being built (test_fit)."""
     graph = compat.current_graph()
     return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
+def mixes_strategies(error: Exception) -> bool:
+    """Whether two strategies meet, as an optimizer's and a model's (test_fit)."""
+    return str(error).startswith("Mixing different tf.distribute.Strategy objects")
 
 
 def has_global_seed() -> bool:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.async_training import commit, pull
+from replicator.engine.analysis import divergence
 from replicator.engine.analysis.analyze import to_body
 from replicator.engine.graph import invariance
 from replicator.engine.graph.effects import READ_OPS, EffectTable
 from replicator.engine.graph.trace import trace
 from replicator.errors import UnsynchronisedUpdateError
+from replicator.step import creation
 from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:
@@ -97,14 +99,15 @@ def trace_step(
             return step_fn(*args)
 
     step.__qualname__ = getattr(step_fn, "__qualname__", repr(step_fn))
-    traced = trace(
-        step,
-        specs,
-        topology.num_replicas,
-        topology.num_logical_devices,
-        table.num_replicas,
-        shared=[commit_state.mutex for commit_state in commit_states],
-    )
+    with creation.forbidden_in_steps():  # servers are chosen before the step
+        traced = trace(
+            step,
+            specs,
+            topology.num_replicas,
+            topology.num_logical_devices,
+            table.num_replicas,
+            shared=[commit_state.mutex for commit_state in commit_states],
+        )
     sequence_numbers_name = commits.sequence_numbers.op.name
     # Without the tensors, which would keep the graph.
     commits.clocks, commits.sequence_numbers = (), None
@@ -113,6 +116,9 @@ def trace_step(
     if topology.num_replicas > 1:
         invariance.check_trainable(analysis, traced.variables, traced.lines)
         invariance.check_required(analysis, traced.required)
+        # Not what `_require_local_kinds` makes local for the other workers: each
+        # updates by its own state, as one device would.
+        divergence.check(traced, body, analysis.local_because)
     _require_local_kinds(traced, body, analysis, table, commits)
     clocks = {
         id(commit_state.clock): server

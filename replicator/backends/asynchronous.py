@@ -29,7 +29,7 @@ from replicator.inputs import prefetch
 from replicator.inputs.values import values_of
 from replicator.placement.topology import make_topology
 from replicator.placement.worker_share import per_worker
-from replicator.step import keras_random
+from replicator.step import creation
 from replicator.step.per_replica import PerReplica
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
         keeps_results: bool,
     ) -> list[tuple[ServerProgram, Assignment]]:
         def build() -> WorkerSteps:
-            with keras_random.created_in(self._placement.scope):
+            with creation.created_in(self._placement.scope):
                 return WorkerSteps(
                     step_fn,
                     specs,

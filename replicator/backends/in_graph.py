@@ -21,10 +21,11 @@ from replicator.engine.run.time_limit import TimeLimit
 from replicator.errors import DeviceError, ReplicasOutOfSyncError
 from replicator.inputs.iterator import InputIterator
 from replicator.inputs.values import values_of
+from replicator.optimizer import other_libraries
 from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer
 from replicator.placement import devices as device_lib
 from replicator.placement.topology import make_topology
-from replicator.step import logical
+from replicator.step import creation, logical
 from replicator.step.compiled import CompiledStep
 from replicator.step.per_replica import PerReplica
 from replicator.step.traced_once import traced_once
@@ -176,14 +177,15 @@ class InGraphReplicator(base.Replicator):
                 self.devices,
                 has_virtual_gpus=self.topology.has_virtual_gpus,
             )
-        return Program(
-            step_fn.step_fn if isinstance(step_fn, CompiledStep) else step_fn,
-            specs,
-            self.topology,
-            self._table,
-            without_communication=self.without_communication,
-            is_compiled=is_compiled,
-        )
+        with creation.created_in(self.context):
+            return Program(
+                step_fn.step_fn if isinstance(step_fn, CompiledStep) else step_fn,
+                specs,
+                self.topology,
+                self._table,
+                without_communication=self.without_communication,
+                is_compiled=is_compiled,
+            )
 
     def _dispatch(
         self, program: Program, step_fn: Callable[..., Any], inputs: Any, num_steps: int
@@ -291,6 +293,9 @@ class InGraphReplicator(base.Replicator):
         self, optimizer: Any, options: OptimizerOptions
     ) -> ReplicatedOptimizer:
         """Wraps; with a sharded update over workers, every call must update."""
+        other: Any = other_libraries.wrapped(optimizer, options)
+        if other is not None:
+            return other
         options.check(optimizer)
         is_over_workers = self.topology.num_programs > 1
         if options.sharded_update and is_over_workers and options.needs_branch:

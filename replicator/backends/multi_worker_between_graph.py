@@ -21,6 +21,7 @@ from replicator.inputs.iterator import InputIterator
 from replicator.placement import devices as device_lib
 from replicator.placement.topology import make_topology
 from replicator.placement.worker_share import per_worker
+from replicator.step import creation
 from replicator.validation.user_functions import name_of
 from replicator.variables import ownership, partial, worker_values
 from replicator.variables.kinds import Kind
@@ -158,14 +159,15 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         name = name_of(step_fn)
         what = f"the first run of step {name!r}"
         try:
-            program = Program(
-                step_fn,
-                specs,
-                self.topology,
-                self._table,
-                self._group,
-                without_communication=self.without_communication,
-            )
+            with creation.created_in(self.context):
+                program = Program(
+                    step_fn,
+                    specs,
+                    self.topology,
+                    self._table,
+                    self._group,
+                    without_communication=self.without_communication,
+                )
         except Exception as error:
             # The others must not wait for a worker that failed here; if all fail in
             # the same way, the job can continue.

@@ -173,8 +173,10 @@ class SingleDeviceReplicator(base.Replicator):
                 return check_outputs(step_fn(*batch), step_fn)
 
         generator = StepGenerator()
-        with creation.forbidden_in_steps(), generator.installed():
-            traced = tf.function(step).get_concrete_function(*specs)
+        with generator.installed():
+            traced = creation.in_first_trace(
+                lambda: tf.function(step).get_concrete_function(*specs)
+            )
         for variable in traced.variables:
             foreign.check(variable)
         return SingleProgram(traced, generator)

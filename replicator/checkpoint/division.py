@@ -39,7 +39,8 @@ _IN_ORDER = {
     "Zip",
 }
 # These keep what an element consists of. After all others it is something else.
-_OF_ELEMENTS = {REPEAT, "Filter", "Shuffle", "Skip"}
+_OF_ONE_PASS = {"Filter", "Shuffle", "Skip"}
+_OF_ELEMENTS = {REPEAT, *_OF_ONE_PASS}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +73,11 @@ class Division:
     def num_joined(self) -> int:
         """Examples of an element, as far as batches have joined them."""
         return math.prod(self.joined or ())
+
+    @property
+    def is_one_pass(self) -> bool:
+        """Whether examples are read in a single pass over what is divided."""
+        return _OF_ONE_PASS.issuperset(self.after_dealing + self.after_joining)
 
 
 def of(inputs: InputIterator) -> Division:

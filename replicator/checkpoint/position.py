@@ -130,11 +130,13 @@ def restore(
     # States count elements of one pipeline each. Dealt to other pipelines or replicas,
     # the same examples are other elements; what stays is how many examples all have
     # read (record 0051).
-    num_steps = steps_here(saved, here, division.of(inputs))
+    divided = division.of(inputs)
+    num_steps = steps_here(saved, here, divided)
+    is_at_end = has_read_all(saved, divided)
     why = reason if is_same else "the topology or the size of batches has changed"
-    if num_steps and not saved.is_at_end:
+    if num_steps and not is_at_end:
         _check_order(saved, here, why)
-    inputs.start(num_steps, num_rewinds=saved.num_rewinds, to_end=saved.is_at_end)
+    inputs.start(num_steps, num_rewinds=saved.num_rewinds, to_end=is_at_end)
     return f"by skipping the {num_steps} steps that were read ({why})"
 
 
@@ -164,7 +166,7 @@ def steps_here(saved: Position, here: Position, divided: Division) -> int:
       CheckpointMismatchError: The examples that were read are not the first ones
         here, or not whole steps, or it is not known how many they are.
     """
-    if saved.is_at_end or not saved.num_steps or saved.reads_as(here):
+    if not saved.num_steps or saved.reads_as(here) or has_read_all(saved, divided):
         return saved.num_steps
     before, now = saved.examples_per_step, here.examples_per_step
     deals = saved.deals_as(here)
@@ -219,6 +221,17 @@ def steps_here(saved: Position, here: Position, divided: Division) -> int:
     return num_steps
 
 
+def has_read_all(saved: Position, divided: Division) -> bool:
+    """Whether the steps that were read have left no example of the pass over the data.
+
+    The last of them may have been smaller, so they are no number of whole steps here.
+    """
+    if saved.is_at_end or saved.examples_per_step is None:
+        return saved.is_at_end
+    num_read, count = _num_of_pass(saved, divided)
+    return divided.is_one_pass and count is not None and num_read >= count
+
+
 def _per_replica(position: Position) -> float:
     assert position.examples_per_step is not None
     return position.examples_per_step / position.num_replicas
@@ -226,15 +239,19 @@ def _per_replica(position: Position) -> float:
 
 def _is_regular(saved: Position, here: Position, divided: Division) -> bool:
     """Whether passes over data that repeat after division have no smaller batches."""
-    assert saved.examples_per_step is not None
-    num_read: float = saved.num_steps * saved.examples_per_step
-    count = divided.num_dealt
-    if not (divided.is_global or divided.is_dealt):  # every pipeline reads all of it
-        count = divided.num_joining
-        num_read /= _pipelines(saved)
+    num_read, count = _num_of_pass(saved, divided)
     if count is None or num_read <= count:
         return count is not None
     return all(count % _unit(position, divided) == 0 for position in (saved, here))
+
+
+def _num_of_pass(saved: Position, divided: Division) -> tuple[float, float | None]:
+    """Examples of the steps that were read, if all are whole, and those of one pass."""
+    assert saved.examples_per_step is not None
+    num_read = saved.num_steps * saved.examples_per_step
+    if divided.is_global or divided.is_dealt:
+        return num_read, divided.num_dealt
+    return num_read / _pipelines(saved), divided.num_joining  # each reads all of it
 
 
 def _unit(position: Position, divided: Division) -> float:

@@ -17,6 +17,7 @@ from replicator.contract import (
 from replicator.contract.feeding import FedBackend
 from replicator.errors import StrategyError
 from replicator.inputs.iterator import InputIterator, counted
+from replicator.optimizer import other_libraries
 from replicator.optimizer.options import OptimizerOptions
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 from replicator.step import context as context_lib
@@ -170,7 +171,8 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         """Makes ``apply_gradients`` average gradients over replicas (sum / R) once.
 
         Args:
-          optimizer: A Keras optimizer; it keeps its state.
+          optimizer: Of Keras, or of tf_keras, Sonnet or ``tf.compat.v1``, which take
+            ``compression`` and ``global_clipnorm`` only; it keeps its state.
           compression: ``bfloat16`` or ``float16``: gradients are sent between memories
             in 16 bits, weights are unchanged; see ``collectives/compression.py``.
           accumulation_steps: Calls of ``apply_gradients`` per update, which uses the
@@ -207,7 +209,8 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         self, optimizer: Any, options: OptimizerOptions
     ) -> ReplicatedOptimizer:
         """Wraps with unchecked options; backends reject those that they lack."""
-        return ReplicatedOptimizer(optimizer, options=options)
+        other = other_libraries.wrapped(optimizer, options)
+        return other or ReplicatedOptimizer(optimizer, options=options)
 
     def as_strategy(self) -> tf.distribute.Strategy:
         """Returns this replicator in the spelling of ``tf.distribute``.

@@ -18,6 +18,7 @@ from replicator.inputs.context import (
 )
 from replicator.inputs.reads import Reads, Source
 from replicator.placement import devices as device_lib
+from replicator.step import context as context_lib
 from replicator.step.per_replica import PerReplica
 from replicator.validation import maker
 
@@ -226,6 +227,7 @@ class InputIterator:
 
     def get_next(self) -> Any:
         """Reads one step's batches eagerly: a nest of ``PerReplica``."""
+        context_lib.check_reads_outside()
         with self.count(1):
             batch = self._get_next()
             if not self._is_fed:
@@ -237,6 +239,7 @@ class InputIterator:
 
     def __next__(self) -> Any:
         """Reads one step's batches; see the class."""
+        context_lib.check_reads_outside()
         if self.is_at_end:
             raise StopIteration
         with self.count(1):

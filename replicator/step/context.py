@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.errors import CollectiveContextError
+from replicator.errors import CollectiveContextError, RunContextError
 from replicator.validation.arguments import is_one_of, shown
 
 if TYPE_CHECKING:
@@ -200,6 +200,20 @@ def require(caller: str) -> ReplicaContext:
             "repl.reduce(op, per_replica_value) on what run() returns"
         )
     return _STACK.contexts[-1]
+
+
+def check_reads_outside() -> None:
+    """Rejects reading an input iterator inside a step.
+
+    Raises:
+      RunContextError: A step function is running or being traced in this thread.
+    """
+    if in_replica_context():
+        raise RunContextError(
+            "next(inputs) was called inside a step, which is the code of one replica; "
+            "pass the iterator, repl.run(step_fn, inputs), and use the argument of the "
+            "step"
+        )
 
 
 def check_reduce_op(op: Any) -> str:

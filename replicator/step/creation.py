@@ -1,21 +1,30 @@
-"""Rejects variables that are created while a step function is traced."""
+"""Variables that are created while a step function is traced.
+
+As ``tf.function`` has it, the first trace may make them: a model that is built by its
+first batch, a metric or an optimizer that makes its state when it is needed. They are
+made outside the step, and the step is traced again, which must not make others.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
+from replicator._tf import creation as _tf_creation
 from replicator.errors import CreateVariableInStepError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+_Traced = TypeVar("_Traced")
+
 
 class _State(threading.local):
     is_allowed = False
+    place: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
 
 _STATE = _State()
@@ -32,6 +41,77 @@ def allowed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def created_in(
+    scope: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> Iterator[None]:
+    """Makes what a step creates in a scope of variables."""
+    before, _STATE.place = _STATE.place, scope
+    try:
+        yield
+    finally:
+        _STATE.place = before
+
+
+def place() -> contextlib.AbstractContextManager[Any]:
+    """The scope in which what a step creates is made."""
+    return _STATE.place()
+
+
+@contextlib.contextmanager
+def made_outside(
+    note: Callable[[Any], None] | None = None, device: str | None = None
+) -> Iterator[None]:
+    """Makes variables that are created inside it, within a step, outside of the step.
+
+    Args:
+      note: Called with each.
+      device: Where they are made; by default as ``created_in`` says.
+
+    Raises:
+      CreateVariableInStepError: One depends on what the step computes.
+    """
+
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        initial_value = kwargs.get("initial_value")
+        if not tf.executing_eagerly():  # not yet outside, as libraries may be
+            initial_value = _tf_creation.outside_of_step(initial_value)
+            next_creator = _tf_creation.make  # not as tf.function would, in its graph
+        if initial_value is None:
+            raise _refused(kwargs)
+        with (
+            tf.init_scope(),
+            allowed(),
+            place() if device is None else tf.device(device),
+        ):
+            variable = next_creator(**{**kwargs, "initial_value": initial_value})
+        if note is not None:
+            note(variable)
+        return variable
+
+    with _creating(create):
+        yield
+
+
+def in_first_trace(trace: Callable[[], _Traced]) -> _Traced:
+    """Traces a step; its first trace may create variables.
+
+    Args:
+      trace: Traces it, and is called again if that has created some.
+
+    Raises:
+      CreateVariableInStepError: It creates variables each time, or they depend on what
+        the step computes; from the statement that creates one.
+    """
+    made: list[Any] = []  # which keeps them until the step was traced again
+    with made_outside(made.append):
+        traced = trace()
+    if not made:
+        return traced
+    with forbidden_in_steps():
+        return trace()
+
+
+@contextlib.contextmanager
 def forbidden_in_steps() -> Iterator[None]:
     """Makes the creation of variables inside it raise an actionable error.
 
@@ -39,17 +119,33 @@ def forbidden_in_steps() -> Iterator[None]:
       CreateVariableInStepError: From the statement that creates the variable.
     """
 
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        del next_creator
+        raise _refused(kwargs)
+
+    with _creating(create):
+        yield
+
+
+@contextlib.contextmanager
+def _creating(create: Callable[..., Any]) -> Iterator[None]:
+    """Lets a function make variables, but for those of the library itself."""
+
     def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        if not _STATE.is_allowed:
-            name = kwargs.get("name") or "Variable"
-            raise CreateVariableInStepError(
-                f"the step function created a variable ({name!r}), but a step runs "
-                "many times and on many replicas; create models, metrics and other "
-                "variables before it, inside `with repl.context():` (a Keras model "
-                "creates its variables when it is built: call it once, or call "
-                "model.build(shape))"
-            )
-        return next_creator(**kwargs)
+        if _STATE.is_allowed:
+            return next_creator(**kwargs)
+        return create(next_creator, **kwargs)
 
     with tf.variable_creator_scope(creator):
         yield
+
+
+def _refused(kwargs: dict[str, Any]) -> CreateVariableInStepError:
+    name = kwargs.get("name") or "Variable"
+    return CreateVariableInStepError(
+        f"the step function created a variable ({name!r}) that it cannot create once "
+        "for all steps, but a step runs many times and on many replicas; create "
+        "models, metrics and other variables before it, inside `with repl.context():` "
+        "(a Keras model creates its variables when it is built: call it once, or call "
+        "model.build(shape))"
+    )

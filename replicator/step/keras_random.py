@@ -9,7 +9,6 @@ any other: each replica has its own stream.
 from __future__ import annotations
 
 import contextlib
-import threading
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -18,24 +17,7 @@ from replicator._tf import compat as _tf_compat
 from replicator.step import creation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-
-class _Place(threading.local):
-    scope: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-
-
-_PLACE = _Place()
-
-
-@contextlib.contextmanager
-def created_in(scope: Callable[[], contextlib.AbstractContextManager[Any]]) -> Any:
-    """Creates generators that steps need inside it in a scope of variables."""
-    before, _PLACE.scope = _PLACE.scope, scope
-    try:
-        yield
-    finally:
-        _PLACE.scope = before
+    from collections.abc import Iterator
 
 
 class StepGenerator:
@@ -61,7 +43,7 @@ class StepGenerator:
     def make(self) -> Any:
         """Returns Keras' generator, created outside the step if necessary."""
         if self.made is None:
-            with tf.init_scope(), creation.allowed(), _PLACE.scope():
+            with tf.init_scope(), creation.allowed(), creation.place():
                 self.made = _tf_compat.make_global_seed_generator()
         return self.made
 

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 
+# Attribute of variables that were made in a scope.
+_IS_IN_SCOPE = "_replicator_is_in_scope"
+
+
 class _Merges(threading.local):
     def __init__(self) -> None:
         self.running: list[tuple[Any, Callable[[Any], Any]]] = []
@@ -119,20 +123,35 @@ class StepExtended(_tf_distribute.Extended):
         neighbour = kwargs.pop("colocate_with", None)
         place = tf.device(neighbour.device) if neighbour is not None else _ANYWHERE
         with place:
-            return next_creator(**kwargs)
+            variable = next_creator(**kwargs)
+        setattr(variable, _IS_IN_SCOPE, True)
+        return variable
+
+    def variable_created_in_scope(self, v: Any) -> bool:
+        """Whether a variable is the strategy's; in a step, all are."""
+        is_own: bool = super().variable_created_in_scope(v)
+        return is_own or context_lib.in_replica_context()
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
         """A scope that makes variables on the device of another one.
 
-        Keras' optimizers make their slots in it, in a program without ``fit`` by their
-        first step: outside of that step, then.
+        Optimizers of Keras make their slots in it, in a program without ``fit`` by
+        their first step: outside of that step, then. Those of tf_keras update in it.
         """
-        stack = contextlib.ExitStack()
+        if not (
+            tf.distribute.has_strategy()
+            or getattr(colocate_with_variable, _IS_IN_SCOPE, False)
+        ):
+            raise StrategyError(
+                "an optimizer was made in scope(), but "
+                f"{shown(getattr(colocate_with_variable, 'name', None))}, which it "
+                "trains, outside, so that fit() would train on one device; make the "
+                "model inside `with repl.scope():` too"
+            )
+        device = colocate_with_variable.device
         if context_lib.in_replica_context():
-            stack.enter_context(tf.init_scope())
-            stack.enter_context(creation.allowed())
-        stack.enter_context(tf.device(colocate_with_variable.device))
-        return stack
+            return creation.made_outside(device=device)
+        return tf.device(device)
 
     def update(
         self,

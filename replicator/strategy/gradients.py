@@ -15,6 +15,7 @@ import tensorflow as tf
 from replicator.collectives import reductions
 from replicator.errors import StrategyError
 from replicator.optimizer.gradients import times
+from replicator.optimizer.wrapper import ReplicatedOptimizer
 from replicator.step import context as context_lib
 from replicator.validation.user_functions import name_of
 
@@ -66,6 +67,24 @@ class GradientSum:
         self._check(optimizer)
         return reductions.all_sum(self._weighted(grads))
 
+    def of_scaler(self, grads: Any, scaler: Any) -> Any:
+        """Sums gradients before Keras' ``LossScaleOptimizer`` asks if they are finite.
+
+        Raises:
+          StrategyError: The optimizer inside would average in a branch.
+        """
+        inner = scaler.inner_optimizer
+        if isinstance(inner, ReplicatedOptimizer):
+            kind = type(inner.wrapped).__name__
+            raise StrategyError(
+                f"compile() put a wrapped {kind} into Keras' LossScaleOptimizer, as "
+                "the model computes in float16; write compile(repl.wrap_optimizer("
+                f'{kind}(...), loss_scale="dynamic"), ..., auto_scale_loss=False)'
+            )
+        given = [grad for grad in grads if grad is not None]
+        rest = iter(self.of(given, inner))
+        return [None if grad is None else next(rest) for grad in grads]
+
     def undivided(self, grads: list[Any]) -> list[Any]:
         """Multiplies gradients, so that their mean is the sum; see ``of``."""
         factor = self._num_replicas if self._is_divided else 1
@@ -101,6 +120,8 @@ class GradientSum:
             )
         if not self._is_divided:
             assert self._trainer_step is not None
+            model = getattr(self._trainer_step, "__self__", None)
+            kind = type(getattr(model, "optimizer", optimizer)).__name__
             raise StrategyError(
                 f"{place_of(self._trainer_step)} computes a loss that is not divided "
                 f"by the number of replicas, {self._num_replicas}, and {kind} sums "

@@ -83,7 +83,14 @@ class StepReplicaContext(tf.distribute.ReplicaContext):
         self, merge_fn: Callable[..., Any], args: Any = (), kwargs: Any = None
     ) -> Any:
         """Calls a function of the strategy and of this replica's own values."""
+        scaler = _tf_distribute.loss_scaler_of(merge_fn)
+        if scaler is not None:
+            # All replicas have to skip the same updates: by sums, not own gradients.
+            args = (self.gradient_sum.of_scaler(args[0], scaler), *args[1:])
         with (
+            contextlib.nullcontext()
+            if scaler is None
+            else context_lib.gradients_averaged(),
             merging(self, self.gradient_sum.of_merge(merge_fn)),
             _tf_distribute.cross_replica_mode(self._strategy),
         ):
@@ -108,6 +115,14 @@ class StepStrategy(tf.distribute.Strategy):
 
     def __init__(self, extended: StepExtended | None = None) -> None:
         super().__init__(extended or StepExtended(self))
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """Passes for a strategy of one device, which a replica is.
+
+        Sonnet's optimizers and tf_keras' loss scale refuse what they do not know.
+        """
+        return tf.distribute.OneDeviceStrategy
 
     def scope(self) -> Any:
         """Rejected: a step is in the scope of its replicator.

@@ -132,7 +132,7 @@ class Steps:
             args, kwargs = arguments.packed(tensors)
             sums = GradientSum(
                 num_replicas,
-                trainer_step=fn if is_trainer_step(fn) else None,
+                trainer_step=trainer_step(fn),
                 num_examples=_num_examples(fn, tensors),
             )
             with entered_by(strategy, sums):
@@ -172,11 +172,26 @@ def _held(part: Any, callback: Callable[[Any], None]) -> Any:
         return part
 
 
-def is_trainer_step(fn: Callable[..., Any]) -> bool:
-    """Whether a function is a step of ``fit`` or ``evaluate`` of a Keras model."""
+def trainer_of(fn: Callable[..., Any]) -> Any:
+    """The model of Keras or tf_keras whose ``fit`` or ``evaluate`` runs ``fn``."""
     keras = sys.modules.get("keras")
     owner = getattr(fn, "__self__", None)
-    return keras is not None and isinstance(owner, keras.Model)
+    if keras is not None and isinstance(owner, keras.Model):
+        return owner
+    return _tf_distribute.tf_keras_trainer(fn)
+
+
+def trainer_step(fn: Callable[..., Any]) -> Callable[..., Any] | None:
+    """The step that ``fit`` runs, as its author wrote it, if that is what ``fn`` is."""
+    model = trainer_of(fn)
+    if model is None or getattr(fn, "__self__", None) is model:
+        return None if model is None else fn
+    return model.train_step
+
+
+def is_trainer_step(fn: Callable[..., Any]) -> bool:
+    """Whether a function is a step of ``fit`` or ``evaluate`` of a Keras model."""
+    return trainer_of(fn) is not None
 
 
 def _for_keras(fn: Callable[..., Any], result: Any, outputs: Outputs) -> Any:

@@ -13,11 +13,12 @@ from replicator.strategy import datasets, reduction
 from replicator.strategy.calls import arguments_of
 from replicator.strategy.extended import StepExtended
 from replicator.strategy.replica_context import StepReplicaContext, StepStrategy
-from replicator.strategy.steps import Steps, is_trainer_step
+from replicator.strategy.steps import Steps, is_trainer_step, trainer_of
 from replicator.strategy.values import grouped, is_per_replica, local_values
 from replicator.validation.arguments import shown
 
 if TYPE_CHECKING:
+    import types
     from collections.abc import Callable
 
 
@@ -106,7 +107,7 @@ class ReplicatorStrategy(StepStrategy):
 
     def scope(self) -> Any:
         """Makes variables, models and optimizers inside it the replicator's."""
-        return self.extended._scope(self)  # noqa: SLF001 (as the base class does)
+        return _Scope(self.extended._scope(self))  # noqa: SLF001 (as the base class does)
 
     def run(
         self,
@@ -259,11 +260,36 @@ class ReplicatorStrategy(StepStrategy):
         )
 
 
+class _Scope:
+    """A scope that explains what Keras does in it, as in ``fit``."""
+
+    def __init__(self, scope: Any) -> None:
+        self._scope = scope
+
+    def __enter__(self) -> Any:
+        return self._scope.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self._scope.__exit__(kind, error, trace)
+        if isinstance(error, RuntimeError) and _tf_distribute.mixes_strategies(error):
+            raise StrategyError(
+                "an optimizer that was made outside of scope() is used inside; write "
+                "`with repl.scope():` around keras.optimizers.Adam(...) too, or pass "
+                'compile("adam", ...)'
+            ) from error
+
+
 def _check_is_traced(fn: Any) -> None:
     """Rejects the step of a Keras model that is to run eagerly."""
-    if fn.__self__.run_eagerly:
+    model = trainer_of(fn)
+    if model.run_eagerly:
         raise StrategyError(
-            f"{type(fn.__self__).__name__} was compiled with run_eagerly=True, but a "
+            f"{type(model).__name__} was compiled with run_eagerly=True, but a "
             "step on replicas is traced; remove run_eagerly, or debug the program "
             "without a strategy"
         )

@@ -32,7 +32,7 @@ def combine(variable: Any, kind: Kind, copies: Sequence[tf.Tensor]) -> tf.Tensor
     """Combines the copies of all replicas: sum, mean, or that of replica 0."""
     if not _is_from_all(variable, kind):
         return copies[0]
-    return _of_total(variable, tf.add_n(copies), len(copies))
+    return _of_total(variable, tf.add_n(list(map(to_number, copies))), len(copies))
 
 
 class OutsideValues:
@@ -60,7 +60,7 @@ class OutsideValues:
 
     def read(self) -> list[tf.Tensor]:
         """Emits the value of each entry."""
-        totals = _sums(self._entries, is_sent=self._group is not None)
+        totals = _sums(self._entries)
         num_replicas = None
         if self._group is not None:
             totals = self._over_workers(totals, self._group)
@@ -70,7 +70,7 @@ class OutsideValues:
             if total is None:
                 values.append(self._of_first(entry))
             elif not _is_from_all(entry.variable, entry.kind):
-                values.append(total)
+                values.append(tf.cast(total, entry.variable.dtype))
             else:
                 with tf.device(_sum_device(entry)):
                     count = num_replicas or len(entry.copies)
@@ -89,7 +89,7 @@ class OutsideValues:
         ]
         received = iter(
             worker_values.packed(
-                [_to_number(share) for share in shares],
+                [to_number(share) for share in shares],
                 lambda value: worker_values.reduce(
                     value,
                     self._topology,
@@ -100,10 +100,7 @@ class OutsideValues:
                 wire_types.added,
             )
         )
-        return [
-            tf.cast(next(received), entry.variable.dtype) if sends else None
-            for entry, sends in zip(self._entries, is_sent, strict=True)
-        ]
+        return [next(received) if sends else None for sends in is_sent]
 
     def _share_of_first(self, entry: Entry) -> tf.Tensor:
         """What this worker adds where only the value of replica 0 of the job counts."""
@@ -149,14 +146,16 @@ def _of_total(variable: Any, total: tf.Tensor, num_replicas: int) -> tf.Tensor:
 
 
 def _number(dtype: tf.DType) -> tf.DType:
-    return tf.int32 if dtype == tf.bool else dtype
+    """In what copies are added: of float16 the sum may overflow, and not the mean."""
+    return {tf.bool: tf.int32, tf.float16: tf.float32}.get(dtype, dtype)
 
 
-def _to_number(value: tf.Tensor) -> tf.Tensor:
+def to_number(value: tf.Tensor) -> tf.Tensor:
+    """A copy in the type in which copies are added."""
     return tf.cast(value, _number(value.dtype))
 
 
-def _sums(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor | None]:
+def _sums(entries: Sequence[Entry]) -> list[tf.Tensor | None]:
     """Emits the sums over the copies; None where only replica 0's value counts."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place, entry in enumerate(entries):
@@ -169,24 +168,20 @@ def _sums(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor | None]:
     found: list[tf.Tensor | None] = [None] * len(entries)
     for places in groups.values():
         members = [entries[place] for place in places]
-        for place, total in zip(places, _add_up(members, is_sent=is_sent), strict=True):
+        for place, total in zip(places, _add_up(members), strict=True):
             found[place] = total
     return found
 
 
-def _add_up(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor]:
-    """Adds the copies of variables of one type that lie on the same devices.
-
-    In float32 those of float16, whose sum may overflow, unless the sum is sent.
-    """
+def _add_up(entries: Sequence[Entry]) -> list[tf.Tensor]:
+    """Adds the copies of variables of one type that lie on the same devices."""
     first = entries[0]
-    is_wide = first.variable.dtype == tf.float16 and not is_sent
     vectors = []
     for replica, copy in enumerate(first.copies):
         with tf.device(copy.device):
             of_replica = [entry.copies[replica].value() for entry in entries]
             vector = of_replica[0] if len(entries) == 1 else pack(of_replica)
-            vectors.append(tf.cast(vector, tf.float32) if is_wide else vector)
+            vectors.append(to_number(vector))
     with tf.device(_sum_device(first)):
         total = tf.add_n(vectors)
         if len(entries) == 1:

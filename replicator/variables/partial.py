@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from replicator.variables.fingerprints import state
 from replicator.variables.kinds import Kind
+from replicator.variables.outside_values import to_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,12 +39,14 @@ def consolidate(
     sums = []
     for entry in partial:
         with tf.device(entry.variable.device):
-            sums.append(tf.add_n([tf.identity(copy) for copy in entry.copies]))
+            copies = [to_number(tf.identity(copy)) for copy in entry.copies]
+            sums.append(tf.add_n(copies))
     if not partial:
         return
     for entry, total in zip(partial, add_up(sums), strict=True):
         with tf.device(entry.variable.device):
             mean = total / tf.cast(topology.num_replicas, total.dtype)
+            mean = tf.cast(mean, entry.variable.dtype)
         for copy in entry.copies:
             copy.assign(mean)
         if entry.seen is not None:  # not the only replica of one of several workers

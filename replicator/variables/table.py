@@ -151,14 +151,22 @@ class VariableTable:
 
     def local_state(self) -> list[LocalState]:
         """The values of the copies that differ between replicas."""
+        local = [e for e in self._entries.values() if e.kind.is_per_replica]
+        if self.detects_writes:
+            # What raw ops and other graphs wrote would reach them with the next run.
+            _tf_compat.wait_for_remote_ops()
+            for entry in local:
+                if entry.seen is not None:
+                    call, variables = self.resets.of(entry, is_certain=False)
+                    call(*map(_tf_compat.handle, variables))
+            _tf_compat.wait_for_remote_ops()
         return [
             LocalState(
                 variable=entry.variable,
                 kind=entry.kind,
                 values=tuple(copy.numpy() for copy in entry.copies),
             )
-            for entry in self._entries.values()
-            if entry.kind.is_per_replica
+            for entry in local
         ]
 
     def restore(self, saved: Sequence[LocalState]) -> None:

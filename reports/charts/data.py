@@ -7,6 +7,8 @@ from typing import Final
 
 import pandas as pd
 
+from reports.words import cells
+
 MOST_ROWS: Final = 3_000
 """A figure of more rows downloads its estimates only."""
 MOST_STEPS: Final = 600
@@ -50,5 +52,5 @@ def url(frame: pd.DataFrame) -> str:
         return ""
     shown = frame.dropna(axis="columns", how="all")
     shown = shown.loc[:, ~(shown == "").all()]
-    text = shown.to_csv(index=False, lineterminator="\n")
+    text = cells.as_csv(shown)
     return f"data:text/csv;charset=utf-8,{urllib.parse.quote(text, safe=_SAFE)}"

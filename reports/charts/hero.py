@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from reports.charts import over_replicas, replica_panel
+from reports.charts import look, over_replicas, replica_panel
 from reports.charts.quantities import EFFICIENCY
 from reports.charts.replica_panel import Panel, ReplicaCurve
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from reports.view.view import View
 
-DASHES: Final = {"weak": "-", "strong": "--"}
 _KINDS: Final = ("estimate", "repetition", "ceiling")
 
 
@@ -38,7 +37,7 @@ def curves(view: View) -> list[ReplicaCurve]:
                         rows=replica_panel.rows_of(part),
                         name=f"{backend}, {mode}",
                         series=view.series(backend),
-                        dash=DASHES[mode],
+                        dash=look.dash(mode),
                         label=f"{backend}\n{mode}" if has_several else mode,
                     )
                 )

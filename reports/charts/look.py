@@ -32,6 +32,8 @@ class Look:
         return self.series[series_of(backend)]
 
 
+DASHES: Final = {"weak": "-", "strong": "--"}
+
 PAGE: Final = Look(
     ink=svg.INK, muted=svg.MUTED, grid=svg.GRID, paper=svg.PAPER, series=svg.SERIES
 )
@@ -63,6 +65,9 @@ def marker(backend: str) -> str:
     return svg.MARKERS[series_of(backend)]
 
 
-def dash(backend: str) -> str:
-    """Returns the dash of a backend's lines."""
-    return svg.DASHES[series_of(backend)]
+def dash(mode: str) -> str:
+    """Returns the dash of lines over replicas in a scaling mode, the same everywhere.
+
+    Dotted lines are what is compared with, such as ideal scaling.
+    """
+    return DASHES.get(mode, "-")

@@ -142,13 +142,14 @@ def panel_of_mode(
                 rows=rows_of(shown[shown["backend"] == backend]),
                 name=backend,
                 series=series_of(backend),
-                dash=look.dash(backend),
+                dash=look.dash(mode),
             )
             for backend in backends
         ),
         sizes=sizes_of(frame[frame["mode"] == mode]),
         y_limits=y_limits(rows, quantity, is_log=is_log),
         is_log=is_log,
+        is_from_zero=False,
         heading=f"{mode.capitalize()} scaling{f', {units[0]}' if has_unit else ''}",
     )
 

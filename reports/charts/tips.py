@@ -60,7 +60,7 @@ def of_value(
         return f"{text}, by definition"
     if low is None or high is None:
         return f"{text}, no interval, n = {n}"
-    return f"{text}, 95 % interval {shown(low)} to {shown(high)}, n = {n}"
+    return f"{text}, 95 % interval {formats.interval(low, high, shown)}, n = {n}"
 
 
 def of_row(name: str, row: Any, write: Callable[[float], str]) -> str:

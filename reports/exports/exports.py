@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 from markupsafe import escape
 
 from reports.view.view import view_store
-from reports.words import brief, formats, markdown, marks, trust, verdict
+from reports.words import (
+    brief,
+    cells,
+    formats,
+    gate_brief,
+    markdown,
+    marks,
+    reproduce,
+    trust,
+    verdict,
+)
 from reports.words.lead import lead_point
 from reports.words.marks import Level
 from results import errors
@@ -87,8 +97,7 @@ def csv_of_studies(stores: Sequence[Store], _metric: Metric | None = None) -> st
     Raises:
       ResultsError: A plan is missing, unreadable or contradictory.
     """
-    text: str = _frame(stores).to_csv(index=False, lineterminator="\n")
-    return text.rstrip("\n")
+    return cells.as_csv(_frame(stores)).rstrip("\n")
 
 
 def _frame(stores: Sequence[Store]) -> pd.DataFrame:
@@ -146,7 +155,7 @@ def as_markdown(store: Store) -> str:
         if num_more:
             lines.append("")
             more = formats.count(num_more, "more case")
-            lines.append(f"{more}: `python -m harness report STUDY --format csv`.")
+            lines.append(f"{more}: `{reproduce.export(view.study.plan, 'csv')}`.")
         lines.append("")
     limits = [f"- {markdown.escaped(text)}" for text in judged.unknowns]
     lines += limits[:_MOST_LIMITS]
@@ -186,10 +195,7 @@ def _row(point: Point) -> tuple[str, ...]:
 def _cell(estimate: Estimate | None, write: Callable[[float], str]) -> str:
     if estimate is None:
         return formats.ABSENT
-    text = write(estimate.value)
-    if estimate.low is None or estimate.high is None:
-        return text
-    return f"{text} ({write(estimate.low)} to {write(estimate.high)})"
+    return formats.estimate(estimate, write)
 
 
 def badge_parts(view: View) -> tuple[str, str, str]:
@@ -198,6 +204,10 @@ def badge_parts(view: View) -> tuple[str, str, str]:
     Green says that the whole interval meets the efficiency target of the study (80 % by
     default), red that it is below, amber that this is inconclusive or not reliable.
     """
+    gate = gate_brief.of_view(view)
+    if gate is not None:
+        colors = {Level.OK: _GOOD, Level.BAD: _BAD, Level.CAUTION: _UNSURE}
+        return "gate", gate.verdict, colors[gate.level]
     point = None if trust.why_unfit(view) else lead_point(view)
     if point is None or point.efficiency is None:
         return "scaling", NO_VERDICT, _NONE
@@ -207,17 +217,14 @@ def badge_parts(view: View) -> tuple[str, str, str]:
     if efficiency.excludes(target):
         color = _GOOD if efficiency.value > target else _BAD
     replicas = formats.count(point.num_replicas, "replica")
-    right = f"{_plain(formats.percent(efficiency.value))} at {replicas}"
-    if efficiency.low is not None and efficiency.high is not None:
-        low, high = 100 * efficiency.low, 100 * efficiency.high
-        right += f" ({low:.0f} to {high:.0f})"
+    right = f"{_plain(formats.estimate(efficiency, formats.percent))} at {replicas}"
     if marks.worst(marks.of_view(view)) is Level.BAD:
         right, color = f"{right}, not reliable", _UNSURE
     return f"{point.mode.value} scaling efficiency", right, color
 
 
 def _plain(text: str) -> str:
-    return text.replace(formats.THIN_SPACE, " ")
+    return text.replace(formats.THIN_SPACE, " ").replace(formats.HARD_SPACE, " ")
 
 
 def as_badge(store: Store) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import yaml
 
 from reports.site.card import slugs
+from reports.words import cells
 from results.errors import ResultsError
 from results.figures.history import history
 from results.study.cases import load_study
@@ -74,5 +75,6 @@ def _rows(series: Series) -> bytes:
     for seen in series.observations:
         figure = seen.throughput
         numbers = (figure.value, figure.low, figure.high)
-        writer.writerow([seen.date, seen.commit, seen.study, *numbers])
+        facts = map(cells.inert, (seen.date, seen.commit, seen.study))
+        writer.writerow([*facts, *numbers])
     return stream.getvalue().encode()

@@ -15,6 +15,8 @@ import re
 import socket
 from typing import TYPE_CHECKING, Final
 
+from reports.exports import secrets
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
@@ -35,11 +37,6 @@ PATTERNS: Final[Mapping[str, re.Pattern[str]]] = {
     ),
     "web address": re.compile(r"\b(?:https?|ssh|git|s3|gs)://[^\s\"'<>]+"),
     "e-mail address": re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b"),
-    "secret": re.compile(
-        r"(?i:\b[\w-]*(?:token|secret|passw(?:or)?d|api[_-]?key|credential)[\w-]*"
-        r"\s*[=:]\s*\S+)|\bgh[pousr]_\w{20,}|\bAKIA[0-9A-Z]{16}\b|-----BEGIN [A-Z ]+"
-        r"|\beyJ[\w-]{10,}\.[\w-]+"
-    ),
 }
 _USUAL_NAMES: Final = {"admin", "localhost", "root", "runner", "ubuntu", "user"}
 _SHORTEST_NAME: Final = 4
@@ -85,6 +82,8 @@ def find(where: str, text: str, names: Iterable[str] | None = None) -> Iterator[
         seen = dict.fromkeys(match[0] for match in pattern.finditer(text))
         for found in seen:
             yield Shown(where=where, kind=kind, text=found[:_MOST_CHARACTERS])
+    for kind, beginning in secrets.find(text):
+        yield Shown(where=where, kind="secret", text=f"{kind}: {beginning}")
 
 
 def names_of_this_machine() -> set[str]:

@@ -9,7 +9,7 @@ from reports import output_file
 from reports.page import page
 from reports.page.sections import SECTIONS
 from reports.view.view import view_store
-from reports.words import names
+from reports.words import brief, names, reproduce
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,8 +36,15 @@ def build_report(store: Store, references: Sequence[str] = ()) -> str:
         for section in SECTIONS
         if (body := section.render(view))
     ]
+    commits = sorted(reproduce.commits_of(view.study.cases))
     document = page.render(
-        "page", view=view, sections=sections, title=names.title(view), names=names
+        "page",
+        view=view,
+        sections=sections,
+        title=names.title(view),
+        summary=brief.judge(view).text,
+        commits=", ".join(commits) or "not recorded",
+        names=names,
     )
     return f"{document}\n"
 

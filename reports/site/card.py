@@ -158,14 +158,16 @@ def _spark(view: View, mode: ScalingMode) -> tuple[Spark, float] | None:
         for of in (point.efficiency,)
     ]
     backend = curve[-1].backend
-    num_replicas, last = values[-1]
-    replicas = formats.count(num_replicas, "replica")
+    last, efficiency = values[-1][1], curve[-1].efficiency
+    replicas = formats.count(curve[-1].num_replicas, "replica")
     label = f"Efficiency of {backend}, {mode.value} scaling: " + ", ".join(
         f"{formats.percent(value)} at {number}" for number, value in values
     )
     spark = Spark(
         drawing=sparkline.draw(values, series=view.series(backend), label=label),
-        text=formats.percent(last),
+        text=formats.percent(last)
+        if efficiency is None
+        else formats.estimate(efficiency, formats.percent),
         note=f"{mode.value}, {replicas}, {backend}",
     )
     return spark, last

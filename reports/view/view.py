@@ -81,6 +81,19 @@ class View:
         return f"{self.study.example_unit}/s"
 
     @property
+    def is_program(self) -> bool:
+        """Whether a program of the user's was measured by what it prints."""
+        planned = self.study.planned
+        return bool(planned) and planned[0].spec.has_readings
+
+    @property
+    def noun(self) -> str:
+        """What a curve is of: a backend, or a program of the user's."""
+        planned = self.study.planned
+        is_own = bool(planned) and planned[0].spec.program is not None
+        return "program" if is_own else "backend"
+
+    @property
     def measured_cases(self) -> tuple[Case, ...]:
         """Cases with at least one ok trial: backend by backend, replicas ascending."""
         backends = self.study.backends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,12 +18,16 @@ SHORT_ID_LENGTH = 8
 SIGNIFICANT_DIGITS = 3
 # More would be noise, however narrow an interval is.
 MOST_DIGITS = 6
+SMALLEST_P = 0.001
 SMALLEST_EXPONENT, LARGEST_EXPONENT = -12, 15
 RATIO_UNITS = frozenset({"", "ratio", "fraction"})
 ABSENT = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 THIN_SPACE = "\N{NARROW NO-BREAK SPACE}"
 HARD_SPACE = "\N{NO-BREAK SPACE}"
+_NUMBER = re.compile(
+    rf"[-+]?\d[\d.,{THIN_SPACE}]*?(?:e[-+]?\d+)?(?![\d.,]|{THIN_SPACE}\d)"
+)
 
 
 def significant(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
@@ -81,19 +86,12 @@ def ratio(value: float) -> str:
     return _fixed(value, 2)
 
 
-def range(low: float, high: float, write: Callable[[float], str]) -> str:  # noqa: A001  # of numbers
-    """Writes an interval in words, such as 0.95 to 2.59; for tables that name it."""
-    return f"{write(low)}{HARD_SPACE}to{HARD_SPACE}{write(high)}"
+def estimate(found: Estimate, write: Callable[[float], str]) -> str:
+    """Writes a figure as it is written everywhere: 90 % [88, 92].
 
-
-def in_words(estimate: Estimate, write: Callable[[float], str]) -> str:
-    """Writes a figure with its interval, such as 1.57 (95 % CI 0.95 to 2.59)."""
-    if estimate.low is None or estimate.high is None:
-        return write(estimate.value)
-    shown = telling(estimate, write)
-    covered = f"{100 * estimate.confidence:.0f}{HARD_SPACE}%{HARD_SPACE}CI"
-    ends = range(estimate.low, estimate.high, shown)
-    return f"{shown(estimate.value)} ({covered} {ends})"
+    With enough digits that the ends of the interval differ.
+    """
+    return with_interval(found.value, found.low, found.high, telling(found, write))
 
 
 def telling(
@@ -131,8 +129,17 @@ def _with_decimals(
 
 
 def interval(low: float, high: float, write: Callable[[float], str]) -> str:
-    """Writes an interval in brackets, without line breaks."""
-    return f"[{write(low)},{HARD_SPACE}{write(high)}]"
+    """Writes an interval as it is written everywhere: [88, 92], without line breaks.
+
+    The unit is that of the figure before it, so it is written only where the ends have
+    two: [990 ms, 1.1 s].
+    """
+    ends = [write(low), write(high)]
+    numbers = [_NUMBER.match(end) for end in ends]
+    units = {end[of.end() :] for end, of in zip(ends, numbers, strict=True) if of}
+    if len(units) == 1 and all(numbers):
+        ends = [of.group() for of in numbers if of]
+    return f"[{ends[0]},{HARD_SPACE}{ends[1]}]"
 
 
 def with_interval(
@@ -211,9 +218,14 @@ def time_to_target(time: TimeToTarget) -> str:
     unit = " s" if median.unit == "s" else ""
     text = f"{end(median.value)}{unit}"
     if median.low is not None and median.high is not None:
-        covered = f"{100 * median.confidence:.0f} %"
-        text += f" ({covered} interval: {end(median.low)} to {end(median.high)})"
+        text += f" [{end(median.low)}, {end(median.high)}]"
+        text += f" ({100 * median.confidence:.0f} % interval)"
     return f"{text}; reached by {time.num_reached} of {median.n} runs"
+
+
+def p_value(value: float) -> str:
+    """Writes a p-value; none is zero."""
+    return "< 0.001" if value < SMALLEST_P else f"{value:.3f}"
 
 
 def short_id(trial_id: str) -> str:

@@ -11,12 +11,17 @@ if TYPE_CHECKING:
 # Brackets stay readable as those of intervals; a link also needs what follows them.
 _MARKUP = re.compile(r"([\\|*`]|(?<=\])[(:\[])")
 
+_ISSUE = re.compile(r"#(?=\d)")
+_ADDRESS = re.compile(r"\b(www)\.", re.IGNORECASE)
+
 
 def escaped(text: str) -> str:
     """Returns text of one line in which nothing is markup."""
     text = _MARKUP.sub(r"\\\1", " ".join(text.split()))
-    # Hosts turn a name after @ into a mention, and < into a tag.
-    return text.replace("<", "&lt;").replace("@", "&#64;")
+    # Hosts turn a number after # into an issue, a name after @ into a mention, < into a
+    # tag, and an address into a link.
+    text = _ISSUE.sub("&#35;", text).replace("<", "&lt;").replace("@", "&#64;")
+    return _ADDRESS.sub(r"\1&#46;", text.replace("://", ":&#47;&#47;"))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -10,9 +10,9 @@ import dataclasses
 import enum
 from typing import TYPE_CHECKING
 
-from reports.words import drift, formats
+from reports.words import drift, evidence, formats
 from results.figures import relay
-from results.records.models import Order
+from results.records.models import Evidence, Order
 from results.study import agreement
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Mark:
 def of_view(view: View) -> tuple[Mark, ...]:
     """Returns all marks, in reading order."""
     return (
+        *_evidence(view),
         _design(view),
         _repetitions(view),
         _quiet(view),
@@ -67,6 +68,16 @@ def worst(found: tuple[Mark, ...]) -> Level:
     """Returns the worst level."""
     levels = list(Level)
     return max((mark.level for mark in found), key=levels.index)
+
+
+def _evidence(view: View) -> tuple[Mark, ...]:
+    """Returns how good the evidence of a program of the user's is; else nothing."""
+    found = evidence.grade(view.study)
+    if found is None:
+        return ()
+    kind, reason = found
+    level = Level.OK if kind in (None, Evidence.WINDOW) else Level.CAUTION
+    return (Mark(name="Evidence", level=level, reason=reason),)
 
 
 def _design(view: View) -> Mark:

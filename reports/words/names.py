@@ -13,7 +13,27 @@ if TYPE_CHECKING:
     from reports.view.view import View
     from results.records.models import Environment, MetricFacts
 
-WORKLOADS = {"resnet50": "ResNet-50", "sngan": "SN-GAN", "d4pg": "D4PG"}
+WORKLOADS = {
+    "resnet50": "ResNet-50",
+    "sngan": "SN-GAN",
+    "d4pg": "D4PG",
+    "keras_fit": "Keras fit",
+}
+PROJECT = "replicator-harness"
+ABOUT_PROJECT = "TF-Replicator (Buchlovsky et al. 2019) on TensorFlow 2"
+LICENCE = "Apache-2.0"
+BACKENDS = {
+    "single": "one replica on one device",
+    "in_graph": "TF-Replicator: replicas linked into one graph in one process",
+    "multi_worker": "TF-Replicator: a worker process per replica, a program in each",
+    "multi_worker_in_graph": "TF-Replicator: replicas of all workers in one graph",
+    "async": "TF-Replicator: asynchronous workers with parameter servers",
+    "tf_mirrored": "tf.distribute.MirroredStrategy with the stock Keras update",
+    "tf_multi_worker": "tf.distribute.MultiWorkerMirroredStrategy",
+    "tpu": "tf.distribute.TPUStrategy",
+    "tf_parameter_server": "tf.distribute.ParameterServerStrategy",
+}
+"""What a reader who has never seen the project must know of a backend; one line."""
 _NOISE = re.compile(
     r"\((?:R|TM|C)\)|\b\d+-Core\b|\bCPU\b|\bProcessor\b|@.*$", re.IGNORECASE
 )
@@ -50,6 +70,11 @@ def machine(environment: Environment) -> str:
     return f"{cores} of {article} {name}"
 
 
+def backend(name: str) -> str:
+    """Returns what a backend is, in one line."""
+    return BACKENDS.get(name, "a backend of your own")
+
+
 def title(view: View) -> str:
     """Returns the question that the report answers, in plain words."""
     study = view.study
@@ -66,4 +91,6 @@ def title(view: View) -> str:
         # Trials have different numbers of GPUs.
         largest = max(environments, key=lambda env: len(env.gpus))
         where = f" on {machine(largest)}"
-    return f"{subject}{where}: how well does it scale?"
+    is_gate = any(entry.spec.revision for entry in study.planned)
+    question = "did it get slower" if is_gate else "how well does it scale"
+    return f"{subject}{where}: {question}?"

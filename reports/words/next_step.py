@@ -6,10 +6,10 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from reports.words import formats, main_loss, marks
+from reports.words import evidence, formats, main_loss, marks, reproduce
 from reports.words.marks import Level
 from results.judging import power
-from results.records.models import Order, ScalingMode, TrialStatus
+from results.records.models import ScalingMode, TrialStatus
 from results.statistics import estimates
 
 if TYPE_CHECKING:
@@ -27,11 +27,9 @@ class Need:
     Attributes:
       num_more: Generations or repetitions beyond those measured; None if
         ``power.MOST_GENERATIONS`` do not suffice.
-      minutes: Time for them, or None.
     """
 
     num_more: int | None
-    minutes: float | None
 
 
 def spread_of(estimate: Estimate) -> float | None:
@@ -47,7 +45,7 @@ def spread_of(estimate: Estimate) -> float | None:
     return half * math.sqrt(estimate.n) / quantile or None
 
 
-def to_exclude(view: View, estimate: Estimate, value: float) -> Need | None:
+def to_exclude(estimate: Estimate, value: float) -> Need | None:
     """Returns how many generations half of all studies need to exclude a value.
 
     None without a spread, or where the estimate is the value.
@@ -59,8 +57,8 @@ def to_exclude(view: View, estimate: Estimate, value: float) -> Need | None:
     for number in range(estimate.n + 1, power.MOST_GENERATIONS + 1):
         if power.median_half_width(spread, number) < effect:
             more = number - estimate.n
-            return Need(num_more=more, minutes=more * _minutes_of_one(view))
-    return Need(num_more=None, minutes=None)
+            return Need(num_more=more)
+    return Need(num_more=None)
 
 
 def _minutes_of_one(view: View) -> float:
@@ -78,20 +76,28 @@ def _minutes_of_one(view: View) -> float:
     return seconds / 60 / max(plan.repeats, 1)
 
 
-def _cost(view: View, number: int, minutes: float) -> str:
-    what = view.repetition if number == 1 else view.repetitions
-    return f"{number} more {what} ({formats.whole(math.ceil(minutes))} min)"
+def _cost(view: View, estimate: Estimate, number: int) -> str:
+    """Names the generations that are needed in all, their time, and the command."""
+    total = estimate.n + number
+    minutes = formats.whole(math.ceil(total * _minutes_of_one(view)))
+    cost = f"{total} {view.repetitions} ({minutes} min)"
+    typed = reproduce.with_repetitions(view.study.plan, total)
+    return f"{cost}, `{typed}`," if typed else cost
 
 
 def for_comparison(view: View, comparison: Comparison) -> str:
-    """Says what would tell which of two backends is faster; "" if nothing is open."""
+    """Says what would tell which of two backends is faster; "" if nothing is open.
+
+    Nothing either where so many generations would be needed that equal backends are as
+    likely.
+    """
     assert comparison.ratio is not None
-    need = to_exclude(view, comparison.ratio, 1.0)
+    need = to_exclude(comparison.ratio, 1.0)
     if comparison.ratio.excludes(1.0) or need is None:
         return ""
-    if need.num_more is None or need.minutes is None:
-        return f"over {power.MOST_GENERATIONS} generations to rank them"
-    return f"{_cost(view, need.num_more, need.minutes)} rank them"
+    if need.num_more is None:
+        return ""
+    return f"{_cost(view, comparison.ratio, need.num_more)} may rank them"
 
 
 def for_efficiency(view: View, point: Point, target: float | None) -> str:
@@ -102,11 +108,11 @@ def for_efficiency(view: View, point: Point, target: float | None) -> str:
     assert point.efficiency is not None
     if target is None or point.efficiency.excludes(target):
         return ""
-    need = to_exclude(view, point.efficiency, target)
-    if need is None or need.num_more is None or need.minutes is None:
+    need = to_exclude(point.efficiency, target)
+    if need is None or need.num_more is None:
         return ""
-    cost = _cost(view, need.num_more, need.minutes)
-    return f"{cost} to tell whether it keeps {formats.percent(target)}"
+    cost = _cost(view, point.efficiency, need.num_more)
+    return f"{cost} may tell whether it keeps {formats.percent(target)}"
 
 
 def choose(
@@ -128,24 +134,22 @@ def choose(
         else "repeat on a quiet machine",
         ""
         if is_known
-        else f"`sweep --repeats {marks.ENOUGH_REPETITIONS}` for intervals",
+        else _typed(
+            reproduce.with_repetitions(view.study.plan, marks.ENOUGH_REPETITIONS),
+            "gives intervals",
+        ),
         *(for_comparison(view, item) for item in compared),
         *(for_efficiency(view, point, target) for point in points),
-        "" if view.explained else f"{_controls(view)} explains lost time",
-        _remedy(view, points),
+        "" if evidence.program_of(view.study) is not None else _controls(view, points),
+        main_loss.remedy(view, points),
         _wider(view, points),
     ]
     return next(text for text in candidates if text)
 
 
-def _remedy(view: View, points: Sequence[Point]) -> str:
-    """Returns what to try against the largest loss that a control has shown."""
-    case_id = main_loss.worst(points).case.case_id
-    for item in view.explained:
-        if item.case.case_id == case_id and item.lost is not None:
-            part = main_loss.largest(item.lost)
-            return "" if part is None else main_loss.REMEDIES.get(part.name, "")
-    return ""
+def _typed(command: str, does: str) -> str:
+    """Says what a command does; nothing where there is no command."""
+    return f"`{command}` {does}" if command else ""
 
 
 def _wider(view: View, points: Sequence[Point]) -> str:
@@ -162,11 +166,23 @@ def _wider(view: View, points: Sequence[Point]) -> str:
     return "a machine with more cores"
 
 
-def _controls(view: View) -> str:
-    """Returns the options that measure controls; only a relay has them."""
-    is_relay = view.study.plan.measuring.order is Order.RELAY
-    order = "" if is_relay else "--order relay "
-    return f"`sweep {order}--controls all`"
+def _controls(view: View, points: Sequence[Point]) -> str:
+    """Returns the command that measures what is lost; nothing where nothing is."""
+    if view.explained or not any(main_loss.is_lost(p.efficiency) for p in points):
+        return ""
+    options = {"--order": "relay", "--controls": "all"}
+    command = reproduce.other_study(view.study.plan, options)
+    return _typed(command, "measures what the time is lost to")
+
+
+def with_a_baseline(view: View) -> str:
+    """Returns the command that measures something to compare with."""
+    plan = view.study.plan
+    measured = {point.num_replicas for point in view.points}
+    most = max(measured | {2 * plan.baseline_num_replicas})
+    sizes = reproduce.sizes(plan.baseline_num_replicas, most)
+    command = reproduce.other_study(plan, {"--replicas": sizes})
+    return _typed(command, "has a baseline and more")
 
 
 def _is_quiet(view: View) -> bool:
@@ -181,5 +197,6 @@ def after_failures(view: View) -> str:
     """Returns what to do after a study of which nothing is ok; as ``choose``."""
     states = {entry.state for entry in view.study.planned}
     if states & {status.value for status in TrialStatus}:
-        return "fix this, then `resume --retry failed`"
-    return "`resume` runs what is missing"
+        again = reproduce.resume(view.study.plan, "--retry", "failed")
+        return f"fix this, then `{again}`"
+    return f"`{reproduce.resume(view.study.plan)}` runs what is missing"

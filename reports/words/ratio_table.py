@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from reports.words import markdown
+from reports.words import formats, markdown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ def _comparison_row(row: Row) -> tuple[str, ...]:
         f"{ratio.value:.3f}",
         interval,
         str(ratio.n),
-        "-" if p_value is None else f"{p_value:.3f}",
+        "-" if p_value is None else formats.p_value(p_value),
         "differs" if row.difference.holds else "no difference shown",
     )
 

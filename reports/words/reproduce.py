@@ -1,4 +1,8 @@
-"""How one point of a report is measured again: command, commit, seed."""
+"""Commands of a page: how a study or one of its points is measured again, or extended.
+
+Each is the command that made the study, with some options replaced, so it is complete:
+it can be copied and run (``tests/reports/words/test_printed_commands.py`` runs them).
+"""
 
 from __future__ import annotations
 
@@ -6,51 +10,98 @@ import shlex
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from results.figures.scaling import Point
     from results.records.models import Plan
     from results.study.cases import Case
 
-_OF_ANOTHER_STUDY: Final = ("--study", "--runs-dir", "--repeats")
+HARNESS: Final = "python -m harness"
+_OF_THE_FOLDER: Final = ("--runs-dir",)
+"""Where the study was kept, which is nobody's business."""
+_OF_THE_STUDY: Final = ("--study", *_OF_THE_FOLDER)
+"""A study is only continued by the code that began it."""
+_OF_ANOTHER_STUDY: Final = ("--repeats", *_OF_THE_STUDY)
 """Options of the study that was measured, with a value, which the new one has not."""
-_OF_A_POINT: Final = ("--backends", "--replicas", "--mode", "--seed", "--budget")
+_SWEEP: Final = "sweep"
 
 
 def command_of_study(plan: Plan) -> str:
-    """Returns the command that made a study, without the folder it was kept in."""
-    return " ".join(_without(plan.command, ("--runs-dir",)))
+    """Returns the command that measures a study again, in a folder of its own."""
+    return shlex.join(_without(plan.command, _OF_THE_STUDY))
 
 
 def command(plan: Plan, point: Point) -> str:
-    """Returns the command that measures a point and its baseline again.
+    """Returns the command that measures a point and its baseline again, or nothing.
 
-    Empty where the study was not made by the verb ``sweep``.
+    Nothing where the study was not made by the verb ``sweep``; so are those below.
     """
-    if "sweep" not in plan.command:
+    options = {
+        "--mode": point.mode.value,
+        "--replicas": sizes(plan.baseline_num_replicas, point.num_replicas),
+        "--repeats": str(plan.repeats),
+        "--seed": str(plan.seed),
+    }
+    if point.case.spec.program is None:  # a command of the user's has neither
+        options = {"--backends": point.backend, **options, "--budget": "none"}
+    return other_study(plan, options)
+
+
+def sizes(*numbers: int) -> str:
+    """Returns numbers of replicas as an option has them."""
+    return ",".join(str(number) for number in sorted(set(numbers)))
+
+
+def other_study(plan: Plan, options: Mapping[str, str]) -> str:
+    """Returns the command that measures the same with other options, as a new study."""
+    return _with(plan, options, without=_OF_ANOTHER_STUDY)
+
+
+def with_repetitions(plan: Plan, number: int) -> str:
+    """Returns the command that measures the same in so many generations or repetitions.
+
+    A study of its own, since only the code that began a study can extend it.
+    """
+    options = {"--repeats": str(number)}
+    minutes = plan.measuring.minutes
+    if minutes is not None and plan.measuring.target is None:
+        # A generation stays as long as it was.
+        options["--minutes"] = f"{minutes * number / max(plan.repeats, 1):g}"
+    return other_study(plan, options)
+
+
+def resume(plan: Plan, *options: str) -> str:
+    """Returns the command that runs what is missing of a study."""
+    return f"{HARNESS} {shlex.join(('resume', plan.study, *options))}"
+
+
+def export(plan: Plan, form: str) -> str:
+    """Returns the command that writes a study in another format."""
+    return f"{HARNESS} {shlex.join(('report', plan.study, '--format', form))}"
+
+
+def _with(plan: Plan, options: Mapping[str, str], *, without: Iterable[str]) -> str:
+    if _SWEEP not in plan.command:
         return ""
-    kept = _without(plan.command, (*_OF_ANOTHER_STUDY, *_OF_A_POINT))
-    sizes = sorted({plan.baseline_num_replicas, point.num_replicas})
-    kept += [
-        *("--backends", point.backend),
-        *("--mode", point.mode.value),
-        *("--replicas", ",".join(str(size) for size in sizes)),
-        *("--repeats", str(plan.repeats)),
-        *("--seed", str(plan.seed)),
-        *("--budget", "none"),
-    ]
-    return shlex.join(kept)
+    kept = _without(plan.command, (*without, *options))
+    return shlex.join([*kept, *(word for pair in options.items() for word in pair)])
 
 
 def commits(case: Case) -> str:
     """Returns the commits of the source trees that measured a case."""
+    return ", ".join(sorted(commits_of([case]))) or "not recorded"
+
+
+def commits_of(cases: Iterable[Case]) -> set[str]:
+    """Returns the commits of the source trees that measured some cases."""
     found = set()
-    for entry in case.ok_entries:
-        env = entry.trial.env if entry.trial is not None else None
-        state = env.machine_state if env is not None else None
-        if state is not None and state.git_commit is not None:
-            found.add(state.commit_text)
-    return ", ".join(sorted(found)) or "not recorded"
+    for case in cases:
+        for entry in case.ok_entries:
+            env = entry.trial.env if entry.trial is not None else None
+            state = env.machine_state if env is not None else None
+            if state is not None and state.git_commit is not None:
+                found.add(state.commit_text)
+    return found
 
 
 def seeds(case: Case) -> str:

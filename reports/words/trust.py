@@ -73,12 +73,19 @@ def matches(view: View) -> Iterator[str]:
     matched = [match for match in found if match.outcome is Outcome.MATCHES]
     if matched:
         losses = max(match.loss_difference or 0.0 for match in matched)
-        changes = max(match.change_difference or 0.0 for match in matched)
+        known = [
+            m.change_difference for m in matched if m.change_difference is not None
+        ]
+        changes = (
+            f"what the steps change by at most {max(known):.1g}, relatively."
+            if known
+            else "relatively; what the steps change is not known."
+        )
         verb = "matches" if len(matched) == 1 else "match"
         yield (
             f"{', '.join(match.label for match in matched)} {verb} one replica on the "
             f"first {matching.NUM_STEPS} steps: losses differ by at most {losses:.1g}, "
-            f"what the steps change by at most {changes:.1g}, relatively."
+            f"{changes}"
         )
         remarks: dict[str, list[str]] = {}
         for match in matched:

@@ -1,7 +1,8 @@
-"""Model FLOP utilisation of the cases of a study, in one line."""
+"""Model FLOP utilisation of the cases of a study, as a table."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from reports.words import formats
@@ -13,30 +14,37 @@ if TYPE_CHECKING:
 _GIGA = 1e9
 
 
-def line(view: View) -> str:
-    """Returns the utilisation of every case where it was measured; "" without any."""
-    parts: list[str] = []
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Utilisation:
+    """What cases reach of the rate that matrix products reach on the same devices.
+
+    Attributes:
+      peak: That rate, in GFLOP/s per replica.
+      rows: Backend, replicas, batch per replica, utilisation with its interval, and n.
+    """
+
+    peak: str
+    rows: tuple[tuple[str, int, int, str, int], ...]
+
+
+def of_view(view: View) -> Utilisation | None:
+    """Returns the utilisation of every case where it was measured; None without any."""
+    rows = []
     peaks: list[float] = []
     for case in view.measured_cases:
         estimate = table.of_trials(case, "flop_utilisation").estimate
         if estimate is None:
             continue
-        figure = formats.in_words(estimate, formats.percent)
         spec = case.spec
-        parts.append(
-            f"{spec.backend} x{spec.num_replicas} with {spec.per_replica_batch_size}"
-            f" per replica {figure}, n = {estimate.n}"
-        )
+        figure = formats.estimate(estimate, formats.percent)
+        size, batch = spec.num_replicas, spec.per_replica_batch_size
+        rows.append((spec.backend, size, batch, figure, estimate.n))
         peaks += [
             sum(rank.peak_flops_per_sec or 0.0 for rank in entry.result.ranks)
-            / (case.spec.num_replicas * _GIGA)
+            / (size * _GIGA)
             for entry in case.ok_entries
         ]
-    if not parts:
-        return ""
+    if not rows:
+        return None
     ends = dict.fromkeys(map(formats.significant, (min(peaks), max(peaks))))
-    return (
-        "Model FLOP utilisation, of the rate that matrix products reach on the same"
-        f" devices ({' to '.join(ends)} GFLOP/s per replica):"
-        f" {'; '.join(parts)}; n counts {view.repetitions}."
-    )
+    return Utilisation(peak=" to ".join(ends), rows=tuple(rows))

@@ -7,7 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from reports.view.view import modes_text
-from reports.words import formats, input_bound, trust
+from reports.words import evidence, formats, input_bound, trust
 from reports.words.finding import Finding
 from reports.words.marks import QUIET_FRACTION
 from results.records.models import Order, ScalingMode
@@ -227,6 +227,7 @@ def _unknowns(view: View) -> Iterator[str]:
         )
     if is_relay:
         yield from trust.sentences(view)
+    yield from evidence.sentences(view.study)
     yield from trust.matches(view)
     yield from trust.same_work(view)
     yield from _coverage_unknowns(view)

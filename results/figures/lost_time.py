@@ -6,14 +6,17 @@ generation, so that slow phases of the machine cancel. With T the mean time of a
 =====================  ==============================================================
 part                   difference
 =====================  ==============================================================
-alone                  T(one replica), less its own input and update where measured
+alone                  T(one replica), with its own input and update
 contention             T(solo) - T(one replica): N programs that never communicate
 exposed_communication  T(case) - T(nosync): what a step waits for collectives
-input                  T(case) - T(synthetic): what a step waits for its batches
+input                  T(case) - T(synthetic), less the same at one replica
 imbalance              slowest - fastest process of nosync, on average over steps
-update                 T(case) - T(without update)
+update                 T(case) - T(without update), less the same at one replica
 unexplained            T(case) - all others
 =====================  ==============================================================
+
+All but ``alone`` are *losses*: what N replicas take longer than one. What one replica
+waits for its own input is not lost by having more of them.
 
 The parts are in seconds, not in logarithms, because only differences add up: in every
 generation, and therefore on average, they sum to the step exactly. Intervals are
@@ -22,9 +25,10 @@ away the same time, which then is missing from ``unexplained``. A part without i
 control is not guessed; its time is in ``unexplained``, and it says so.
 
 One replica waits for its own input too, so ``input`` needs the control ``synthetic`` at
-one replica as well: without it, this time would be counted twice. The same holds for
-``update``. A replica that is late in a single step makes the others wait: that is
-exposed communication; ``imbalance`` is what one process takes longer in all steps.
+one replica as well. The same holds for ``update``. A replica that is late in a single
+step makes the others wait: that is exposed communication; ``imbalance`` is what one
+process takes longer in all steps. Which part is most of the loss, if one is:
+``results/figures/main_loss.py``.
 
 With 4 generations, 3 % between generations and 2 % between processes, nominal 95 %
 intervals hold the truth in 0.94 to 0.97 of 2,000 simulated studies
@@ -40,10 +44,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from results import errors
-from results.figures import input_bound
+from results.figures import input_bound, main_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Mapping, Sequence
 
     from results.statistics.estimates import Estimate
 
@@ -58,8 +62,8 @@ PARTS = (
     "update",
     "unexplained",
 )
-_DURATIONS = frozenset({"alone", "ideal", "step"})
-"""Never negative; the other parts are differences."""
+NO_LOSS = frozenset({"alone", "ideal", "step"})
+"""Durations, which are never negative; the other parts are differences: losses."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +137,8 @@ class LostTime:
       step: The case; its value is the sum of the values of all parts.
       parts: In the order of ``PARTS``.
       num_left_out: Generations of the case in which one of them is missing.
+      lost: The step less that of one replica.
+      main_loss: The part that is most of it; empty if the measurement does not tell.
       input_bound: What the input pipelines take alone, which is no part of the sum;
         None if it was not measured.
     """
@@ -140,6 +146,8 @@ class LostTime:
     step: Part
     parts: tuple[Part, ...]
     num_left_out: int
+    lost: Part
+    main_loss: str
     input_bound: input_bound.InputBound | None = None
 
     @property
@@ -190,24 +198,50 @@ def decompose(observed: Observed) -> LostTime:
         name: np.array([found[g] for g in generations]) for name, found in given.items()
     }
     values, reasons = _differences(times)
-    measured = sum(values.values())
-    values["unexplained"] = times["case"] - measured
     if reasons:
         reasons["unexplained"] = f"includes {', '.join(reasons)}: not measured"
-    return LostTime(
-        step=make_part("step", times["case"], of=times["case"]),
-        parts=tuple(
-            make_part(
-                name, values.get(name), of=times["case"], reason=reasons.get(name, "")
-            )
-            for name in PARTS
-        ),
+    lost = split(
+        times["case"],
+        values,
+        reasons,
+        names=PARTS,
         num_left_out=len(observed.case) - len(generations),
-        input_bound=(
-            input_bound.judge(times["case"], times["baseline"], times["input_only"])
-            if "input_only" in times
-            else None
+    )
+    if "input_only" not in times:
+        return lost
+    bound = input_bound.judge(times["case"], times["baseline"], times["input_only"])
+    return dataclasses.replace(lost, input_bound=bound)
+
+
+def split(
+    step: np.ndarray,
+    values: Mapping[str, np.ndarray],
+    reasons: Mapping[str, str],
+    *,
+    names: Sequence[str],
+    num_left_out: int,
+) -> LostTime:
+    """Splits a step into its measured parts, and what is left as unexplained.
+
+    Args:
+      step: Seconds per step of the case, by generation.
+      values: Those of its measured parts; the first is the step without any loss.
+      reasons: Why others are missing, and what else the unexplained part holds.
+      names: Of all parts, in the order in which they are shown.
+      num_left_out: Generations of the case without a value.
+    """
+    values = {**values, main_loss.UNEXPLAINED: step - sum(values.values())}
+    losses = {name: of for name, of in values.items() if name not in NO_LOSS}
+    lost = step - values[names[0]]
+    return LostTime(
+        step=make_part("step", step, of=step),
+        parts=tuple(
+            make_part(name, values.get(name), of=step, reason=reasons.get(name, ""))
+            for name in names
         ),
+        num_left_out=num_left_out,
+        lost=make_part("lost", lost, of=step),
+        main_loss=main_loss.name_of(losses, lost),
     )
 
 
@@ -229,7 +263,7 @@ def _differences(
         return bool(absent)
 
     if not missing("contention", "solo"):
-        values["contention"] = times["solo"] - times["baseline"]
+        values["contention"] = times["solo"] - alone
     if not missing("exposed_communication", "nosync"):
         values["exposed_communication"] = case - times["nosync"]
     if not missing("imbalance", "imbalance"):
@@ -241,8 +275,8 @@ def _differences(
         )
     for part, control in (("input", "synthetic"), ("update", "without_update")):
         if not missing(part, control, f"baseline_{control}"):
-            values[part] = case - times[control]
-            alone = alone - (times["baseline"] - times[f"baseline_{control}"])
+            of_alone = alone - times[f"baseline_{control}"]
+            values[part] = case - times[control] - of_alone
     return {"alone": alone, **values}, reasons
 
 
@@ -260,7 +294,7 @@ def make_part(
     if values is None:
         return Part(name=name, time=None, reason=reason)
     found = input_bound.over_generations(values, "s")
-    if found.low is not None and name in _DURATIONS:
+    if found.low is not None and name in NO_LOSS:
         found = dataclasses.replace(found, low=max(found.low, 0.0))
     return Part(
         name=name,

@@ -1,10 +1,11 @@
 """What a case loses against ideal scaling, from what every turn of a relay records.
 
 Controls (``results/figures/lost_time.py``) explain more, but a study need not have
-them. Every turn records the CPU time of the trial, and how long its runnable threads
-waited for a core. With T the time of a step, c its CPU time and w this wait, each per
-core, and ``ideal`` the step of the baseline with as many examples per replica, the
-parts are
+them. Every turn records the CPU time of the trial, how much of its cores others had
+(other processes, and other guests of the hypervisor), and how long its runnable threads
+waited for a core. With T the time of a step, c its CPU time, o the time of others and w
+this wait, each per core, and ``ideal`` the step of the baseline with as many examples
+per replica, the parts are
 
 =============  =======================================================================
 part           difference
@@ -12,10 +13,13 @@ part           difference
 ideal          T of the baseline, times the examples per replica relative to it
 computing      c - c of ideal: the same examples take more CPU time. Shared caches and
                memory bandwidth, smaller batches, and the work of collectives
-core_wait      w - w of ideal: runnable threads that have no core, as far as the cores
-               do not compute for the trial meanwhile: w is at most T - c
-unexplained    T(case) - all others: cores without work. They wait for collectives, for
-               the slowest replica or for input; which of them, only controls tell
+core_wait      w - w of ideal: runnable threads while others have the core, so w is at
+               most o. Where more threads than cores are runnable, they also wait for
+               one another; that costs no time of a core
+idle           T - c - o, less that of ideal: cores without work. They wait for
+               collectives, for the slowest replica or for input; which of them, only
+               controls tell
+unexplained    T(case) - all others: others had cores that no thread waited for
 =============  =======================================================================
 
 They sum to the step exactly, in every generation and therefore on average. Intervals
@@ -32,18 +36,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from results.figures import explain, lost_time
-from results.figures.lost_time import LostTime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
+    from results.figures.lost_time import LostTime
     from results.figures.scaling import Point
     from results.records.models import ScalingMode, Turn
     from results.study.cases import Case, Entry
 
-PARTS = ("ideal", "computing", "core_wait", "unexplained")
+PARTS = ("ideal", "computing", "core_wait", "idle", "unexplained")
 NO_CPU_TIME = "turns of this case or of its baseline have no duration or CPU time"
-NO_CORE_WAIT = "the kernel does not record it here: part of unexplained"
+NOT_RECORDED = "the kernel does not record it here: part of unexplained"
 NO_COMMON_ROUND = "no round of any generation has a valid turn of case and baseline"
 
 
@@ -74,11 +78,12 @@ class RecordedLoss:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
-    """Mean seconds per step and core; the wait is None where it is not recorded."""
+    """Mean seconds per step and core; None where the kernel does not record it."""
 
     time: float
     computing: float
     core_wait: float | None
+    idle: float | None
 
 
 def of_points(points: Iterable[Point]) -> tuple[RecordedLoss, ...]:
@@ -112,32 +117,19 @@ def _split(case: Case, baseline: Case, mode: ScalingMode) -> RecordedLoss:
 
 def _parts(case: Case, baseline: Case, steps: list[tuple[_Step, _Step]]) -> LostTime:
     scale = case.spec.per_replica_batch_size / baseline.spec.per_replica_batch_size
-    step = np.array([here.time for here, _ in steps])
-    values: dict[str, np.ndarray] = {
-        "ideal": np.array([alone.time * scale for _, alone in steps]),
-        "computing": np.array(
-            [here.computing - alone.computing * scale for here, alone in steps]
-        ),
-    }
+    values = {"ideal": np.array([alone.time * scale for _, alone in steps])}
     reasons: dict[str, str] = {}
-    waits = [
-        here.core_wait - alone.core_wait * scale
-        for here, alone in steps
-        if here.core_wait is not None and alone.core_wait is not None
-    ]
-    if len(waits) == len(steps):
-        values["core_wait"] = np.array(waits)
-    else:
-        reasons["core_wait"] = NO_CORE_WAIT
-    values["unexplained"] = step - sum(values.values())
-    return LostTime(
-        step=lost_time.make_part("step", step, of=step),
-        parts=tuple(
-            lost_time.make_part(
-                name, values.get(name), of=step, reason=reasons.get(name, "")
-            )
-            for name in PARTS
-        ),
+    for name in ("computing", "core_wait", "idle"):
+        pairs = [(getattr(here, name), getattr(alone, name)) for here, alone in steps]
+        if any(value is None for pair in pairs for value in pair):
+            reasons[name] = NOT_RECORDED
+        else:
+            values[name] = np.array([here - alone * scale for here, alone in pairs])
+    return lost_time.split(
+        np.array([here.time for here, _ in steps]),
+        values,
+        reasons,
+        names=PARTS,
         num_left_out=len(case.ok_entries) - len(steps),
     )
 
@@ -156,29 +148,37 @@ def _steps(case: Entry, baseline: Entry) -> tuple[_Step, _Step] | None:
 
 
 def _mean(entry: Entry, rounds: explain.Rounds, common: list[int]) -> _Step:
-    valid: Mapping[int, Turn] = {
-        turn.round_index: turn for turn in entry.result.turns if turn.is_valid
-    }
-    turns = [valid[index] for index in common]
     cores = entry.spec.num_replicas * entry.spec.cores_per_replica
-    waits = [
-        turn.run_delay_sec / turn.num_steps / cores
-        for turn in turns
-        if turn.run_delay_sec is not None
-    ]
-    number = len(common)
-    time = math.fsum(max(rounds[index]) for index in common) / number
-    computing = (
-        math.fsum(
-            (turn.user_sec + turn.system_sec) / turn.num_steps / cores for turn in turns
-        )
-        / number
-    )
-    # Several threads wait at once, also while others of the trial use the cores: then
-    # a step takes no longer, and the sum of the waits can exceed it.
-    core_wait = min(math.fsum(waits) / number, max(time - computing, 0.0))
+    valid = {turn.round_index: turn for turn in entry.result.turns if turn.is_valid}
+    turns = [_of_turn(valid[index], max(rounds[index]), cores) for index in common]
+
+    def mean(name: str) -> float | None:
+        known = [value for of in turns if (value := getattr(of, name)) is not None]
+        return math.fsum(known) / len(known) if len(known) == len(turns) else None
+
+    time, computing = mean("time"), mean("computing")
+    assert time is not None
+    assert computing is not None
     return _Step(
         time=time,
         computing=computing,
-        core_wait=core_wait if len(waits) == number else None,
+        core_wait=mean("core_wait"),
+        idle=mean("idle"),
+    )
+
+
+def _of_turn(turn: Turn, time: float, cores: int) -> _Step:
+    """Returns a turn per step and core."""
+    computing = (turn.user_sec + turn.system_sec) / turn.num_steps / cores
+    if turn.foreign_cpu_fraction is None:
+        return _Step(time=time, computing=computing, core_wait=None, idle=None)
+    others = (turn.foreign_cpu_fraction + (turn.stolen_cpu_fraction or 0.0)) * time
+    # The kernel counts others in ticks, so with the trial they can exceed the turn.
+    others = min(others, max(time - computing, 0.0))
+    wait = turn.run_delay_sec
+    return _Step(
+        time=time,
+        computing=computing,
+        core_wait=None if wait is None else min(wait / turn.num_steps / cores, others),
+        idle=max(time - computing - others, 0.0),
     )

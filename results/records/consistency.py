@@ -85,6 +85,9 @@ def _check_result(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> N
     num_steps = spec.num_measured_steps
     if num_steps is None:
         num_steps = sum(turn.num_steps for turn in result.turns)
+    if spec.has_readings:  # a short output can have fewer than were asked for
+        num_steps = result.num_measured_steps
+    _check_readings(path, spec, result)
     pairs = [
         ("global_batch_size", result.global_batch_size, spec.global_batch_size),
         ("num_measured_steps", result.num_measured_steps, num_steps),
@@ -100,6 +103,29 @@ def _check_result(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> N
                 path, f"{name} is {found}, the spec of the trial has {wanted}"
             )
     _check_turns(path, spec, result)
+
+
+def _check_readings(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> None:
+    """Checks that a program that prints numbers has readings, and nothing else has.
+
+    Raises:
+      CorruptRecordError: Says what is wrong.
+    """
+    if spec.has_readings == (result.readings is None):
+        raise errors.CorruptRecordError(
+            path,
+            "readings are there exactly if the trial is of a program that prints them",
+        )
+    if result.readings is None:
+        return
+    found = sum(
+        len(rank.warmup_step_time_sec) + len(rank.step_time_sec)
+        for rank in result.ranks
+    )
+    if found != result.readings.num_readings:
+        raise errors.CorruptRecordError(
+            path, f"has {found} readings, and says {result.readings.num_readings}"
+        )
 
 
 def _check_turns(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> None:

@@ -30,6 +30,7 @@ _ADDED = (
     "allocator",
     "variables",
     "revision",
+    "program",
     *StepSettings.model_fields,
 )
 _NOT_CASE = {"schema_version", "repetition_index", "seed"}

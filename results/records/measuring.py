@@ -94,7 +94,8 @@ class Turn(Record):
     void_reason: Line = Field(default="", description="empty if the turn is valid")
     is_sustained: bool = Field(
         default=False,
-        description="a stretch of a gate: longer, with the garbage collector on",
+        description="a stretch of a gate: longer, with the garbage collector on if"
+        " both sides let it work",
     )
 
     @property

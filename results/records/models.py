@@ -59,6 +59,7 @@ from results.records.measuring import (
     Turns,
     valid_rates,
 )
+from results.records.program import Evidence, Identity, Program, Readings
 from results.records.quality_records import (
     Budget,
     BudgetUnit,
@@ -79,6 +80,7 @@ __all__ = [
     "Contrast",
     "Control",
     "Environment",
+    "Evidence",
     "Failure",
     "Matching",
     "Measuring",
@@ -89,9 +91,11 @@ __all__ = [
     "Placement",
     "Plan",
     "PlannedTrial",
+    "Program",
     "QualityMetric",
     "QualityPoint",
     "RankTimes",
+    "Readings",
     "Record",
     "SanityCheck",
     "ScalingMode",
@@ -133,7 +137,8 @@ class _Measured(Record):
     cores_per_replica: Cores
     num_warmup_steps: Steps
     num_measured_steps: Steps | None = Field(
-        description="None in a relay: as many as fit into its turns"
+        description="None in a relay: as many as fit into its turns; and of a program"
+        " of the user's that ends by itself"
     )
 
 
@@ -157,11 +162,24 @@ class TrialSpec(StepSettings, _Measured):
     revision: Name = Field(
         default="", description="whose code runs; empty for the tree of the harness"
     )
+    program: Program | None = Field(
+        default=None, description="of the user's; its readings take the place of steps"
+    )
     is_evaluated: bool = Field(description="whether held-out quality is measured")
     budget: Budget | None = None
     options: dict[Name, OptionValue] = Field(default_factory=dict, max_length=1_000)
     repetition_index: Index
     seed: Seed
+
+    @property
+    def is_client(self) -> bool:
+        """Whether a program of the user's connects, and records its own steps."""
+        return self.program is not None and self.program.is_client
+
+    @property
+    def has_readings(self) -> bool:
+        """Whether numbers that a program of the user's prints stand for steps."""
+        return self.program is not None and not self.program.is_client
 
 
 class PlannedTrial(Record):
@@ -216,6 +234,12 @@ class Plan(Record):
         max_length=limits.MAX_METRICS,
         description="what the workload measures",
     )
+    program_code: dict[Name, Identity] = Field(
+        default_factory=dict,
+        max_length=10,
+        description="of a program of the user's: what its code digest is made of, by"
+        " revision; empty for the present one",
+    )
     trials: tuple[PlannedTrial, ...] = Field(max_length=limits.MAX_TRIALS)
 
 
@@ -234,7 +258,9 @@ class RankTimes(Record):
     time_to_first_step_sec: Amount = Field(
         description="0 where it was not measured: other trials started beside this one"
     )
-    warmup_step_time_sec: StepTimes
+    warmup_step_time_sec: Annotated[
+        tuple[Seconds, ...], Field(max_length=limits.MAX_STEPS)
+    ] = Field(description="empty only of a program that printed one number")
     step_time_sec: StepTimes
     window_start_ns: bounds.Nanoseconds = Field(
         description="CLOCK_MONOTONIC of its machine"
@@ -281,6 +307,11 @@ class TrialResult(Record):
         default=(), description="by the first steps, of a trial that is matched"
     )
     collectives: Text = Field(default="", description="the backend's explain() text")
+    readings: Readings | None = Field(
+        default=None,
+        description="of a program of the user's: each stands for the time of a global"
+        " batch at the rate that was printed",
+    )
 
     @property
     def examples_per_sec(self) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from results.records import models
+from results.records import client_protocol, models
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,16 +20,19 @@ MODELS: dict[str, type[models.Record]] = {
     "result": models.TrialResult,
 }
 """File stem of a record in the store -> its model."""
+PROTOCOL: Final = "client"
+KINDS: Final = (*MODELS, PROTOCOL)
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def render(kind: str) -> str:
     """Returns the JSON Schema of one kind of record, as in the published file."""
-    schema = {
-        "$schema": DIALECT,
-        **MODELS[kind].model_json_schema(mode="validation"),
-    }
+    if kind == PROTOCOL:
+        own: dict[str, Any] = client_protocol.schema()
+    else:
+        own = MODELS[kind].model_json_schema(mode="validation")
+    schema = {"$schema": DIALECT, **own}
     return json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=True) + "\n"
 
 
@@ -41,7 +44,7 @@ def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for kind in MODELS:
+    for kind in KINDS:
         path = folder / f"{kind}.schema.json"
         path.write_text(render(kind), encoding="ascii", newline="\n")
         paths.append(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import tempfile
@@ -46,6 +47,14 @@ def sync_files(folder: pathlib.Path) -> None:
         if entry.is_file() and not entry.is_symlink():
             sync(entry)
     sync(folder)
+
+
+def remove_leftovers(folder: pathlib.Path) -> None:
+    """Removes what writers left that were killed, or could not remove it."""
+    with contextlib.suppress(OSError):  # harmless where they are
+        for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
+            if path.is_file() and not path.is_symlink():
+                path.unlink(missing_ok=True)
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

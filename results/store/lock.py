@@ -26,7 +26,8 @@ HOLDER_NAME = ".lock-holder"
 _MOST_BYTES = 100
 
 
-def _read_holder(root: pathlib.Path) -> int | None:
+def read_holder(root: pathlib.Path) -> int | None:
+    """Returns the process that locked a study last, which a killed one still is."""
     try:
         return int(
             untrusted.read_bytes(root / HOLDER_NAME, max_bytes=_MOST_BYTES) or ""
@@ -56,7 +57,7 @@ def lock_study(root: pathlib.Path) -> Iterator[None]:
             raise FileExistsError(17, f"{LOCK_NAME} is a symbolic link")
         lock.acquire()
     except filelock.Timeout:
-        raise errors.StudyLockedError(root, _read_holder(root)) from None
+        raise errors.StudyLockedError(root, read_holder(root)) from None
     except OSError as error:
         raise errors.WriteStoreError(
             f"cannot lock study {str(root)!r}: {error.strerror or error}; create it "
@@ -71,6 +72,8 @@ def lock_study(root: pathlib.Path) -> Iterator[None]:
                 "remove what is in its place, or free space"
             ) from error
         with _heartbeat(root):
+            # Nobody else writes here now, on no machine.
+            atomic.remove_leftovers(root)
             yield
     finally:
         with contextlib.suppress(OSError):

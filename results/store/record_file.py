@@ -70,23 +70,37 @@ def _cleaned(kind: str, data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def write(path: pathlib.Path, record: Record) -> None:
-    """Writes a record, and creates its folder if there is none.
-
-    Raises:
-      WriteStoreError: The file cannot be written.
-    """
+def content_of(record: Record) -> bytes:
+    """Returns the bytes of a record's file."""
     if isinstance(record, Plan):
         command = tuple(user_folders.shortened(text) for text in record.command)
         record = record.model_copy(update={"command": command})
     text = record.model_dump_json(indent=1) + "\n"
     if not isinstance(record, (Plan, TrialSpec)):
         text = user_folders.shortened(text)
+    return text.encode("utf-8")
+
+
+def write(path: pathlib.Path, record: Record) -> None:
+    """Writes a record, and creates its folder if there is none.
+
+    Raises:
+      WriteStoreError: The file cannot be written.
+    """
+    write_content(path, content_of(record))
+
+
+def write_content(path: pathlib.Path, content: bytes) -> None:
+    """Writes the bytes of a record, and creates its folder if there is none.
+
+    Raises:
+      WriteStoreError: The file cannot be written.
+    """
     try:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True)
             atomic.sync(path.parent.parent)
-        atomic.write_text(path, text)
+        atomic.write_bytes(path, content)
     except OSError as error:
         raise errors.WriteStoreError(
             f"cannot write {str(path)!r}: {error.strerror or error}; free space "

@@ -9,7 +9,9 @@
         rank_<k>.jsonl  stdout.log  stderr.log           written by the trial itself
         turns.jsonl                                      load within each turn
     match/trials/<trial_id>/     as above: N replicas are matched with one, untimed
+      gate.json                    what a gate concluded (results.judging.gate_file)
       report/index.html
+      seal.jsonl                                       digests of all this, as a chain
 
 Stores of one study can be merged (``results.study.merge``), because a trial's folder is
 named by a hash of its spec.
@@ -31,11 +33,11 @@ from results.records.models import (
     TrialResult,
     TrialSpec,
 )
-from results.store import atomic, record_file, untrusted
+from results.store import atomic, record_file, seal, untrusted
 from results.store.stored_trial import Problem, Reading, Trial
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 PLAN_NAME = "plan.json"
 TRIALS_NAME = "trials"
@@ -49,9 +51,17 @@ class Store:
       root: The study directory.
     """
 
-    def __init__(self, root: pathlib.Path) -> None:
-        """Wraps a directory without looking at it; prefer ``create`` and ``open``."""
+    def __init__(
+        self, root: pathlib.Path, *, sealed_in: pathlib.Path | None = None
+    ) -> None:
+        """Wraps a directory without looking at it; prefer ``create`` and ``open``.
+
+        Args:
+          root: The directory.
+          sealed_in: The study whose seal has these trials, if not this directory.
+        """
         self.root = pathlib.Path(root)
+        self._sealed_in = self.root if sealed_in is None else sealed_in
 
     def __repr__(self) -> str:
         return f"Store({str(self.root)!r})"
@@ -140,7 +150,7 @@ class Store:
     @property
     def matching(self) -> Store:
         """The trials that match N replicas with one; they have no plan of their own."""
-        return Store(self.root / MATCHING_NAME)
+        return Store(self.root / MATCHING_NAME, sealed_in=self.root)
 
     @property
     def report_path(self) -> pathlib.Path:
@@ -153,7 +163,9 @@ class Store:
         Raises:
           WriteStoreError: The file cannot be written.
         """
-        record_file.write(self.root / PLAN_NAME, plan)
+        content = record_file.content_of(plan)
+        self._seal(PLAN_NAME, {PLAN_NAME: seal.digest(content)})
+        record_file.write_content(self.root / PLAN_NAME, content)
 
     def read_plan(self) -> Plan:
         """Reads the plan.
@@ -201,7 +213,45 @@ class Store:
                 f"cannot write {str(folder)!r} to disk: {error.strerror or error}; "
                 "free space or choose another directory"
             ) from error
-        record_file.write(folder / "status.json", status)
+        content = record_file.content_of(status)
+        self.seal_trial(trial_id, {"status.json": seal.digest(content)})
+        record_file.write_content(folder / "status.json", content)
+
+    def seal_trial(self, trial_id: str, also: Mapping[str, str] | None = None) -> None:
+        """Adds the files of a trial to the seal of the study, as they are now.
+
+        Args:
+          trial_id: The trial.
+          also: Digests of files that are written afterwards, by name.
+
+        Raises:
+          WriteStoreError: A file cannot be read, or the seal not be written.
+        """
+        folder = self.trial_dir(trial_id)
+        try:
+            files = seal.evidence_in(folder) | dict(also or {})
+        except untrusted.DamagedFileError as error:
+            raise errors.WriteStoreError(
+                f"cannot seal {str(folder)!r}: {error}; remove it, and run the trial"
+                " again"
+            ) from error
+        of = folder.relative_to(self._sealed_in).as_posix()
+        self._seal(of, dict(sorted(files.items())))
+
+    def _seal(self, of: str, files: Mapping[str, str]) -> None:
+        path = self._sealed_in / seal.SEAL_NAME
+        try:
+            self._sealed_in.mkdir(parents=True, exist_ok=True)
+            seal.append(self._sealed_in, of, files)
+        except untrusted.DamagedFileError as error:
+            raise errors.WriteStoreError(
+                f"cannot write {str(path)!r}: {error}; remove it"
+            ) from error
+        except OSError as error:
+            raise errors.WriteStoreError(
+                f"cannot write {str(path)!r}: {error.strerror or error}; free space "
+                "or choose a directory that this user can write to"
+            ) from error
 
     def trial_ids(self) -> tuple[str, ...]:
         """Returns the ids of all trials that have a spec or a status, sorted.

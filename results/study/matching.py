@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
@@ -151,7 +152,12 @@ def _wanted(plan: Plan) -> list[tuple[str, int]]:
 
 
 def is_judged(spec: TrialSpec) -> bool:
-    """Whether a trial's numbers count only if its replicas match one."""
+    """Whether a trial's numbers count only if its replicas match one.
+
+    A program of the user's that prints numbers shows neither losses nor updates.
+    """
+    if spec.has_readings:
+        return False
     return spec.control in (Control.NONE, Control.TWIN) and not spec.revision
 
 
@@ -187,10 +193,12 @@ def _match(
                 not_checked, reason=f"the run of {which} {reason}"
             )
         results.append(found.result)
+    of_losses = loss_difference(*(mean_losses(result) for result in results))
+    if spec.is_client:
+        return _by_losses(not_checked, spec, of_losses, results)
     if not any(any(change.sketch) for result in results for change in result.changes):
         reason = f"{NUM_CHANGING_STEPS} steps change no variable on either side"
         return dataclasses.replace(not_checked, reason=reason)
-    of_losses = loss_difference(*(result.ranks[0].losses for result in results))
     of_changes = change_differences(*(result.changes for result in results))
     group, name = max(
         of_changes,
@@ -210,6 +218,34 @@ def _match(
         change_tolerance=tolerance,
         changed=name,
     )
+
+
+def _by_losses(
+    not_checked: Match,
+    spec: TrialSpec,
+    of_losses: float,
+    results: Sequence[TrialResult],
+) -> Match:
+    """Matches a program of the user's, whose variables are not known."""
+    if not all(mean_losses(result) for result in results):
+        reason = "the program gives no losses: pass loss to step.done()"
+        return dataclasses.replace(not_checked, reason=reason)
+    reason = _why_different(of_losses, 0.0, MODEL_TOLERANCE, "")
+    if reason:
+        reason += "; let batches depend on the seed and the step alone, or --no-match"
+    return dataclasses.replace(
+        not_checked,
+        outcome=Outcome.DIFFERS if reason else Outcome.MATCHES,
+        reason=reason,
+        global_batch_size=spec.global_batch_size,
+        loss_difference=of_losses,
+    )
+
+
+def mean_losses(result: TrialResult) -> list[float]:
+    """Returns the loss of each step, the mean over processes with equal batches."""
+    of_ranks = (rank.losses for rank in result.ranks)
+    return [statistics.fmean(losses) for losses in zip(*of_ranks, strict=False)]
 
 
 def _why_unusable(trial: Trial | None) -> str:

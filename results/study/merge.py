@@ -98,6 +98,8 @@ def merge(roots: Sequence[Path], output: Path) -> Merged:
             merged.write_plan(plan)
             for below, found in folders:
                 _copy(found.folder, root / below / found.trial.trial_id)
+                part = merged if below == TRIALS_NAME else merged.matching
+                part.seal_trial(found.trial.trial_id)
     return Merged(
         root=output,
         num_trials=len(finished),

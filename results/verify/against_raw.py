@@ -51,6 +51,7 @@ _KINDS = {
     "curve": "quality",
     "window_metrics": "quality",
     "changes": "matching",
+    "readings": "readings",
 }
 _PROGRAM = "programs"
 _LOAD = "load within turns"
@@ -124,6 +125,9 @@ def _verify_trial(store: Store, entry: Entry, raw: RawTrial, check: Check) -> No
             _verify_load(turn, derived["turns"][index], f"{label} turn {index}", check)
         stated["turns"] = [_without_load(turn) for turn in turns]
     derived["turns"] = [_without_load(turn) for turn in derived["turns"]]
+    if stated.get("readings"):  # their words are not observations, their number is
+        remarks = stated["readings"].pop("remarks", ())
+        stated["readings"]["num_remarks"] = len(remarks)
     for name in sorted(stated.keys() | derived.keys()):
         kind = _KINDS.get(name, _PROGRAM)
         _compare(stated.get(name), derived.get(name), kind, f"{label} {name}", check)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from results.figures import relay
 from results.figures.summary import summarize
 from results.records.models import Control, Order
-from results.verify import recomputed
+from results.verify import lost, recomputed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +38,7 @@ def compare(study: Study, raws: Mapping[str, RawTrial], check: Check) -> None:
         figures.compare_quality(run)
     figures.compare_twin()
     figures.compare_turns()
+    lost.compare(study, raws, check)
 
 
 class _Figures:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from results.errors import ResultsError
 from results.store import untrusted
+from results.verify import raw_readings
 
 if TYPE_CHECKING:
     import pathlib
@@ -120,6 +121,14 @@ def _derive(
     is_solo: bool,
 ) -> RawTrial:
     (facts,) = _of_kind(ranks[0], "facts")
+    if _of_kind(ranks[0], "reading"):
+        (lines,) = ranks
+        return RawTrial(
+            result=raw_readings.derive(folder.name, lines, num_warmup_steps),
+            is_complete=bool(_of_kind(lines, "done"))
+            and not _of_kind(lines, "failure"),
+            has_loads=True,
+        )
     times = [
         _rank_times(rank, lines, num_warmup_steps) for rank, lines in enumerate(ranks)
     ]
@@ -185,7 +194,7 @@ def _rank_times(rank: int, lines: Sequence[Fields], num_warmup_steps: int) -> Fi
         raise RawError(f"the steps of rank {rank} are not numbered from 0 on")
     _check_order(rank, steps, lines)
     measured = [step for step in steps if step["phase"] == "measure"]
-    losses = [float(step["loss"]) for step in steps]
+    losses = [float(step["loss"]) for step in steps if step["loss"] is not None]
     bad = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
     first = _of_kind(lines, "first_step_done")[0]
     peaks = _of_kind(lines, "peak")
@@ -246,15 +255,16 @@ def _turns(
             "start_ns": max(part["start_ns"] for part in together),
             "end_ns": max(part["end_ns"] for part in together),
             "num_steps": together[0]["num_steps"],
-            "is_sustained": together[0].get("is_sustained", False),
+            "is_sustained": False,
         }
         for name in (*_SUMS, *_MORE_SUMS):
-            turn[name] = sum(part[name] for part in together)
+            turn[name] = sum(part.get(name, 0) for part in together)
         turn["is_void"] = None
         if loads is not None:
             load = loads[index]
             turn |= {name: load[name] for name in (*_LOADS, "num_throttled")}
             turn["gpus"] = load.get("gpus", [])
+            turn["is_sustained"] = load.get("is_sustained", False)
             turn["is_void"] = _is_void(load, turn["num_retraces"])
         found.append(turn)
     return found, loads is not None or not found

@@ -11,6 +11,7 @@ OURS = {
     "harness/cli/documents.py": "the README of this tree",
     "harness/cli/main.py": "opens the null device",
     "harness/cli/study_file.py": "a file that the user names, with messages of its own",
+    "harness/judging/program_revisions.py": "files of a checkout of the user's",
     "harness/judging/revisions.py": "files of a checkout of this tree",
     "harness/planning/code_digest.py": "sources of this tree",
     "reports/page/page.py": "styles and scripts of this tree",

@@ -233,8 +233,33 @@ def test_reports_are_kept_whatever_the_verdict() -> None:
     for job in jobs_of(read(ROOT / ".github/workflows/gpu.yml")).values():
         (upload,) = (s for s in job["steps"] if "upload-artifact" in s.get("uses", ""))
         assert "always()" == upload["if"]
-        assert {"runs/", "report.html"} <= set(upload["with"]["path"].split())
+        assert "published/" in upload["with"]["path"].split()
     assert "always" == read(GITLAB)[".gpu"]["artifacts"]["when"]
+
+
+ALLOWED_UPLOADS = {
+    "published/",  # what `publish` has searched
+    "table.md",
+    *("junit.xml", "gate.xml", "test-gpu.xml"),  # what the job's own log says
+    *("build/site", "public"),  # made of published copies, searched again
+}
+
+
+def test_studies_are_uploaded_as_published_only() -> None:
+    """Logs, tracebacks and secrets stay on the machine that measured."""
+    uploaded: set[str] = set()
+    for path in sorted((ROOT / ".github/workflows").glob("*.yml")):
+        for job in jobs_of(read(path)).values():
+            for step in job.get("steps", []):
+                if "/upload-" in step.get("uses", ""):
+                    uploaded |= set(step["with"]["path"].split())
+    for job in read(GITLAB).values():
+        if isinstance(job, dict):
+            for kind in ("artifacts", "cache"):
+                uploaded |= set(job.get(kind, {}).get("paths", ()))
+
+    assert uploaded <= ALLOWED_UPLOADS
+    assert {"published/", "build/site", "public"} <= uploaded
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_the_true_worker_trains_over_the_network(in_job: Any, shared: Path) -> N
             *("rank1_fail", "failed", "the reducer is out of paper"),
             marks=pytest.mark.full,
         ),
-        ("rank1_sigkill", "out_of_memory", "rank 1 was in phase measure"),
+        ("rank1_sigkill", "failed", "rank 1 was in phase measure"),
     ],
 )
 def test_a_rank_that_dies_is_the_cause(

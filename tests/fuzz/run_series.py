@@ -1,7 +1,9 @@
-"""Runs as many random programs as asked: ``run_series.py PROGRAMS SEED``.
+"""Runs as many random programs as asked: ``run_series.py PROGRAMS SEED [BACKEND]``.
 
 Processes run one after the other, a few hundred programs each, so that what TensorFlow
-keeps of traced functions does not add up. Ends with 1 if a difference was found.
+keeps of traced functions does not add up. ``multi_worker`` or ``multi_worker_in_graph``
+as a backend runs steps on four replicas of two real workers, which are started once for
+a hundred. Ends with 1 if a difference was found.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import resource
 import runpy
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
@@ -25,6 +28,8 @@ def main() -> int:
     if sys.argv[1:2] == ["--child"]:
         return run_child(int(sys.argv[2]), int(sys.argv[3]))
     num_programs, first_seed = map(int, sys.argv[1:3])
+    if len(sys.argv) > 3:
+        return run_on_clusters(num_programs, first_seed, sys.argv[3])
     totals: dict[str, int] = {}
     num_differences = 0
     for start in range(0, num_programs, PER_PROCESS):
@@ -54,6 +59,25 @@ def main() -> int:
             f"{totals}; peak memory {report['memory_bytes'] >> 20} MiB\n"
         )
         sys.stdout.flush()
+    return int(num_differences > 0)
+
+
+def run_on_clusters(num_programs: int, first_seed: int, backend: str) -> int:
+    """Starts a cluster for each seed; prints a line for each."""
+    sys.path.insert(0, str(FOLDER.parent / "support"))
+    sys.path.insert(0, str(FOLDER))
+    import on_clusters
+
+    num_differences = 0
+    for index, start in enumerate(range(0, num_programs, PER_SEED)):
+        count, seed = min(PER_SEED, num_programs - start), first_seed + index
+        with tempfile.TemporaryDirectory() as folder:
+            found = on_clusters.run(backend, Path(folder), seed, count)
+        for verdicts, differences in found:
+            lines = "".join(f"\nDIFFERENCE {line}" for line in differences)
+            num_differences += len(differences)
+            sys.stdout.write(f"{backend}, seed {seed}: {verdicts}{lines}\n")
+            sys.stdout.flush()
     return int(num_differences > 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -30,11 +31,9 @@ from replicator.collectives.kinds.all_reduce import AllReduce
 from replicator.engine.graph import trace
 
 # `make fuzz` draws thousands; the full run has those of this run and more.
-NUM_PROGRAMS = 100 if covering.is_full() else 12
+NUM_PROGRAMS = 100 if covering.is_full() else 10
 NUM_PROGRAMS_WITH_A_FAULT = 100  # at most: the series ends where the fault is found
 SEED = 2019
-# With the others, differences are known.
-FEATURES = ("unknown",)
 FLOAT3 = syntax.Type(syntax.FLOAT, (3,))
 SHARED = syntax.Setting(
     placement="shared", num_replicas=2, num_steps=1, feed="values", seed=0
@@ -74,7 +73,7 @@ def _tape(result, *statements, source="b"):
 
 def test_random_programs_agree(capsys):
     """Values, variables, gradients and refusals, in every placement of variables."""
-    found = series.run_series(SEED, NUM_PROGRAMS, features=FEATURES)
+    found = series.run_series(SEED, NUM_PROGRAMS)
 
     with capsys.disabled():
         sys.stdout.write(f"\n{found}\n")
@@ -100,6 +99,37 @@ def test_the_interpreter_gives_gradients_of_the_sum_of_targets():
     for gradient, second in outputs:
         assert [12.0, 2.0, 16.0] == gradient.tolist()
         assert [192.0, 32.0, 256.0] == second.tolist()
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_a_read_by_the_handle_has_a_gradient_where_the_variable_is_followed(
+    is_followed,
+):
+    """As on one device: in a branch that reads it, if only in the other way."""
+    other = [syntax.Read(result="r", variable="w", is_raw=not is_followed)]
+    own = [syntax.Read(result="s", variable="w", is_raw=True)]
+    branch = syntax.Branch(
+        result="y",
+        predicate="p",
+        then=syntax.Block(statements=tuple(own), result="s"),
+        orelse=syntax.Block(statements=tuple(other), result="r"),
+    )
+    tape = syntax.Differentiate(
+        results=("g",),
+        body=syntax.Block(statements=(branch,), result="y"),
+        watched=(),
+        sources=("w",),
+    )
+    program = dataclasses.replace(
+        _program([tape], "g", variables=[_weight(trainable=True)]),
+        inputs=(("p", syntax.Type(syntax.BOOL)),),
+    )
+    replicas = lockstep.Lockstep(program, {"w": [0.0, 0.0, 0.0]}, tf.float64)
+
+    ((gradient,), _) = replicas.step([{"p": True}, {"p": False}])
+
+    assert [1.0 * is_followed] * 3 == gradient.tolist()
+    assert checking.Verdict.SAME is checking.check(program)
 
 
 @pytest.mark.parametrize(
@@ -149,9 +179,7 @@ def test_a_fault_of_the_library_is_found(monkeypatch):
 
     monkeypatch.setattr(trace.TraceContext, "communicate", wrong)
 
-    found = series.run_series(
-        SEED, NUM_PROGRAMS_WITH_A_FAULT, is_shrunk=False, features=FEATURES
-    )
+    found = series.run_series(SEED, NUM_PROGRAMS_WITH_A_FAULT, is_shrunk=False)
 
     assert 1 == len(found.differences)
     assert "'min')" in found.differences[0]

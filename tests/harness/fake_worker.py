@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.client.scaling_client import Channel, RankFile, rank_path
+from harness.placement.processes import processes_of_trial
 from harness.trial import die_with_parent, measure
-from harness.trial.rank_file import RankWriter, rank_path
-from harness.trial.turns import TurnChannel
 from results.records import identity
 from results.records.models import Control, Environment, TrialSpec
 
@@ -281,7 +281,7 @@ class Memory:
         return 2**30
 
 
-def write_products(writer: RankWriter, spec: TrialSpec) -> None:
+def write_products(writer: RankFile, spec: TrialSpec) -> None:
     """Writes what a matrix product on each GPU of this process would: the last is slow.
 
     ``FAKE_NO_PRODUCT`` stands for a program that leaves no memory for it.
@@ -328,7 +328,7 @@ def main() -> int:
     clock, behavior = Clock(), behavior_of(spec)
     if behavior.startswith("rank1_"):
         behavior = behavior.removeprefix("rank1_") if rank == 1 else "lose"
-    writer = RankWriter(rank_path(trial_dir, rank), clock)
+    writer = RankFile(rank_path(trial_dir, rank), clock)
 
     def build() -> Program:
         clock.now_ns += 5_000_000_000
@@ -347,12 +347,12 @@ def main() -> int:
             example_unit="images",
             memory=Memory(),
             clock=clock,
-            channel=TurnChannel.from_environment(rank),
+            channel=Channel.from_environment(rank, processes_of_trial(spec).num_ranks),
             measure_peak=lambda dtype: (4e12 + rank, f"faked, in {dtype}"),
             before_warmup=lambda: write_products(writer, spec),
         )
     except Exception as error:  # noqa: BLE001 - as in the worker
-        measure.write_failure(writer, error)
+        writer.fail(error)
         return 1
     finally:
         writer.close()

@@ -22,6 +22,7 @@ import pytest
 
 from results.figures import frame
 from results.store.study_store import Store
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -369,9 +370,11 @@ def test_the_code_of_a_guide_passes_the_linter(path: Path) -> None:
     for name, text in files_of(path.read_text(encoding="utf-8")).items():
         if not name.endswith(".py"):
             continue
+        # A program from outside of the tree has rules of its own.
+        own = ["--isolated"] if path.stem == "loop" else ["--extend-ignore", "INP001"]
         for command in (
             # Its package is made by the guide.
-            ["check", "--no-cache", "--extend-ignore", "INP001"],
+            ["check", "--no-cache", *own],
             ["format", "--no-cache", "--check"],
         ):
             done = subprocess.run(
@@ -390,7 +393,9 @@ def test_every_guide_is_followed_by_a_test() -> None:
     names = {path.stem for path in GUIDES.glob("*.md")}
     source = Path(__file__).read_text(encoding="utf-8")
 
-    assert names == set(re.findall(r'followed\("(\w+)"\)', source))
+    # Those of programs from outside of the tree are followed in an empty folder.
+    followed = re.findall(r'(?:followed\("|GUIDES / ")(\w+)', source)
+    assert names == set(followed)
     for name in names:
         guide = (GUIDES / f"{name}.md").read_text(encoding="utf-8")
         assert files_of(guide), name
@@ -405,3 +410,53 @@ def test_a_guide_that_no_longer_fits_is_noticed(tmp_path: Path) -> None:
         apply(change, tmp_path)
     with pytest.raises(AssertionError, match=r"a\.py is there already"):
         apply('```python title="a.py"\n```\n', tmp_path)
+
+
+def test_the_tutorial_begins_with_somebodys_program(tmp_path: Path) -> None:
+    """The file and the commands before the first workload, in an empty folder."""
+    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    text = text[: text.index("## 3.")]
+    apply(text, tmp_path)
+    sweep, verify, gate = commands_of(text)
+
+    shown = python(tmp_path, [*sweep, "--repeats=2"])
+    assert "train.py" in shown
+    assert "are as recomputed" in python(tmp_path, verify)
+    page = (tmp_path / "runs" / "mine" / "report" / "index.html").read_text()
+    assert "grade B of A to D" in page
+    assert "is not in a git repository" in python(tmp_path, gate, code=2)
+
+
+_WITHOUT_NOISE = """
+import sys
+from harness.cli.main import main
+from harness.run import rounds
+rounds.MIN_TURN_SEC = 0.05
+overrides = {"canary": lambda core: 0.2, "void_reason": lambda load, retraces: ""}
+sys.exit(main(sys.argv[1:], run_overrides=overrides))
+"""
+
+
+def test_a_loop_of_ones_own_takes_part(tmp_path: Path, monkeypatch: Any) -> None:
+    """Five lines, in an empty folder: it runs alone, and in a relay; N matches one."""
+    guide = (GUIDES / "loop.md").read_text(encoding="utf-8")
+    (diff,) = diffs_of(guide)
+    copy, sweep = commands_of(guide)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv(
+        "PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    )
+
+    apply(guide, tmp_path)
+    python(tmp_path, copy)
+    assert 5 == len(re.findall(r"^\+(?!\+)", diff, re.MULTILINE))
+    alone = python(tmp_path, ["train.py", "2", "64", "0"])
+    assert re.search(r"scaling_client: [\d.e+]+ examples/s \[.+\], 97 steps", alone)
+    words = [*sweep[2:], "--repeats=1", "--rounds=2", "--study=new"]
+    python(tmp_path, ["-c", _WITHOUT_NOISE, *words])
+    store = Store.open(tmp_path / "runs" / "new")
+    trials = frame.trials_frame(store)
+    assert {"ok"} == set(trials.status)
+    assert {"none", "twin"} == set(trials.control)
+    (match,) = load_study(store).matches
+    assert 1e-9 > match.loss_difference

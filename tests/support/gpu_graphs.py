@@ -23,6 +23,7 @@ STEPS: dict[str, dict[str, dict[str, Any]]] = {
     "resnet50": {"_step": {}},
     "sngan": {"_both_step": {}},
     "d4pg": {name: {"observations": "pixels"} for name in ("_copy", "_step_of_pixels")},
+    "keras_fit": {},  # its steps are Keras'
 }
 if covering.is_full():
     # Parts of those above: of both, and without convolutions.

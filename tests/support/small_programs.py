@@ -10,6 +10,7 @@ import contextlib
 import importlib
 from typing import Any
 
+import small_fit
 from short_resnet import short
 
 from workloads import catalog
@@ -17,6 +18,7 @@ from workloads import catalog
 # One doubling of the generator, two blocks of the discriminator; one hidden layer.
 OPTIONS: dict[str, dict[str, Any]] = {
     "d4pg": {"policy_sizes": "16", "critic_sizes": "16"},
+    "keras_fit": {"model": f"{small_fit.__file__}:small", "num_classes": 10},
     "sngan": {"layout": "imagenet", "image_size": 8},
 }
 

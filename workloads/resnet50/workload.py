@@ -8,31 +8,26 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from workloads import quality
+from workloads.classifier import ClassifierProgram
 from workloads.common.compiled import compiled, whole
 from workloads.common.lars import LARS
-from workloads.data import pipeline
 from workloads.options import JIT_OFF
-from workloads.program import ImageProgram, ImageWorkload
+from workloads.program import ImageWorkload
 from workloads.resnet50 import flops, losses
-from workloads.resnet50.metrics import METRICS
 from workloads.resnet50.model import ResNet50
 from workloads.resnet50.schedule import GoyalSchedule, PolynomialSchedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    import numpy as np
+    from collections.abc import Callable, Mapping
 
     import replicator
     from workloads.data.sources import Source
     from workloads.resnet50.config import ResNet50Config
-    from workloads.spec import QualityMetric
 
 _NUM_IMAGENET_EXAMPLES = 1_281_167
 
 
-class ResNet50Program(ImageProgram):
+class ResNet50Program(ClassifierProgram):
     """ResNet-50 on one replicator; see ``StepProgram``.
 
     Attributes:
@@ -56,7 +51,6 @@ class ResNet50Program(ImageProgram):
             per_replica_batch_size=per_replica_batch_size,
             seed=seed,
         )
-        self._config = config
         self._is_scaled = config.compute_dtype == "mixed_float16"
         with repl.context():
             self.model = ResNet50(
@@ -84,9 +78,6 @@ class ResNet50Program(ImageProgram):
             image_size=config.image_size,
             num_classes=config.num_classes,
             version=config.version,
-        )
-        self._predict = tf.function(
-            lambda images: self.model(images, training=False), autograph=False
         )
 
     def _make_optimizer(self) -> keras.optimizers.Optimizer:
@@ -162,40 +153,6 @@ class ResNet50Program(ImageProgram):
 
     def _trackables(self) -> Mapping[str, Any]:
         return {"model": self.model, "optimizer": self.optimizer}
-
-    def evaluate(self) -> tuple[QualityMetric, ...]:
-        """Measures all metrics of ``metrics.py`` on the whole held-out split.
-
-        Runs on one device, with the moving statistics of batch norm. Synthetic data has
-        no held-out split, so it has no quality.
-        """
-        if self.source is None:
-            return ()
-        found = quality.of_examples(METRICS, self._predictions(self.source))
-        num_examples = found[0].num_examples
-        expected = self.source.num_evaluation_examples
-        if num_examples != expected:
-            raise RuntimeError(
-                f"evaluation counted {num_examples} examples of {self.source.name!r}, "
-                f"but its {self.source.evaluation_split!r} split has {expected}"
-            )
-        return found
-
-    def _predictions(self, source: Source) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields the logits and labels of the held-out split, batch by batch."""
-        for batch in pipeline.evaluation_dataset(source, self._evaluation_pipeline()):
-            is_example = batch["is_example"].numpy()
-            logits = self._predict(batch["image"]).numpy()
-            yield logits[is_example], batch["label"].numpy()[is_example]
-
-    def _evaluation_pipeline(self) -> pipeline.PipelineConfig:
-        return pipeline.PipelineConfig(
-            per_replica_batch_size=self._config.evaluation_batch_size,
-            image_size=self._config.image_size,
-            seed=0,
-            shuffle_buffer_size=1,
-            num_threads=self._config.num_input_threads,
-        )
 
 
 WORKLOAD = ImageWorkload("resnet50", ResNet50Program)

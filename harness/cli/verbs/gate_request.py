@@ -19,6 +19,7 @@ from harness.options.durations import duration
 from harness.options.notation import NAMES, PERCENTAGE
 from harness.options.option import Option
 from harness.planning import defaults, design
+from harness.planning.program_request import OWN
 from harness.planning.request import DESIGN, MEASURED, STUDY, Count
 from results.judging import gate_metrics, quality_gate
 from results.judging.gate_metrics import Rule
@@ -34,7 +35,8 @@ def make_rule(*, workload: str, metric: str, delta: float | None, alpha: float) 
     """Returns a checked rule.
 
     Args:
-      workload: Whose metrics are known, besides those of speed and memory.
+      workload: Whose metrics are known, besides those of speed and memory; empty for a
+        program of the user's.
       metric: The name of one of them.
       delta: The loss that matters; None for the tolerance of the metric.
       alpha: The accepted probability of passing it.
@@ -43,7 +45,7 @@ def make_rule(*, workload: str, metric: str, delta: float | None, alpha: float) 
       PlanError: The workload is unknown.
       ResultsError: The metric is unknown, or a number is out of range.
     """
-    declared = catalog.metrics(catalog.workload(workload))
+    declared = catalog.metrics(catalog.workload(workload)) if workload else ()
     of = gate_metrics.metric_of_gate(metric, declared)
     return Rule(metric=of, delta=of.tolerance if delta is None else delta, alpha=alpha)
 
@@ -140,9 +142,18 @@ class GateRequest(RunRequest):
             group=JUDGING,
             metavar="NAME",
             help=f"`throughput`, `time_to_first_step`, `peak_memory`; or what is"
-            f" learned: {_learnable()}.",
+            f" learned: {_learnable()}. With `--command`: `NAME=PATTERN`, as in"
+            " `sweep`.",
         ),
     ] = DEFAULT_METRIC
+    setup: Annotated[
+        str | None,
+        Option(
+            group=OWN,
+            help="Shell command that prepares each of the two revisions of your"
+            " repository, once, such as `uv sync`.",
+        ),
+    ] = None
     num_seeds: Annotated[
         Count | None,
         Option(
@@ -181,9 +192,11 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
     """
     if rule.metric.is_quality:
         return _of_quality_gate(request, rule)
-    learned = catalog.judged_metrics(catalog.workload(request.workload))
+    learned = ["throughput"]
+    if request.program is None:
+        learned = catalog.judged_metrics(catalog.workload(request.workload))
     for name, value in (
-        ("--budget", request.budget),
+        ("--budget", None if request.program else request.budget),
         ("--evaluations", request.num_evaluations),
         ("--quality-repeats", request.num_seeds),
     ):
@@ -200,7 +213,7 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
             " more"
         )
     request = request.model_copy(update={"budget": "none", "is_evaluated": False})
-    if rule.metric is gate_metrics.THROUGHPUT:
+    if rule.metric is gate_metrics.THROUGHPUT and request.program is None:
         return _with_repeats(request)
     # These exist once per process, and are measured best where it is alone.
     if request.order is Order.RELAY and rule.metric.name == gate_metrics.FIRST_STEP:

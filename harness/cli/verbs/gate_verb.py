@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,13 +17,20 @@ from harness.cli.verbs.gate_request import (
     make_rule,
     of_gate,
 )
-from harness.errors import Interrupted, StudyError
-from harness.judging import baselines, revisions, this_machine
+from harness.errors import Interrupted, PlanError, StudyError
+from harness.judging import (
+    baselines,
+    program_revisions,
+    revisions,
+    this_machine,
+)
 from harness.planning import same_code
 from harness.planning import study as study_module
+from harness.planning.program_request import pattern_of, resolved
 from harness.run.sweep import stop_signals
 from reports.words import judgement
 from results.judging import gate as gate_module
+from results.judging import gate_file
 from results.statistics.judge import Verdict
 from results.store import untrusted
 from results.store.study_store import PLAN_NAME, Store
@@ -29,11 +38,10 @@ from results.study import case_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from harness.cli.verb import Call
+    from harness.command.repository import Repository
     from harness.planning.plan import PlannedSweep
-    from harness.planning.source_tree import SourceTree
     from results.judging.gate import Gate
     from results.judging.gate_metrics import Rule
     from results.study.cases import Study
@@ -73,9 +81,15 @@ def run(request: GateRequest, call: Call) -> int:
       HarnessError: The request cannot be carried out; nothing was measured.
       ResultsError: A study cannot be used.
     """
+    if request.setup is not None and request.command is None:
+        raise PlanError(
+            f"--setup {request.setup!r} has no effect without --command: the harness"
+            " prepares its own revisions; leave it out"
+        )
+    request = resolved(request, Path.cwd())
     rule = make_rule(
-        workload=request.workload,
-        metric=request.metric,
+        workload="" if request.program else request.workload,
+        metric=pattern_of(request.metric),
         delta=request.delta,
         alpha=request.alpha,
     )
@@ -83,7 +97,12 @@ def run(request: GateRequest, call: Call) -> int:
     name, stored = _find_baseline(request.baseline_name, request.runs_dir)
     if stored is not None:
         return _against_study(request, call, stored, name, rule)
-    commit = revisions.find_commit(name)
+    source = None
+    if request.program is None:
+        commit = revisions.find_commit(name)
+    else:
+        source = program_revisions.source_of(Path.cwd(), name, request.runs_dir)
+        commit = program_revisions.find_commit(source, name)
 
     baseline = f"revision {name} ({commit[: revisions.SHOWN_DIGITS]})"
 
@@ -91,21 +110,23 @@ def run(request: GateRequest, call: Call) -> int:
         found = gate_module.of_revisions(study, rule, baseline=baseline)
         return _conclude(store, found, request.form)
 
-    def check(planned: PlannedSweep, tree: SourceTree) -> None:
+    def check(update: dict[str, Any], planned: PlannedSweep) -> None:
         equal = same_code.equal_digests(planned.trials)
         if equal and not request.is_equal_measured:
             raise _EqualCodeError(equal)
-        revisions.check_runs(name, tree, planned.trials[-1].spec)
+        if source is None:
+            tree, spec = update["baseline"], planned.trials[-1].spec
+            revisions.check_runs(name, tree, spec)
 
     design = design_of(request, rule, baseline)
     try:
-        with stop_signals(), _tree(name, commit, request.device) as tree:
+        with stop_signals(), _sides(request, source, name, commit) as update:
             return commands.sweep(
-                request.model_copy(update={"baseline": tree, "gate": design}),
+                request.model_copy(update={**update, "gate": design}),
                 call,
                 conclude=judge_revisions,
                 name_prefix=_name_prefix(rule),
-                check=lambda planned: check(planned, tree),
+                check=functools.partial(check, update),
             )
     except _EqualCodeError as error:
         found = gate_module.of_equal_code(rule, error.digests, baseline=baseline)
@@ -117,12 +138,26 @@ def run(request: GateRequest, call: Call) -> int:
 
 
 @contextlib.contextmanager
-def _tree(name: str, commit: str, device: str) -> Iterator[SourceTree]:
+def _sides(
+    request: GateRequest, source: Repository | None, name: str, commit: str
+) -> Iterator[dict[str, Any]]:
+    """Yields the fields of the request that say where both revisions are."""
+
     def note(text: str) -> None:
         click.echo(text, err=True)
 
-    with revisions.checked_out(name, commit, note, device) as tree:
-        yield tree
+    if request.program is None or source is None:
+        with revisions.checked_out(name, commit, note, request.device) as tree:
+            yield {"baseline": tree}
+        return
+    with program_revisions.side_by_side(
+        request.program, source, name, commit, note
+    ) as sides:
+        yield {
+            "baseline": sides.baseline,
+            "program": sides.program,
+            "folders": sides.folders,
+        }
 
 
 def _name_prefix(rule: Rule) -> str:
@@ -193,6 +228,10 @@ def _against_study(
 def _conclude(store: Store, found: Gate, form: str) -> int:
     from reports.page import build
 
+    record = gate_file.record_of(
+        found, headline=judgement.headline(found), exit_code=code_of(found)
+    )
+    gate_file.write(store, record)
     build.write_report(store, store.report_path)
     click.echo(_WRITE_GATE[form](found))
     click.echo(f"report of this tree: {store.report_path}", err=True)

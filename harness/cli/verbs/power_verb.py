@@ -207,7 +207,14 @@ def _spread_of(study: Study) -> tuple[float, str]:
             " such as --spread 3%, or measure two backends or replica counts"
         )
     cases = {case.case_id: case for case in (*study.cases, *study.other_revisions)}
-    first, second = (cases[i] for i in (primary.first_case_id, primary.second_case_id))
+    ids = (primary.first_case_id, primary.second_case_id)
+    missing = [case_id for case_id in ids if case_id not in cases]
+    if missing:
+        raise PlanError(
+            f"study {name!r} has no case {missing[0]!r}, which its primary contrast"
+            " names: its plan is not its own; restore it from a copy, or give --spread"
+        )
+    first, second = (cases[case_id] for case_id in ids)
     logs = gate_metrics.log_ratios(first, second, gate_metrics.THROUGHPUT)
     if len(logs) < judge.FEWEST_GENERATIONS:
         raise PlanError(

@@ -15,6 +15,7 @@ from harness.launch import catalog
 from harness.launch.job import Job
 from harness.options import kinds
 from harness.options.option import NO_OPTIONS, Contributed, Option, Options
+from reports import output_file
 from results.records.bounds import Replicas
 from results.records.limits import MAX_REPLICAS
 
@@ -99,8 +100,6 @@ def run(request: RenderRequest, call: Call) -> int:
                 f"{str(output / name)!r} exists and is not overwritten; choose another"
                 " --output or --name"
             )
-    output.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (output / name).write_text(text, encoding="utf-8")
-        click.echo(str(output / name))
+    for path in output_file.write_all(output, files, what="output"):
+        click.echo(str(path))
     return exit_codes.OK

@@ -7,22 +7,26 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import click
+import psutil
 
 from harness.cli import exit_codes, progress, running
 from harness.cli.arguments import one_line
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.options.option import Options
 from harness.planning import study as study_module
+from harness.run.turn_file import TURNS_NAME
 from results.errors import CorruptRecordError, MissingRecordError
 from results.records.models import PlannedTrial
+from results.store import lock, untrusted
 from results.store.study_store import Store
 from results.study.cases import load_study
 from results.study.matching import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from harness.cli.verb import Call
+    from results.records.models import StatusRecord
     from results.store.stored_trial import Problem, Trial
 
 
@@ -51,12 +55,13 @@ def run(request: StatusRequest, _: Call) -> int:
     else:
         name, trials = plan.study, plan.trials
     matches = _problems_of_matches(store)
+    is_running = _is_held(store)
     counts: collections.Counter[str] = collections.Counter()
     failures: list[dict[str, Any]] = []
     for planned in trials:
         trial = found.get(planned.trial_id)
         record = trial.status if trial is not None else None
-        counts[record.status.value if record is not None else "missing"] += 1
+        counts[_state(record, trial is not None and is_running)] += 1
         if record is not None and record.failure is not None:
             failures.append(
                 {
@@ -81,7 +86,8 @@ def run(request: StatusRequest, _: Call) -> int:
         click.echo(json.dumps(data, indent=2))
     else:
         listed = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
-        click.echo(one_line(f"{name}: {len(trials)} trials: {listed}"))
+        now = _now(store, trials, found) if is_running else ""
+        click.echo(one_line(f"{name}: {len(trials)} trials: {listed}{now}"))
         for failure in failures:
             click.echo(
                 f"  {failure['trial_id'][:8]}  {failure['trial']}:"
@@ -90,6 +96,46 @@ def run(request: StatusRequest, _: Call) -> int:
         for line in matches:
             click.echo(one_line(line))
     return name_problems(reading.problems)
+
+
+def _is_held(store: Store) -> bool:
+    """Whether the process that locked the study last is alive; a file names it."""
+    holder = lock.read_holder(store.root)
+    try:
+        return holder is not None and psutil.pid_exists(holder)
+    except OverflowError:
+        return False
+
+
+def _state(record: StatusRecord | None, is_running: bool) -> str:
+    """Returns the state of a trial: as it ended, or that it runs now."""
+    if record is not None:
+        return record.status.value
+    return "running" if is_running else "missing"
+
+
+def _now(
+    store: Store, trials: Sequence[PlannedTrial], found: Mapping[str, Trial]
+) -> str:
+    """Says where a running relay is: its generation and its round."""
+    alive = [
+        planned
+        for planned in trials
+        if planned.trial_id in found and found[planned.trial_id].status is None
+    ]
+    rounds = [
+        json.loads(lines[-1])["round_index"] + 1
+        for planned in alive
+        for text in [
+            untrusted.read_text(store.trial_dir(planned.trial_id) / TURNS_NAME)
+        ]
+        for lines in [(text or "").rpartition("\n")[0].splitlines()]
+        if lines
+    ]
+    if not rounds:
+        return ""
+    number = max(planned.spec.repetition_index for planned in alive) + 1
+    return f"; generation {number}, round {max(rounds)}"
 
 
 def _problems_of_matches(store: Store) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from harness.cli.host_options import HostRequest
@@ -13,6 +14,7 @@ from harness.cli.shared_options import (
     RunsDir,
 )
 from harness.options.option import Option
+from harness.planning.program_request import resolved
 from harness.planning.request import STUDY, SweepRequest
 
 if TYPE_CHECKING:
@@ -59,4 +61,4 @@ def run(request: RunRequest, call: Call) -> int:
     """Runs a sweep and writes the report, or prints its plan."""
     from harness.cli import commands
 
-    return commands.sweep(request, call)
+    return commands.sweep(resolved(request, Path.cwd()), call)

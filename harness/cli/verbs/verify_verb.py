@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -13,17 +15,24 @@ from harness.cli import exit_codes
 from harness.cli.arguments import one_line
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.cli.terminal import console
-from harness.options.option import Options
+from harness.options.option import Option, Options
 from harness.planning import study as study_module
 from results.store import untrusted
 from results.store.study_store import Store
+from results.verify import seals, signature
 from results.verify.against_raw import verify as verify_study
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from harness.cli.verb import Call
     from results.verify.check import Check
+    from results.verify.seals import Sealed
 
 _PAGE = "numbers on the page"
+_PAGE_TEXT = "text of the page"
+_SHOWN_BEFORE = 20
+_SHOWN_AFTER = 60
 _MOST_SHOWN = 20
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
@@ -32,6 +41,15 @@ class VerifyRequest(Options):
     """What is verified."""
 
     study: StudyArgument
+    signers: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Whose signatures of the seal count, as `allowed_signers` of"
+            " ssh-keygen.",
+            default="any key, which is named",
+        ),
+    ] = None
     runs_dir: RunsDir = RUNS_DIR
     is_json: IsJson = False
 
@@ -44,16 +62,22 @@ def run(request: VerifyRequest, _: Call) -> int:
     """
     store = Store.open(study_module.find_study(request.study, request.runs_dir))
     check = verify_study(store)
+    sealed = seals.compare(store, check)
+    signer = signature.compare(store, request.signers, check)
     _verify_page(store, check)
+    left = seals.not_covered(sealed, is_signed=bool(signer))
     if request.is_json:
         data = {
             "kinds": [dataclasses.asdict(kind) for kind in check.kinds],
             "differences": [dataclasses.asdict(item) for item in check.differences],
             "missing": check.missing,
+            "seal": {**dataclasses.asdict(sealed), "signer": signer},
+            "not_covered": left,
         }
         click.echo(json.dumps(data, indent=2))
     else:
         _print(check)
+        _print_seal(sealed, signer, left)
     return exit_code(check)
 
 
@@ -90,8 +114,22 @@ def _verify_page(store: Store, check: Check) -> None:
             "again with 'report'",
         )
         return
+    num_before = len(check.differences)
     for position, (one, other) in enumerate(zip(stated, derived, strict=True)):
         check.compare(_PAGE, f"report/index.html number {position + 1}", one, other)
+    if stored != made and len(check.differences) == num_before:
+        line, one, other = _first_difference(stored, made)
+        check.differ(_PAGE_TEXT, f"report/index.html line {line}", one, other)
+
+
+def _first_difference(stored: str, made: str) -> tuple[int, str, str]:
+    """Returns the line in which two texts begin to differ, and what follows in both."""
+    pairs = itertools.zip_longest(stored, made)
+    place = next(number for number, (one, other) in enumerate(pairs) if one != other)
+    start = max(0, place - _SHOWN_BEFORE)
+    line = made.count("\n", 0, place) + 1
+    one, other = (text[start : place + _SHOWN_AFTER] for text in (stored, made))
+    return line, one, other
 
 
 def _print(check: Check) -> None:
@@ -118,6 +156,15 @@ def _print(check: Check) -> None:
         if len(items) > _MOST_SHOWN:
             click.echo(f"{len(items) - _MOST_SHOWN} more {name}: see --json")
     click.echo(_conclusion(check))
+
+
+def _print_seal(sealed: Sealed, signer: str, left: Sequence[str]) -> None:
+    if sealed.head:
+        click.echo(f"sealed: {sealed.num_sealed:,} trials; the seal ends {sealed.head}")
+    if signer:
+        click.echo(one_line(f"signed: {signer}"))
+    for what in left:
+        click.echo(f"not covered: {what}")
 
 
 def _conclusion(check: Check) -> str:

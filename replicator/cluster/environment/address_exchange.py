@@ -20,13 +20,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import selectors
 import socket
 import time
 from typing import TYPE_CHECKING, Any
 
 from replicator.cluster import network, port_filter
 from replicator.cluster.environment.registration import addresses_of, parse_registration
+from replicator.cluster.line_listener import LineListener
 from replicator.cluster.local_cluster import free_ports
 from replicator.errors import (
     ClusterConfigError,
@@ -97,16 +97,17 @@ def _collect(
     """The chief: waits for all others, and sends each of them all addresses."""
     if ranks.world_size == 1:
         return addresses_of({}, port)
-    with contextlib.ExitStack() as opened:
-        listener = opened.enter_context(_listen(ranks, is_trusted=is_trusted))
+    with contextlib.closing(_listen(ranks, is_trusted=is_trusted)) as listener:
         replies: dict[int, socket.socket] = {}
         registered: dict[int, Registration] = {}
         try:
-            for connection, line in _messages(listener, opened, deadline):
+            for connection, line in _messages(listener, deadline):
+                if line is None:  # a process that has gone: joining the cluster says so
+                    continue
                 host = str(network.plain(connection.getpeername()[0]))
                 found = parse_registration(line, host, ranks.world_size)
                 if found is None:  # a stranger: a port scanner, a health check
-                    connection.close()
+                    listener.drop(connection)
                     continue
                 rank, registration = found
                 if rank in registered:
@@ -115,6 +116,7 @@ def _collect(
                         f" and at {host}: number each process once, and give every job"
                         " its own MASTER_PORT"
                     )
+                listener.admit(connection)
                 registered[rank], replies[rank] = registration, connection
                 if len(registered) == ranks.world_size - 1:
                     break
@@ -130,13 +132,13 @@ def _collect(
         return addresses
 
 
-def _listen(ranks: Ranks, *, is_trusted: bool) -> socket.socket:
+def _listen(ranks: Ranks, *, is_trusted: bool) -> LineListener:
     reach = _reach(ranks, is_trusted=is_trusted)
     if reach is not network.Reach.ANY:
         port_filter.check_system(reach)
     try:
         listener = socket.create_server(
-            ("", ranks.chief_port), backlog=2 * ranks.world_size + 16
+            ("", ranks.chief_port), backlog=socket.SOMAXCONN
         )
     except OSError as error:
         raise PortInUseError(
@@ -145,7 +147,7 @@ def _listen(ranks: Ranks, *, is_trusted: bool) -> socket.socket:
             " earlier run), or set another port in every process"
         ) from error
     port_filter.restrict(listener, reach)
-    return listener
+    return LineListener(listener, max_line_bytes=_MAX_MESSAGE_BYTES)
 
 
 def _reach(ranks: Ranks, *, is_trusted: bool) -> network.Reach:
@@ -174,40 +176,11 @@ def _reach(ranks: Ranks, *, is_trusted: bool) -> network.Reach:
 
 
 def _messages(
-    listener: socket.socket, opened: contextlib.ExitStack, deadline: float
-) -> Iterator[tuple[socket.socket, bytes]]:
-    """Yields connections with their first line until the deadline.
-
-    A connection that sends nothing does not keep the others waiting.
-    """
-    listener.setblocking(False)
-    with selectors.DefaultSelector() as selector:
-        selector.register(listener, selectors.EVENT_READ)
-        received: dict[socket.socket, bytes] = {}
-        while (left_sec := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(min(left_sec, _POLL_SEC)):
-                ready: Any = key.fileobj
-                if ready is listener:
-                    with contextlib.suppress(OSError):
-                        connection = opened.enter_context(listener.accept()[0])
-                        connection.setblocking(False)
-                        selector.register(connection, selectors.EVENT_READ)
-                        received[connection] = b""
-                    continue
-                try:
-                    part = ready.recv(_MAX_MESSAGE_BYTES)
-                except OSError:
-                    part = b""
-                received[ready] += part
-                line, end, _ = received[ready].partition(b"\n")
-                if part and not end and len(line) < _MAX_MESSAGE_BYTES:
-                    continue
-                selector.unregister(ready)
-                del received[ready]
-                if end:
-                    yield ready, line
-                else:
-                    ready.close()
+    listener: LineListener, deadline: float
+) -> Iterator[tuple[socket.socket, bytes | None]]:
+    """Yields what arrives until the deadline."""
+    while (left_sec := deadline - time.monotonic()) > 0:
+        yield from listener.read(min(left_sec, _POLL_SEC))
 
 
 def _register(

@@ -18,6 +18,7 @@ from replicator.engine.graph import invariance, liveness
 from replicator.engine.graph.effects import READ_OPS
 from replicator.engine.graph.optimize import cut, optimize, own_functions
 from replicator.engine.graph.trace import trace
+from replicator.step import creation
 from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:
@@ -109,7 +110,11 @@ def analyze(
     Raises:
       ReplicatorError: Misuse inside the step; the message says how to fix it.
     """
-    traced = trace(step_fn, specs, topology.num_replicas, topology.num_logical_devices)
+    traced = creation.in_first_trace(
+        lambda: trace(
+            step_fn, specs, topology.num_replicas, topology.num_logical_devices
+        )
+    )
     body = to_body(traced, name, topology, is_compiled=is_compiled)
     found = _find_invariance(traced, body, topology, table)
     entries = _require_variables(traced, found, topology, table)

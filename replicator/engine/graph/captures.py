@@ -27,7 +27,7 @@ from replicator.placement import devices
 from replicator.step.lines import line_of, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from replicator.placement.topology import Topology
 
@@ -51,6 +51,8 @@ _SHARED_OPS = frozenset(
         "WriteSummary",
     }
 )
+# Of the names of nodes that stand for results of collectives.
+MARKER_PREFIX = "replicator_collective"
 _PYTHON_OPS = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 
 
@@ -108,7 +110,10 @@ def find(
         known = {*variables, *(n for n, x in outer.items() if id(x) in own)}
         others = {name: lines[name] for name in resources if name not in known}
         _check(others, graph_def, num_replicas)
-    python = [graph.get_operation_by_name(name) for name in _python_calls(graph_def)]
+    python = [
+        graph.get_operation_by_name(name)
+        for name in _calls(graph_def, lambda node: node.op in _PYTHON_OPS)
+    ]
     return Captures(
         outer=outer,
         variables=variables,
@@ -139,19 +144,58 @@ def check_python(lines: Iterable[str], topology: Topology) -> None:
             )
 
 
-def _python_calls(graph_def: Any) -> list[str]:
-    """Nodes of a graph that call Python, or a function that does."""
-    names: set[str] = set(_PYTHON_OPS)
+def check_copies(graph: Any, graph_def: Any, markers: Collection[str]) -> None:
+    """Rejects copies of markers, which would pass on the value of their own replica.
+
+    Args:
+      graph: The function graph of several replicas.
+      graph_def: The same, as read.
+      markers: Nodes that were made as markers.
+
+    Raises:
+      CaptureError: Names the line that made the copy.
+    """
+
+    def is_copy(node: Any) -> bool:
+        if node.op != "PlaceholderWithDefault" or node.name in markers:
+            return False
+        return node.name.rpartition("/")[2].startswith(MARKER_PREFIX)
+
+    for name in _calls(graph_def, is_copy):
+        where = shown([_line_of_use(graph.get_operation_by_name(name))])
+        raise CaptureError(
+            f"the step uses{where} a copy of a graph that has a collective ({name}), "
+            "as tf.import_graph_def makes one: it would return what each replica has "
+            "and join nothing; copy a graph without collectives, and call the "
+            "collective in the step itself"
+        )
+
+
+def _line_of_use(operation: Any) -> str:
+    """An imported operation has no line: that of the first one that uses it."""
+    pending = [operation]
+    for one in pending:
+        line = line_of(one.traceback)
+        if line:
+            return line
+        uses = (use for output in one.outputs for use in output.consumers())
+        pending += [use for use in uses if use not in pending]
+    return ""
+
+
+def _calls(graph_def: Any, is_sought: Callable[[Any], bool]) -> list[str]:
+    """Nodes of a graph that are sought, or call a function that has such a node."""
+    names: set[str] = set()
+
+    def found(nodes: Iterable[Any]) -> list[str]:
+        return [n.name for n in nodes if is_sought(n) or called_by(n, names)]
+
     library = graph_def.library.function
     while True:
-        more = {f.signature.name for f in library if _calling(f.node_def, names)}
+        more = {f.signature.name for f in library if found(f.node_def)}
         if more <= names:
-            return _calling(graph_def.node, names)
+            return found(graph_def.node)
         names |= more
-
-
-def _calling(nodes: Iterable[Any], names: Collection[str]) -> list[str]:
-    return [node.name for node in nodes if called_by(node, names)]
 
 
 def _check(others: Mapping[str, Any], graph_def: Any, num_replicas: int) -> None:

@@ -36,7 +36,7 @@ def check(graph: Any, variables: Mapping[str, Any]) -> None:
     for operation in graph.get_operations():
         if not _draws(operation, states):
             continue
-        frames = list(operation.traceback)
+        frames = list(operation.traceback or ())
         if any(frame.name == _FUNCTION for frame in frames):
             line = line_of(frames)
             raise RecomputationError(

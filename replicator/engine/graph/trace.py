@@ -24,7 +24,7 @@ from replicator.engine.graph import captures, recomputed
 from replicator.engine.graph.body import producer
 from replicator.engine.graph.effects import READ_OPS
 from replicator.errors import CollectiveControlFlowError
-from replicator.step import context, creation, logical
+from replicator.step import context, logical
 from replicator.step.keras_random import StepGenerator
 from replicator.step.lines import line_of
 from replicator.step.outputs import check_outputs
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from replicator.collectives.kind import CollectiveKind
 
-MARKER_PREFIX = "replicator_collective"
 REPLICA_ID_NAME = "replicator_replica_id"
 
 
@@ -128,7 +127,7 @@ class TraceContext(context.ReplicaContext):
             stand_in = tensor if is_any else kind.of_own(TENSORS, tensor, 0, count)
             results.append(
                 _tf_gradients.marker(
-                    stand_in, shape, name=f"{MARKER_PREFIX}_{index}_{position}"
+                    stand_in, shape, name=f"{captures.MARKER_PREFIX}_{index}_{position}"
                 )
             )
         self.collectives.append(
@@ -211,17 +210,16 @@ def trace(
         # Every replica would write its value under the same step.
         return num_replicas == 1 or tf.equal(trace_context.replica_id, 0)
 
-    with (
-        creation.forbidden_in_steps(),
-        _tf_compat.summaries_if(writes_summaries),
-        StepGenerator().installed(),
-    ):
+    with _tf_compat.summaries_if(writes_summaries), StepGenerator().installed():
         graph = _tf_compat.trace_to_graph(step, specs)
     replica_id = trace_context.replica_id_tensor
     graph_def = graph.as_graph_def()
     output_names = tuple(tensor.name for tensor in graph.outputs)
     effects = tuple(op.name for op in graph.control_outputs)
     captured = captures.find(graph, graph_def, trace_context.num_replicas, shared)
+    if num_replicas > 1:
+        markers = {m for c in trace_context.collectives for m in c.markers}
+        captures.check_copies(graph, graph_def, markers)
     recomputed.check(graph, captured.variables)
     arguments = list(graph.inputs)[: len(graph.inputs) - len(captured.outer)]
     traced = TracedStep(

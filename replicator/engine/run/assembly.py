@@ -21,6 +21,7 @@ from replicator.engine.link.cross_worker import CrossWorker
 from replicator.engine.link.linker import Linker
 from replicator.engine.link.local import LocalLinker
 from replicator.engine.run import compiled
+from replicator.errors import CaptureError
 from replicator.placement.worker_group import flat_group
 from replicator.step.per_replica import per_replica_nest
 
@@ -242,7 +243,13 @@ class Assembly:
             return f"batch_{replica}_{index}"
         entry = self._analysis.entries.get(placeholder)
         if entry is None:
-            outer = self._traced.captures[placeholder]
+            outer = self._traced.captures.get(placeholder)
+            if outer is None:
+                raise CaptureError(
+                    f"the step has a placeholder, {placeholder!r}, and nothing feeds "
+                    "it; pass its value in the inputs of run(), or, where the graph is "
+                    "imported, in input_map= of tf.import_graph_def"
+                )
             return self._argument((-1, placeholder), outer)
         # The same copy is one argument, however many replicas use it.
         copy = entry.copies[replica]

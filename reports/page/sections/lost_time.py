@@ -31,6 +31,7 @@ NAMES = {
     "ideal": "ideal: one replica, scaled",
     "computing": "more CPU time",
     "core_wait": "waiting for a core",
+    "idle": "idle cores",
     "contention": "contention",
     "exposed_communication": "exposed communication",
     "input": "input",
@@ -40,17 +41,18 @@ NAMES = {
     "step": "step",
 }
 MEANINGS = {
-    "alone": "the work itself, measured with one replica",
+    "alone": "the step of one replica, with its own input and update",
     "ideal": "the step of the baseline, times the examples per replica relative to it",
     "computing": "the same examples take more CPU time: shared caches and memory "
     "bandwidth, smaller batches, the work of collectives",
-    "core_wait": "threads that could run have no core",
+    "core_wait": "threads that could run have no core: others have it",
+    "idle": "cores without work: waiting for collectives, the slowest replica or input",
     "contention": "programs that never communicate are slower beside each other: "
     "memory bandwidth, caches, clocks",
     "exposed_communication": "what the step waits for collectives",
-    "input": "what the step waits for its batches",
+    "input": "what the step waits for its batches, longer than one replica does",
     "imbalance": "what the slowest process takes longer than the fastest",
-    "update": "the optimizer",
+    "update": "what the optimizer takes longer than at one replica",
     "unexplained": "what no other part has",
     "step": "all of it",
 }
@@ -166,7 +168,7 @@ def render(view: View) -> Markup:
         recorded=recorded,
         all_recorded=[item for item in view.recorded if item.lost is not None],
         names=NAMES,
-        utilisation=utilisation.line(view),
+        utilisation=utilisation.of_view(view),
     )
 
 

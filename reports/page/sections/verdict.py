@@ -1,12 +1,12 @@
-"""The first screen: the verdict, how far to trust it, and one figure."""
+"""The first screen: the verdict, how far to trust it, and one figure; or a gate."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports.charts import hero, replica_panel
+from reports.charts import gate, hero, replica_panel
 from reports.page import page
-from reports.words import brief, marks
+from reports.words import brief, gate_brief, marks
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -18,7 +18,17 @@ SLUG = "verdict"
 
 
 def render(view: View) -> Markup:
-    """Renders the verdict in words, the marks and the figure."""
+    """Renders the verdict in words, the marks and the figure; of a gate, its own."""
+    judged = gate_brief.of_view(view)
+    if judged is not None:
+        return page.render(
+            "gate",
+            view=view,
+            gate=judged,
+            figure=None if judged.record is None else gate.draw(judged.record),
+            change=gate_brief.change,
+            marks=marks.of_view(view),
+        )
     figure = hero.draw(view)
     curves = hero.curves(view)
     rows = [row for curve in curves for row in curve.rows]
@@ -26,6 +36,7 @@ def render(view: View) -> Markup:
         "verdict",
         view=view,
         brief=brief.judge(view),
+        columns=brief.columns(view),
         marks=marks.of_view(view),
         figure=figure,
         modes={row.mode for row in rows},

@@ -272,6 +272,21 @@ def differentiates_in_a_compiled_function(repl):
     return repl.reduce("mean", repl.run(step))
 
 
+@case("fit", **LIKE_ONE)
+def fits_like_one_device(repl):
+    """``fit`` of a model that was compiled in ``scope()``: history and weights."""
+    keras.utils.set_random_seed(7)
+    with repl.scope():
+        model = dense_net()
+        model.compile("adam", "mse", metrics=["mae"])
+    x, y = normal_features(6), _labels()
+    history = model.fit(
+        x, y, batch_size=GLOBAL_BATCH_SIZE, epochs=2, shuffle=False, verbose=0
+    ).history
+    weights = [weight.numpy() for weight in model.trainable_variables]
+    return {"history": history, "weights": weights}
+
+
 @case("synchronous_training", "compiled_functions", **LIKE_ONE)
 def trains_with_compiled_gradients(repl):
     """The update reads the gradients of a program of XLA."""

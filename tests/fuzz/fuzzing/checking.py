@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +34,19 @@ class Verdict(enum.Enum):
     NOT_JUDGED = "too large, or too sensitive to rounding"
 
 
-def check(program: syntax.Program) -> Verdict:
+def check(program: syntax.Program, repl: Any = None) -> Verdict:
     """Runs a program both ways.
+
+    Args:
+      program: What to run.
+      repl: By which replicator; by default, one of the program's setting.
 
     Raises:
       DifferenceError: They disagree; says about what.
     """
     seen, error = Seen(), None
     try:
-        seen = engine.run(program)
+        seen = engine.run(program, repl)
     except DifferenceError:
         raise
     except Exception as caught:  # noqa: BLE001 - whatever it is, it is judged below
@@ -60,7 +65,7 @@ def check(program: syntax.Program) -> Verdict:
     if is_uneven:
         return _uneven(program)
     try:
-        compare(expected, seen)
+        compare(_seen_by(repl, expected), seen)
     except DifferenceError:
         # Two right answers may be as far apart: then the interpreter's are, too.
         rounded, _ = interpret(program, tf.float32, seen.failed)
@@ -70,9 +75,22 @@ def check(program: syntax.Program) -> Verdict:
     return Verdict.SAME
 
 
+def _seen_by(repl: Any, expected: Seen) -> Seen:
+    """What is seen in the process of a replicator."""
+    if repl is None:
+        return expected
+    own = engine.local_replicas(repl)
+    outputs = [[call[r] for r in own] for call in expected.outputs]
+    return dataclasses.replace(expected, outputs=outputs)
+
+
 def _uneven(program: syntax.Program) -> Verdict:
-    """A join that nothing needs is not carried out, and nobody looks at it."""
-    if any(
+    """A join that nothing needs is not carried out, and nobody looks at it.
+
+    Of a call that fails, the drawn failure may come first.
+    """
+    all_fail = all(call.fails is not None for call in values.schedule(program))
+    if not all_fail and any(
         isinstance(s, syntax.Uneven)
         and s.form in syntax.JOINS
         and s.result in program.outputs

@@ -14,7 +14,7 @@ from fuzzing.drawn_tapes import MAX_TAPES, Tapes
 from fuzzing.syntax import BOOL, FLOAT, HALF, INT, Type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
 INPUTS = (
     ("a", Type(FLOAT)),
@@ -41,6 +41,15 @@ MAX_STATEMENTS = 12
 
 class Drawer(Tapes, Flow):
     """Draws one program, statement by statement."""
+
+    def __init__(
+        self,
+        draw: Callable[..., Any],
+        features: Collection[str],
+        nums_replicas: Sequence[int],
+    ) -> None:
+        super().__init__(draw, features)
+        self._nums_replicas = nums_replicas
 
     def kinds(self, scope: Scope) -> list[Callable[[Scope], Any]]:
         """The kinds of statement that can stand somewhere, those wanted more often."""
@@ -194,7 +203,7 @@ class Drawer(Tapes, Flow):
 
     def program(self) -> syntax.Program:
         """The whole of it."""
-        self.num_replicas = self.choose([2, 3, 1])
+        self.num_replicas = self.choose(self._nums_replicas)
         self._fails = self._is_uneven = False
         self.variables = [self.variable(i) for i in range(self.number(0, 3))]
         inputs = [*INPUTS, *self.also("halves", HALF_INPUT)]
@@ -223,7 +232,15 @@ class Drawer(Tapes, Flow):
 
 @st.composite
 def programs(
-    draw: Callable[..., Any], features: Collection[str] = FEATURES
+    draw: Callable[..., Any],
+    features: Collection[str] = FEATURES,
+    nums_replicas: Sequence[int] = (2, 3, 1),
 ) -> syntax.Program:
-    """Programs of any kind that the grammar knows, or of some features of it."""
-    return Drawer(draw, features).program()
+    """Programs of any kind that the grammar knows, or of some features of it.
+
+    Args:
+      draw: What Hypothesis draws with.
+      features: What the grammar may use.
+      nums_replicas: On how many replicas.
+    """
+    return Drawer(draw, features, nums_replicas).program()

@@ -16,14 +16,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def run(program: syntax.Program) -> Seen:
+def run(program: syntax.Program, repl: Any = None) -> Seen:
     """Runs a program by the library.
+
+    Args:
+      program: What to run.
+      repl: By which replicator; by default, one of the program's setting.
+
+    Returns:
+      What is seen in this process: outputs are those of its replicas.
 
     Raises:
       DifferenceError: The step that should fail did not, or failed otherwise.
     """
     setting = program.setting
-    repl = make_replicator(setting)
+    repl = repl or make_replicator(setting)
     with repl.context():
         variables = {v.name: make_variable(v) for v in program.variables}
     step = source.make_step(program, variables)
@@ -47,7 +54,7 @@ def run(program: syntax.Program) -> Seen:
             continue
         outputs = next(done)()
         seen.outputs.append(
-            [[o[r].numpy() for o in outputs] for r in range(setting.num_replicas)]
+            [[o[r].numpy() for o in outputs] for r in range(repl.num_local_replicas)]
         )
         seen.means.append(
             [repl.reduce("mean", o).numpy() for o in outputs if o[0].dtype.is_floating]
@@ -94,6 +101,12 @@ def make_replicator(setting: syntax.Setting) -> Any:
     return repl
 
 
+def local_replicas(repl: Any) -> range:
+    """The ids of the replicas of this process."""
+    first = repl.first_replica_id
+    return range(first, first + repl.num_local_replicas)
+
+
 def make_variable(variable: syntax.Variable) -> tf.Variable:
     """The user's variable."""
     return tf.Variable(
@@ -116,8 +129,9 @@ def _feed(
             yield lambda c=call: repl.run(step, num_steps=len(c.steps))
     elif program.setting.feed == "values":
         for (batches,) in feeds:
+            own = [batches[r] for r in local_replicas(repl)]
             fed = tuple(
-                replicator.PerReplica([tf.constant(batch[name]) for batch in batches])
+                replicator.PerReplica([tf.constant(batch[name]) for batch in own])
                 for name in names
             )
             yield lambda fed=fed: repl.run(step, fed)

@@ -23,7 +23,9 @@ inside a tape gives the same at every order.
 
 **Variables.** Every replica has a copy of every variable. Whether the copies may differ
 is a property of the program (``variance.py``); what the user sees between steps follows
-from it and from the variable's flags, as docs/replicator/training.md says.
+from it and from the variable's flags, as docs/replicator/training.md says. A tape
+follows a variable from its first read on; of a read by the handle alone it is not told.
+Control flow is one operation of a graph: a tape follows whatever any part of it reads.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from fuzzing import syntax
+from fuzzing import structure, syntax
 from fuzzing.collectives import COLLECTIVES, reduce_all
 from fuzzing.transformations import Transformations
 
@@ -183,7 +185,12 @@ class Lockstep(Transformations):
     ) -> None:
         variables = self.variables[statement.variable]
         environment[statement.result] = self.on(
-            replicas, lambda r: variables[r].read_value()
+            replicas,
+            lambda r: (
+                _read_by_handle(variables[r])
+                if statement.is_raw
+                else variables[r].read_value()
+            ),
         )
 
     def _write(
@@ -248,6 +255,8 @@ class Lockstep(Transformations):
         self, statement: syntax.Statement, environment: Environment, replica: int
     ) -> tf.Tensor:
         """The result of control flow, which each replica goes through by itself."""
+        for name in structure.followed(statement):
+            self.variables[name][replica].read_value()
         match statement:
             case syntax.Branch(predicate=predicate, then=then, orelse=orelse):
                 block = then if bool(environment[predicate][replica]) else orelse
@@ -320,6 +329,12 @@ class Lockstep(Transformations):
         if statement.op == "mean":
             reduced /= tf.cast(len(done), reduced.dtype)
         environment[statement.results[0]] = [tf.identity(reduced) for _ in range(count)]
+
+
+def _read_by_handle(variable: tf.Variable) -> tf.Tensor:
+    """Has a gradient only where a tape follows the variable for another reason."""
+    handle, dtype = variable.handle, variable.dtype
+    return tf.identity(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype))
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 UNEVEN = "u"  # the input that is of different length on each replica
 FAILS = "f"  # the input that says whether the step fails
 FAILURE = "the drawn failure"
-_COUNTER = itertools.count()
 
 
 def render(program: syntax.Program) -> str:
@@ -30,9 +29,10 @@ def render(program: syntax.Program) -> str:
 def make_step(program: syntax.Program, variables: dict[str, Any]) -> Any:
     """Compiles the step function, over variables that it closes over.
 
-    Each has a name of its own: a replicator counts functions whose code is equal.
+    As a partial: a replicator counts functions whose code is equal, which is that of
+    what stands around all of them.
     """
-    name = f"step_{next(_COUNTER)}"
+    name = "step"
     namespace: dict[str, Any] = {
         "tf": tf,
         "replicator": replicator,
@@ -40,7 +40,7 @@ def make_step(program: syntax.Program, variables: dict[str, Any]) -> Any:
         **variables,
     }
     exec(compile(_function(program, name), "<program>", "exec"), namespace)
-    return tf.autograph.experimental.do_not_convert(namespace[name])
+    return functools.partial(tf.autograph.experimental.do_not_convert(namespace[name]))
 
 
 def _function(program: syntax.Program, name: str) -> str:

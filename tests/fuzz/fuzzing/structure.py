@@ -66,6 +66,12 @@ def read(statement: Statement) -> set[str]:
     return {part.variable for part in inside(statement) if isinstance(part, Read)}
 
 
+def followed(statement: Statement) -> set[str]:
+    """Names of variables that a tape around a statement hears of."""
+    reads = (part for part in inside(statement) if isinstance(part, Read))
+    return {part.variable for part in reads if not part.is_raw}
+
+
 def has_effect(statement: Statement) -> bool:
     """Whether a statement writes, or may fail."""
     return any(isinstance(part, (Write, Fail)) for part in inside(statement))

@@ -77,7 +77,7 @@ options = st.builds(
 )
 REQUEST: dict[str, Any] = {
     "--file": paths,
-    "--workload": st.sampled_from(("resnet50", "sngan", "d4pg")) | texts,
+    "--workload": st.sampled_from(("resnet50", "sngan", "d4pg", "keras_fit")) | texts,
     "--backends": names,
     "--replicas": st.sampled_from(RANGES) | numbers | texts,
     "--mode": st.sampled_from(("weak", "strong", "weak,strong", "weak,weak")) | texts,

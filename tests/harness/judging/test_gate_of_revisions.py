@@ -76,6 +76,9 @@ def test_a_slowdown_of_ten_percent_is_a_regression(
     assert 3 == case["slowdown"]["n"]
     assert [] == worktrees(repository)
     assert [] == list(temporary.iterdir())
+    (recorded,) = Path("runs").glob("*/gate.json")
+    kept = json.loads(recorded.read_text(encoding="utf-8"))
+    assert ("regress", exit_codes.REGRESSION) == (kept["verdict"], kept["exit_code"])
 
 
 def test_two_equal_revisions_pass(

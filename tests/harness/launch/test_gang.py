@@ -54,10 +54,17 @@ def test_an_exit_is_recorded_by_place(exits: MemberExits, connect: Any) -> None:
     """With the end of the output, for the failure."""
     connection = connect()
     channel.send(connection, member=("worker", 1), place=1, host="n1")
-    channel.send(connection, member=("worker", 1), exit_code=3, tail="no such file")
+    channel.send(
+        connection,
+        member=("worker", 1),
+        exit_code=3,
+        tail="no such file",
+        oom_kills=2,
+    )
     read(exits)
 
     assert {1: 3} == exits.codes
+    assert {1: 2} == exits.oom_kills
     assert ["-- process 1 on n1:\nno such file"] == exits.texts()
 
 

@@ -37,10 +37,15 @@ A_LINE = "\nCHANGED = True\n"
 ROOMS_THAT_COUNT = ("machine", "placement", "run", "trial")
 # Read the command line and show; plan (what that decides is in the spec) and store.
 # Of launchers, only what starts the trials of this machine is in their digest.
-ROOMS_THAT_DO_NOT = ("cli", "doctor", "judging", "launch", "options", "planning")
+ROOMS_THAT_DO_NOT = (
+    *("cli", "client", "command", "conformance", "doctor"),
+    *("judging", "launch", "options", "planning"),
+)
 MODULES_THAT_COUNT = {
     "harness",
     "harness.catalog",
+    "harness.client",
+    "harness.client.scaling_client",
     "harness.errors",
     "harness.launch",
     "harness.launch.contract",
@@ -380,3 +385,17 @@ def test_every_module_of_ours_that_a_trial_loads_counts(
     assert {"harness.trial.worker", "replicator.backends.in_graph"} <= loaded
     ranks = {name for name in SOURCES.paths if name.startswith(code_digest.RANKS)}
     assert (loaded & set(SOURCES.paths)) - ranks <= counted
+
+
+def test_a_workload_without_tensorflow_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where only what programs of the user's need is installed."""
+
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    message = r"resnet50 needs .*, which is not installed; install '.*\[tensorflow\]'"
+    with pytest.raises(PlanError, match=message):
+        code_digest.of_sources("resnet50", "in_graph", Sources(root=ROOT))

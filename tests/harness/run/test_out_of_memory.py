@@ -93,3 +93,29 @@ def test_a_process_that_a_library_ended_is_out_of_memory(
     assert conclusion.failure is not None
     assert Phase.LAUNCH is conclusion.failure.phase
     assert "SIGABRT" in conclusion.failure.reason
+
+
+@pytest.mark.parametrize(
+    ("count", "status", "said"),
+    [
+        (2, TrialStatus.OUT_OF_MEMORY, "the kernel counted 2 out-of-memory kills"),
+        (0, TrialStatus.FAILED, "the kernel counted no out-of-memory kills"),
+        (None, TrialStatus.FAILED, "nobody counted out-of-memory kills on its host"),
+    ],
+)
+def test_an_unexplained_sigkill_is_a_failure(
+    make_spec: Any, tmp_path: Path, count: int | None, status: TrialStatus, said: str
+) -> None:
+    """Somebody sent it; that memory was short is said where the kernel counted it."""
+    ended = TrialExit(
+        exit_code=-9,
+        is_timed_out=False,
+        timeout_sec=60.0,
+        duration_sec=1.0,
+        num_oom_kills=count,
+    )
+    conclusion = aggregate.conclude("00" * 10, make_spec(), tmp_path, ended)
+
+    assert status is conclusion.status
+    assert conclusion.failure is not None
+    assert said in conclusion.failure.reason

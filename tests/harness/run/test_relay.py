@@ -169,7 +169,7 @@ def test_a_program_of_solo_that_is_killed_fails_the_control_only(
     case, solo = run(relay_store, settings, trials=[others[0], solo_trial])
 
     assert TrialStatus.OK is case.status.status
-    assert TrialStatus.OUT_OF_MEMORY is solo.status.status
+    assert TrialStatus.FAILED is solo.status.status
     marker = str(relay_store.trial_dir(solo_trial.trial_id).resolve())
     assert [] == process_tree.find_tree(marker)
 
@@ -262,7 +262,7 @@ def test_a_trial_whose_turns_are_all_void_gives_no_number(
     [
         ("build_fail", TrialStatus.FAILED, "build"),
         pytest.param("fail", TrialStatus.FAILED, "measure", marks=pytest.mark.full),
-        ("sigkill", TrialStatus.OUT_OF_MEMORY, "measure"),
+        ("sigkill", TrialStatus.FAILED, "measure"),
         pytest.param("exit0", TrialStatus.FAILED, "measure", marks=pytest.mark.full),
         ("insane", TrialStatus.INSANE, "sanity"),
     ],

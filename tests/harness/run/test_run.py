@@ -73,7 +73,7 @@ def test_an_ok_trial_has_everything(store: Store, settings: RunSettings) -> None
         ("build_fail", "failed", "build", "the reducer is out of paper"),
         ("fail", "failed", "measure", "the reducer is out of paper"),
         ("oom", "out_of_memory", "measure", "OOM when allocating"),
-        ("sigkill", "out_of_memory", "measure", "SIGKILL that the harness did not"),
+        ("sigkill", "failed", "measure", "SIGKILL that the harness did not"),
         ("segv", "failed", "measure", "signal SIGSEGV: rank 0 was in phase measure"),
         ("exit3", "failed", "measure", "exit code 3"),
         ("exit0", "failed", "measure", "exit code 0"),

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from harness.client.scaling_client import RankFile
 from harness.trial import matrix_product
-from harness.trial.rank_file import RankWriter, rank_path, read_rank
+from harness.trial.rank_file import rank_path, read_rank
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def writer(tmp_path: Path) -> Any:
     """Returns the writer of rank 0 in the test's directory."""
-    made = RankWriter(rank_path(tmp_path, 0), time.monotonic_ns)
+    made = RankFile(rank_path(tmp_path, 0), time.monotonic_ns)
     yield made
     made.close()
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from harness.client.scaling_client import RankFile
 from harness.run.aggregate import make_result
 from harness.trial import measure
 from harness.trial.rank_file import (
-    RankWriter,
     rank_path,
     read_rank,
 )
@@ -160,7 +160,7 @@ def measured(tmp_path: Path, spec: Any, **program_fields: Any) -> Any:
         clock.now += 10 * SECOND
         return program
 
-    writer = RankWriter(rank_path(tmp_path, 0), clock)
+    writer = RankFile(rank_path(tmp_path, 0), clock)
     measure.measure_trial(
         build,
         spec,
@@ -277,7 +277,7 @@ def test_what_runs_before_warmup_is_in_no_figure(
         clock.now += 100 * SECOND
         seen.append((program.num_steps, hasattr(program, "window_start")))
 
-    writer = RankWriter(rank_path(tmp_path, 0), clock)
+    writer = RankFile(rank_path(tmp_path, 0), clock)
     measure.measure_trial(
         lambda: program,
         make_spec(num_warmup_steps=3, num_measured_steps=4),
@@ -355,7 +355,7 @@ def test_a_cut_last_line_is_skipped(tmp_path: Path, make_spec: Any) -> None:
 
 def test_non_finite_losses_survive_strict_json(tmp_path: Path) -> None:
     """The file stays standard JSON."""
-    writer = RankWriter(rank_path(tmp_path, 0), FakeClock())
+    writer = RankFile(rank_path(tmp_path, 0), FakeClock())
     for index, loss in enumerate((float("nan"), float("-inf"), 0.5)):
         writer.step(index, 0, 1, loss)
     writer.close()

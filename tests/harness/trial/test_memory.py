@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.trial.memory import RESET_METHOD, SAMPLED_METHOD, ResidentMemory
+from harness.client.scaling_client import (
+    RESET_METHOD,
+    SAMPLED_METHOD,
+    ResidentMemory,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -126,6 +127,31 @@ def test_a_weight_that_is_overwritten_is_refused(job):
         match=r"overwritten \(assign\) by 2 asynchronous workers",
     ):
         trace(job, lambda: weight.assign(weight * 2.0))
+
+
+@pytest.mark.parametrize("share", [1, 2])
+def test_replicas_in_sync_do_not_train_by_states_that_differ(make_job, share):
+    """The one replica of a worker trains by its own state, as one device does."""
+    job = make_job(share=share)
+    weight, rate = job.variables([1.0], [2.0])
+    (queue,) = job.variables([0.5], trainable=False, name="queue")
+    optimizer = job.optimizer(lambda: keras.optimizers.SGD(0.1), [weight])
+
+    def step(x):
+        temperature = rate.assign_sub([0.1])
+        with tf.GradientTape() as tape:
+            loss = weight * queue * x / temperature
+        queue.assign(x)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+    if share == 1:
+        trace(job, step, *ANY_INPUT)
+        return
+    with pytest.raises(
+        UnsynchronisedUpdateError,
+        match=r"^variable 'queue:0' is assigned a value .* replicas at .*queue\.as",
+    ):
+        trace(job, step, *ANY_INPUT)
 
 
 def test_small_weights_are_pulled_after_the_clock_of_their_server(job):

@@ -127,6 +127,22 @@ def test_a_variable_set_after_the_restore_is_the_truth(in_graph, tmp_path):
     assert [11.0, 12.0] == _floats(again.run(read))
 
 
+def test_what_another_graph_wrote_before_a_save_is_saved(in_graph, tmp_path):
+    """By a raw op and by another replicator, with no run of this one in between."""
+    variable, generator, step, read = _local(in_graph)
+    in_graph.run(step)
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=10.0)
+    replicator.create("single").run(step)
+    _manager(in_graph, tmp_path, variable, generator).save(1)
+    expected = _floats(in_graph.run(step)[1])
+    again = replicator.create("in_graph", num_replicas=2)
+    variable, generator, step, read = _local(again)
+    _manager(again, tmp_path, variable, generator).restore()
+
+    assert [11.0, 11.0] == _floats(again.run(read))
+    assert expected == _floats(again.run(step)[1])
+
+
 def test_copies_of_a_stock_strategy_come_back_per_replica(tmp_path):
     """ON_READ variables of tf.distribute: 1 and 2, not their sum or mean twice."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from replicator import errors
 from replicator.checkpoint.division import Division
-from replicator.checkpoint.position import Position, steps_here
+from replicator.checkpoint.position import Position, has_read_all, steps_here
 
 NUM_EXAMPLES = 100
 SHARDED = Division(joined=(1,), is_dealt=True, num_dealt=NUM_EXAMPLES)
@@ -100,6 +100,11 @@ def test_every_restore_reads_each_example_once_or_is_refused(mode, kind):
             had = [example for step in read[:num_steps] for example in step]
             saved = before.position(num_steps)
             examples = num_steps * saved.examples_per_step
+            is_all = set(had) == set(range(NUM_EXAMPLES))
+            assert is_all == has_read_all(saved, KINDS[kind])
+            if is_all:  # the next epoch begins, whatever a whole step is
+                assert num_steps == steps_here(saved, after.position(), KINDS[kind])
+                continue
             if num_steps and examples % after.position().examples_per_step:
                 num_refused += 1
                 with pytest.raises(
@@ -189,6 +194,22 @@ def test_batches_whose_size_nobody_knows_stay_with_their_replicas(place):
     ):
         steps_here(saved, here, SHARDED)
     assert 4 == steps_here(saved, two.position(**unknown), SHARDED)
+
+
+NOT_ONE_PASS = {
+    "repeats": _division(after_dealing=("Repeat",)),
+    "files": _division(after_dealing=("Interleave",), num_dealt=8),
+    "unknown": _division(num_dealt=None),
+}
+
+
+@pytest.mark.parametrize("name", NOT_ONE_PASS)
+def test_what_may_follow_on_one_pass_is_not_taken_for_its_end(name):
+    """Examples that are read again, lines of files, data of unknown size."""
+    saved = Job(2, 5, 1, "per replica", "whole").position(10)
+
+    assert has_read_all(saved, SHARDED)
+    assert not has_read_all(saved, NOT_ONE_PASS[name])
 
 
 ALLOWED = {

@@ -206,3 +206,54 @@ def test_a_change_of_what_exists_once_is_refused(make, op):
         replicator.create("in_graph", num_replicas=2).run(step)
     assert re.search(r"captured at .*test_captures\.py:\d+: ", str(caught.value))
     assert replicator.create("single").run(step) is not None
+
+
+def _import(graph_def, total):
+    (copy,) = tf.import_graph_def(graph_def, return_elements=[total.name])
+    return copy
+
+
+def _import_in_a_function(graph_def, total):
+    return tf.function(lambda: _import(graph_def, total))()
+
+
+@pytest.mark.parametrize("copy", [_import, _import_in_a_function])
+def test_a_copy_of_a_collective_is_refused(copy):
+    """Silently it would be each replica's own value."""
+
+    def step(x):
+        total = replicator.all_sum(x)
+        graph_def = tf.compat.v1.get_default_graph().as_graph_def()
+        return total, copy(graph_def, total)
+
+    with pytest.raises(
+        CaptureError,
+        match=r"uses at .*test_captures\.py:\d+: .* a copy of a graph that has a "
+        r"collective \(.*import_graph_def.*join nothing; copy a graph without coll",
+    ):
+        replicator.create("in_graph", num_replicas=2).run(step, INPUTS)
+
+
+def test_a_graph_without_collectives_is_imported():
+    """Its operations have no line of their own, random ones included."""
+    with tf.Graph().as_default() as graph:
+        shifted = tf.random.uniform([]) + 1.0
+
+    def step():
+        (drawn,) = tf.import_graph_def(
+            graph.as_graph_def(), return_elements=[shifted.name]
+        )
+        return drawn
+
+    drawn = replicator.create("in_graph", num_replicas=2).run(step)
+    assert all(1.0 <= float(value) <= 2.0 for value in drawn)
+
+
+def test_a_placeholder_that_nothing_feeds_is_refused():
+    """By its name, as of a graph that is imported."""
+
+    def step():
+        return tf.compat.v1.placeholder(tf.float32, [], name="rate")
+
+    with pytest.raises(CaptureError, match=r"placeholder, 'rate', and nothing feeds"):
+        replicator.create("in_graph", num_replicas=2).run(step)

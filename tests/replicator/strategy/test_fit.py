@@ -260,6 +260,65 @@ def test_the_single_backend_fits_like_keras():
         np.testing.assert_allclose(single[key], expected, rtol=1e-5, atol=TOLERANCE)
 
 
+@contextlib.contextmanager
+def _in_float16():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+# Of float16, of which products of two halves of a batch differ.
+TOLERANCE_16 = 5e-3
+
+
+@pytest.mark.parametrize("placement", ["shared", "mirrored"])
+def test_the_loss_scale_of_keras_skips_the_same_updates_on_all_replicas(placement):
+    """An example of one replica alone overflows, once in each of two epochs."""
+    outcomes = []
+    x = X.copy()
+    x[18] = np.inf  # in the second batch, of the first replica
+    repl = replicator.create("in_graph", num_replicas=2, variable_placement=placement)
+    for scope in (contextlib.nullcontext(), repl.scope()):
+        keras.utils.set_random_seed(1)
+        with _in_float16(), scope:
+            model = keras.Sequential(_layers())
+            scaler = keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(0.01, momentum=0.9), initial_scale=64.0
+            )
+            model.compile(scaler, "mse")
+        model.fit(x, Y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+        updates = int(scaler.inner_optimizer.iterations.numpy())
+        scale = float(scaler.dynamic_scale.numpy())
+        outcomes.append((updates, scale, model.get_weights()))
+    (alone, scale_alone, weights_alone), (both, scale_both, weights_both) = outcomes
+
+    assert (4, 16.0) == (alone, scale_alone) == (both, scale_both)
+    for one, two in zip(weights_alone, weights_both, strict=True):
+        np.testing.assert_allclose(two, one, rtol=TOLERANCE_16, atol=TOLERANCE_16)
+
+
+def test_a_wrapped_optimizer_scales_the_loss_itself():
+    """Keras would put it into a branch; the message says what to write."""
+    repl = replicator.create("in_graph", num_replicas=2)
+    for options, compiled, message in (
+        ({}, {}, r'loss_scale="dynamic"\), \.\.\., auto_scale_loss=False\)'),
+        ({"loss_scale": "dynamic"}, {"auto_scale_loss": False}, None),
+    ):
+        with _in_float16(), repl.scope():
+            model = keras.Sequential(_layers())
+            optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.01), **options)
+            model.compile(optimizer, "mse", **compiled)
+        if message is None:
+            losses = model.fit(X, Y, epochs=2, shuffle=False, verbose=0).history
+            assert losses["loss"][1] < losses["loss"][0]
+        else:
+            with pytest.raises(StrategyError, match=message):
+                model.fit(X, Y, verbose=0)
+
+
 class Undivided(keras.Sequential):
     """A loss that Keras has not made, as in programs for one device."""
 
@@ -323,3 +382,39 @@ def test_what_would_not_equal_one_device_is_refused(
 
     with pytest.raises(error, match=message):
         made.fit(X, Y, verbose=0)
+
+
+def _model_outside(repl):
+    model = keras.Sequential(_layers())
+    with repl.scope():
+        model.compile(keras.optimizers.Adam(), "mse")
+    return model
+
+
+def _optimizer_outside(repl):
+    optimizer = keras.optimizers.Adam()
+    with repl.scope():
+        model = keras.Sequential(_layers())
+        model.compile(optimizer, "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            _model_outside,
+            r"in scope\(\), but '.*', which it trains, outside, .*; make the model",
+        ),
+        (
+            _optimizer_outside,
+            r"made outside of scope\(\) is used inside; write `with repl\.scope\(\):`",
+        ),
+    ],
+)
+def test_what_was_made_outside_of_the_scope_is_named(make, message):
+    """An optimizer with state, or the model, of which Keras would say nothing."""
+    model = make(replicator.create("in_graph", num_replicas=2))
+
+    with pytest.raises(StrategyError, match=message):
+        model.fit(X, Y, verbose=0)

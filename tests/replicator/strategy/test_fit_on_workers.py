@@ -31,12 +31,22 @@ def workers(request, tmp_path_factory):
     return ran, request.param
 
 
-def test_fit_over_workers_equals_one_device(workers):
-    """Shuffled, with a split, a callback that reads scores, and all predictions."""
-    ran, _ = workers
-    expected = load(FOLDER / "workers_cases.py").alone()
+@pytest.fixture(scope="module")
+def alone():
+    """What one device makes of it."""
+    return load(FOLDER / "workers_cases.py").alone()
 
-    for outcome in ran.values("fit"):
+
+@pytest.mark.parametrize("case", ["fit", "wrapped"])
+def test_fit_over_workers_equals_one_device(workers, alone, case):
+    """Shuffled, with a split, a callback that reads scores, and all predictions.
+
+    With an optimizer of Keras, which sums, and with a wrapped one, which averages.
+    """
+    ran, _ = workers
+    expected = alone
+
+    for outcome in ran.values(case):
         for key, value in expected.items():
             if key == "weights":
                 pairs = zip(value, outcome[key], strict=True)

@@ -261,3 +261,37 @@ def test_a_peer_has_its_own_strategy():
     stock = tf.distribute.OneDeviceStrategy("CPU:0")
 
     assert stock is replicator.StrategyReplicator(stock).as_strategy()
+
+
+@pytest.mark.parametrize("placement", ["shared", "mirrored"])
+def test_a_failure_in_a_function_ends_with_an_assignment(placement):
+    """Nothing repairs copies there; what is assigned outside is the state of all."""
+    repl = replicator.create("in_graph", num_replicas=2, variable_placement=placement)
+    strategy = repl.as_strategy()
+    with strategy.scope():
+        weight = tf.Variable(1.0, trainable=False)
+
+    def step(x):
+        own = tf.debugging.check_numerics(x, "a bad example")
+        context = tf.distribute.get_replica_context()
+        weight.assign_add(context.all_reduce(tf.distribute.ReduceOp.SUM, own))
+
+    @tf.function
+    def train(values):
+        strategy.run(step, args=(values,))
+
+    def values_of(second):
+        return strategy.experimental_distribute_values_from_function(
+            lambda ctx: second if ctx.replica_id_in_sync_group else 1.0
+        )
+
+    train(values_of(2.0))
+    saved = weight.numpy()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a bad example"):
+        train(values_of(float("nan")))
+    weight.assign(saved)
+    train(values_of(3.0))
+    repl.assert_in_sync()
+
+    assert 4.0 == saved
+    assert 8.0 == weight.numpy()

@@ -19,7 +19,7 @@ def set_up(_folder, backend):
     return (made,)
 
 
-def fitted(scope):
+def fitted(scope, wrapped=lambda optimizer: optimizer):
     """Weights, history, scores and predictions, as lists of numbers."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
@@ -27,7 +27,8 @@ def fitted(scope):
     y = x.sum(axis=1, keepdims=True)
     with scope:
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=["mae"])
+        optimizer = wrapped(keras.optimizers.SGD(0.05, momentum=0.9))
+        model.compile(optimizer, "mse", metrics=["mae"])
     fit = {"batch_size": 16, "epochs": 2, "verbose": 0, "validation_split": 0.3}
     rates = keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=10.0)
     history = model.fit(x, y, callbacks=[rates], **fit).history
@@ -78,6 +79,7 @@ def unseeded(repl):
 
 CASES = {
     "fit": lambda repl: fitted(repl.scope()),
+    "wrapped": lambda repl: fitted(repl.scope(), repl.wrap_optimizer),
     "values": values,
     "unseeded": unseeded,
 }

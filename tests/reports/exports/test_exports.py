@@ -74,9 +74,10 @@ def test_markdown_fits_a_pull_request(good: Store) -> None:
 
     assert lines[0] == "### resnet50-laptop-synthetic"
     assert re.fullmatch(
-        r"`weak scaling efficiency: \d+ % at 2 replicas \(\d+ to \d+\)`", lines[2]
+        r"`weak scaling efficiency: [\d.]+ % \[[\d.]+, [\d.]+\] at 2 replicas`",
+        lines[2],
     )
-    assert re.match(r"\*\*.*in_graph keeps \d+.% \(", lines[4])
+    assert re.match(r"\*\*.*in_graph keeps [\d.]+.% \[", lines[4])
     assert 8 == sum(line.startswith(("| in_graph", "| tf_")) for line in lines)
     assert any(line.startswith("- Intervals are 95 %") for line in lines)
     assert exports.MOST_LINES >= len(lines)
@@ -95,7 +96,8 @@ def test_markdown_of_a_large_study_has_at_most_forty_lines(
     text = exports.as_markdown(large)
 
     assert exports.MOST_LINES >= len(text.splitlines())
-    assert "30 more cases: `python -m harness report STUDY --format csv`." in text
+    command = f"python -m harness report {large.read_plan().study} --format csv"
+    assert f"30 more cases: `{command}`." in text
     assert re.search(r"\| in_graph \| weak \| 24 \(oversub", text)
 
 
@@ -118,6 +120,9 @@ def test_markdown_of_a_failed_study_says_so(failed: Store) -> None:
         ("[1, 2]", "[1, 2]"),
         ("`x`", r"\`x\`"),
         ("@someone", "&#64;someone"),
+        ("fixes #1, #b", "fixes &#35;1, #b"),
+        ("https://a.example/x", "https:&#47;&#47;a.example/x"),
+        ("www.a.example", "www&#46;a.example"),
         ("two\nlines", "two lines"),
     ],
 )

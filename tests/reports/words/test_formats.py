@@ -30,3 +30,17 @@ def test_times_below_one_second_have_three_digits_in_ms_unit() -> None:
     """Below one second."""
     assert _plain(formats.seconds(0.3021)) == "302 ms"
     assert _plain(formats.seconds(12.34)) == "12.3 s"
+
+
+def test_no_p_value_is_zero() -> None:
+    """A test that certain has a bound."""
+    assert formats.p_value(0.0004) == formats.p_value(0.0) == "< 0.001"
+    assert formats.p_value(0.0416) == "0.042"
+
+
+def test_the_unit_of_an_interval_is_that_of_its_figure() -> None:
+    """Unless its ends have two."""
+    assert _plain(formats.with_interval(0.9, 0.88, 0.92, formats.percent)) == (
+        "90 % [88, 92]"
+    )
+    assert _plain(formats.interval(0.99, 1.1, formats.seconds)) == "[990 ms, 1.10 s]"

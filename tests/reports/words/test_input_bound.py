@@ -21,7 +21,7 @@ from results.records.models import Control
 if TYPE_CHECKING:
     from results.store.study_store import Store
 
-NUMBER = r"\d+\s% \[\d+\s%,\s\d+\s%\]"
+NUMBER = r"\d+\s% \[\d+,\s\d+\]"
 
 
 @pytest.fixture(scope="module")

@@ -38,20 +38,24 @@ def test_it_is_the_rate_of_the_model_over_all_peaks(tmp_path: pathlib.Path) -> N
             assert found[name] == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_section_of_lost_time_says_it_in_one_line(tmp_path: pathlib.Path) -> None:
+def test_the_section_of_lost_time_has_a_table_of_it(tmp_path: pathlib.Path) -> None:
     """Every case with its interval and n, and the peak per replica."""
     store = make_store(tmp_path, RelayShape(num_ranks=2, peak_flops_per_sec=PEAK))
-    line = utilisation.line(view_store(store))
+    found = utilisation.of_view(view_store(store))
+    shown = lost_time.render(view_store(store))
 
-    assert "on the same devices (2.00 GFLOP/s per replica)" in line
-    assert re.search(r"in_graph x1 with 8 per replica \d\.\d.% \(95.%.CI ", line)
-    assert 2 == line.count("n = 4")
-    assert line in lost_time.render(view_store(store)).replace("&#39;", "'")
+    assert found is not None
+    assert found.peak == "2.00"
+    assert [("in_graph", 1, 8, 4), ("in_graph", 2, 8, 4)] == [
+        (*row[:3], row[4]) for row in found.rows
+    ]
+    assert re.fullmatch(r"\d\.\d+.% \[\d\.\d+,.\d\.\d+\]", found.rows[0][3])
+    assert all(row[3] in shown for row in found.rows)
 
 
 def test_nothing_is_said_where_a_peak_is_missing(tmp_path: pathlib.Path) -> None:
     """Such as in records of earlier versions."""
     store = make_store(tmp_path)
 
-    assert utilisation.line(view_store(store)) == ""
+    assert utilisation.of_view(view_store(store)) is None
     assert {None} == {p["flop_utilisation"] for p in summary.summary(store)["points"]}

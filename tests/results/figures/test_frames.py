@@ -138,7 +138,7 @@ def test_summary_is_plain_data_with_units_and_intervals(broken: Store) -> None:
     assert len(figures["failures"]) == 5
 
 
-@pytest.mark.parametrize("kind", sorted(schema.MODELS))
+@pytest.mark.parametrize("kind", sorted(schema.KINDS))
 def test_published_schema_is_fresh(kind: str) -> None:
     """Run ``python -m results.records.schema docs/schema`` after changing a record."""
     path = SCHEMAS / f"{kind}.schema.json"
@@ -171,4 +171,4 @@ def test_schema_command_wants_one_folder(
     assert schema.main([]) == 2
     assert "usage: python -m results.records.schema FOLDER" in capsys.readouterr().err
     assert schema.main([str(tmp_path)]) == 0
-    assert len(schema.MODELS) == len(capsys.readouterr().out.splitlines())
+    assert len(schema.KINDS) == len(capsys.readouterr().out.splitlines())

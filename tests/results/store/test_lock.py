@@ -88,3 +88,12 @@ def test_missing_folder_cannot_be_locked(tmp_path: pathlib.Path) -> None:
         pytest.fail("locked what does not exist")
 
     assert not (tmp_path / "missing").exists()
+
+
+def test_a_writer_removes_what_another_could_not(tmp_path: pathlib.Path) -> None:
+    """A write that failed on a full disk, or was killed, leaves a temporary file."""
+    (tmp_path / ".tmp-x-plan.json").write_text("half")
+    (tmp_path / ".tmp-folder").mkdir()
+    with lock.lock_study(tmp_path):
+        assert not (tmp_path / ".tmp-x-plan.json").exists()
+    assert (tmp_path / ".tmp-folder").is_dir()

@@ -12,6 +12,7 @@ import pytest
 
 from results import errors
 from results.records.models import TrialStatus
+from results.store import seal
 from results.store.study_store import Store
 from results.study import merge
 from results.study.cases import load_study
@@ -28,8 +29,15 @@ def files_of(root: pathlib.Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in sorted(root.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name != seal.SEAL_NAME  # in the order of writing
     }
+
+
+def sealed_in(root: pathlib.Path) -> dict[str, Any]:
+    """What the seal of a study says of each of its parts."""
+    found = seal.read(root)
+    assert found is not None
+    return {line["of"]: line["files"] for line in found[0]}
 
 
 def roots_of(stores: list[Store]) -> list[pathlib.Path]:
@@ -207,6 +215,7 @@ def test_what_a_killed_merge_left_is_removed(
     merged = merge.merge(roots_of(parts(2)), tmp_path / "merged")
 
     assert files_of(whole.root) == files_of(merged.root)
+    assert sealed_in(whole.root) == sealed_in(merged.root)
     assert not (tmp_path / ".merging-merged").exists()
 
 

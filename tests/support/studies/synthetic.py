@@ -113,9 +113,11 @@ def make_store(root: pathlib.Path, shape: Shape | None = None) -> Store:
             timeout_sec=300,
             measuring=_measuring(planned, shape),
             metrics=tuple(
-                facts
-                for info in catalog.WORKLOADS.values()
-                for facts in catalog.metrics(info)
+                {
+                    facts.name: facts
+                    for info in catalog.WORKLOADS.values()
+                    for facts in catalog.metrics(info)
+                }.values()
             ),
             trials=tuple(
                 PlannedTrial(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ def check(training: syntax.Training) -> Verdict:
     Raises:
       DifferenceError: They disagree; says about what.
     """
-    if any(isinstance(layer, syntax.Queue) for layer in training.layers):
-        return _check_queue(training)
+    if _must_refuse(training, math.inf):
+        return _check_refused(training)
     judge = _Judge(training)
     for number, event in enumerate(engine.events(training)):
         verdict = judge.follow(f"action {number}, {event.action}", event)
@@ -37,23 +38,34 @@ def check(training: syntax.Training) -> Verdict:
     return Verdict.SAME
 
 
-def _check_queue(training: syntax.Training) -> Verdict:
-    """State of each replica in a gradient: refused by the first step of several."""
+def _must_refuse(training: syntax.Training, num_replicas: float) -> set[type]:
+    """Errors of which one must refuse the first step on so many replicas."""
+    kinds = {type(layer) for layer in training.layers}
+    found: set[type] = set()
+    if num_replicas > 1 and (syntax.Queue in kinds or training.optimizer.clips_before):
+        # State of each replica in a gradient; gradients clipped by each on its own.
+        found.add(errors.UnsynchronisedUpdateError)
+    if syntax.Recomputed in kinds:
+        found.add(errors.RecomputationError)
+    return found
+
+
+def _check_refused(training: syntax.Training) -> Verdict:
     num_replicas = training.target.num_replicas
     for event in engine.events(training):
         if isinstance(event.action, syntax.Restore) and event.error is None:
             num_replicas = event.action.target.num_replicas
-        if isinstance(event.action, syntax.Run):
+        if isinstance(event.action, syntax.Run) and not event.ended:
             break
     else:
         return Verdict.NOT_JUDGED
-    if num_replicas == 1:
+    must_refuse = _must_refuse(training, num_replicas)
+    if not must_refuse:
         return Verdict.NOT_JUDGED
-    if isinstance(event.error, errors.UnsynchronisedUpdateError):
+    if isinstance(event.error, tuple(must_refuse)):
         return Verdict.REFUSED
-    raise DifferenceError(
-        "a queue of each replica feeds gradients, and nothing said so"
-    )
+    names = sorted(error.__name__ for error in must_refuse)
+    raise DifferenceError(f"{event.error!r} in place of {' or '.join(names)}")
 
 
 class _Judge:
@@ -151,7 +163,11 @@ class _Judge:
 
     def _restore(self, place: str, action: syntax.Restore, event: engine.Event) -> bool:
         """Whether the checkpoint was restored; it may be refused within a step."""
+        inputs = self._training.inputs
         is_between = self._position % action.batch != 0
+        if self._position == inputs.num_examples:
+            # Nothing is left: only of a generator it is not known.
+            is_between = inputs.is_generator
         if is_between and isinstance(event.error, errors.ReplicatorError):
             return False
         _check_error(place, event.error)
@@ -176,6 +192,8 @@ class _Judge:
             return self._compare(place, event) or Verdict.SAME
         if action.what == "optimizer":
             return Verdict.NOT_JUDGED
+        if event.ended and event.loss is None:
+            return Verdict.NOT_JUDGED  # its inputs have no whole batch
         raise DifferenceError(f"{place}: accepted, or {event.error!r}")
 
     def _compare_losses(

@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 FEATURES = (
+    "clips",
     "failures",
     "foreign",
     "norms",
     "options",
     "precision",
     "queues",
+    "recomputed",
     "restores",
 )
 MAX_ACTIONS = 5
@@ -48,13 +50,16 @@ class _Drawer:
         """The whole of it."""
         target = self._target()
         inputs = self._inputs(target)
-        layers = tuple(self._layer() for _ in range(self._choose(1, 2, 0)))
+        layers = [self._layer() for _ in range(self._choose(1, 2, 0))]
+        if self._choose(*[False] * 9, *self._also("recomputed", True)):
+            by = self._choose("tf", "keras")
+            layers += [syntax.Dense(units=2), syntax.Recomputed(by=by)]
         optimizer = self._optimizer()
         count = self._choose(*range(1, MAX_ACTIONS + 1))
         actions = [self._action(inputs, optimizer) for _ in range(count)]
         is_poisoned = self._choose(False, *self._also("failures", True))
         return syntax.Training(
-            layers=layers,
+            layers=tuple(layers),
             optimizer=optimizer,
             inputs=inputs,
             target=target,
@@ -93,10 +98,12 @@ class _Drawer:
 
     def _optimizer(self) -> syntax.Optimizer:
         options = "options" in self._features
+        clips = self._also("clips", "clip_by_global_norm", "clip_by_norm")
         return syntax.Optimizer(
             name=self._choose("sgd", "momentum", "nesterov", "adam"),
             clip=self._choose(None, 0.5) if options else None,
             loss_scale=self._choose(None, 1024.0, "dynamic") if options else None,
+            clips_before=self._choose(*[None] * 9, *clips),
         )
 
     def _action(

@@ -43,6 +43,19 @@ class QueueLayer(keras.layers.Layer):
         return outputs
 
 
+class RecomputedLayer(keras.layers.Layer):
+    """Dropout in a function that the backward pass runs again."""
+
+    def __init__(self, by: str, dtype: str) -> None:
+        super().__init__(dtype=dtype)
+        again = {"tf": tf.recompute_grad, "keras": keras.remat}[by]
+        self._dropped = again(lambda x: tf.nn.dropout(x, 0.5))
+
+    def call(self, inputs: Any) -> Any:
+        """Drops."""
+        return self._dropped(inputs)
+
+
 def make_replicator(target: syntax.Target) -> Any:
     """The library's replicator for a target."""
     count = target.num_replicas
@@ -113,6 +126,8 @@ def _make_model(training: syntax.Training) -> Any:
                 layers.append(keras.layers.Dropout(0.0, dtype=dtype))
             case syntax.Queue():
                 layers.append(QueueLayer(dtype=dtype))
+            case syntax.Recomputed(by=by):
+                layers.append(RecomputedLayer(by, dtype))
     model = keras.Sequential(layers)
     if not any(isinstance(layer, syntax.Queue) for layer in training.layers):
         first = Model(training, np.random.default_rng([4, training.seed])).outside()
@@ -175,11 +190,20 @@ def make_step(training: syntax.Training, model: Any, optimizer: Any) -> Any:
                 loss = tf.reduce_mean(errors)
             scaled = optimizer.scale_loss(loss) if is_scaled else loss
         variables = model.trainable_variables
-        grads = tape.gradient(scaled, variables)
+        grads = _clipped(tape.gradient(scaled, variables), training.optimizer)
         optimizer.apply_gradients(zip(grads, variables, strict=True))
         return loss
 
     return tf.autograph.experimental.do_not_convert(step)
+
+
+def _clipped(grads: list[Any], optimizer: syntax.Optimizer) -> list[Any]:
+    """Gradients that each replica has clipped, if that is drawn."""
+    if optimizer.clips_before == "clip_by_global_norm":
+        return tf.clip_by_global_norm(grads, 0.5)[0]
+    if optimizer.clips_before == "clip_by_norm":
+        return [tf.clip_by_norm(grad, 0.5) for grad in grads]
+    return grads
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

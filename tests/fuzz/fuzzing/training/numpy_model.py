@@ -91,6 +91,10 @@ class Norm:
         if not len(x):
             return None
         mean, variance = x.mean(axis=0), x.var(axis=0)
+        if x.dtype == np.float32:
+            # Sums of other orders are as far apart, which Adam makes of any size where
+            # all examples are the mean.
+            mean = np.nextafter(mean, np.float32(np.inf))
         scale = 1 / np.sqrt(variance + EPSILON)
         return (x - mean) * scale, scale, mean, variance
 

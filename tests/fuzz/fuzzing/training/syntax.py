@@ -33,7 +33,17 @@ class Queue:
     """Adds the mean of the last batch, which each replica keeps for itself."""
 
 
-Layer: TypeAlias = Dense | Norm | Dropout | Queue
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recomputed:
+    """Dropout that the backward pass draws again, by TensorFlow or by Keras.
+
+    It follows on weights: otherwise no gradient needs it.
+    """
+
+    by: str
+
+
+Layer: TypeAlias = Dense | Norm | Dropout | Queue | Recomputed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,11 +54,14 @@ class Optimizer:
       name: ``sgd``, ``momentum``, ``nesterov`` or ``adam``.
       clip: ``global_clipnorm``, or None.
       loss_scale: As ``wrap_optimizer`` takes it.
+      clips_before: Function of TensorFlow by which each replica clips its gradients
+        before they are averaged, or None.
     """
 
     name: str
     clip: float | None = None
     loss_scale: float | str | None = None
+    clips_before: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -99,6 +99,7 @@ def test_local_and_random_state_is_that_of_the_job(two_workers):
     assert [1.5, 3] == first["outside"] == second["outside"]
     assert ([11.0], [12.0]) == (first["seen"], second["seen"])
     assert [11.5, 6] == first["after"] == second["after"]
+    assert 47104.0 == first["half"] == second["half"]  # whose sum is infinite
     assert len(draws) == len(set(draws))
     assert first["generator"] == second["generator"]
 
@@ -152,6 +153,10 @@ def test_a_step_that_fails_to_trace_everywhere_breaks_nothing(two_workers):
             "shape",
             r"#0 of tensors is 'float32\(2,\)' on worker 0 .*'float32\(3,\)'",
         ),
+        (
+            "sizes",
+            r"DisagreementError: batches of worker 1 can have any number of examples",
+        ),
         ("num_steps", r"num_steps is 2 on worker 0 \(.*\), but 3 on worker 1"),
     ],
 )
@@ -198,6 +203,8 @@ def test_drift_between_workers_is_found(two_workers):
             3,
             r"ValueError: pattern 'sideways' is not one of 'between_graph', 'in",
         ),
+        (4, r"OtherReplicatorError: the input iterator .*InGraphReplicator, num_repli"),
+        (5, r"OtherReplicatorError: .*InGraphReplicator, num_replicas=1"),
     ],
 )
 def test_misuse_is_explained(two_workers, index, message):

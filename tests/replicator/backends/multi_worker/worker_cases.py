@@ -139,9 +139,16 @@ def state(repl):
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.SUM,
         )
+        half = tf.Variable(
+            49152.0,
+            dtype=tf.float16,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+        )
         random = tf.random.Generator.from_seed(3)
 
     def step():
+        half.assign(half - 1024.0)
         replica_id = replicator.get_replica_context().replica_id
         local.assign_add(tf.cast(replica_id + 1, tf.float32))
         count.assign_add(replica_id + 1)
@@ -156,6 +163,7 @@ def state(repl):
         "outside": before,
         "seen": [float(v) for v in seen],
         "after": [float(local), int(count)],
+        "half": float(half),
         "generator": random.state.numpy().tolist(),
     }
 

@@ -45,7 +45,14 @@ def disagreements(repl):
     def no_input():
         return replicator.all_sum(1.0)
 
+    def batches(ctx):
+        del ctx
+        data = tf.data.Dataset.from_tensors(1.0).repeat(4)
+        return data.batch(2, drop_remainder=is_first)
+
+    mixed = repl.make_input_iterator(batches)
     wrong = {
+        "sizes": lambda: repl.run(lambda x: replicator.all_sum(x[0]), mixed),
         "kind": lambda: repl.run(other_kind, one),
         "number": lambda: repl.run(other_number, one),
         "shape": lambda: repl.run(
@@ -89,8 +96,16 @@ def refused(repl):
         lambda: repl.run(replicator.all_gather, share(repl, ["text"] * 8)),
         lambda: replicator.create("multi_worker", num_replicas=3),
         lambda: replicator.MultiWorkerReplicator(num_replicas=2, pattern="sideways"),
+        lambda: repl.run(replicator.all_sum, _of_another()),
+        lambda: repl.run(replicator.all_sum, next(_of_another())),
     ]
     return [said(attempt) for attempt in attempts]
+
+
+def _of_another():
+    """Inputs of a replicator of this process alone."""
+    other = replicator.create("in_graph", num_replicas=1)
+    return other.make_input_iterator(lambda _: tf.data.Dataset.from_tensors(1.0))
 
 
 def said(call):

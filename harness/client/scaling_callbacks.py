@@ -1,0 +1,175 @@
+"""Callbacks that connect the loops of frameworks to a scaling study.
+
+    import scaling_callbacks, scaling_client
+
+    run = scaling_client.connect()
+    model.fit(data, callbacks=[scaling_callbacks.keras_callback(run, 32)])
+
+Copy this file beside ``scaling_client.py``. Each function imports its framework when it
+is called. ``examples`` are those of a step of all processes together. A study ends the
+training when it has seen enough, so give data that does not end, or enough epochs;
+outside of one, the training goes on after its rate was printed.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from harness.client.scaling_client import ClientRun, TimedStep
+
+
+class _Driven:
+    """Steps of a loop that a framework drives."""
+
+    def __init__(self, run: ClientRun, examples: int | None) -> None:
+        self._run, self._examples = run, examples
+        self._step: TimedStep | None = None
+        self.is_over = False
+
+    def begin(self) -> None:
+        """Begins the first step; the others begin where the one before ends."""
+        if self._step is None and not self.is_over:
+            self._next()
+
+    def end(self, loss: Any) -> bool:
+        """Ends a step, waits for the next turn; whether the training goes on."""
+        if self._step is not None:
+            self._step.done(loss=loss, examples=self._examples)
+            self._next()
+        return not (self.is_over and self._run.is_study)
+
+    def _next(self) -> None:
+        self._step = self._run.next_step()
+        self.is_over = self._step is None
+
+
+def keras_callback(run: ClientRun, examples: int | None = None) -> Any:
+    """Returns a callback for ``fit`` of Keras 3: each batch is a step.
+
+    With ``steps_per_execution`` k, ``examples`` are those of k batches.
+
+    Args:
+      run: What ``scaling_client.connect`` returned.
+      examples: Of a step, all processes together.
+    """
+    import keras
+
+    class ScalingCallback(keras.callbacks.Callback):
+        """Times the batches of ``fit``, and ends it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._loop = _Driven(run, examples)
+
+        def on_train_batch_begin(
+            self,
+            batch: int,  # noqa: ARG002
+            logs: Any = None,  # noqa: ARG002
+        ) -> None:
+            self._loop.begin()
+
+        def on_train_batch_end(
+            self,
+            batch: int,  # noqa: ARG002
+            logs: Any = None,
+        ) -> None:
+            loss = (logs or {}).get("loss")
+            self.model.stop_training |= not self._loop.end(loss)
+
+    return ScalingCallback()
+
+
+def lightning_callback(run: ClientRun, examples: int | None = None) -> Any:
+    """Returns a callback for the ``Trainer`` of Lightning: each batch is a step.
+
+    The loss is what ``training_step`` returned; reading it waits for the device.
+
+    Args:
+      run: What ``scaling_client.connect`` returned.
+      examples: Of a step, all processes together.
+    """
+    try:
+        from lightning.pytorch import callbacks
+    except ImportError:
+        from pytorch_lightning import callbacks
+
+    class ScalingCallback(callbacks.Callback):
+        """Times the batches of ``Trainer.fit``, and ends it."""
+
+        def __init__(self) -> None:
+            self._loop = _Driven(run, examples)
+
+        def on_train_batch_start(self, *_: Any) -> None:
+            self._loop.begin()
+
+        def on_train_batch_end(
+            self, trainer: Any, _module: Any, outputs: Any, *_: Any
+        ) -> None:
+            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+            if not self._loop.end(loss):
+                trainer.should_stop = True
+
+    return ScalingCallback()
+
+
+def trainer_callback(run: ClientRun, examples: int | None = None) -> Any:
+    """Returns a callback for the ``Trainer`` of Hugging Face: each update is a step.
+
+    Its loss is in the logs only, so the record has none. On GPUs it waits for the
+    device.
+
+    Args:
+      run: What ``scaling_client.connect`` returned.
+      examples: Of an update, all processes together.
+    """
+    import torch
+    import transformers
+
+    class ScalingCallback(transformers.TrainerCallback):
+        """Times the updates of ``Trainer.train``, and ends it."""
+
+        def __init__(self) -> None:
+            self._loop = _Driven(run, examples)
+
+        def on_step_begin(self, *_: Any, **_fields: Any) -> None:
+            self._loop.begin()
+
+        def on_step_end(
+            self, _args: Any, _state: Any, control: Any, **_fields: Any
+        ) -> Any:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            control.should_training_stop |= not self._loop.end(None)
+            return control
+
+    return ScalingCallback()
+
+
+class JaxStep:
+    """A step of a JAX loop, which waits for the device.
+
+    Attributes:
+      index: Counted from 0.
+    """
+
+    def __init__(self, step: TimedStep) -> None:
+        self.index = step.index
+        self._step = step
+
+    def done(
+        self, outputs: Any, *, loss: Any = None, examples: int | None = None
+    ) -> None:
+        """Waits for all arrays of ``outputs``, then ends the step."""
+        import jax
+
+        jax.block_until_ready(outputs)
+        self._step.done(loss=loss, examples=examples)
+
+
+def jax_steps(run: ClientRun, num_steps: int | None = None) -> Iterator[JaxStep]:
+    """Yields the steps of a JAX loop; ``step.done(outputs)`` waits for the device."""
+    for step in run.steps(num_steps):
+        yield JaxStep(step)

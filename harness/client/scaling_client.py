@@ -1,0 +1,979 @@
+"""Lets a training loop take part in a scaling study; outside of one it times itself.
+
+    import scaling_client
+
+    run = scaling_client.connect()
+    for step in run.steps():  # as many as the harness wants; waits between turns
+        loss = train_step(next(batches))
+        step.done(loss=float(loss), examples=32)  # after the device is done
+
+One file for Python 3.8 and later that needs nothing but the standard library: copy it
+beside the program. ``docs/client_protocol.md`` says what it writes and sends; the
+harness's own worker uses the same classes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import hashlib
+import json
+import math
+import os
+import pathlib
+import socket
+import statistics
+import sys
+import threading
+import time
+import traceback
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any
+
+PROTOCOL = 3
+"""Version of the messages, of ``client.json`` and of the lines of a rank's file."""
+TRIAL_VARIABLE = "REPLICATOR_HARNESS_TRIAL"
+"""Environment variable with the directory of the trial."""
+ADDRESS_VARIABLE = "REPLICATOR_HARNESS_TURNS"
+"""Environment variable with the address; absent where a trial runs alone."""
+TRIAL_FILE = "client.json"
+"""What a trial asks of its program, in its directory."""
+RESET_METHOD = "VmHWM reset at the start of the window"
+SAMPLED_METHOD = "resident size read after each step"
+_RESET_PEAK = "5"  # proc(5): writing 5 to clear_refs resets VmHWM
+MAX_REASON = 500
+_HEARTBEAT_NS = 5_000_000_000
+_ROUNDING = 1e-6
+_Z = 1.959964
+"""Quantile of the normal distribution for intervals of 95 %."""
+
+
+class ClientError(RuntimeError):
+    """The program, or the file of this client, does not fit the trial; one line."""
+
+
+class LostHarnessError(ConnectionError):
+    """The harness has closed the connection: it has exited."""
+
+
+def native_address(address: str) -> str:
+    """Returns an address as the kernel expects it: ``@`` begins an abstract one."""
+    return "\0" + address[1:]
+
+
+def rank_path(trial_dir: pathlib.Path, rank: int) -> pathlib.Path:
+    """Returns the file of one rank."""
+    return trial_dir / f"rank_{rank}.jsonl"
+
+
+def clock_host() -> str:
+    """Returns what tells the clock of this machine, since it started, from others."""
+    try:
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        boot = socket.gethostname().encode()
+    return hashlib.blake2b(boot, digest_size=8).hexdigest()
+
+
+def find_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Returns the rank of this process, and how many there are, as its launcher says.
+
+    Raises:
+      ClientError: A variable of a launcher is not a number.
+    """
+    for rank, count in (
+        ("RANK", "WORLD_SIZE"),  # torchrun, and many others
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),  # MPICH and its kin
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # of a step, not of the batch job
+    ):
+        if environ.get(rank) and environ.get(count):
+            try:
+                return int(environ[rank]), int(environ[count])
+            except ValueError:
+                raise ClientError(
+                    f"{rank}={environ[rank]!r} and {count}={environ[count]!r} must be"
+                    " numbers; unset them, or pass rank and num_ranks to connect()"
+                ) from None
+    if environ.get("TF_CONFIG"):
+        return _rank_of_tf_config(environ["TF_CONFIG"])
+    return 0, 1
+
+
+def _rank_of_tf_config(text: str) -> tuple[int, int]:
+    try:
+        config = json.loads(text)
+        cluster, task = config.get("cluster", {}), config.get("task", {})
+        chiefs = len(cluster.get("chief", ()))
+        count = chiefs + len(cluster.get("worker", ()))
+        index = int(task.get("index", 0))
+        return index + chiefs * (task.get("type") == "worker"), max(count, 1)
+    except (AttributeError, TypeError, ValueError):
+        raise ClientError(
+            f"TF_CONFIG={text!r} is not what TensorFlow reads: JSON with 'cluster' and"
+            " 'task'; correct it, or pass rank and num_ranks to connect()"
+        ) from None
+
+
+class Channel:
+    """The program's end of the connection to the harness, for a trial of a relay."""
+
+    def __init__(self, address: str, rank: int, num_ranks: int = 1) -> None:
+        """Connects.
+
+        Raises:
+          OSError: The harness does not listen there.
+        """
+        self._num_ranks = num_ranks
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(native_address(address))
+        self._lines = self._socket.makefile("r", encoding="utf-8")
+        self._rank = rank
+
+    @classmethod
+    def from_environment(cls, rank: int, num_ranks: int = 1) -> Channel | None:
+        """Connects if this trial is part of a relay."""
+        address = os.environ.get(ADDRESS_VARIABLE)
+        return None if address is None else cls(address, rank, num_ranks)
+
+    def enter(self) -> bool:
+        """Says who this is, and waits until it may build; whether it starts alone.
+
+        Raises:
+          LostHarnessError: The harness has exited, or does not accept this process.
+        """
+        command = self.ask(
+            "imported",
+            num_ranks=self._num_ranks,
+            protocol=PROTOCOL,
+            has_sustained=True,
+        )
+        return bool(command["is_alone"])
+
+    def ask(self, state: str, **facts: Any) -> dict[str, Any]:
+        """Says what was reached, and waits for the next command.
+
+        Raises:
+          LostHarnessError: There will be none.
+        """
+        message = {"state": state, "rank": self._rank, **facts}
+        try:
+            self._socket.sendall(json.dumps(message).encode("ascii") + b"\n")
+            line = self._lines.readline()
+        except OSError as error:
+            raise LostHarnessError(str(error)) from error
+        if not line.endswith("\n"):
+            raise LostHarnessError("the harness has closed the connection")
+        command: dict[str, Any] = json.loads(line)
+        return command
+
+    def close(self) -> None:
+        """Closes the connection: the harness waits for this process no longer."""
+        self._lines.close()
+        self._socket.close()
+
+
+def set_collector(command: Mapping[str, Any]) -> None:
+    """Lets the garbage collector work within a sustained turn, else before the turn.
+
+    Before the first turn it is off, and what there is then is frozen.
+    """
+    if command.get("is_sustained"):
+        gc.unfreeze()
+        gc.enable()
+    else:
+        gc.disable()
+        gc.collect()
+
+
+class Turn:
+    """A turn that has begun: what this process uses until it ends."""
+
+    def __init__(self, command: Mapping[str, Any], clock: Callable[[], int]) -> None:
+        import resource  # not on Windows, where there are no studies
+
+        self._usage = functools.partial(resource.getrusage, resource.RUSAGE_SELF)
+        self._command = command
+        self._before = self._usage()
+        self._start_ns = clock()
+
+    def end(self, end_ns: int) -> dict[str, Any]:
+        """Returns the facts of the turn; ``end_ns`` is the end of its last step."""
+        before, after = self._before, self._usage()
+        return {
+            "round_index": self._command["round_index"],
+            "attempt": self._command["attempt"],
+            "start_ns": self._start_ns,
+            "end_ns": end_ns,
+            "num_steps": self._command["num_steps"],
+            "user_sec": after.ru_utime - before.ru_utime,
+            "system_sec": after.ru_stime - before.ru_stime,
+            "minor_faults": after.ru_minflt - before.ru_minflt,
+            "major_faults": after.ru_majflt - before.ru_majflt,
+            "involuntary_switches": after.ru_nivcsw - before.ru_nivcsw,
+            "num_retraces": 0,
+        }
+
+
+def _step_line(
+    phase: str, index: int, start_ns: int, end_ns: int, loss: float | None
+) -> str:
+    fields = {
+        "kind": "step",
+        "phase": phase,
+        "index": index,
+        "start_ns": start_ns,
+        "end_ns": end_ns,
+        "loss": loss if loss is None or math.isfinite(loss) else repr(loss),
+    }
+    return json.dumps(fields, allow_nan=False) + "\n"
+
+
+def shortened(line: str) -> str:
+    """Returns a line of at most 500 characters."""
+    return line if len(line) <= MAX_REASON else line[: MAX_REASON - 3] + "..."
+
+
+class RankFile:
+    """Appends to the file of a rank; safe to use from several threads.
+
+    Attributes:
+      phase: The current phase.
+      has_failed: Whether it says why its process failed.
+    """
+
+    def __init__(self, path: pathlib.Path, clock: Callable[[], int]) -> None:
+        self._path = path
+        self._file = path.open("x", buffering=1, encoding="utf-8")
+        self._lock = threading.Lock()
+        self._clock = clock
+        self._measured_steps: list[tuple[int, int, int, float | None]] = []
+        self.has_failed = False
+        self.phase = "launch"
+        self.write("trial", trial_id=path.parent.name, nonce=os.urandom(16).hex())
+        self.write("phase", phase=self.phase, ns=clock())
+
+    @property
+    def directory(self) -> pathlib.Path:
+        """The directory of the trial."""
+        return self._path.parent
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Appends one line."""
+        line = json.dumps({"kind": kind, **fields}, allow_nan=False)
+        with self._lock:
+            self._write_measured_steps()
+            if not self._file.closed:
+                self._file.write(line + "\n")
+
+    def _write_measured_steps(self) -> None:
+        """Writes the steps that were held back; needs the lock."""
+        steps, self._measured_steps = self._measured_steps, []
+        if steps and not self._file.closed:
+            lines = [_step_line("measure", *step) for step in steps]
+            self._file.write("".join(lines))
+
+    def enter(self, phase: str) -> None:
+        """Ends the current phase, synced to disk, and starts the next."""
+        self.sync()
+        self.phase = phase
+        self.write("phase", phase=phase, ns=self._clock())
+
+    def step(self, index: int, start_ns: int, end_ns: int, loss: float | None) -> None:
+        """Appends one step of the current phase."""
+        if self.phase == "measure":
+            with self._lock:
+                self._measured_steps.append((index, start_ns, end_ns, loss))
+            return
+        line = _step_line(self.phase, index, start_ns, end_ns, loss)
+        with self._lock:
+            self._write_measured_steps()
+            if not self._file.closed:
+                self._file.write(line)
+
+    def fail(self, error: BaseException) -> None:
+        """Appends why this process failed, with phase and traceback."""
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        frames = traceback.format_exception(type(error), error, error.__traceback__)
+        self.has_failed = True
+        self.write(
+            "failure",
+            phase=self.phase,
+            reason=shortened(lines[0]) if lines else type(error).__name__,
+            exception_type=type(error).__name__,
+            traceback="".join(frames),
+        )
+        self.sync()
+
+    def attach(self, name: str, content: bytes) -> None:
+        """Writes a file beside that of rank 0; other ranks have the same content."""
+        if self._path == rank_path(self._path.parent, 0):
+            self._path.with_name(name).write_bytes(content)
+
+    def sync(self) -> None:
+        """Syncs all lines so far to disk, to survive a power failure."""
+        with self._lock:
+            self._write_measured_steps()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Syncs and closes the file; later writes are dropped."""
+        self.sync()
+        with self._lock:
+            self._file.close()
+
+
+class ResidentMemory:
+    """Peak resident memory of this process during the measured window.
+
+    Where the kernel allows it, the high-water mark is reset when the window starts, and
+    read when it ends: exact, without overhead in the window. Elsewhere the resident
+    size is read between steps, which can miss a peak within a step.
+
+    Attributes:
+      method: How the peak is measured, for the record.
+    """
+
+    def __init__(self, proc: pathlib.Path = pathlib.Path("/proc/self")) -> None:
+        self._proc = proc
+        self._sampled_peak = 0
+        self.method = SAMPLED_METHOD
+
+    def start(self) -> None:
+        """Starts the window."""
+        try:
+            (self._proc / "clear_refs").write_text(_RESET_PEAK, encoding="ascii")
+        except OSError:
+            self.method = SAMPLED_METHOD
+        else:
+            # Some kernels accept the write and reset nothing: the mark then stays
+            # above the current size.
+            is_reset = self._status("VmHWM") <= self._status("VmRSS") * 1.01
+            self.method = RESET_METHOD if is_reset else SAMPLED_METHOD
+        self._sampled_peak = self._status("VmRSS")
+
+    def sample(self) -> None:
+        """Samples the current size; called between steps."""
+        if self.method == SAMPLED_METHOD:
+            self._sampled_peak = max(self._sampled_peak, self._status("VmRSS"))
+
+    def peak_bytes(self) -> int:
+        """Returns the peak since ``start``."""
+        if self.method == RESET_METHOD:
+            return self._status("VmHWM")
+        return max(self._sampled_peak, self._status("VmRSS"))
+
+    def _status(self, name: str) -> int:
+        for line in (self._proc / "status").read_text(encoding="ascii").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+        raise OSError(f"{self._proc / 'status'} has no {name}")
+
+
+class Controls:
+    """What this trial leaves out, so that the study can say where time is lost.
+
+    A program offers a control by reading it: ``if not run.controls.nosync: ...``.
+    ``nosync``: replicas do not communicate. ``synthetic``: every step uses one batch
+    that is in memory. ``input_only``: steps only read their batches. ``no_update``:
+    steps sum gradients, and do not apply them.
+    """
+
+    NAMES = ("nosync", "synthetic", "input_only", "no_update")
+
+    def __init__(self, control: str) -> None:
+        self._control = control
+        self._read: set[str] = set()
+
+    def __getattr__(self, name: str) -> bool:
+        if name not in self.NAMES:
+            raise AttributeError(f"no control {name!r}, there are {self.NAMES}")
+        self._read.add(name)
+        return self._control == name
+
+    def check(self) -> None:
+        """Raises ``ClientError`` if the trial is a control that nobody has read."""
+        if self._control in self.NAMES and self._control not in self._read:
+            raise ClientError(
+                f"this trial is the control {self._control!r}, which the program does"
+                f" not have: it never reads run.controls.{self._control}; read it, or"
+                f" leave {self._control!r} out of --controls"
+            )
+
+
+class TimedStep:
+    """One step of the program's loop.
+
+    Attributes:
+      index: Counted from 0.
+    """
+
+    __slots__ = ("_run", "_start_ns", "index")
+
+    def __init__(self, run: ClientRun, index: int, start_ns: int) -> None:
+        self.index = index
+        self._run = run
+        self._start_ns = start_ns
+
+    def done(self, *, loss: Any = None, examples: int | None = None) -> None:
+        """Ends the step; call it once, after all work of the device is done.
+
+        Args:
+          loss: Mean over the global batch, or over that of this process where batches
+            are equal; a number, or what ``float`` waits for and converts.
+          examples: Of the global batch, all processes together.
+
+        Raises:
+          ClientError: The step was ended before, or has not the trial's batch.
+        """
+        # Converting may wait for the device: that is part of the step.
+        value = None if loss is None else float(loss)
+        self._run.end_step(self, self._start_ns, value, examples)
+
+
+class ClientRun:
+    """What ``connect`` returns: the loop of a program, measured.
+
+    Attributes:
+      is_study: Whether a harness measures; otherwise the program times itself.
+      rank: Of this process, from 0.
+      num_ranks: How many processes there are.
+      num_replicas: Replicas of the trial; as many as processes outside of a study.
+      per_replica_batch_size: What the trial asks for; None outside of a study.
+      global_batch_size: The same for all replicas together.
+      seed: From which the program should derive all that it draws.
+      controls: What the trial leaves out.
+    """
+
+    is_study = False
+    per_replica_batch_size: int | None = None
+    global_batch_size: int | None = None
+    seed = 0
+
+    def __init__(self, rank: int, num_ranks: int, clock: Callable[[], int]) -> None:
+        self.rank, self.num_ranks = rank, num_ranks
+        self.num_replicas = num_ranks
+        self.controls = Controls("none")
+        self._clock = clock
+        self._open: TimedStep | None = None
+        self._num_steps = 0
+        self._end_ns = 0
+        self._num_limit: int | None = None
+        self._schedule: Iterator[None] | None = None
+
+    def steps(self, num_steps: int | None = None) -> Iterator[TimedStep]:
+        """Yields steps until the harness has seen enough; waits between turns.
+
+        Args:
+          num_steps: Outside of a study: how many; by default as many as take 10 s, or
+            a fixed number where there are several processes.
+
+        Raises:
+          ClientError: The program does not fit the trial.
+          LostHarnessError: The harness has exited.
+        """
+        self._num_limit = num_steps
+        while True:
+            step = self.next_step()
+            if step is None:
+                return
+            yield step
+
+    def next_step(self) -> TimedStep | None:
+        """Begins the next step, or returns None when there is none; may wait.
+
+        For loops that a framework drives; ``steps`` calls it.
+
+        Raises:
+          ClientError: The step before was not ended.
+          LostHarnessError: The harness has exited.
+        """
+        if self._open is not None:
+            raise ClientError(
+                f"step {self._open.index} was not ended: call step.done() once in each"
+                " iteration, after the device is done"
+            )
+        if self._schedule is None:
+            self._schedule = self._steps()
+        for _ in self._schedule:
+            step = TimedStep(self, self._num_steps, self._clock())
+            self._open = step
+            return step
+        return None
+
+    def end_step(
+        self, step: TimedStep, start_ns: int, loss: float | None, examples: int | None
+    ) -> None:
+        """Records a step; ``TimedStep.done`` calls it."""
+        end_ns = self._clock()
+        if self._open is not step:
+            raise ClientError(f"step {step.index} was ended twice: call done() once")
+        self._open = None
+        self._num_steps += 1
+        self._end_ns = end_ns
+        self._record(step.index, start_ns, end_ns, loss, examples)
+
+    def quality(
+        self,
+        name: str,
+        value: float,
+        *,
+        num_examples: int,
+        correct: int | None = None,
+        unit: str = "",
+        protocol: str = "",
+    ) -> None:
+        """Records what was learned, measured on held-out examples after the loop.
+
+        Args:
+          name: Of the metric, such as ``top_1``.
+          value: The figure; with ``correct`` that share of the examples.
+          num_examples: How many it was measured on.
+          correct: How many were right: gives Wilson's interval.
+          unit: Of the value.
+          protocol: What else the figure depends on.
+
+        Raises:
+          ClientError: The numbers contradict each other.
+        """
+        value = float(value)
+        low, high, method = value, value, "no interval: one figure of one run"
+        if correct is not None:
+            share = correct / num_examples if num_examples > 0 else math.nan
+            if not (0 <= share <= 1 and abs(value - share) <= _ROUNDING):
+                raise ClientError(
+                    f"quality {name!r} is {value:g}, but {correct} of {num_examples}"
+                    f" are {share:g}: pass the share as value, or leave correct out"
+                )
+            low, high = wilson(correct, num_examples)
+            method = "Wilson"
+        if not math.isfinite(value) or num_examples < 1:
+            raise ClientError(
+                f"quality {name!r} is {value:g} on {num_examples} examples: it must be"
+                " a finite number, on one example or more"
+            )
+        self._record_quality(
+            {
+                "name": name,
+                "value": value,
+                "unit": unit,
+                "num_examples": num_examples,
+                "low": low,
+                "high": high,
+                "confidence": 0.95,
+                "method": method,
+                "protocol": protocol,
+            }
+        )
+
+    def check(self, name: str, is_passed: bool, detail: str = "") -> None:
+        """Records a check of correctness: a trial that fails one gives no number."""
+        raise NotImplementedError
+
+    def _steps(self) -> Iterator[None]:
+        raise NotImplementedError
+
+    def _record(
+        self,
+        index: int,
+        start_ns: int,
+        end_ns: int,
+        loss: float | None,
+        examples: int | None,
+    ) -> None:
+        raise NotImplementedError
+
+    def _record_quality(self, fields: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+def wilson(correct: int, num_examples: int) -> tuple[float, float]:
+    """Returns Wilson's interval of 95 % for a share."""
+    share, n = correct / num_examples, num_examples
+    centre = share + _Z**2 / (2 * n)
+    half = _Z * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n * n))
+    scale = 1 + _Z**2 / n
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+
+
+class StudyRun(ClientRun):
+    """A run that a harness measures."""
+
+    is_study = True
+
+    def __init__(
+        self,
+        trial: Mapping[str, Any],
+        file: RankFile,
+        channel: Channel | None,
+        rank: int,
+        num_ranks: int,
+        *,
+        num_parameters: int = 0,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        super().__init__(rank, num_ranks, clock)
+        self.num_replicas = int(trial["num_replicas"])
+        self.per_replica_batch_size = trial["per_replica_batch_size"]
+        self.global_batch_size = trial["global_batch_size"]
+        self.seed = int(trial["seed"])
+        self.controls = Controls(trial["control"])
+        self._trial, self._file, self._channel = trial, file, channel
+        self._num_parameters = num_parameters
+        self._memory = ResidentMemory()
+        self._bad_loss = ""
+        self._beat_ns = 0
+        self._is_done = False
+        self._is_alone = True
+        self._was_collecting = True
+        file.write("client", protocol=PROTOCOL, rank=rank, num_ranks=num_ranks)
+        if num_ranks > 1:
+            file.write("clock", host=clock_host())
+        if channel is not None:
+            self._is_alone = channel.enter()
+        file.enter("build")
+        self._build_ns = clock()
+
+    def _steps(self) -> Iterator[None]:
+        """Yields once per step, which is done when this continues."""
+        num_warmup_steps = self._trial["num_warmup_steps"]
+        self._file.write(
+            "facts",
+            num_parameters=self._num_parameters,
+            flops_per_example=None,
+            example_unit=self._trial["unit"],
+            global_batch_size=self.global_batch_size,
+        )
+        self._file.enter("first_step")
+        yield
+        self._file.write(
+            "first_step_done",
+            time_to_first_step_sec=(self._end_ns - self._build_ns) / 1e9,
+            is_alone=self._is_alone,
+        )
+        self._file.enter("warmup")
+        for _ in range(num_warmup_steps - 2):
+            yield
+        if self._channel is not None:
+            self._channel.ask("built")
+        start_ns = self._clock()
+        if num_warmup_steps > 1:
+            yield
+        else:
+            start_ns = self._build_ns
+        self.controls.check()
+        self._file.enter("measure")
+        gc.collect()
+        gc.freeze()
+        self._was_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            self._memory.start()
+            for _ in self._window((self._end_ns - start_ns) / 1e9):
+                yield
+            peak_bytes = self._memory.peak_bytes()
+        finally:
+            gc.unfreeze()
+            if self._was_collecting:
+                gc.enable()
+        self._file.write(
+            "memory", peak_memory_bytes=peak_bytes, method=self._memory.method
+        )
+        self._file.enter("sanity")
+        self.check(
+            "every_loss_is_finite",
+            not self._bad_loss,
+            self._bad_loss or f"{self._num_steps} steps",
+        )
+        self._file.enter("report")
+        self._is_done = True
+        # What follows may take any time; what was measured is complete.
+        self._file.write("done", ns=self._clock())
+        self._file.sync()
+
+    def _window(self, warm_step_sec: float) -> Iterator[None]:
+        """Yields once per measured step: all in a row, or in turns."""
+        if self._channel is None:
+            for _ in range(self._trial["num_measured_steps"]):
+                yield
+                self._memory.sample()
+            return
+        command = self._channel.ask("ready", step_time_sec=warm_step_sec)
+        while command["command"] == "turn":
+            set_collector(command if self._was_collecting else {})
+            turn = Turn(command, self._clock)
+            for _ in range(command["num_steps"]):
+                yield
+            facts = turn.end(self._end_ns)
+            gc.disable()
+            self._memory.sample()
+            self._file.write("turn", **facts)
+            command = self._channel.ask("turn", **facts)
+
+    def _record(
+        self,
+        index: int,
+        start_ns: int,
+        end_ns: int,
+        loss: float | None,
+        examples: int | None,
+    ) -> None:
+        self._file.step(index, start_ns, end_ns, loss)
+        if loss is not None and not math.isfinite(loss) and not self._bad_loss:
+            self._bad_loss = f"{loss} in step {index}"
+        if examples is not None and examples != self.global_batch_size:
+            raise ClientError(
+                f"step {index} had {examples} examples, the trial has a global batch of"
+                f" {self.global_batch_size}: let the program use the batch size that it"
+                " is given, count the examples of all processes, and leave out"
+                " incomplete batches"
+            )
+        if end_ns > self._beat_ns:
+            self._beat_ns = end_ns + _HEARTBEAT_NS
+            self._file.write("heartbeat", ns=end_ns)
+
+    def check(self, name: str, is_passed: bool, detail: str = "") -> None:
+        """Records a check of correctness: a trial that fails one gives no number."""
+        self._file.write(
+            "sanity", name=name, is_passed=bool(is_passed), detail=str(detail)
+        )
+
+    def _record_quality(self, fields: dict[str, Any]) -> None:
+        self._file.write("quality", **fields)
+
+    def close(self) -> None:
+        """Records whether the program did all that the harness asked for.
+
+        Called when the interpreter exits.
+        """
+        if not self._is_done and not self._file.has_failed:
+            error = ClientError(
+                f"the loop over run.steps() was left after {self._num_steps} steps,"
+                " before the harness had ended it: let it run to its end, over batches"
+                " that do not end (as itertools.cycle makes them)"
+                if self._num_steps
+                else "the program connected, and never ended a step: loop over"
+                " run.steps(), and call step.done() in each iteration"
+            )
+            self._file.fail(error)
+            sys.stderr.write(f"scaling_client: {error}\n")
+        self._file.sync()
+        if self._channel is not None:
+            self._channel.close()
+
+
+class AloneRun(ClientRun):
+    """A run without a harness: prints examples per second with an interval."""
+
+    NUM_WARMUP_STEPS = 3
+    MIN_SEC = 10.0
+    MIN_STEPS = 20
+    STEPS_OF_SEVERAL = 50
+    NUM_BLOCKS = 10
+    # 97.5 % quantiles of Student's t with 1 to 9 degrees of freedom.
+    QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+    def __init__(
+        self,
+        rank: int,
+        num_ranks: int,
+        *,
+        unit: str = "examples",
+        clock: Callable[[], int] = time.monotonic_ns,
+        write: Callable[[str], Any] | None = None,
+    ) -> None:
+        super().__init__(rank, num_ranks, clock)
+        self._unit = unit
+        self._write = write or sys.stdout.write
+        self._measured: list[tuple[int, int | None]] = []
+        self._start_ns = 0
+
+    def _steps(self) -> Iterator[None]:
+        for _ in range(self.NUM_WARMUP_STEPS):
+            yield
+        self._start_ns = self._clock()
+        while self._is_needed():
+            yield
+        self._print_rate()
+
+    def _is_needed(self) -> bool:
+        count = len(self._measured)
+        if self._num_limit is not None:
+            return count + self.NUM_WARMUP_STEPS < self._num_limit
+        if self.num_ranks > 1:  # by their own clocks they would end at unlike steps
+            return count < self.STEPS_OF_SEVERAL
+        is_short = (self._end_ns - self._start_ns) / 1e9 < self.MIN_SEC
+        return count < self.MIN_STEPS or is_short
+
+    def _record(
+        self,
+        index: int,
+        start_ns: int,  # noqa: ARG002 - windows reach from end to end
+        end_ns: int,
+        loss: float | None,  # noqa: ARG002 - nobody reads it here
+        examples: int | None,
+    ) -> None:
+        if index >= self.NUM_WARMUP_STEPS:
+            self._measured.append((end_ns, examples))
+
+    def close(self) -> None:
+        """Prints the rate of a loop that was left before its end."""
+        if self._measured:
+            self._print_rate()
+
+    def _print_rate(self) -> None:
+        measured, self._measured = self._measured, []
+        rates = block_rates(self._start_ns, measured, self.NUM_BLOCKS)
+        if self.rank or not rates:
+            return
+        is_counted = all(examples is not None for _, examples in measured)
+        value, low, high = interval(rates, self.QUANTILES)
+        self._write(
+            f"scaling_client: {value:.4g} {self._unit if is_counted else 'steps'}/s"
+            + (f" [{low:.4g}, {high:.4g}]" if len(rates) > 1 else "")
+            + f", {len(measured)} steps after {self.NUM_WARMUP_STEPS} of warm-up; 95 %"
+            f" over {len(rates)} parts of this one run, outside of a study\n"
+        )
+
+    def check(self, name: str, is_passed: bool, detail: str = "") -> None:
+        """Prints a check of correctness that failed."""
+        if not is_passed:
+            self._write(f"scaling_client: {name} failed: {detail}\n")
+
+    def _record_quality(self, fields: dict[str, Any]) -> None:
+        self._write(
+            "scaling_client: {name} {value:.4g} [{low:.4g}, {high:.4g}], n ="
+            " {num_examples}\n".format(**fields)
+        )
+
+
+def block_rates(
+    start_ns: int, measured: Sequence[tuple[int, int | None]], num_blocks: int
+) -> list[float]:
+    """Returns examples, or steps, per second in equal parts of a row of steps."""
+    size = max(1, len(measured) // num_blocks)
+    rates = []
+    for first in range(0, len(measured) - size + 1, size):
+        block = measured[first : first + size]
+        counts = [examples for _, examples in block]
+        known = [count for count in counts if count is not None]
+        amount = sum(known) if len(known) == size else size
+        sec = max((block[-1][0] - start_ns) / 1e9, 1e-9)
+        start_ns = block[-1][0]
+        rates.append(amount / sec)
+    return rates[:num_blocks]
+
+
+def interval(
+    rates: Sequence[float], quantiles: Sequence[float]
+) -> tuple[float, float, float]:
+    """Returns the geometric mean of rates with its interval of 95 %."""
+    logs = [math.log(max(rate, 1e-300)) for rate in rates]
+    centre, half = statistics.fmean(logs), 0.0
+    if len(logs) > 1:
+        quantile = quantiles[min(len(logs) - 1, len(quantiles)) - 1]
+        half = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(centre), math.exp(centre - half), math.exp(centre + half)
+
+
+def read_trial(trial_dir: pathlib.Path) -> dict[str, Any]:
+    """Returns what a trial asks of its program.
+
+    Raises:
+      ClientError: It cannot be read, or is of another version.
+    """
+    path = trial_dir / TRIAL_FILE
+    try:
+        trial: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ClientError(
+            f"cannot read {str(path)!r}, which says what is measured: {error}; start"
+            " the program by a sweep, or unset " + TRIAL_VARIABLE
+        ) from None
+    if trial.get("protocol") != PROTOCOL:
+        raise ClientError(
+            f"the harness speaks version {trial.get('protocol')} of the protocol, this"
+            f" file {PROTOCOL}: replace {pathlib.Path(__file__).name} by that of the"
+            " harness ('python -m harness.client FOLDER' writes it)"
+        )
+    return trial
+
+
+def connect(
+    *,
+    rank: int | None = None,
+    num_ranks: int | None = None,
+    unit: str = "examples",
+    num_parameters: int = 0,
+) -> StudyRun | AloneRun:
+    """Connects to the study that started this program; without one, times it.
+
+    Call it once in each process, before the model is built: a study may wait here until
+    the processes of other cases have started.
+
+    Args:
+      rank: Of this process; by default what its launcher says (``find_rank``).
+      num_ranks: How many processes there are.
+      unit: Plural unit of an example, for what is printed outside of a study.
+      num_parameters: Of the model, for the record.
+
+    Raises:
+      ClientError: The harness is of another version, or ranks are not distinct.
+      LostHarnessError: The harness has exited.
+    """
+    found = find_rank() if rank is None or num_ranks is None else (rank, num_ranks)
+    rank = found[0] if rank is None else rank
+    num_ranks = found[1] if num_ranks is None else num_ranks
+    folder = os.environ.get(TRIAL_VARIABLE)
+    if folder is None:
+        alone = AloneRun(rank, num_ranks, unit=unit)
+        atexit.register(alone.close)
+        return alone
+    files: list[RankFile] = []
+    _report_failures(files)
+    trial_dir = pathlib.Path(folder)
+    try:
+        file = RankFile(rank_path(trial_dir, rank), time.monotonic_ns)
+    except FileExistsError:
+        raise ClientError(
+            f"two processes of this trial are rank {rank}: start them with what sets"
+            " RANK and WORLD_SIZE (as torchrun, mpirun and srun do), or pass rank and"
+            " num_ranks to connect(); connect once in each process"
+        ) from None
+    except OSError as error:
+        raise ClientError(
+            f"{TRIAL_VARIABLE}={folder!r} is no directory of a trial"
+            f" ({error.strerror}): start the program by a sweep, or unset it"
+        ) from None
+    files.append(file)
+    run = StudyRun(
+        read_trial(trial_dir),
+        file,
+        Channel.from_environment(rank, num_ranks),
+        rank,
+        num_ranks,
+        num_parameters=num_parameters,
+    )
+    atexit.register(run.close)
+    return run
+
+
+def _report_failures(files: Sequence[RankFile]) -> None:
+    """Lets exceptions that end the program reach the record; ours are one line."""
+    before = sys.excepthook
+
+    def report(kind: Any, error: BaseException, trace: Any) -> None:
+        for file in files:
+            if not file.has_failed:
+                file.fail(error)
+        if isinstance(error, (ClientError, LostHarnessError)):
+            sys.stderr.write(f"scaling_client: {error}\n")
+        else:
+            before(kind, error, trace)
+
+    sys.excepthook = report

@@ -1,0 +1,1 @@
+"""Programs of the user's: commands that are started, read, and identified."""

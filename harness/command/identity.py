@@ -1,0 +1,177 @@
+"""What tells one program of the user's from another: its code digest, and its parts.
+
+The parts are kept in the plan, so that a study which is not resumed says which of them
+differs: commit and uncommitted changes, lock files by content, the interpreter and its
+packages or the program file itself, the version of the harness.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from harness.command import placeholders, repository
+from results.records import identity as record_identity
+from results.records.limits import MAX_NAME
+from results.records.texts import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+LOCKS: Final = (
+    "uv.lock",
+    "poetry.lock",
+    "pdm.lock",
+    "Pipfile.lock",
+    "pixi.lock",
+    "conda-lock.yml",
+    "environment.yml",
+    "requirements.txt",
+    "requirements.lock",
+    "Cargo.lock",
+    "CMakePresets.json",
+)
+"""Files that say which versions are installed, in the folder of the program or its
+repository."""
+_HARNESS: Final = "replicator-harness"
+_LIST_PACKAGES: Final = """
+import hashlib, importlib.metadata, sys
+found = importlib.metadata.distributions()
+names = sorted({f"{of.metadata['Name']}=={of.version}".lower() for of in found})
+digest = hashlib.blake2b(" ".join(names).encode(), digest_size=8).hexdigest()
+print(sys.version.split()[0], digest, len(names))
+"""
+_INTERPRETER_SEC: Final = 60.0
+_DIGITS: Final = 16
+
+
+def of_program(
+    command: str,
+    folder: Path,
+    source: repository.Repository | None = None,
+    left_out: Sequence[Path] = (),
+) -> dict[str, str]:
+    """Returns the parts of the identity of a program, by name.
+
+    Args:
+      command: With its placeholders.
+      folder: Where it starts.
+      source: The repository that its code is of, if ``folder`` is a copy of it.
+      left_out: Folders whose files are no changes.
+
+    Raises:
+      PlanError: git is missing, or the repository is damaged.
+    """
+    found = source or repository.find(folder, left_out)
+    words = placeholders.split(command)
+    parts = {"harness": _harness_version()}
+    if found is None:
+        parts["git commit"] = repository.NO_REPOSITORY
+        parts |= _named_files(words, folder)
+        root = folder
+    else:
+        parts["git commit"] = found.commit or "before the first commit"
+        for name, digested in found.changes().items():
+            parts[printable(f"uncommitted {name}")[:MAX_NAME]] = digested
+        root = _root_of(folder) or found.root
+    parts |= _locks(folder, root)
+    return parts | _interpreter(words[0], folder)
+
+
+def digest(parts: Mapping[str, str]) -> str:
+    """Returns the code digest of a program."""
+    return record_identity.digest(dict(parts))[:_DIGITS]
+
+
+def differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """Returns the parts that differ, in words."""
+    names = dict.fromkeys([*old, *new])
+    return [
+        f"{name} {_short(old.get(name, 'none'))!r} / {_short(new.get(name, 'none'))!r}"
+        for name in names
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _short(text: str) -> str:
+    return text[:12] if len(text) == 40 and text.isalnum() else text  # noqa: PLR2004
+
+
+def _root_of(folder: Path) -> Path | None:
+    found = repository.git(folder, "rev-parse", "--show-toplevel")
+    return Path(found.stdout.strip()) if found.returncode == 0 else None
+
+
+@functools.cache
+def _harness_version() -> str:
+    try:
+        return importlib.metadata.version(_HARNESS)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _locks(folder: Path, root: Path) -> dict[str, str]:
+    found = {}
+    for where in dict.fromkeys((root, folder)):
+        for name in LOCKS:
+            path = where / name
+            if path.is_file():
+                key = name if where == root else f"{name} beside the program"
+                found[key] = repository.digest_of_file(path)
+    return found
+
+
+def _named_files(words: tuple[str, ...], folder: Path) -> dict[str, str]:
+    """Returns digests of the files that a command names, where there is no commit."""
+    found = {}
+    for word in words:
+        path = folder / word
+        if path.is_file():
+            found[f"file {path.name}"] = repository.digest_of_file(path)
+    return found
+
+
+def _interpreter(word: str, folder: Path) -> dict[str, str]:
+    """Returns the interpreter and its packages, or the program file by content."""
+    name = str(folder / word) if os.sep in word else word
+    path = shutil.which(name)
+    if path is None:
+        return {"program": "not found"}
+    python = _python_of(Path(path))
+    if python:
+        try:
+            done = subprocess.run(
+                [python, "-c", _LIST_PACKAGES],
+                capture_output=True,
+                text=True,
+                check=True,
+                cwd=folder,
+                timeout=_INTERPRETER_SEC,
+            )
+            version, packages, number = done.stdout.split()
+        except (OSError, subprocess.SubprocessError, ValueError):
+            pass
+        else:
+            return {"python": version, "packages": f"{number} ({packages})"}
+    return {f"program {Path(path).name}": repository.digest_of_file(Path(path))}
+
+
+def _python_of(path: Path) -> str:
+    """Returns the Python that a file is, or that runs it; empty if it is neither."""
+    if path.name.startswith("python"):
+        return str(path)
+    try:
+        with path.open("rb") as file:
+            first = file.readline(500).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    words = first.removeprefix("#!").split()
+    if not first.startswith("#!") or not words:
+        return ""
+    program = words[-1] if Path(words[0]).name == "env" else words[0]
+    return (shutil.which(program) or "") if "python" in Path(program).name else ""

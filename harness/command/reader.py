@@ -1,0 +1,92 @@
+"""Reads numbers from the output of a program, line by line, each with its time."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import TYPE_CHECKING, Final
+
+from harness.command.errors import ReadingError
+from results.records.texts import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MOST_OF_LINE: Final = 20_000
+"""Characters of a line that are looked at: a pattern could take for ever on more."""
+_SHOWN: Final = 120
+_END = re.compile(rb"[\r\n]")  # progress bars end lines by a carriage return
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reading:
+    """One number of a program.
+
+    Attributes:
+      ns: When it was printed, in nanoseconds; 0 of a row of a file.
+      value: As it was printed.
+    """
+
+    ns: int
+    value: float
+
+
+def number(text: str, where: str) -> float:
+    """Returns a positive number.
+
+    Raises:
+      ReadingError: It is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        raise ReadingError(
+            f"{where} has {text[:_SHOWN]!r}, which is not a number; put the group of"
+            " --metric around the number alone"
+        ) from None
+    if not math.isfinite(value) or value <= 0:
+        raise ReadingError(
+            f"{where} has {text[:_SHOWN]!r}, which is not a rate or a time; they are"
+            " positive and finite: look at what the program did"
+        )
+    return value
+
+
+class LineReader:
+    """Splits one stream into lines, and finds the number in each."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self._pattern = pattern
+        self._rest = b""
+
+    def feed(self, chunk: bytes, ns: int) -> Iterator[Reading]:
+        """Yields the numbers of the lines that a chunk completes.
+
+        Args:
+          chunk: What was read; empty at the end of the stream.
+          ns: When.
+
+        Raises:
+          ReadingError: A line has two numbers, or none where one was matched.
+        """
+        *lines, rest = _END.split(self._rest + chunk)
+        if not chunk:
+            lines, rest = [*lines, rest], b""
+        self._rest = rest[:MOST_OF_LINE]
+        for line in lines:
+            if line:
+                yield from self._read(line[:MOST_OF_LINE], ns)
+
+    def _read(self, line: bytes, ns: int) -> Iterator[Reading]:
+        text = _COLOURS.sub("", line.decode("utf-8", errors="replace"))
+        found = self._pattern.findall(text)
+        shown = printable(text.strip())[:_SHOWN]
+        if len(found) > 1:
+            raise ReadingError(
+                f"the pattern of --metric matches {len(found)} times in the line"
+                f" {shown!r}; add what stands before the number that you mean"
+            )
+        for match in found:
+            yield Reading(ns, number(match, f"the line {shown!r}"))

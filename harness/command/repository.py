@@ -1,0 +1,145 @@
+"""The git repository that a program of the user's is in: commit, changes, files."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from harness.errors import PlanError
+from results.records.texts import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MOST_CHANGED: Final = 500
+"""Files that are not committed and are read for an identity."""
+_TIMEOUT_SEC: Final = 60.0
+NO_REPOSITORY: Final = "no git repository"
+
+
+def git(
+    folder: Path, *arguments: str, text: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Runs git in a folder, without locks, hooks, and variables of an outer command.
+
+    Raises:
+      PlanError: There is no git, or it does not end.
+    """
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    command = ["git", "--no-optional-locks", "-c", "core.hooksPath=/dev/null"]
+    command += ["-C", str(folder), *arguments]
+    try:
+        return subprocess.run(
+            command,
+            env=variables | {"GIT_TERMINAL_PROMPT": "0"},
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            check=False,
+            timeout=_TIMEOUT_SEC,
+        )
+    except FileNotFoundError as error:
+        raise PlanError(
+            "git is not installed, and identifies the program of --command; install it"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise PlanError(
+            f"git {arguments[0]} takes more than {_TIMEOUT_SEC:g} s in"
+            f" {str(folder)!r}; look at the repository"
+        ) from error
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Repository:
+    """A working tree of the user's.
+
+    Attributes:
+      root: Its folder.
+      commit: Its commit; empty before the first.
+      changed: Paths that differ from the commit, sorted; of untracked files, those
+        that git does not ignore, without byte code and studies.
+    """
+
+    root: Path
+    commit: str
+    changed: tuple[str, ...]
+
+    def changes(self) -> dict[str, str]:
+        """Returns a digest of each file that differs from the commit, by path."""
+        return {name: _content(self.root / name) for name in self.changed}
+
+
+def find(folder: Path, left_out: Sequence[Path] = ()) -> Repository | None:
+    """Returns the repository around a folder, or None.
+
+    Args:
+      folder: Any folder.
+      left_out: Folders whose files are no changes, such as that of the studies.
+
+    Raises:
+      PlanError: There is no git, the repository is damaged, or too much is untracked.
+    """
+    found = git(folder, "rev-parse", "--show-toplevel")
+    if found.returncode != 0:
+        return None
+    root = Path(found.stdout.strip()).resolve()
+    commit = git(root, "rev-parse", "--verify", "--quiet", "HEAD").stdout.strip()
+    status = git(root, "status", "--porcelain=v1", "-z", "--untracked-files=all")
+    if status.returncode != 0:
+        raise PlanError(
+            f"git status fails in {str(root)!r}: {status.stderr.strip()[:200]}; repair"
+            " the repository, which identifies the program of --command"
+        )
+    changed = []
+    entries = iter(status.stdout.split("\0"))
+    for entry in entries:
+        if entry:
+            changed.append(entry[3:])
+            if entry[0] in "RC":  # the next one is the old name
+                changed.append(next(entries, ""))
+    resolved = [path.resolve() for path in left_out]
+    skipped = [path for path in resolved if not folder.resolve().is_relative_to(path)]
+    changed = [
+        name
+        for name in changed
+        if not name.endswith(".pyc")
+        and not any((root / name).is_relative_to(path) for path in skipped)
+    ]
+    if len(changed) > MOST_CHANGED:
+        raise PlanError(
+            f"{len(changed)} files of {str(root)!r} are not committed, such as"
+            f" {changed[0]!r}, and they identify the program of --command; at most"
+            f" {MOST_CHANGED} can: add what is no source to .gitignore"
+        )
+    return Repository(root=root, commit=commit, changed=tuple(sorted(changed)))
+
+
+def _content(path: Path) -> str:
+    """Returns a digest of a file, or what it is instead."""
+    if path.is_symlink():
+        return f"link {printable(str(path.readlink()))}"
+    if path.is_dir():
+        return "folder"  # a submodule: its commit is what git compares
+    try:
+        mode = " x" if os.access(path, os.X_OK) else ""
+        return f"{digest_of_file(path)}{mode}"
+    except OSError:
+        return "removed"
+
+
+def digest_of_file(path: Path) -> str:
+    """Returns 16 hexadecimal characters, a digest of the content of a file.
+
+    Raises:
+      OSError: It cannot be read.
+    """
+    hasher = hashlib.blake2b(digest_size=8)
+    with path.open("rb") as file:
+        while chunk := file.read(2**20):
+            hasher.update(chunk)
+    return hasher.hexdigest()

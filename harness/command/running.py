@@ -1,0 +1,205 @@
+"""Runs a program, hands over what it prints, and leaves none of its processes behind.
+
+Orphans of the program become children of this process (the kernel's child subreaper),
+so that it finds them whatever they did to their session and environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import selectors
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+import psutil
+
+from harness.client.scaling_client import LostHarnessError
+from harness.trial import process_tree
+from harness.trial.die_with_parent import request_death_signal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    # Takes 0 for stdout and 1 for stderr, a chunk (empty at the end) and when it came,
+    # in nanoseconds; returns whether the program may be ended.
+    Receive = Callable[[int, bytes, int], bool]
+
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_CHUNK_BYTES: Final = 2**16
+_SAMPLE_SEC: Final = 1.0
+_POLL_SEC: Final = 0.25
+_DRAIN_SEC: Final = 1.0
+"""For processes that end with the program, and for output that is on its way."""
+
+
+class Run:
+    """One run of a program.
+
+    Attributes:
+      exit_code: As in ``subprocess``; None while it runs.
+      is_ended: Whether it was ended because it had printed enough.
+      num_processes: The most at once, as sampled.
+      num_left: Processes that outlived it and were ended.
+      peak_bytes: Their largest resident memory together, as sampled.
+      duration_sec: From start to end.
+      cpu_sec: Of all its processes.
+    """
+
+    def __init__(self) -> None:
+        self.exit_code: int | None = None
+        self.is_ended = False
+        self.num_processes = 0
+        self.num_left = 0
+        self.peak_bytes = 0
+        self.duration_sec = 0.0
+        self.cpu_sec = 0.0
+
+    def run(
+        self,
+        words: Sequence[str],
+        folder: Path,
+        variables: Mapping[str, str],
+        receive: Receive,
+        harness_pipe: int,
+    ) -> None:
+        """Runs the program to its end, or until it has printed enough.
+
+        Args:
+          words: The command.
+          folder: Where it starts.
+          variables: Its environment.
+          receive: Receives what it prints.
+          harness_pipe: Descriptor whose end-of-file means that the harness has exited.
+
+        Raises:
+          OSError: It cannot be started.
+          LostHarnessError: The harness has exited.
+          Exception: Whatever ``receive`` raises; the program is ended before.
+        """
+        become_reaper()
+        start = time.monotonic()
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=dict(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=request_death_signal,  # noqa: PLW1509 - before any thread
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        streams = (process.stdout.fileno(), process.stderr.fileno())
+        try:
+            self._read(process, streams, receive, harness_pipe)
+        finally:
+            self.num_left = self._end_all(process)
+            self.exit_code = process.wait()
+            process.stdout.close()
+            process.stderr.close()
+            self.duration_sec = time.monotonic() - start
+            used = resource.getrusage(resource.RUSAGE_CHILDREN)
+            self.cpu_sec = used.ru_utime + used.ru_stime
+
+    def _read(
+        self,
+        process: subprocess.Popen[bytes],
+        streams: tuple[int, int],
+        receive: Receive,
+        harness_pipe: int,
+    ) -> None:
+        """Reads until the output ends, the program has printed enough, or it exits."""
+        with selectors.DefaultSelector() as selector:
+            for index, descriptor in enumerate(streams):
+                selector.register(descriptor, selectors.EVENT_READ, index)
+            with contextlib.suppress(PermissionError):  # a regular file has no end
+                selector.register(harness_pipe, selectors.EVENT_READ)
+            sample_at, exited_at = 0.0, None
+            while exited_at is None or time.monotonic() < exited_at + _DRAIN_SEC:
+                if not self._read_once(selector, receive):
+                    break
+                now = time.monotonic()
+                if now >= sample_at:
+                    self._sample()
+                    sample_at = now + _SAMPLE_SEC
+                if exited_at is None and process.poll() is not None:
+                    exited_at = now
+        # It may have closed its output, and work on: its end is the end of the trial.
+        while not self.is_ended and process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_SAMPLE_SEC)
+
+    def _read_once(self, selector: selectors.BaseSelector, receive: Receive) -> bool:
+        """Reads what is there; returns whether there can be more to read."""
+        for key, _ in selector.select(_POLL_SEC):
+            chunk = os.read(key.fd, _CHUNK_BYTES)
+            if key.data is None:
+                if not chunk:
+                    raise LostHarnessError("the harness has exited")
+                continue
+            if not chunk:
+                selector.unregister(key.fd)
+            if receive(key.data, chunk, time.monotonic_ns()):
+                self.is_ended = True
+                return False
+        return any(key.data is not None for key in selector.get_map().values())
+
+    def _sample(self) -> None:
+        found = descendants()
+        self.num_processes = max(self.num_processes, len(found))
+        total = 0
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_info().rss
+        self.peak_bytes = max(self.peak_bytes, total)
+
+    def _end_all(self, process: subprocess.Popen[bytes]) -> int:
+        """Ends all processes; returns how many outlived the program by themselves."""
+        has_exited = process.poll() is not None
+        deadline = time.monotonic() + (_DRAIN_SEC if has_exited else 0.0)
+        while (left := _others(process.pid)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        number = len(left) if has_exited else 0
+        signal_all = psutil.Process.terminate
+        deadline = time.monotonic() + process_tree.TERMINATE_GRACE_SEC
+        while alive := _living():
+            for one in alive:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    signal_all(one)
+            pause = time.monotonic() + 0.5
+            while _living() and time.monotonic() < pause:
+                process.poll()
+                time.sleep(0.02)
+            if time.monotonic() > deadline:
+                signal_all = psutil.Process.kill
+        return number
+
+
+def become_reaper() -> None:
+    """Makes orphans below this process its children."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants() -> list[psutil.Process]:
+    """Returns all processes below this one, zombies included."""
+    return psutil.Process().children(recursive=True)
+
+
+def _living() -> list[psutil.Process]:
+    found = []
+    for process in descendants():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def _others(pid: int) -> list[psutil.Process]:
+    return [process for process in _living() if process.pid != pid]

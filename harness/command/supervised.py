@@ -1,0 +1,81 @@
+"""Runs a program whose processes connect to the harness by the client.
+
+They write their own rank files and take turns; this process keeps what they print,
+ends what outlives the program, and says what is wrong where none has connected.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from harness.client.scaling_client import (
+    ClientError,
+    LostHarnessError,
+    RankFile,
+    rank_path,
+)
+from harness.command.kept_output import KeptOutput
+from harness.command.running import Run
+from harness.trial import process_tree
+from harness.trial.ending import end_like
+from harness.trial.rank_file import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+def run(
+    words: Sequence[str], folder: Path, variables: Mapping[str, str], trial_dir: Path
+) -> int:
+    """Runs a program to its end; returns its exit code.
+
+    Args:
+      words: The command.
+      folder: Where it starts.
+      variables: Its environment.
+      trial_dir: Where its processes write.
+    """
+    kept = (KeptOutput(1), KeptOutput(2))
+
+    def keep(stream: int, chunk: bytes, _ns: int) -> bool:
+        kept[stream].add(chunk)
+        return False
+
+    running, why = Run(), ""
+    try:
+        running.run(words, folder, variables, keep, 0)
+    except (FileNotFoundError, PermissionError) as error:
+        why = (
+            f"--command cannot be started: {words[0]!r}: {error.strerror}; give a"
+            " program that is in PATH, or its path from the folder of the sweep"
+        )
+    except LostHarnessError:
+        process_tree.kill_tree(os.environ[process_tree.MARKER])
+        return 1
+    finally:
+        for stream in kept:
+            stream.end()
+    code = running.exit_code
+    if not rank_path(trial_dir, 0).exists():
+        last = kept[1].last_line or kept[0].last_line
+        _fail(trial_dir, why or _never_connected(code, last))
+        return 1
+    return 1 if code is None else end_like(code)
+
+
+def _never_connected(code: int | None, last_line: str) -> str:
+    how = f"exited with code {code}" if code else "ended well"
+    return (
+        f"the command {how}, and no process of it had connected: call"
+        " scaling_client.connect() in it, or give --metric NAME=PATTERN for what it"
+        f" prints; its last line: {last_line or 'none'!r}"
+    )
+
+
+def _fail(trial_dir: Path, reason: str) -> None:
+    file = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
+    file.fail(ClientError(one_line(reason)))
+    file.close()

@@ -1,0 +1,312 @@
+"""The process of a trial of a user's program: starts it and records what it prints.
+
+    python -m harness.command.worker <folder> <trial directory>
+
+It reads ``spec.json`` and ``env.json``, pins itself (the program inherits that), and
+writes ``rank_0.jsonl``, as the worker of a workload does: so time limits, phases,
+causes and clean-up of a trial are the same. Numbers of the program are lines
+``reading`` with ``ns`` and ``value``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from harness.client.scaling_client import LostHarnessError, RankFile
+from harness.command import files, metric, placeholders, supervised
+from harness.command.errors import CommandError, ReadingError
+from harness.command.kept_output import KeptOutput
+from harness.command.reader import LineReader, Reading
+from harness.command.running import Run
+from harness.placement import processes
+from harness.trial import process_tree
+from harness.trial.ending import end_like, signal_name
+from harness.trial.rank_file import one_line, rank_path
+from results.records.limits import MAX_STEPS
+from results.records.models import Environment, Phase, TrialSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.command.metric import Metric
+    from results.records.models import Placement
+
+_MORE: Final = 1.1
+"""Times the cores of a trial: what counting CPU time can be wrong by, and no more."""
+_FLOOD: Final = 2**19
+"""Bytes per second from which reading the output takes a share of the cores."""
+
+
+class Trial:
+    """One trial: the program, and what is known of it so far."""
+
+    def __init__(self, spec: TrialSpec, placement: Placement, writer: RankFile) -> None:
+        assert spec.program is not None
+        self._spec, self._placement, self._writer = spec, placement, writer
+        self._program = spec.program
+        self._metric: Metric = metric.parse(spec.program.metric)
+        self._readings: list[Reading] = []
+        self._kept = (KeptOutput(1), KeptOutput(2))
+        pattern = self._metric.pattern
+        self._lines = [LineReader(pattern) for _ in range(2)] if pattern else []
+        self._run = Run()
+
+    def run(self, folder: Path) -> int:
+        """Runs the program; returns its exit code, 0 if it was ended on purpose.
+
+        Raises:
+          CommandError: It failed, or did not print what was asked for.
+          ReadingError: What it printed or wrote says nothing clear.
+        """
+        spec = self._spec
+        self._writer.write(
+            "facts",
+            num_parameters=0,
+            flops_per_example=None,
+            example_unit=self._program.unit,
+            global_batch_size=spec.global_batch_size,
+            num_replicas=spec.num_replicas,
+            metric=self._metric.name,
+        )
+        values = values_of(spec, self._placement, make_output_dir())
+        words = placeholders.fill(self._program.command, values)
+        try:
+            self._run.run(words, folder, variables_of(os.environ), self._receive, 0)
+        except (FileNotFoundError, PermissionError) as error:
+            raise CommandError(
+                f"--command cannot be started: {words[0]!r}: {error.strerror}; give a"
+                " program that is in PATH, or its path from the folder of the sweep"
+            ) from error
+        finally:
+            for kept in self._kept:
+                kept.end()
+        code = self._run.exit_code
+        if code and code < 0 and not self._run.is_ended:
+            if signal_name(-code) == "SIGKILL":
+                return end_like(code)  # the harness knows whether memory ran out
+            raise CommandError(
+                f"the command ended with signal {signal_name(-code)}{self._so_far()}"
+            )
+        if code and not self._run.is_ended:
+            raise CommandError(f"the command exited with code {code}{self._so_far()}")
+        if not self._metric.pattern:
+            path = Path(placeholders.fill(_quoted(self._metric.path), values)[0])
+            self._take_rows(
+                files.read(self._metric.file_kind, folder / path, self._metric.key)
+            )
+        self._check_number()
+        self._write_use()
+        return 0
+
+    def _so_far(self) -> str:
+        number = len(self._readings)
+        said = self._kept[1].last_line or self._kept[0].last_line
+        after = f" after it had printed {_count(number, 'number')}" if number else ""
+        return f"{after}; its last line: {said or 'none'!r}"
+
+    def tail(self) -> str:
+        """Returns the end of what the program printed."""
+        return "\n".join(filter(None, (kept.tail for kept in self._kept)))
+
+    def _receive(self, stream: int, chunk: bytes, ns: int) -> bool:
+        if chunk:
+            self._kept[stream].add(chunk)
+        if not self._lines:
+            return False
+        for reading in self._lines[stream].feed(chunk, ns):
+            self._take(reading)
+            if self._has_enough():
+                return True
+        return False
+
+    def _take(self, reading: Reading) -> None:
+        if len(self._readings) >= MAX_STEPS:
+            raise ReadingError(
+                f"it printed more than {MAX_STEPS} numbers; print fewer, or end the"
+                " program by --num-measured-steps"
+            )
+        if not self._readings:
+            self._writer.enter(Phase.WARMUP)
+        if len(self._readings) == self._spec.num_warmup_steps:
+            self._writer.enter(Phase.MEASURE)
+        self._readings.append(reading)
+        self._writer.write("reading", ns=reading.ns, value=reading.value)
+
+    def _take_rows(self, rows: Sequence[Reading]) -> None:
+        for row in rows:
+            self._take(row)
+            if self._has_enough():
+                return
+
+    def _has_enough(self) -> bool:
+        wanted = self._spec.num_measured_steps
+        if wanted is None:
+            return False
+        return len(self._readings) >= self._spec.num_warmup_steps + wanted
+
+    def _check_number(self) -> None:
+        """Raises unless there is a number, and as many as were asked for."""
+        number, wanted = len(self._readings), self._spec.num_measured_steps
+        if not number:
+            said = self._kept[0].last_line or self._kept[1].last_line
+            raise CommandError(
+                "the command ended well, and no line that it printed matches"
+                f" --metric {self._program.metric!r}; its last line: {said or 'none'!r}"
+            )
+        if wanted is not None and not self._has_enough():
+            raise CommandError(
+                f"the command printed {_count(number, 'number')}, but"
+                f" {self._spec.num_warmup_steps} (--num-warmup-steps) and {wanted}"
+                " (--num-measured-steps) were asked for; ask for fewer"
+            )
+
+    def _write_use(self) -> None:
+        run = self._run
+        self._writer.write(
+            "memory",
+            peak_memory_bytes=run.peak_bytes,
+            method="resident size of all processes, sampled every second",
+        )
+        num_bytes = sum(kept.num_bytes for kept in self._kept)
+        busy_cores = run.cpu_sec / max(run.duration_sec, 1e-9)
+        self._writer.write(
+            "used",
+            num_processes=run.num_processes,
+            busy_cores=busy_cores,
+            remarks=remarks_on(
+                num_left=run.num_left,
+                bytes_per_sec=num_bytes / max(run.duration_sec, 1.0),
+                busy_cores=busy_cores,
+                num_cores=len(self._placement.cpusets[0]),
+            ),
+        )
+
+
+def remarks_on(
+    *, num_left: int, bytes_per_sec: float, busy_cores: float, num_cores: int
+) -> list[str]:
+    """Returns what the user of a program should know of a run of it.
+
+    Args:
+      num_left: Processes that outlived it.
+      bytes_per_sec: Its output.
+      busy_cores: CPU time of its processes per second.
+      num_cores: Logical CPUs of the trial.
+    """
+    found = []
+    if num_left:
+        found.append(
+            f"{_count(num_left, 'process', 'processes')} outlived the command and were"
+            " ended; let it wait for what it starts"
+        )
+    if bytes_per_sec > _FLOOD:
+        found.append(
+            f"it printed {bytes_per_sec / 2**20:.1f} MiB/s, and reading that takes time"
+            " from its cores; print less"
+        )
+    if busy_cores > _MORE * num_cores:
+        found.append(
+            f"it kept {busy_cores:.1f} cores busy and has {_count(num_cores, 'core')};"
+            " leave the affinity as it is, and start as many threads as {cores}"
+        )
+    return found
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _quoted(path: str) -> str:
+    """Returns a path as one word of a command."""
+    return "'" + path.replace("'", "'\"'\"'") + "'"
+
+
+def values_of(
+    spec: TrialSpec, placement: Placement, output_dir: Path
+) -> dict[str, object]:
+    """Returns the values of all placeholders."""
+    share = min(processes.replicas_per_worker(spec.variables), spec.num_replicas)
+    values = {
+        "replicas": spec.num_replicas,
+        "per_replica_batch_size": spec.per_replica_batch_size,
+        "global_batch_size": spec.global_batch_size,
+        "workers": spec.num_replicas // share,
+        "replicas_per_worker": share,
+        "cores": len(placement.cpusets[0]),
+        "gpus": spec.num_replicas if spec.device == "gpu" else 0,
+        "port": free_port(),
+        "seed": spec.seed,
+        "output_dir": output_dir,
+    }
+    assert values.keys() == placeholders.MEANINGS.keys()
+    return values
+
+
+def make_output_dir() -> Path:
+    """Returns a new folder for the program, which goes with the trial."""
+    folder = Path(os.environ["TMPDIR"]) / "output"
+    folder.mkdir()
+    return folder
+
+
+def free_port() -> int:
+    """Returns a TCP port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def variables_of(own: dict[str, str] | os._Environ[str]) -> dict[str, str]:
+    """Returns the environment of the program: the user's, without our packages."""
+    found = dict(own)
+    _, _, rest = found.pop("PYTHONPATH", "").partition(os.pathsep)
+    if rest:
+        found["PYTHONPATH"] = rest
+    return found
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the trial of a directory; returns the exit code."""
+    folder, trial_dir = Path(argv[0]), Path(argv[1])
+    spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
+    env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
+    os.sched_setaffinity(0, env.placement.cpusets[0])
+    if spec.is_client:
+        assert spec.program is not None
+        values = values_of(spec, env.placement, make_output_dir())
+        words = placeholders.fill(spec.program.command, values)
+        return supervised.run(words, folder, variables_of(os.environ), trial_dir)
+    writer = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
+    trial = Trial(spec, env.placement, writer)
+    try:
+        code = trial.run(folder)
+        writer.enter(Phase.REPORT)
+        writer.write("done", ns=time.monotonic_ns())
+    except LostHarnessError:
+        process_tree.kill_tree(os.environ[process_tree.MARKER])
+        return 1
+    except Exception as error:  # noqa: BLE001 - recorded, whatever it is
+        is_ours = isinstance(error, (CommandError, ReadingError))
+        writer.write(
+            "failure",
+            phase=Phase(writer.phase).value,
+            reason=one_line(str(error)) or type(error).__name__,
+            exception_type=type(error).__name__,
+            traceback=(
+                trial.tail() if is_ours else "".join(traceback.format_exception(error))
+            ),
+        )
+        return 1
+    finally:
+        writer.close()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

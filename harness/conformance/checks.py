@@ -1,0 +1,248 @@
+"""What a program that connects by the protocol of the client must do."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from harness.conformance.stage import ASKED, Staged, stage
+from harness.run import trial_tree
+from harness.run.resident import Resident, ResidentEndedError
+from harness.trial import first_exit
+from harness.trial.rank_file import rank_path
+from results.records import client_protocol
+from results.records.client_protocol import ProtocolError
+from results.verify import raw_trial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from harness.run.trial_runner import Prepared
+    from harness.run.trial_tree import TrialExit
+
+    Check = Callable[[Path, Sequence[str], float], str]
+
+NUM_MEASURED_STEPS: Final = 12
+TURNS: Final = ((0, 0, 4), (0, 1, 4), (1, 0, 3))
+"""Round, attempt and steps of each turn: the first one is void, and repeated."""
+NO_SUCH_VERSION: Final = 99
+CONTROL: Final = "nosync"
+_STUCK: Final = "it did not answer, or end, within the time limit"
+
+
+class NonconformingError(Exception):
+    """What a program does wrong; one line."""
+
+
+def is_alone(folder: Path, command: Sequence[str], timeout_sec: float) -> str:
+    """A trial without a connection: warm-up, then as many steps as asked for."""
+    staged = stage(folder, command, num_measured_steps=NUM_MEASURED_STEPS)
+    _check_end(staged, _run(staged, timeout_sec))
+    return _check_files(staged, NUM_MEASURED_STEPS, 0)
+
+
+def takes_turns(folder: Path, command: Sequence[str], timeout_sec: float) -> str:
+    """It waits for its turns, and runs in each as many steps as it is told."""
+    staged = stage(folder, command)
+    with _met(staged, timeout_sec) as resident:
+        for round_index, attempt, num_steps in TURNS:
+            resident.send(
+                "turn", round_index=round_index, attempt=attempt, num_steps=num_steps
+            )
+            for answer in resident.receive("turn"):
+                said = answer["round_index"], answer["attempt"], answer["num_steps"]
+                if said != (round_index, attempt, num_steps):
+                    raise NonconformingError(
+                        f"the answer to turn {round_index}, attempt {attempt} of"
+                        f" {num_steps} steps repeats {said}"
+                    )
+        resident.send("finish")
+        _check_end(staged, resident.wait(timeout_sec))
+    return _check_files(staged, sum(turn[-1] for turn in TURNS), len(TURNS))
+
+
+def has_or_refuses_controls(
+    folder: Path, command: Sequence[str], timeout_sec: float
+) -> str:
+    """It leaves out what a control says, or fails: it never ignores one."""
+    staged = stage(
+        folder, command, num_measured_steps=NUM_MEASURED_STEPS, control=CONTROL
+    )
+    ended = _run(staged, timeout_sec)
+    if ended.exit_code == 0:
+        _check_files(staged, NUM_MEASURED_STEPS, 0)
+        return f"it has the control {CONTROL!r}"
+    if CONTROL not in _last_line(staged):
+        raise NonconformingError(
+            f"the control {CONTROL!r} ends it with exit code {ended.exit_code}, and its"
+            f" last line does not name the control: {_last_line(staged)!r}"
+        )
+    return f"it refuses the control {CONTROL!r}, by name"
+
+
+def refuses_other_versions(
+    folder: Path, command: Sequence[str], timeout_sec: float
+) -> str:
+    """A ``client.json`` of another version ends it, with one line that says so."""
+    staged = stage(
+        folder,
+        command,
+        num_measured_steps=NUM_MEASURED_STEPS,
+        protocol=NO_SUCH_VERSION,
+    )
+    ended = _run(staged, timeout_sec)
+    if not ended.exit_code or str(NO_SUCH_VERSION) not in _last_line(staged):
+        raise NonconformingError(
+            f"client.json of version {NO_SUCH_VERSION} gave exit code"
+            f" {ended.exit_code} and the last line {_last_line(staged)!r}; end with an"
+            " exit code that is not 0, and name the version on stderr"
+        )
+    return "exit code and last line say so"
+
+
+def ends_without_harness(
+    folder: Path, command: Sequence[str], timeout_sec: float
+) -> str:
+    """It ends by itself when the harness has gone while it waits."""
+    staged = stage(folder, command)
+    with _met(staged, timeout_sec) as resident:
+        processes = resident.processes()
+        resident.close()
+        deadline = time.monotonic() + timeout_sec
+        while any(_runs(process) for process in processes):
+            if time.monotonic() > deadline:
+                raise NonconformingError(
+                    "the connection was closed while it waited, and"
+                    f" {timeout_sec:g} s later it still ran; treat end-of-file as an"
+                    " error, and exit"
+                )
+            time.sleep(0.02)
+    return "all its processes ended"
+
+
+CHECKS: Final[dict[str, Check]] = {
+    "runs alone": is_alone,
+    "takes turns": takes_turns,
+    "controls": has_or_refuses_controls,
+    "other versions": refuses_other_versions,
+    "lost harness": ends_without_harness,
+}
+"""Every check, by name: takes a new folder, the command and a time limit."""
+
+
+@contextlib.contextmanager
+def _met(staged: Staged, timeout_sec: float) -> Iterator[Resident]:
+    """Yields a program that has connected and is warm; leaves nothing of it behind."""
+    resident = Resident(cast("Prepared", staged), timeout_sec=timeout_sec)
+    try:
+        resident.start()
+        resident.receive("imported")
+        resident.send("build", is_alone=True)
+        resident.receive("built")
+        resident.send("warm_up", heap_fraction=0.0)
+        resident.receive("ready")
+        yield resident
+    except ResidentEndedError:
+        assert resident.exit is not None
+        _check_end(staged, resident.exit)
+        raise NonconformingError(
+            f"it ended while {resident.awaited!r} was expected; its last line:"
+            f" {_last_line(staged)!r}"
+        ) from None
+    finally:
+        resident.kill()
+
+
+def _runs(process: Any) -> bool:
+    return bool(process.is_running() and process.status() != "zombie")
+
+
+def _last_line(staged: Staged) -> str:
+    lines = [line for line in staged.stderr().splitlines() if line.strip()]
+    return (lines or [""])[-1][:300]
+
+
+def _run(staged: Staged, timeout_sec: float) -> TrialExit:
+    """Runs a program without a connection.
+
+    Raises:
+      NonconformingError: It does not end.
+    """
+    ended = trial_tree.run_tree(staged.tree(), timeout_sec=timeout_sec)
+    if ended.is_timed_out:
+        raise NonconformingError(_STUCK)
+    return ended
+
+
+def _check_end(staged: Staged, ended: TrialExit) -> None:
+    if ended.is_timed_out:
+        raise NonconformingError(_STUCK)
+    if reason := first_exit.read(staged.trial_dir).reason:
+        raise NonconformingError(reason)
+    if ended.exit_code:
+        raise NonconformingError(
+            f"exit code {ended.exit_code}; its last line: {_last_line(staged)!r}"
+        )
+
+
+def _check_files(staged: Staged, num_measured_steps: int, num_turns: int) -> str:
+    """Reads the files of all ranks; returns what they say."""
+    folder = staged.trial_dir
+    num_ranks, has_losses = _read_rank(folder, 0, 1)
+    for rank in range(1, num_ranks):
+        _read_rank(folder, rank, num_ranks)
+    try:
+        raw = raw_trial.read_trial(folder, ASKED["num_warmup_steps"])
+    except (raw_trial.RawError, FileNotFoundError) as error:
+        raise NonconformingError(str(error)) from error
+    facts = raw.result
+    found = {
+        "global_batch_size": (facts["global_batch_size"], ASKED["global_batch_size"]),
+        "example_unit": (facts["example_unit"], ASKED["unit"]),
+        "number of turns": (len(facts["turns"]), num_turns),
+    }
+    for times in facts["ranks"]:
+        name = f"rank {times['rank']}: number of"
+        warmup = len(times["warmup_step_time_sec"])
+        found[f"{name} warm-up steps"] = (warmup, ASKED["num_warmup_steps"])
+        measured = len(times["step_time_sec"])
+        found[f"{name} measured steps"] = (measured, num_measured_steps)
+    for name, (stated, asked) in found.items():
+        if stated != asked:
+            raise NonconformingError(f"{name} is {stated}, {asked} was asked for")
+    if not raw.is_complete:
+        raise NonconformingError(
+            "a rank has no line 'done', or failed a check of correctness"
+        )
+    ranks = f"{num_ranks} rank{'s' * (num_ranks > 1)}"
+    return f"{ranks}, {'with' if has_losses else 'without'} losses"
+
+
+def _read_rank(folder: Path, rank: int, num_ranks: int) -> tuple[int, bool]:
+    """Returns how many ranks there are as one says, and whether it has losses."""
+    path = rank_path(folder, rank)
+    if not path.exists():
+        raise NonconformingError(f"rank {rank} of {num_ranks} wrote no {path.name}")
+    lines = [_line(path, *numbered) for numbered in enumerate(path.open("rb"), 1)]
+    if reasons := [line["reason"] for line in lines if line["kind"] == "failure"]:
+        raise NonconformingError(f"rank {rank} recorded a failure: {reasons[-1]}")
+    clients = [line for line in lines if line["kind"] == "client"]
+    if len(clients) != 1 or clients[0]["rank"] != rank:
+        raise NonconformingError(f"{path.name} needs one line 'client' of its rank")
+    losses = [line["loss"] for line in lines if line["kind"] == "step"]
+    num_losses = sum(loss is not None for loss in losses)
+    if num_losses not in (0, len(losses)):
+        raise NonconformingError(
+            f"{path.name} has losses of {num_losses} of {len(losses)} steps; give all"
+            " of them, or none"
+        )
+    return int(clients[0]["num_ranks"]), bool(num_losses)
+
+
+def _line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        return client_protocol.read_line(line).model_dump(mode="json")
+    except ProtocolError as error:
+        raise NonconformingError(f"{path.name} line {number}: {error}") from error

@@ -1,0 +1,220 @@
+"""Two revisions of the user's repository, side by side, each prepared once.
+
+The present state, with what is not committed, and a baseline are checked out into git
+worktrees in a temporary folder, and both run from there: neither has caches, data or
+builds that the other lacks. The user's own working tree is only read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Final
+
+from harness.command import identity, repository
+from harness.errors import RevisionError
+from harness.judging import worktrees
+from harness.judging.revisions import SHOWN_DIGITS, last_line, uninterrupted
+from harness.machine import owned_folders
+from harness.planning.source_tree import SourceTree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from harness.command.program import ForeignProgram
+    from harness.command.repository import Repository
+
+_POINTER: Final = b"version https://git-lfs.github.com/spec/"
+_MOST_OF_POINTER: Final = 1024
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Sides:
+    """Both revisions, ready to run.
+
+    Attributes:
+      program: The program, identified in both.
+      folders: Where it starts, by revision; empty for the present one.
+      baseline: The other revision.
+    """
+
+    program: ForeignProgram
+    folders: dict[str, Path]
+    baseline: SourceTree
+
+
+def source_of(folder: Path, revision: str, runs_dir: Path) -> Repository:
+    """Returns the user's repository around a folder.
+
+    Args:
+      folder: Any folder.
+      revision: The baseline as the user named it, for messages.
+      runs_dir: That of the studies, which are no part of it.
+
+    Raises:
+      RevisionError: There is none, or nothing was committed yet.
+    """
+    found = repository.find(folder, [runs_dir])
+    if found is None:
+        raise RevisionError(
+            f"--baseline {revision!r} is no stored study, and {str(folder)!r} is not in"
+            " a git repository, so it has no revisions; go to your repository, or name"
+            " a stored study"
+        )
+    if not found.commit:
+        raise RevisionError(
+            f"--baseline {revision!r}: the repository {str(found.root)!r} has no commit"
+            " yet; commit what the change is compared with"
+        )
+    return found
+
+
+def find_commit(source: Repository, revision: str) -> str:
+    """Returns the full id of the commit that a revision names.
+
+    Raises:
+      RevisionError: The repository has no such revision.
+    """
+    wanted = f"{revision}^{{commit}}"
+    found = repository.git(
+        source.root, "rev-parse", "--verify", "--quiet", "--end-of-options", wanted
+    )
+    if found.returncode != 0:
+        raise RevisionError(
+            f"--baseline {revision!r} is neither a named baseline, nor a study, nor a"
+            f" revision of {str(source.root)!r}; 'baseline list' and 'git log' show"
+            " which there are"
+        )
+    return found.stdout.strip()
+
+
+@contextlib.contextmanager
+def side_by_side(
+    program: ForeignProgram,
+    source: Repository,
+    revision: str,
+    commit: str,
+    note: Callable[[str], None],
+) -> Iterator[Sides]:
+    """Checks both revisions out and prepares them, for as long as the block lasts.
+
+    Args:
+      program: The program as it is now.
+      source: The user's repository.
+      revision: The baseline as the user named it, for messages.
+      commit: Its full id.
+      note: Receives what takes long, one line.
+
+    Raises:
+      RevisionError: One cannot be checked out or prepared.
+    """
+    git = functools.partial(repository.git, source.root)
+    worktrees.remove_abandoned(git)
+    with owned_folders.made(owned_folders.GATE) as folder:
+        here, there = folder.path / "this", folder.path / "baseline"
+        record = program.record
+        try:
+            _check_out(source.root, here, source.commit, "the present commit")
+            _copy_changes(source, here)
+            _check_out(source.root, there, commit, f"revision {revision!r}")
+            for root, name in ((here, "this tree"), (there, f"revision {revision!r}")):
+                _check_complete(root, name)
+                start = root / record.folder
+                if not start.is_dir():
+                    raise RevisionError(
+                        f"{name} has no folder {record.folder!r}, in which --command"
+                        " starts; start from the folder of the repository, or choose"
+                        " another revision"
+                    )
+                if record.setup:
+                    note(f"--setup in {name}: {record.setup}")
+                    _prepare(record.setup, start, name, is_other=root == there)
+            name = commit[:SHOWN_DIGITS]
+            folders = {"": here / record.folder, name: there / record.folder}
+            of_commit = repository.Repository(root=there, commit=commit, changed=())
+            code = {
+                "": identity.of_program(record.command, folders[""], source),
+                name: identity.of_program(record.command, folders[name], of_commit),
+            }
+            yield Sides(
+                program=dataclasses.replace(program, code=code),
+                folders=folders,
+                baseline=SourceTree(revision=name, root=there),
+            )
+        finally:
+            with uninterrupted():
+                for root in (here, there):
+                    worktrees.remove(git, root)
+
+
+def _check_out(repository_root: Path, root: Path, commit: str, name: str) -> None:
+    made = repository.git(
+        repository_root, "worktree", "add", "--quiet", "--detach", str(root), commit
+    )
+    if made.returncode == 0 and (root / ".gitmodules").is_file():
+        made = repository.git(root, "submodule", "update", "--init", "--recursive")
+    if made.returncode != 0:
+        raise RevisionError(
+            f"{name} cannot be checked out: {last_line(made.stderr)}; fix the"
+            " repository, or choose another revision"
+        )
+
+
+def _copy_changes(source: Repository, root: Path) -> None:
+    """Makes a worktree of the present commit the present state."""
+    for name in source.changed:
+        old, new = source.root / name, root / name
+        if old.is_dir() and not old.is_symlink():
+            continue  # a submodule, which the worktree has as it was committed
+        if new.is_symlink() or new.is_file():
+            new.unlink()
+        if old.is_symlink() or old.is_file():
+            new.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(old, new, follow_symlinks=False)
+
+
+def _check_complete(root: Path, name: str) -> None:
+    """Raises if files are pointers of Git LFS, which is not installed here."""
+    attributes = root / ".gitattributes"
+    if not attributes.is_file() or "filter=lfs" not in attributes.read_text(
+        encoding="utf-8", errors="replace"
+    ):
+        return
+    for path in repository.git(root, "ls-files", "-z").stdout.split("\0"):
+        file = root / path
+        if (
+            file.is_file()
+            and file.stat().st_size <= _MOST_OF_POINTER
+            and file.read_bytes().startswith(_POINTER)
+        ):
+            raise RevisionError(
+                f"{name} has pointers of Git LFS in place of files, such as {path!r};"
+                " install git-lfs, or get them by --setup 'git lfs pull'"
+            )
+
+
+def _prepare(setup: str, folder: Path, name: str, *, is_other: bool) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", setup],
+        cwd=folder,
+        env={k: v for k, v in os.environ.items() if not k.startswith("GIT_")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    if done.returncode != 0:
+        more = ""
+        if is_other:
+            more = " (it works on this tree)"
+        raise RevisionError(
+            f"--setup {setup!r} fails in {name}{more} with code {done.returncode}:"
+            f" {last_line(done.stderr or done.stdout)}; give one that prepares both, or"
+            " choose another revision"
+        )

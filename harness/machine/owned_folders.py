@@ -1,0 +1,99 @@
+"""Temporary folders that end with the process that made them, however that ends.
+
+A process that is killed removes nothing. So each folder has a file that its process
+holds locked; the kernel lets go of it with the last process that has it. Whoever comes
+next removes the folders that nobody holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GATE: Final = "replicator-gate-"
+TRIAL: Final = "replicator-trial-"
+DOCTOR: Final = "replicator-doctor-"
+MEMBER: Final = "replicator-member-"
+_PREFIXES = (GATE, TRIAL, DOCTOR, MEMBER)
+_OWNER = ".owner"
+_MAKING_SEC = 60.0
+"""A folder without its file, and without content, is being made; not for longer."""
+
+
+class Owned:
+    """A folder that this process holds.
+
+    Attributes:
+      path: The folder.
+      descriptor: Of the file that is locked. A process that inherits it holds the
+        folder as well.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Holds a folder that exists, for this process.
+
+        Raises:
+          OSError: It cannot be written to.
+        """
+        self.path = path
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.descriptor = os.open(path / _OWNER, flags, 0o600)
+        fcntl.flock(self.descriptor, fcntl.LOCK_SH)
+
+    def remove(self) -> None:
+        """Removes the folder, with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.descriptor)
+
+
+@contextlib.contextmanager
+def made(prefix: str) -> Iterator[Owned]:
+    """Makes a folder for as long as the block lasts."""
+    owned = Owned(Path(tempfile.mkdtemp(prefix=prefix)).resolve())
+    try:
+        yield owned
+    finally:
+        owned.remove()
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether a folder is one of these, of this user, and no process holds it."""
+    try:
+        facts = folder.lstat()
+    except OSError:
+        return False
+    is_one = folder.name.startswith(_PREFIXES) and stat.S_ISDIR(facts.st_mode)
+    if not is_one or facts.st_uid != os.getuid():
+        return False
+    try:
+        descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        is_old = time.time() - facts.st_mtime > _MAKING_SEC
+        return is_old and not any(folder.iterdir())
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def remove_abandoned() -> None:
+    """Removes what processes that were killed left among the temporary files."""
+    for prefix in _PREFIXES:
+        for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            if is_abandoned(folder):
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,192 @@
+"""The options of a program of the user's, and what a request for one means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+from pydantic import Field, InstanceOf
+
+from harness.command.metric import THROUGHPUT
+from harness.command.program import UNIT, ForeignProgram, make
+from harness.errors import PlanError
+from harness.options.option import Option, Options
+from harness.planning import defaults
+from results.records.models import Allocator, Control, Order
+from results.records.program import CLIENT
+
+if TYPE_CHECKING:
+    from harness.planning.request import SweepRequest
+
+_Request = TypeVar("_Request", bound="SweepRequest")
+
+OWN: Final = "A program of yours, in any framework"
+_OF_WORKLOADS: Final[Mapping[str, object]] = {
+    "workload": "",
+    "backends": defaults.BACKENDS,
+    "preset": None,
+    "data": None,
+    "data_dir": None,
+    "options": {},
+    "budget": None,
+    "num_evaluations": None,
+}
+"""Fields that say nothing about a command, and what they are where nothing is given."""
+_OF_CLIENTS: Final[Mapping[str, object]] = {
+    "minutes": None,
+    "max_rounds": None,
+    "target": None,
+    "controls": (),
+    "is_evaluated": None,
+}
+"""Those that say something only about a program that connects, and takes turns."""
+
+
+class ProgramRequest(Options):
+    """A program of the user's, if that is what is measured.
+
+    Attributes:
+      program: It, once it was looked at.
+      folders: Where it starts, by revision; here if there is none.
+    """
+
+    command: Annotated[
+        str | None,
+        Option(
+            group=OWN,
+            help="What starts your program, in place of `--workload`; with placeholders"
+            " such as `{replicas}` and `{per_replica_batch_size}`.",
+        ),
+    ] = None
+    metric: Annotated[
+        str | None,
+        Option(
+            group=OWN,
+            metavar="NAME=PATTERN",
+            help="What it prints: `throughput`, `throughput_per_replica`, `step_time`"
+            " or `step_time_ms`, and a regular expression with one group; or"
+            " `NAME=json:FILE:KEY`, `NAME=csv:FILE:COLUMN` for a file that it writes;"
+            " or `client` if it connects by `scaling_client` and takes turns.",
+        ),
+    ] = None
+    unit: Annotated[
+        str | None,
+        Option(
+            group=OWN,
+            help="Plural of what it processes.",
+            default=f"`{UNIT}`",
+        ),
+    ] = None
+    program: InstanceOf[ForeignProgram] | None = None
+    folders: Mapping[str, Path] = Field(default_factory=dict)
+
+
+def resolved(request: _Request, folder: Path) -> _Request:
+    """Returns a request with its program, or one for a workload as it is.
+
+    Args:
+      request: As it was given.
+      folder: Where a command starts.
+
+    Raises:
+      PlanError: There is neither, or both, or an option that has no effect on it.
+    """
+    if request.command is None:
+        for name in ("metric", "unit"):
+            if getattr(request, name) is not None and not _is_of_gate(request, name):
+                raise PlanError(
+                    f"--{name} {getattr(request, name)!r} has no effect without"
+                    " --command; add the command of your program"
+                )
+        if not request.workload:
+            raise PlanError(
+                "nothing to measure: give --command with a program of yours, or"
+                " --workload with one that 'list workloads' shows"
+            )
+        return request
+    is_client = request.metric == CLIENT
+    _check(request, {**_OF_WORKLOADS, **({} if is_client else _OF_CLIENTS)})
+    if request.metric is None or not (is_client or "=" in request.metric):
+        raise PlanError(
+            f"--command {request.command!r} without --metric NAME=PATTERN: say where it"
+            " prints how fast it is, such as --metric 'throughput=samples/s:"
+            " ([0-9.]+)', or --metric client if it connects by scaling_client"
+        )
+    if request.per_replica_batch_size is None and request.global_batch_size is None:
+        raise PlanError(
+            f"--command {request.command!r} without --per-replica-batch-size: say how"
+            " many examples each replica processes per step, or 1 if it has no batches"
+        )
+    if request.replicas is None:
+        raise PlanError(
+            f"--command {request.command!r} without --replicas: say which numbers of"
+            " replicas are measured, such as --replicas 1,2"
+        )
+    made = make(
+        command=request.command,
+        metric_text=request.metric,
+        unit=request.unit or UNIT,
+        setup=getattr(request, "setup", None) or "",
+        replicas=request.replicas,
+        folder=folder,
+        left_out=[getattr(request, "runs_dir", folder / defaults.RUNS_DIR)],
+    )
+    update: dict[str, Any] = {
+        "program": made,
+        "workload": made.name,
+        "backends": (made.name,),
+        "order": request.order if is_client else Order.SEQUENTIAL,
+        "allocator": request.allocator or Allocator.DEFAULT,
+        "budget": "none",
+        "is_evaluated": bool(request.is_evaluated),
+    }
+    return request.model_copy(update=update)
+
+
+def _is_of_gate(request: SweepRequest, name: str) -> bool:
+    """Whether an option of the same name says how a gate judges."""
+    return name == "metric" and type(request).model_fields[name].default is not None
+
+
+def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:
+    """Raises if something is given that a command cannot have."""
+    fields = type(request).model_fields
+    for name in excluded:
+        value, nothing = getattr(request, name), excluded[name]
+        if name == "backends":  # those of a gate are others
+            nothing = fields[name].default
+        if value != nothing and not (name == "budget" and value == "none"):
+            spelling = {"max_rounds": "rounds", "options": "option"}.get(
+                name, name.removeprefix("is_").replace("_", "-")
+            )
+            raise PlanError(
+                f"--{spelling} has no effect with --command, whose program has its own;"
+                " leave it out, or put it into the command"
+                + " (one that connects has it: --metric client)"
+                * (name in _OF_CLIENTS)
+            )
+    if request.order is Order.RELAY and request.metric != CLIENT:
+        raise PlanError(
+            "--order relay with --command: a command cannot take turns, so whole trials"
+            " alternate; leave --order out, or let the program connect by"
+            " scaling_client and give --metric client"
+        )
+    if Control.SOLO in request.controls:
+        raise PlanError(
+            "--controls solo with --command: only workloads of this project can run as"
+            " programs that know nothing of each other; use nosync, which leaves out"
+            " the communication"
+        )
+    for name in ("steps_per_sync",):
+        if request.settings.get(name) not in (None, 1):
+            raise PlanError(
+                f"--{name.replace('_', '-')} has no effect with --command, whose"
+                " program has its own; leave it out, or put it into the command"
+            )
+
+
+def pattern_of(text: str) -> str:
+    """Returns the name before a pattern, if there is one: ``throughput=...``."""
+    name, equals, _ = text.partition("=")
+    return THROUGHPUT if equals else name

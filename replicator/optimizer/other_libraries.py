@@ -1,0 +1,186 @@
+"""wrap_optimizer of tf_keras, Sonnet and tf.compat.v1: their update of the average."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator._tf.keras_saving import UsedAsWrapped
+from replicator.collectives import reductions
+from replicator.errors import OptimizerOptionError
+from replicator.optimizer.clipped import check_not_clipped
+from replicator.optimizer.gradients import clip_by_global_norm
+from replicator.optimizer.keras_spelling import check_in_replica
+from replicator.optimizer.options import OptimizerOptions
+from replicator.optimizer.pairs import pairs_of
+from replicator.step import context as context_lib
+from replicator.validation import maker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    Pairs = list[tuple[Any, Any]]
+
+
+def _keras_2(optimizer: Any, pairs: Pairs) -> Any:
+    # The name that optimizers and legacy optimizers of tf_keras both know.
+    return optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
+
+
+def _sonnet(optimizer: Any, pairs: Pairs) -> Any:
+    grads, variables = zip(*pairs, strict=True)
+    return optimizer.apply(list(grads), list(variables))
+
+
+def _session(optimizer: Any, pairs: Pairs) -> Any:
+    return optimizer.apply_gradients(pairs)
+
+
+# By the class of which an optimizer is.
+_UPDATES: dict[str, Callable[[Any, Pairs], Any]] = {
+    "tf_keras.src.optimizers.optimizer.Optimizer": _keras_2,
+    "tf_keras.src.optimizers.legacy.optimizer_v2.OptimizerV2": _keras_2,
+    "sonnet.src.base.Optimizer": _sonnet,
+    "tensorflow.python.training.optimizer.Optimizer": _session,
+}
+
+
+def update_of(optimizer: Any) -> Callable[[Any, Pairs], Any] | None:
+    """How an optimizer of another library applies averages; None for Keras 3."""
+    kinds = (f"{kind.__module__}.{kind.__name__}" for kind in type(optimizer).__mro__)
+    return next((_UPDATES[kind] for kind in kinds if kind in _UPDATES), None)
+
+
+class AveragingOptimizer(UsedAsWrapped):
+    """An optimizer of another library that averages gradients over replicas first.
+
+    It passes for an instance of the class of the optimizer inside, has its attributes,
+    and is saved as that one.
+
+    Attributes:
+      wrapped: The optimizer inside.
+      options: ``compression`` and ``global_clipnorm``.
+    """
+
+    def __init__(self, optimizer: Any, options: OptimizerOptions) -> None:
+        update = update_of(optimizer)
+        assert update is not None
+        options.check(optimizer)
+        default = OptimizerOptions()
+        for name in ("accumulation_steps", "sharded_update", "loss_scale"):
+            if getattr(options, name) != getattr(default, name):
+                raise OptimizerOptionError(
+                    f"{name}={getattr(options, name)!r} works with optimizers of Keras "
+                    f"3, but got a {type(optimizer).__name__!r} of "
+                    f"{type(optimizer).__module__.partition('.')[0]}; use "
+                    f"keras.optimizers, or {name}={getattr(default, name)!r}"
+                )
+        self.options = options
+        self.made_by: maker.Maker | None = None
+        self._update = update
+        self.wrapped = optimizer  # the last: see __setattr__
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "wrapped":  # not yet set while copying
+            raise AttributeError(name)
+        return getattr(self.wrapped, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "wrapped" not in vars(self) or name in vars(self):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.wrapped, name, value)
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Any, Any]], name: str | None = None
+    ) -> Any:
+        """Averages the gradients over replicas, and updates as the optimizer inside.
+
+        Args:
+          grads_and_vars: Pairs of gradient (dense, ``tf.IndexedSlices`` or None) and
+            variable.
+          name: Not used.
+
+        Raises:
+          CollectiveContextError: Called outside a step function.
+          TypeError: Not pairs of gradient and variable.
+          ValueError: There is no gradient.
+        """
+        del name
+        check_in_replica("apply_gradients")
+        maker.check(
+            self,
+            maker.current(),
+            f"the wrapped optimizer {type(self.wrapped).__name__!r}",
+            "use what wrap_optimizer() of this one returns",
+            is_portable=True,
+        )
+        given = [pair for pair in pairs_of(grads_and_vars) if pair[0] is not None]
+        if not given:
+            raise ValueError(
+                "apply_gradients() got no gradient: all of them are None, so no "
+                "variable would be trained; check that the loss depends on the "
+                "variables"
+            )
+        grads = [grad for grad, _ in given]
+        check_not_clipped(grads)
+        grads = context_lib.undivided(grads)
+        averaged = reductions.all_reduce(
+            grads, "mean", compression=self.options.compression
+        )
+        if self.options.global_clipnorm is not None:
+            averaged = clip_by_global_norm(averaged, self.options.global_clipnorm)
+        variables = [variable for _, variable in given]
+        with context_lib.gradients_averaged():  # summed no more
+            pairs = list(zip(averaged, variables, strict=True))
+            return self._update(self.wrapped, pairs)
+
+    def apply(self, updates: Iterable[Any], parameters: Iterable[Any]) -> Any:
+        """Does what ``apply_gradients`` does, in the spelling of Sonnet."""
+        return self.apply_gradients(zip(updates, parameters, strict=True))
+
+    def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
+        """Computes the gradients of a loss, and does what ``apply_gradients`` does.
+
+        Args:
+          loss: A tensor that ``tape`` has recorded, or a function.
+          var_list: Variables.
+          tape: A ``tf.GradientTape``.
+
+        Raises:
+          TypeError: A tensor without its tape.
+        """
+        if callable(loss):
+            tape = tf.GradientTape()
+            with tape:
+                loss = loss()
+        if tape is None:
+            raise TypeError(
+                "minimize() got a loss without the tape that has recorded it; write "
+                "optimizer.minimize(loss, variables, tape=tape)"
+            )
+        variables = list(var_list() if callable(var_list) else var_list)
+        return self.apply_gradients(
+            zip(tape.gradient(loss, variables), variables, strict=True)
+        )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {type(self.wrapped).__name__}>"
+
+
+def wrapped(optimizer: Any, options: OptimizerOptions) -> Any:
+    """Wraps an optimizer of tf_keras, Sonnet or ``tf.compat.v1``; None for others.
+
+    Raises:
+      OptimizerOptionError: Options that only those of Keras 3 have.
+      TypeError: It is wrapped already.
+    """
+    if type(optimizer) is AveragingOptimizer:
+        raise TypeError(
+            f"wrap_optimizer got an optimizer that is already wrapped, {optimizer!r}; "
+            "use it as it is"
+        )
+    is_known = update_of(optimizer) is not None
+    return AveragingOptimizer(optimizer, options) if is_known else None

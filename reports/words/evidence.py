@@ -1,0 +1,133 @@
+"""How good the evidence of a study of a user's program is: its grade, and why.
+
+Grades, the best first: A, the program's processes take turns and the harness has the
+clock; B, numbers that it printed, each timed, in a window after warm-up; C, several
+numbers without times; D, the last number. A study has the worst grade of its trials.
+"""
+
+from __future__ import annotations
+
+import collections
+import statistics
+from typing import TYPE_CHECKING, Final
+
+from reports.words import formats
+from results.records.models import Evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from results.records.models import Program
+    from results.study.cases import Case, Study
+
+_GRADES: Final = {
+    Evidence.WINDOW: ("B", "lines that it printed, timed, after warm-up"),
+    Evidence.ROWS: ("C", "numbers without times, after warm-up"),
+    Evidence.LAST: ("D", "the last number that it printed"),
+}
+_OF_CLIENT: Final = (
+    "grade A of A to D: its processes connect, the harness has the clock"
+)
+_BUSY: Final = 0.7
+"""Of a core per replica, from which on a program computes rather than waits."""
+_LIKE: Final = 0.15
+"""Two numbers that differ by less than this part are taken for the same."""
+
+
+def program_of(study: Study) -> Program | None:
+    """Returns the program of the user's that a study measured, if it is of one."""
+    return study.planned[0].spec.program if study.planned else None
+
+
+def grade(study: Study) -> tuple[Evidence | None, str] | None:
+    """Returns the evidence of a study of a program, and its grade in words.
+
+    The evidence is None of a program that connects: nothing that it prints is read.
+
+    None for other studies, and where nothing was measured.
+    """
+    program = program_of(study)
+    if program is not None and program.is_client:
+        is_measured = any(entry.is_ok for entry in study.planned)
+        return (None, _OF_CLIENT) if is_measured else None
+    found = {
+        entry.result.readings.evidence
+        for entry in study.planned
+        if entry.is_ok and entry.result.readings is not None
+    }
+    if not found:
+        return None
+    worst = max(found, key=list(Evidence).index)
+    letter, words = _GRADES[worst]
+    return worst, f"grade {letter} of A to D: {words}"
+
+
+def sentences(study: Study) -> Iterator[str]:
+    """Yields what limits the figures of a program, one sentence each."""
+    program = program_of(study)
+    if program is None or program.is_client:
+        return
+    yield (
+        f"The rates are what the program says ({program.metric}), and whole runs of it"
+        " alternate; nothing shows that its replicas do the work of one."
+    )
+    remarks: collections.Counter[str] = collections.Counter()
+    for entry in study.planned:
+        if entry.is_ok and entry.result.readings is not None:
+            remarks.update(entry.result.readings.remarks)
+    for remark, number in remarks.items():
+        yield f"In {formats.count(number, 'trial')} of the program, {remark}."
+    measured = [case for case in study.cases if case.ok_entries]
+    if measured:
+        fewest = min(measured, key=lambda case: case.spec.num_replicas)
+        for case in measured:
+            if case.spec.num_replicas > fewest.spec.num_replicas:
+                yield from _suspicions(case, fewest)
+
+
+def _suspicions(case: Case, fewest: Case) -> Iterator[str]:
+    """Yields what suggests that a program does not do what its command asks for."""
+    before_count = fewest.spec.num_replicas
+    factor = case.spec.num_replicas / before_count
+    replicas = formats.count(case.spec.num_replicas, "replica")
+    before = formats.count(before_count, "replica")
+    busy, busy_before = _busy(case), _busy(fewest)
+    is_pinned = case.is_oversubscribed or case.spec.device != "cpu"
+    is_busy = busy > _BUSY * before_count and busy_before > _BUSY * before_count
+    if is_busy and not is_pinned and busy < (1 + _LIKE) * busy_before:
+        yield (
+            f"With {replicas} the program kept {busy:.1f} cores busy, with {before}"
+            f" {busy_before:.1f}: does it use the replicas that its command names?"
+        )
+    spacing, spacing_before = _spacing(case), _spacing(fewest)
+    if spacing and spacing_before:
+        ratio = spacing_before / spacing
+        if abs(ratio / factor - 1) < _LIKE:
+            yield (
+                f"With {replicas} the printed rate accounts for {ratio:.1f} times as"
+                f" much of the time between two numbers as with {before}: does it"
+                " print the rate of one replica? Then use throughput_per_replica."
+            )
+
+
+def _busy(case: Case) -> float:
+    """Returns the cores that a case kept busy; 0 if it is not known."""
+    known = [
+        entry.result.readings.busy_cores
+        for entry in case.ok_entries
+        if entry.result.readings is not None
+        and entry.result.readings.busy_cores is not None
+    ]
+    return statistics.median(known) if known else 0.0
+
+
+def _spacing(case: Case) -> float | None:
+    """Returns the time between numbers over that of a global batch; None if unknown."""
+    found = []
+    for entry in case.ok_entries:
+        readings, (rank, *_) = entry.result.readings, entry.result.ranks
+        if readings is None or readings.evidence is not Evidence.WINDOW:
+            return None
+        window_ns = rank.window_end_ns - rank.window_start_ns
+        found.append(window_ns / 1e9 / entry.result.window_sec)
+    return statistics.median(found) if found else None

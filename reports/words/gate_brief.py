@@ -1,0 +1,108 @@
+"""The first screen of a gate: its verdict, which no efficiency can stand in for."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from reports.words import formats, reproduce
+from reports.words.marks import Level
+from results import errors
+from results.judging import gate_file
+
+if TYPE_CHECKING:
+    from reports.view.view import View
+    from results.records.gate_record import GateCase, GateRecord
+    from results.study.cases import Study
+
+_LEVELS = {"pass": Level.OK, "improve": Level.OK, "regress": Level.BAD}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class GateView:
+    """The study of a gate.
+
+    Attributes:
+      record: What it concluded; None where it has not, or that cannot be read.
+      why_none: Why there is no record; empty if there is.
+      head: Commits of the tree that was judged.
+      base: Commits of the tree that it was compared with; of a stored study its name.
+    """
+
+    record: GateRecord | None
+    why_none: str
+    head: str
+    base: str
+
+    @property
+    def verdict(self) -> str:
+        """One word, or two."""
+        return gate_file.NO_VERDICT if self.record is None else self.record.verdict
+
+    @property
+    def level(self) -> Level:
+        """Good only where the gate lets the change pass."""
+        if self.record is None:
+            return Level.CAUTION
+        level = _LEVELS.get(self.record.verdict, Level.CAUTION)
+        is_passed = level is not Level.OK or self.record.is_pass
+        return level if is_passed else Level.CAUTION
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in a sentence, with the worst change and its interval."""
+        record = self.record
+        if record is None:
+            return f"The gate on {self.head} gave no verdict: {self.why_none}."
+        if record.unfit:
+            return f"No verdict on {record.metric}: {record.unfit}."
+        what = f"{record.metric} of {self.head} against {self.base}"
+        known = [case for case in record.cases if case.slowdown is not None]
+        if not known:
+            return f"{what}: no case could be judged."
+        worst = max(known, key=lambda case: case.slowdown or 0.0)
+        return (
+            f"{what}: at worst {change(worst)} {record.worse} ({worst.name}); "
+            f"{formats.percent(record.delta)} matters."
+        )
+
+
+def change(case: GateCase) -> str:
+    """Writes a slowdown with its interval, such as +3.0 % [+1.0, +5.0]."""
+    if case.slowdown is None:
+        return formats.ABSENT
+    return formats.with_interval(case.slowdown, case.low, case.high, signed_percent)
+
+
+def signed_percent(value: float) -> str:
+    """Writes a change, such as +3.0 %."""
+    shown = f"{100 * value:+.1f}"
+    shown = shown.lstrip("+-") if float(shown) == 0 else shown
+    return f"{shown}{formats.THIN_SPACE}%"
+
+
+def of_view(view: View) -> GateView | None:
+    """Returns what the gate of a study concluded; None of a study without one."""
+    if not _is_gate(view.study):
+        return None
+    record, why_none = None, "it has not concluded, or was stopped before"
+    try:
+        record = gate_file.read(view.store)
+    except (errors.CorruptRecordError, errors.NewerSchemaError) as error:
+        why_none = f"its record cannot be read: {error}"
+    head = sorted(reproduce.commits_of(view.study.cases))
+    others = sorted(reproduce.commits_of(view.study.other_revisions))
+    base = ", ".join(others) or "its baseline"
+    if record is not None and not others:
+        base = record.baseline
+    return GateView(
+        record=record,
+        why_none="" if record is not None else why_none,
+        head=", ".join(head) or "this tree",
+        base=base,
+    )
+
+
+def _is_gate(study: Study) -> bool:
+    is_verb = gate_file.VERB in study.plan.command[:5]
+    return is_verb or any(entry.spec.revision for entry in study.planned)

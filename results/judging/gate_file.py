@@ -1,0 +1,80 @@
+"""The file ``gate.json`` of a study that a gate has measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from results.records.gate_record import GateCase, GateRecord
+from results.records.limits import MAX_LINE
+from results.store import record_file
+
+if TYPE_CHECKING:
+    from results.judging.gate import Gate
+    from results.judging.judged_case import JudgedCase
+    from results.store.study_store import Store
+
+GATE_NAME: Final = "gate.json"
+NO_VERDICT: Final = "no verdict"
+VERB: Final = "gate"
+
+
+def record_of(gate: Gate, *, headline: str, exit_code: int) -> GateRecord:
+    """Returns what a gate concluded, as a record.
+
+    Args:
+      gate: The gate.
+      headline: Its verdict in one sentence.
+      exit_code: What the gate exits with.
+    """
+    verdict = gate.verdict
+    return GateRecord(
+        verdict=NO_VERDICT if verdict is None else verdict.value,
+        is_pass=exit_code == 0,
+        headline=headline,
+        metric=gate.metric.name,
+        worse=gate.metric.worse,
+        baseline=gate.baseline[:MAX_LINE],
+        delta=gate.delta,
+        alpha=gate.alpha,
+        exit_code=exit_code,
+        unfit=gate.why_unfit[:MAX_LINE],
+        is_weaker=gate.is_weaker,
+        cases=tuple(map(_case, gate.cases)),
+        failures=tuple(failure[:MAX_LINE] for failure in gate.failures),
+    )
+
+
+def _case(case: JudgedCase) -> GateCase:
+    backend = "" if case.case is None else case.case.spec.backend
+    judgement, verdict = case.judgement, case.verdict
+    if judgement is None or verdict is None:
+        reason = case.reason[:MAX_LINE]
+        return GateCase(
+            name=case.name, backend=backend, verdict=NO_VERDICT, reason=reason
+        )
+    found = judgement.slowdown
+    return GateCase(
+        name=case.name,
+        backend=backend,
+        verdict=verdict.value,
+        slowdown=found.value - 1,
+        low=None if found.low is None else found.low - 1,
+        high=None if found.high is None else found.high - 1,
+        n=found.n,
+    )
+
+
+def write(store: Store, record: GateRecord) -> None:
+    """Writes it; raises WriteStoreError if it cannot."""
+    record_file.write(store.root / GATE_NAME, record)
+
+
+def read(store: Store) -> GateRecord | None:
+    """Reads it; None where no gate has concluded.
+
+    Raises:
+      CorruptRecordError: The file is no such record.
+      NewerSchemaError: A newer version wrote it.
+      UnavailableRecordError: The file system does not say what it holds.
+    """
+    return record_file.read(store.root / GATE_NAME, "gate", GateRecord)

@@ -1,0 +1,49 @@
+"""The record of a gate, ``gate.json``: what it concluded, and by which rule.
+
+A gate is judged once, when it ends: against a stored study its baseline is elsewhere,
+and what it compared is not in the study. So the page of a gate, made at any time, says
+what the gate said.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from results.records import limits
+from results.records.bounds import ExitCode, Line, Name, Real, Repeats, Text
+from results.records.models import SCHEMA_VERSION
+from results.records.record_base import Record
+
+
+class GateCase(Record):
+    """One case of a gate; a slowdown of 0.03 is 3 % slower, or 3 % worse."""
+
+    name: Line
+    backend: Name
+    verdict: Name = Field(description="'no verdict' if there is none")
+    slowdown: Real | None = None
+    low: Real | None = None
+    high: Real | None = None
+    n: Repeats | None = Field(default=None, description="generations, or seeds")
+    reason: Line = Field(default="", description="why there is no verdict")
+
+
+class GateRecord(Record):
+    """What a gate concluded."""
+
+    schema_version: int = SCHEMA_VERSION
+    verdict: Name = Field(description="'no verdict' if there is none of the whole")
+    is_pass: bool
+    headline: Text
+    metric: Name
+    worse: Name = Field(description="what a change is that makes it worse")
+    baseline: Line
+    delta: Real = Field(description="the slowdown, or loss, that matters")
+    alpha: Annotated[float, Field(gt=0, lt=1)]
+    exit_code: ExitCode
+    unfit: Line = Field(default="", description="why the machine gave no verdict")
+    is_weaker: bool = Field(default=False, description="against a stored study")
+    cases: Annotated[tuple[GateCase, ...], Field(max_length=limits.MAX_TRIALS)] = ()
+    failures: Annotated[tuple[Line, ...], Field(max_length=limits.MAX_TRIALS)] = ()

@@ -1,0 +1,70 @@
+"""A program of the user's: what was started, and how its figures were read.
+
+Such a program is not part of this tree: it is started as a command, in whatever
+framework, and what it prints is the measurement. Its rates are its own claims, so each
+trial says how good the evidence is.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from results.records.bounds import Amount, Line, Name, Steps, Total
+from results.records.record_base import Record
+
+Identity = Annotated[dict[Name, Line], Field(max_length=1_000)]
+"""What the code digest of a program is made of, by name."""
+
+CLIENT: Final = "client"
+FEWEST_OF_WINDOW: Final = 3
+"""Readings after warm-up that make a window; with fewer, the last one alone counts."""
+
+
+class Evidence(str, Enum):
+    """How a trial of a program was read, the best first.
+
+    ``window``: several numbers after warm-up, each timed as it was printed. ``rows``:
+    several, without times: rows of a file, or output that came in bursts. ``last``: the
+    number that was printed last; what it averages over, only the program knows.
+    """
+
+    WINDOW = "window"
+    ROWS = "rows"
+    LAST = "last"
+
+
+class Program(Record):
+    """What the trials of a program have in common."""
+
+    command: Line = Field(description="with its placeholders, such as {replicas}")
+    metric: Line = Field(
+        description="NAME=PATTERN, as it was requested; or 'client': its processes"
+        " connect, and the harness has the clock"
+    )
+    unit: Name = Field(description="plural unit of what it processes")
+    folder: Line = Field(
+        default="", description="where it starts, relative to its repository"
+    )
+    setup: Line = Field(default="", description="what prepared each revision of a gate")
+
+    @property
+    def is_client(self) -> bool:
+        """Whether its processes connect by the client, rather than print numbers."""
+        return self.metric == CLIENT
+
+
+class Readings(Record):
+    """How the numbers of one trial of a program were read."""
+
+    evidence: Evidence
+    num_readings: Steps = Field(description="numbers that it printed, warm-up included")
+    num_processes: Total = Field(default=0, description="the most at once, as sampled")
+    busy_cores: Amount | None = Field(
+        default=None, description="CPU time of its processes per second of its life"
+    )
+    remarks: tuple[Line, ...] = Field(
+        default=(), max_length=20, description="what its user should know"
+    )

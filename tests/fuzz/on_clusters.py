@@ -1,0 +1,29 @@
+"""Runs ``cluster_programs`` on a cluster of two workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import case_cluster
+
+# By backend, the processes that draw programs; the others serve.
+RUNNERS = {
+    "multi_worker": [("worker", 0), ("worker", 1)],
+    "multi_worker_in_graph": [("worker", 0)],
+}
+
+
+def run(backend: str, folder: Path, seed: int, num_programs: int) -> list[Any]:
+    """By process that draws, how many programs ended how, and the differences."""
+    ran = case_cluster.ran(
+        "cluster_programs",
+        folder,
+        path=Path(__file__).resolve().parent,
+        cases=[backend],
+        options={"seed": seed, "num_programs": num_programs},
+        runners=RUNNERS[backend],
+        num_workers=2,
+        num_cpu_devices=2,
+    )
+    return ran.values(backend)

@@ -1,0 +1,64 @@
+"""Somebody's training loop, in a study; ``BEHAVIOR`` chooses what is wrong with it."""
+
+import json
+import os
+import pathlib
+import signal
+import time
+
+import scaling_client
+
+BEHAVIOR = os.environ.get("BEHAVIOR", "")
+IS_LAST = os.environ.get("RANK", "0") == os.environ.get("BAD_RANK", "0")
+STEP_SEC = float(os.environ.get("STEP_SEC", "0.002"))
+
+
+def misbehave(index: int) -> None:
+    """Does what the test asks for, in the fifth step."""
+    if index != 5 or not IS_LAST:
+        return
+    if BEHAVIOR == "raise":
+        raise RuntimeError("the reducer is out of paper\nsecond line")
+    if BEHAVIOR == "exit":
+        os._exit(3)
+    if BEHAVIOR == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Trains until the harness has seen enough."""
+    if BEHAVIOR == "other_version" and IS_LAST:
+        folder = pathlib.Path(os.environ[scaling_client.TRIAL_VARIABLE])
+        asked = json.loads((folder / "client.json").read_text())
+        (folder / "client.json").write_text(json.dumps({**asked, "protocol": 99}))
+    if BEHAVIOR == "says_other_version":
+        scaling_client.PROTOCOL = 99
+        scaling_client.read_trial = lambda folder: json.loads(
+            (folder / "client.json").read_text()
+        )
+    run = scaling_client.connect()
+    if BEHAVIOR == "no_steps":
+        return
+    weight, num_steps = 1.0, 0
+    for step in run.steps():
+        num_steps += 1
+        misbehave(step.index)
+        if BEHAVIOR == "controls":
+            assert not run.controls.nosync
+        time.sleep(STEP_SEC)
+        weight *= 0.9
+        loss = float("nan") if (BEHAVIOR, step.index) == ("nan", 4) else weight
+        if BEHAVIOR == "never_done":
+            continue
+        examples = run.global_batch_size
+        if BEHAVIOR == "other_batch":
+            examples = 20
+        step.done(loss=None if BEHAVIOR == "no_loss" else loss, examples=examples)
+        if BEHAVIOR == "twice":
+            step.done(loss=loss)
+        if BEHAVIOR == "leaves" and num_steps == 7:
+            break
+    run.quality("top_1", 0.75, num_examples=100, correct=75)
+
+
+main()

@@ -1,0 +1,149 @@
+"""Loops of frameworks take part by a callback; each with its library, if it is here."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.client import scaling_callbacks
+
+
+class FakeStep:
+    """A step that remembers how it ended."""
+
+    def __init__(self, run, index):
+        self.run, self.index = run, index
+
+    def done(self, *, loss=None, examples=None):
+        """Ends it."""
+        self.run.ended.append((None if loss is None else float(loss), examples))
+
+
+class FakeRun:
+    """A study that has seen enough after some steps."""
+
+    is_study = True
+
+    def __init__(self, num_steps):
+        self.num_left, self.ended = num_steps, []
+
+    def next_step(self):
+        """Begins a step, or says that there is none."""
+        self.num_left -= 1
+        return FakeStep(self, len(self.ended)) if self.num_left >= 0 else None
+
+    def steps(self, _num_steps=None):
+        """Yields all steps."""
+        while (step := self.next_step()) is not None:
+            yield step
+
+
+@pytest.mark.parametrize("is_study", [True, False])
+def test_fit_of_keras_takes_part(is_study):
+    """Each batch is a step; the study ends ``fit``, which else goes on to its end."""
+    import keras
+    import numpy as np
+
+    run = FakeRun(5)
+    run.is_study = is_study
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    callback = scaling_callbacks.keras_callback(run, 4)
+    history = model.fit(
+        np.ones((16, 3)), np.ones((16, 1)), 4, epochs=3, verbose=0, callbacks=[callback]
+    )
+
+    assert 5 == len(run.ended)
+    assert {4} == {examples for _, examples in run.ended}
+    assert all(loss > 0 for loss, _ in run.ended)
+    assert (2 if is_study else 3) == len(history.epoch)
+
+
+def test_a_loop_of_jax_waits_for_its_arrays():
+    """``done`` takes what the step returned."""
+    jax = pytest.importorskip("jax", reason="JAX is not installed here")
+    run = FakeRun(4)
+    square = jax.jit(lambda x: (x * x).sum())
+    for step in scaling_callbacks.jax_steps(run):
+        loss = square(jax.numpy.ones(8))
+        step.done(loss, loss=loss, examples=8)
+
+    assert [(8.0, 8)] * 4 == run.ended
+
+
+def test_a_trainer_of_lightning_takes_part():
+    """The study ends ``fit``."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
+    lightning = pytest.importorskip(
+        "lightning.pytorch", reason="Lightning is not installed here"
+    )
+
+    class Module(lightning.LightningModule):
+        """One linear layer."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 1)
+
+        def training_step(self, batch, _index):
+            """Returns the loss."""
+            return (self.layer(batch[0]) ** 2).mean()
+
+        def configure_optimizers(self):
+            """Returns the optimizer."""
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    run = FakeRun(5)
+    data = torch.utils.data.TensorDataset(torch.ones(16, 3))
+    trainer = lightning.Trainer(
+        max_epochs=3,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        callbacks=[scaling_callbacks.lightning_callback(run, 4)],
+    )
+    trainer.fit(Module(), torch.utils.data.DataLoader(data, 4))
+
+    assert 5 == len(run.ended)
+    assert all(loss > 0 for loss, _ in run.ended)
+
+
+def test_a_trainer_of_hugging_face_takes_part(tmp_path):
+    """The study ends ``train``; its losses are not known."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
+    transformers = pytest.importorskip(
+        "transformers", reason="Transformers is not installed here"
+    )
+    pytest.importorskip("accelerate", reason="Accelerate is not installed here")
+
+    class Model(torch.nn.Module):
+        """One linear layer, which returns its loss."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 1)
+
+        def forward(self, inputs):
+            """Returns the loss."""
+            return {"loss": (self.layer(inputs) ** 2).mean()}
+
+    run = FakeRun(5)
+    trainer = transformers.Trainer(
+        Model(),
+        transformers.TrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=4,
+            num_train_epochs=3,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+            use_cpu=True,
+            remove_unused_columns=False,
+        ),
+        train_dataset=[{"inputs": torch.ones(3)} for _ in range(16)],
+        callbacks=[scaling_callbacks.trainer_callback(run, 4)],
+    )
+    trainer.train()
+
+    assert [(None, 4)] * 5 == run.ended

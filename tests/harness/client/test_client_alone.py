@@ -1,0 +1,175 @@
+"""The file of the client: old interpreters, ranks, rates outside of a study."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from harness.client import __main__ as copying
+from harness.client import scaling_client
+from harness.client.scaling_client import AloneRun, ClientError, find_rank
+from results.records import client_protocol
+
+FOLDER = Path(scaling_client.__file__).parent
+LARGEST_WHEEL = 20_000
+_STANDARD = sys.stdlib_module_names
+
+
+class Clock:
+    """Time that a test passes."""
+
+    ns = 0
+
+    def __call__(self):
+        """Reads the clock."""
+        return self.ns
+
+
+@pytest.mark.parametrize("name", copying.FILES)
+def test_the_files_are_for_old_interpreters(name):
+    """Their syntax is that of Python 3.8, and what they import is in each of them."""
+    source = (FOLDER / name).read_text(encoding="utf-8")
+    tree = ast.parse(source, feature_version=(3, 8))
+    at_import = [
+        alias.name
+        for node in tree.body
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    ]
+    too_new = ("removeprefix", "strict=", "math.lcm", "itertools.pairwise", "slots=")
+
+    assert set(at_import) <= _STANDARD
+    assert not [word for word in too_new if word in source]
+
+
+def test_the_version_is_the_one_of_the_schema():
+    """The client, the models and the page speak of the same."""
+    assert client_protocol.VERSION == scaling_client.PROTOCOL
+
+
+@pytest.mark.processes
+def test_the_client_is_a_small_wheel(tmp_path):
+    """Of its own, with two modules and nothing that it requires."""
+    for name in (*copying.FILES, "pyproject.toml"):
+        (tmp_path / name).write_bytes((FOLDER / name).read_bytes())
+    build = "from setuptools import build_meta; print(build_meta.build_wheel('wheels'))"
+    subprocess.run(
+        [sys.executable, "-c", build], cwd=tmp_path, check=True, capture_output=True
+    )
+    (wheel,) = (tmp_path / "wheels").glob("scaling_client-3.0-*.whl")
+
+    assert LARGEST_WHEEL > wheel.stat().st_size
+    assert set(copying.FILES) < set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_the_files_are_written_beside_a_program(tmp_path, capsys):
+    """Into a folder that is there."""
+    assert 0 == copying.main([str(tmp_path)])
+    assert set(copying.FILES) == {path.name for path in tmp_path.iterdir()}
+    assert 2 == copying.main([str(tmp_path / "no")])
+    assert "usage: python -m harness.client FOLDER" in capsys.readouterr().err
+
+
+_CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "4", "TF_CONFIG": "x"}, (1, 4)),
+        ({"RANK": "1"}, (0, 1)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, (2, 3)),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, (1, 2)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 1)),  # the batch script
+        (
+            {
+                "TF_CONFIG": json.dumps(
+                    {"cluster": _CLUSTER, "task": {"type": "worker", "index": 1}}
+                )
+            },
+            (2, 3),
+        ),
+    ],
+)
+def test_ranks_are_those_of_the_launcher(variables, expected):
+    """One process where no launcher says otherwise."""
+    assert expected == find_rank(variables)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            {"RANK": "x", "WORLD_SIZE": "2"},
+            "RANK='x' and WORLD_SIZE='2' must be numbers",
+        ),
+        ({"TF_CONFIG": "[]"}, r"TF_CONFIG='\[\]' is not what TensorFlow reads"),
+    ],
+)
+def test_a_launcher_that_says_no_number_is_named(variables, message):
+    """With what to do."""
+    with pytest.raises(ClientError, match=message):
+        find_rank(variables)
+
+
+def loop(num_steps=None, *, examples=8, rank=0, num_ranks=1, last_sec=0.1):
+    """Runs steps of 0.1 s outside of a study; returns what was printed."""
+    printed, clock = [], Clock()
+    run = AloneRun(rank, num_ranks, clock=clock, write=printed.append)
+    for step in run.steps(num_steps):
+        clock.ns += int(1e9 * (last_sec if step.index >= 60 else 0.1))
+        step.done(loss=1.0, examples=examples)
+    run.close()
+    return printed
+
+
+def test_outside_of_a_study_the_rate_is_printed():
+    """For 10 s after 3 steps of warm-up; the interval is over 10 parts."""
+    (line,) = loop()
+
+    assert "80 examples/s [80, 80], 100 steps after 3 of warm-up" in line
+    assert "95 % over 10 parts of this one run, outside of a study" in line
+    (line,) = loop(examples=None, last_sec=0.2)
+    assert "steps/s [" in line
+    low, high = line.partition("[")[2].partition("]")[0].split(", ")
+    assert float(low) < float(line.split()[1]) < float(high)
+
+
+def test_processes_outside_of_a_study_end_at_the_same_step():
+    """By their own clocks they would wait for each other for ever; one prints."""
+    (line,) = loop(num_ranks=2)
+
+    assert "50 steps after 3" in line
+    assert [] == loop(num_ranks=2, rank=1)
+    (line,) = loop(23)
+    assert "20 steps after 3" in line
+
+
+def test_a_share_has_the_interval_of_wilson():
+    """And must be the share that was counted."""
+    printed = []
+    run = AloneRun(0, 1, write=printed.append)
+    run.quality("top_1", 0.75, num_examples=100, correct=75)
+
+    assert printed == ["scaling_client: top_1 0.75 [0.657, 0.8245], n = 100\n"]
+    with pytest.raises(ClientError, match=r"'top_1' is 75, but 75 of 100 are 0\.75"):
+        run.quality("top_1", 75, num_examples=100, correct=75)
+    with pytest.raises(ClientError, match=r"is nan on 5 examples: it must be a finite"):
+        run.quality("top_1", float("nan"), num_examples=5)
+
+
+def test_a_control_that_there_is_not_is_no_attribute():
+    """A misspelled one would be silently off."""
+    controls = scaling_client.Controls("nosync")
+
+    assert controls.nosync
+    assert not controls.synthetic
+    with pytest.raises(AttributeError, match="no control 'no_sync', there are"):
+        controls.no_sync  # noqa: B018 - reading it is the test

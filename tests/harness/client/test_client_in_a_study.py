@@ -1,0 +1,146 @@
+"""A program with five lines of the client takes turns, and is recorded in full."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from harness.trial import process_tree
+from results.records import client_protocol
+from results.records.models import Control, TrialStatus
+from results.verify import raw_trial
+
+pytestmark = pytest.mark.processes
+
+
+def lines_of(store, trial, rank=0):
+    """Returns what one rank of a trial wrote, each line checked by its model."""
+    path = store.trial_dir(trial.trial_id) / f"rank_{rank}.jsonl"
+    return [client_protocol.read_line(line) for line in path.open("rb")]
+
+
+def test_a_program_takes_turns(take_turns, client_settings, client_store):
+    """Losses of all steps, the turns' facts, and quality; verify derives the same."""
+    trial = take_turns(client_settings())
+    result, (rank,) = trial.result, trial.result.ranks
+    raw = raw_trial.read_trial(client_store.trial_dir(trial.trial_id), 3)
+
+    assert (TrialStatus.OK, None) == (trial.status.status, trial.status.failure)
+    assert [0, 1] == [turn.round_index for turn in result.turns]
+    weights = [0.9**k for k in range(1, 1 + len(rank.losses))]
+    assert weights == pytest.approx(list(rank.losses))
+    assert 3 + sum(turn.num_steps for turn in result.turns) == len(rank.losses)
+    assert 0.002 <= min(rank.step_time_sec)
+    assert 2**20 < rank.peak_memory_bytes
+    (metric,) = result.quality
+    assert (0.6569, 0.8246) == pytest.approx((metric.low, metric.high), abs=1e-4)
+    assert raw.is_complete
+    assert raw.result["window_sec"] == pytest.approx(result.window_sec)
+    assert list(rank.losses) == raw.result["ranks"][0]["losses"]
+    kinds = [line.kind for line in lines_of(client_store, trial)]
+    assert ["phase", "client", "phase", "facts"] == kinds[:4]
+    assert ["quality"] == kinds[-1:]
+
+
+def test_ranks_take_each_turn_together(take_turns, client_settings, client_store):
+    """They say themselves how many they are; the plan knows of one process."""
+    trial = take_turns(client_settings(), num_replicas=2)
+
+    assert (TrialStatus.OK, None) == (trial.status.status, trial.status.failure)
+    assert [0, 1] == [rank.rank for rank in trial.result.ranks]
+    assert trial.result.ranks[0].losses == trial.result.ranks[1].losses
+    assert "clock" in [line.kind for line in lines_of(client_store, trial, 1)]
+
+
+def test_a_trial_that_runs_alone_has_one_window(run_alone, client_settings):
+    """Of as many steps as were asked for; losses are those that are given."""
+    trial = run_alone(client_settings(BEHAVIOR="no_loss"))
+
+    assert (TrialStatus.OK, None) == (trial.status.status, trial.status.failure)
+    assert 12 == len(trial.result.ranks[0].step_time_sec)
+    assert () == trial.result.ranks[0].losses
+    assert () == trial.result.turns
+
+
+def test_a_loss_that_is_not_finite_gives_no_number(take_turns, client_settings):
+    """The trial is insane, as one of the harness's own."""
+    trial = take_turns(client_settings(BEHAVIOR="nan"))
+
+    assert TrialStatus.INSANE is trial.status.status
+    assert trial.status.failure.reason == "every_loss_is_finite: nan in step 4"
+
+
+BAD = {
+    "other_version": r"the harness speaks version 99 of the protocol, this file 3:"
+    r" replace scaling_client.py by that of the harness",
+    "says_other_version": r"rank 0 speaks version 99 of the protocol, this harness 3:"
+    r" give the program the client of this harness \('python -m harness.client",
+    "no_steps": r"the program connected, and never ended a step: loop over run.steps",
+    "never_done": r"step 0 was not ended: call step.done\(\) once in each iteration",
+    "twice": r"step 0 was ended twice: call done\(\) once",
+    "other_batch": r"step 0 had 20 examples, the trial has a global batch of 4: let",
+    "leaves": r"the loop over run.steps\(\) was left after 7 steps, before the harness",
+    "raise": r"the reducer is out of paper$",
+    "exit": r"the process exited before it completed, with exit code 3: rank 0 was in"
+    r" phase measure after",
+    "short": r"a step took \d+ us, less than the 100 us that can be timed: wait for the"
+    r" device before step.done\(\), or do more work per step",
+}
+
+
+@pytest.mark.parametrize("behavior", BAD)
+def test_a_bad_program_is_told_what_to_do(
+    take_turns, client_settings, client_store, behavior
+):
+    """In one line; no process of it is left."""
+    variables = {"STEP_SEC": 0} if behavior == "short" else {"BEHAVIOR": behavior}
+    trial = take_turns(client_settings(**variables))
+
+    assert TrialStatus.FAILED is trial.status.status
+    assert re.search(BAD[behavior], trial.status.failure.reason)
+    assert "\n" not in trial.status.failure.reason
+    marker = str(client_store.trial_dir(trial.trial_id).resolve())
+    assert [] == process_tree.find_tree(marker)
+
+
+@pytest.mark.parametrize("lingers", [False, True])
+def test_a_rank_that_dies_while_others_wait_is_named(
+    take_turns, client_settings, client_store, monkeypatch, lingers
+):
+    """Whether its launcher ends the others, or they would wait for ever."""
+    from harness.run import resident
+
+    monkeypatch.setattr(resident, "_GRACE_SEC", 0.5)
+    variables = {"LINGER": 1} if lingers else {}
+    settings = client_settings(BEHAVIOR="killed", BAD_RANK=1, **variables)
+    trial = take_turns(settings, num_replicas=2)
+    how = "a process closed its connection, and the others" if lingers else "exit code"
+
+    assert TrialStatus.FAILED is trial.status.status
+    assert how in trial.status.failure.reason
+    assert "rank 1 was in phase measure after" in trial.status.failure.reason
+    marker = str(client_store.trial_dir(trial.trial_id).resolve())
+    assert [] == process_tree.find_tree(marker)
+
+
+def test_two_processes_that_are_the_same_rank_are_refused(take_turns, client_settings):
+    """Otherwise each would be recorded as the whole program."""
+    trial = take_turns(client_settings(SAME_RANK=1), num_replicas=2)
+
+    assert TrialStatus.FAILED is trial.status.status
+    assert re.search(r"rank 0", trial.status.failure.reason)
+
+
+def test_a_control_that_the_program_never_reads_is_refused(
+    take_turns, client_settings, client_store, make_control
+):
+    """It would be the case itself under another name; one that it reads is run."""
+    make_control(Control.NOSYNC)
+    trial = take_turns(client_settings(), Control.NOSYNC)
+
+    assert TrialStatus.FAILED is trial.status.status
+    assert re.search(
+        "this trial is the control 'nosync', which the program does not have",
+        trial.status.failure.reason,
+    )

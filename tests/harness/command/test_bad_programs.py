@@ -1,0 +1,258 @@
+"""Programs that do not do what was asked: one line each, and nothing left behind."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import re
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from harness.command import kept_output
+from harness.run import trial_runner
+from harness.run.trial_runner import RunSettings
+from harness.trial import process_tree
+from results.records import identity
+from results.records.models import (
+    Evidence,
+    PlannedTrial,
+    Program,
+    ScalingMode,
+    TrialSpec,
+    TrialStatus,
+)
+from results.store.study_store import Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.processes
+
+GOOD = "for k in range(8): print('rate', 10 + k, flush=True); time.sleep(0.01)"
+PROGRAMS: dict[str, tuple[str, TrialStatus, str]] = {
+    "good": (GOOD, TrialStatus.OK, ""),
+    "exits": (
+        "print('rate 3'); sys.stderr.write('no data\\n'); sys.exit(3)",
+        TrialStatus.FAILED,
+        r"exited with code 3 after it had printed 1 number; its last line: 'no data'",
+    ),
+    "hangs": (
+        "subprocess.Popen(['sleep', '987']); time.sleep(987)",
+        TrialStatus.TIMEOUT,
+        r"killed after 6 s \(timeout\): the command had printed no numbers",
+    ),
+    "prints nothing": (
+        "print('speed 3')",
+        TrialStatus.FAILED,
+        r"no line that it printed matches --metric '.*; its last line: 'speed 3'",
+    ),
+    "prints nan": (
+        "print('rate nan')",
+        TrialStatus.FAILED,
+        r"the line 'rate nan' has 'nan', which is not a rate or a time",
+    ),
+    "matches twice": (
+        "print('rate 3 rate 4', flush=True); time.sleep(987)",
+        TrialStatus.FAILED,
+        r"the pattern of --metric matches 2 times in the line 'rate 3 rate 4'",
+    ),
+    "is killed": (
+        "os.kill(os.getpid(), 9)",
+        TrialStatus.OUT_OF_MEMORY,
+        r"SIGKILL that the harness did not send; .*the command had printed no numbers",
+    ),
+    "crashes": (
+        "os.kill(os.getpid(), 11)",
+        TrialStatus.FAILED,
+        r"the command ended with signal SIGSEGV; its last line: 'none'",
+    ),
+    # With another session and without the environment by which it could be found.
+    "leaves a process behind": (
+        f"{GOOD}\nsubprocess.Popen(['sleep', '988'], env={{}}, start_new_session=True)",
+        TrialStatus.OK,
+        r"1 process outlived the command and were ended; let it wait for what it",
+    ),
+    "floods": (
+        f"{GOOD}\nprint(('x' * 99 + '\\n') * 70_000)",
+        TrialStatus.OK,
+        r"it printed \d+\.\d MiB/s, and reading that takes time",
+    ),
+    "does not flush": (
+        "sys.stdout.write(''.join(f'rate {k + 1}\\n' for k in range(8)))",
+        TrialStatus.OK,
+        r"numbers came in one piece with the one before, .*; flush the output",
+    ),
+    "prints once": (
+        "print('rate 5')",
+        TrialStatus.OK,
+        r"it printed 1 number, and 3 are warm-up: .* the last one alone counts",
+    ),
+    "prints to stderr": (
+        "sys.stderr.write(''.join(f'\\rrate {k + 1}' for k in range(8)))",
+        TrialStatus.OK,
+        r"numbers came in one piece",
+    ),
+}
+MISSING = "no-such-program {replicas}"
+SLEEPS = ("987", "988")
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Runs all programs, two at a time; returns the records of each by its name."""
+    root = tmp_path_factory.mktemp("programs")
+    store = Store.create(root / "study")
+    trials = {}
+    for name, (text, _, _) in PROGRAMS.items():
+        path = root / f"{name.replace(' ', '_')}.py"
+        path.write_text(
+            "import os, subprocess, sys, time\n" + textwrap.dedent(text) + "\n"
+        )
+        trials[name] = planned(f"python3 {path.name} {{replicas}}")
+    trials["is missing"] = planned(MISSING)
+    trials["prints for ever"] = planned(
+        "yes 'rate 7' --n={replicas}".replace(" --n={replicas}", ""), num_measured=5
+    )
+    trials["prints too little"] = planned("echo rate 7", num_measured=5)
+    settings = RunSettings(
+        timeout_sec=6.0, canary=lambda _core: 0.2, folders={"": root}
+    )
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        running = {
+            name: pool.submit(trial_runner.run_trial, store, trial, settings)
+            for name, trial in trials.items()
+        }
+        for future in running.values():
+            future.result()
+    return {name: store.read_trial(trial.trial_id) for name, trial in trials.items()}
+
+
+def planned(command: str, num_measured: int | None = None) -> PlannedTrial:
+    """Returns a trial of a command."""
+    spec = TrialSpec(
+        workload="own",
+        workload_version="1",
+        code_digest="00",
+        preset="command",
+        data="its own",
+        backend="own",
+        num_replicas=1,
+        per_replica_batch_size=4,
+        global_batch_size=4,
+        cores_per_replica=1,
+        num_warmup_steps=3,
+        num_measured_steps=num_measured,
+        program=Program(command=command, metric="throughput=rate (\\S+)", unit="runs"),
+        is_evaluated=False,
+        repetition_index=0,
+        seed=7,
+    )
+    trial_id, case_id = identity.ids(spec)
+    return PlannedTrial(
+        trial_id=trial_id, case_id=case_id, modes=(ScalingMode.WEAK,), spec=spec
+    )
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_has_its_status_and_one_line(ran: Any, name: str) -> None:
+    """The reason of a failure, or a remark on a number that counts."""
+    _, status, message = PROGRAMS[name]
+    trial = ran[name]
+    said = [] if trial.result is None else trial.result.readings.remarks
+    if trial.status.failure is not None:
+        said = [trial.status.failure.reason]
+
+    assert status == trial.status.status, said
+    assert bool(message) == any(re.search(message, line) for line in said), said
+    assert all("\n" not in line for line in said)
+
+
+def test_nothing_is_left_behind(ran: Any) -> None:
+    """Neither processes of a trial, nor those that tried to leave it."""
+    del ran
+    left = [
+        process.info["cmdline"]
+        for process in psutil.process_iter(["cmdline"])
+        if (process.info["cmdline"] or ["", ""])[1:] in [[sec] for sec in SLEEPS]
+    ]
+
+    assert [] == left
+    assert [] == [p for p in psutil.Process().children() if _is_of_a_trial(p)]
+
+
+def _is_of_a_trial(process: psutil.Process) -> bool:
+    try:
+        return process_tree.MARKER in process.environ()
+    except psutil.Error:
+        return False
+
+
+def test_numbers_become_the_record(ran: Any) -> None:
+    """Warm-up is cut; a step is the time of a global batch of 4 at the printed rate."""
+    result = ran["good"].result
+
+    assert (0.4, 4 / 11, 4 / 12) == result.ranks[0].warmup_step_time_sec
+    assert tuple(4 / rate for rate in range(13, 18)) == result.ranks[0].step_time_sec
+    assert 5 == result.num_measured_steps
+    assert 5 * 4 / sum(4 / r for r in range(13, 18)) == pytest.approx(
+        result.examples_per_sec
+    )
+    assert (Evidence.WINDOW, 8) == (
+        result.readings.evidence,
+        result.readings.num_readings,
+    )
+    assert result.ranks[0].peak_memory_bytes > 2**20
+
+
+@pytest.mark.parametrize(
+    ("name", "evidence"),
+    [
+        ("does not flush", Evidence.ROWS),
+        ("prints to stderr", Evidence.ROWS),
+        ("prints once", Evidence.LAST),
+        ("floods", Evidence.WINDOW),
+    ],
+)
+def test_worse_evidence_is_graded_lower(ran: Any, name: str, evidence: str) -> None:
+    """It counts all the same."""
+    assert evidence == ran[name].result.readings.evidence
+
+
+def test_a_program_ends_when_it_has_printed_enough(ran: Any) -> None:
+    """``yes`` never would."""
+    assert TrialStatus.OK is ran["prints for ever"].status.status
+    assert 5 == ran["prints for ever"].result.num_measured_steps
+    assert re.search(
+        r"printed 1 number, but 3 \(--num-warmup-steps\) and 5",
+        ran["prints too little"].status.failure.reason,
+    )
+
+
+def test_a_program_that_does_not_exist_is_named(ran: Any) -> None:
+    """With what to do."""
+    assert re.search(
+        r"--command cannot be started: 'no-such-program': No such file .*; give a",
+        ran["is missing"].status.failure.reason,
+    )
+
+
+def test_output_has_limits(ran: Any, tmp_path: Path) -> None:
+    """Its beginning and its end are kept, and how much lies between."""
+    del ran
+    path = tmp_path / "out"
+    with path.open("wb") as file:
+        kept = kept_output.KeptOutput(file.fileno())
+        for _ in range(600):
+            kept.add(b"z" * 10_000)
+        kept.add(b"\nthe end")
+        kept.end()
+    text = path.read_bytes()
+
+    assert len(text) < kept_output.HEAD_BYTES + kept_output.TAIL_BYTES + 100
+    assert text.endswith(b"the end")
+    assert b"bytes left out" in text
+    assert "the end" == kept.last_line
+    assert os.sep not in kept.tail

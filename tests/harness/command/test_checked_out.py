@@ -1,0 +1,140 @@
+"""Two revisions of a repository that has more than files: what is said and done."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.command import program, repository
+from harness.errors import PlanError, RevisionError
+from harness.judging import program_revisions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"
+PATHS = ("src/train.py", "kept.txt", "removed.txt")
+
+
+def git(root: Path, *arguments: str) -> None:
+    """Runs git as nobody in particular."""
+    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
+    allowed = ("-c", "protocol.file.allow=always")
+    subprocess.run(
+        ["git", *who, *allowed, *arguments], cwd=root, check=True, capture_output=True
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository of one commit."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    for name in PATHS:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("committed")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "-m", "first")
+    return folder
+
+
+def sides(root: Path, folder: Path | None = None) -> Any:
+    """Returns the context in which HEAD and the present state are checked out."""
+    source = program_revisions.source_of(root, "HEAD", root / "runs")
+    own = program.make(
+        command="python3 src/train.py {replicas}",
+        metric_text="throughput=(x)",
+        unit="runs",
+        setup="",
+        replicas=(1,),
+        folder=folder or root,
+    )
+    commit = program_revisions.find_commit(source, "HEAD")
+    return program_revisions.side_by_side(own, source, "HEAD", commit, print)
+
+
+def test_the_present_state_is_that_of_the_working_tree(root: Path) -> None:
+    """Changed, new and removed files; ignored ones, byte code and studies are not."""
+    (root / "src" / "train.py").write_text("changed")
+    (root / "new.txt").write_text("new")
+    (root / "removed.txt").unlink()
+    (root / ".gitignore").write_text("ignored\n")
+    for name in ("ignored", "a.pyc", "runs"):
+        (root / name).mkdir() if name == "runs" else (root / name).write_text(name)
+    (root / "runs" / "plan.json").write_text("{}")
+
+    with sides(root) as found:
+        here, there = found.folders[""], found.folders[found.baseline.revision]
+        assert {".gitignore", "kept.txt", "new.txt", "src"} == names_in(here)
+        assert {"kept.txt", "removed.txt", "src"} == names_in(there)
+        assert "changed" == (here / "src" / "train.py").read_text()
+        assert "committed" == (there / "src" / "train.py").read_text()
+        code = found.program.code
+        assert code[""].keys() - code[found.baseline.revision].keys() == {
+            f"uncommitted {name}"
+            for name in (".gitignore", "new.txt", "removed.txt", "src/train.py")
+        }
+
+    assert not here.exists()
+    assert not there.exists()
+    assert "changed" == (root / "src" / "train.py").read_text()
+
+
+def names_in(folder: Path) -> set[str]:
+    """The names in a folder, without git's."""
+    return {path.name for path in folder.iterdir()} - {".git"}
+
+
+def test_a_command_starts_in_its_folder(root: Path) -> None:
+    """Of each revision."""
+    with sides(root, root / "src") as found:
+        assert {"src"} == {path.name for path in found.folders.values()}
+        assert "src" == found.program.record.folder
+
+
+def test_pointers_of_lfs_are_no_files(root: Path) -> None:
+    """Where git-lfs is not installed, they are all that a checkout has."""
+    (root / ".gitattributes").write_text("*.bin filter=lfs\n")
+    (root / "data.bin").write_text(POINTER)
+    git(root, "add", "--all")
+    git(root, "-c", "filter.lfs.clean=cat", "commit", "--quiet", "-m", "second")
+
+    message = (
+        r"this tree has pointers of Git LFS .* such as 'data.bin'; install git-lfs"
+    )
+    with pytest.raises(RevisionError, match=message), sides(root):
+        pass
+
+
+def test_a_submodule_that_cannot_be_fetched_is_said(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it is fetched where it can be."""
+    git(root, "clone", "--quiet", str(root), str(tmp_path / "library"))
+    git(root, "submodule", "add", "--quiet", str(tmp_path / "library"), "library")
+    git(root, "commit", "--quiet", "-m", "second")
+    settings = tmp_path / "home"
+    settings.mkdir()
+    monkeypatch.setenv("HOME", str(settings))
+
+    message = r"commit cannot be checked out: .*; fix"
+    with pytest.raises(RevisionError, match=message), sides(root):
+        pass
+    (settings / ".gitconfig").write_text('[protocol "file"]\n allow = always\n')
+    with sides(root) as found:
+        assert (found.folders[""] / "library" / "kept.txt").is_file()
+
+
+def test_too_much_that_is_not_committed_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be read for every study; most of it is no source."""
+    monkeypatch.setattr(repository, "MOST_CHANGED", 2)
+    for number in range(3):
+        (root / f"{number}.txt").touch()
+
+    with pytest.raises(PlanError, match=r"3 files of .* such as '0.txt', .*gitignore"):
+        repository.find(root)

@@ -1,0 +1,271 @@
+"""What a command and its metric may be, and what is said of others; nothing is run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import exit_codes
+from harness.command import files, metric, placeholders, program, worker
+from harness.command.errors import ReadingError
+from harness.command.reader import LineReader, Reading
+from harness.command.result import judge
+from harness.errors import PlanError
+from results.records.models import Evidence
+
+COMMAND = "python3 train.py --n {replicas} --batch {per_replica_batch_size}"
+OWN = (
+    f"--command={COMMAND}",
+    "--metric=throughput=samples/s: ([0-9.]+)",
+    "--replicas=1,2",
+    "--per-replica-batch-size=4",
+)
+
+
+def read(pattern: str, *chunks: bytes) -> list[Reading]:
+    """Reads chunks that come one nanosecond after the other, and their end."""
+    lines = LineReader(metric.parse(f"throughput={pattern}").pattern)  # type: ignore[arg-type]
+    return [
+        reading
+        for ns, chunk in enumerate((*chunks, b""))
+        for reading in lines.feed(chunk, ns)
+    ]
+
+
+def test_values_are_single_words() -> None:
+    """A value with spaces or quotation marks does not become several words."""
+    words = placeholders.fill(
+        "run '{output_dir}/a b' --n={replicas} {{literal}}",
+        {"output_dir": "/tmp/it's", "replicas": 2},
+    )
+
+    assert ["run", "/tmp/it's/a b", "--n=2", "{literal}"] == words
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"command": "train 'a"}, r"--command .* cannot be split .*; close the quot"),
+        ({"command": " "}, r"--command is empty; give what starts your program"),
+        ({"command": "a {replica}"}, r"unknown placeholder .*did you mean 'replicas'"),
+        ({"command": "a {seed}"}, r"has no \{replicas\}, .* same program with 1 and 2"),
+        ({"metric": "throughput"}, r"without --metric NAME=PATTERN: say where it"),
+        ({"metric": "speed=(.*)"}, r"unknown metric of --command 'speed'; known are"),
+        ({"metric": "throughput=(["}, r"has no regular expression: .*; write brackets"),
+        ({"metric": "throughput=a"}, r"has 0 groups, and needs one, around the number"),
+        ({"metric": "throughput=(a)(b)"}, r"has 2 groups, and needs one"),
+        ({"per-replica-batch-size": ""}, r"without --per-replica-batch-size: say how"),
+        ({"replicas": ""}, r"without --replicas: say which numbers of replicas"),
+        ({"order": "relay"}, r"a command cannot take turns, so whole trials alternate"),
+        ({"workload": "resnet50"}, r"--workload has no effect with --command"),
+        ({"minutes": "3"}, r"--minutes has no effect with --command, .*; leave it out"),
+        ({"budget": "60s"}, r"--budget has no effect with --command"),
+        ({"option": "a=1"}, r"--option has no effect with --command"),
+        ({"steps-per-sync": "4"}, r"--steps-per-sync has no effect with --command"),
+        ({"replicas-per-worker": "3"}, r"4 replicas are not divisible by 3; use 3 or"),
+    ],
+)
+def test_a_wrong_request_is_refused_in_one_line(
+    harness: Any, changes: dict[str, str], message: str
+) -> None:
+    """With exit code 2, and before anything is written."""
+    words = {word.partition("=")[0][2:]: word.partition("=")[2] for word in OWN}
+    words = {key: value for key, value in (words | changes).items() if value}
+    if "replicas-per-worker" in changes:
+        words["replicas"] = "4"
+
+    code, out, err = harness("sweep", *(f"--{k}={v}" for k, v in words.items()))
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert 1 == len(err.splitlines())
+    assert re.search(message, err), err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), r"nothing to measure: give --command with a program of yours, or"),
+        (("--workload=resnet50", "--unit=cells"), r"--unit 'cells' has no effect wi"),
+        (("--workload=resnet50", "--metric=a=b"), r"--metric 'a=b' has no effect wi"),
+    ],
+)
+def test_options_of_a_program_need_one(
+    harness: Any, arguments: tuple[str, ...], message: str
+) -> None:
+    """Nothing is measured without a command or a workload."""
+    code, _, err = harness("plan", *arguments)
+
+    assert exit_codes.USAGE == code
+    assert re.search(message, err), err
+
+
+def test_a_plan_has_the_program_and_its_parts(harness: Any) -> None:
+    """Weak and strong share the baseline; the code digest is that of the parts."""
+    Path("train.py").touch()
+
+    code, out, err = harness("plan", "--json", *OWN, "--unit=cells")
+    plan = json.loads(out)
+    (spec,) = {json.dumps(trial["spec"]["program"]) for trial in plan["trials"]}
+
+    assert exit_codes.OK == code, err
+    assert 9 == len(plan["trials"])
+    assert COMMAND == json.loads(spec)["command"]
+    assert {"train.py"} == {trial["spec"]["backend"] for trial in plan["trials"]}
+    assert {"sequential"} == {trial["spec"]["order"] for trial in plan["trials"]}
+    assert "harness" in plan["program_code"][""]
+
+
+def test_lines_end_by_newline_or_carriage_return() -> None:
+    """As progress bars print them; colours are no part of a line."""
+    found = read(r"^s: ([0-9.]+)$", b"s: 1\ns:", b" 2\r\x1b[1ms: 3\x1b[0m\n", b"s: 4")
+
+    assert [(0, 1.0), (1, 2.0), (1, 3.0), (3, 4.0)] == [
+        (reading.ns, reading.value) for reading in found
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"s: 1 s: 2", r"matches 2 times in the line 's: 1 s: 2'; add what stands"),
+        (b"s: many", r"has 'many', which is not a number; put the group"),
+        (b"s: nan", r"has 'nan', which is not a rate or a time; they are positive"),
+        (b"s: 0.0", r"has '0.0', which is not a rate"),
+    ],
+)
+def test_a_line_that_says_nothing_clear_is_an_error(line: bytes, message: str) -> None:
+    """It names the line and what to change."""
+    with pytest.raises(ReadingError, match=message):
+        read(r"s: (\w[\w.]*)", line + b"\n")
+
+
+def test_a_flood_without_line_ends_is_not_kept() -> None:
+    """Only so much of a line is looked at."""
+    lines = LineReader(metric.parse("throughput=(x)").pattern)  # type: ignore[arg-type]
+    for _ in range(5):
+        assert [] == list(lines.feed(b"y" * 100_000, 1))
+
+    assert 20_000 == len(lines._rest)
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [
+        ("throughput", 8 / 4.0),
+        ("throughput_per_replica", 8 / 8.0),
+        ("step_time", 4.0),
+        ("step_time_ms", 0.004),
+    ],
+)
+def test_a_number_stands_for_the_time_of_a_global_batch(
+    name: str, seconds: float
+) -> None:
+    """4.0 was printed by two replicas that process 8 examples per step."""
+    assert seconds == metric.parse(f"{name}=(x)").seconds(4.0, 8, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "key", "values"),
+    [
+        ("json", '{"train": {"rate": 3}}', "train.rate", [3.0]),
+        ("json", '[{"rate": 3}, {"rate": 4}]', "rate", [3.0, 4.0]),
+        ("json", '{"rate": 3}\n{"loss": 1}\n{"rate": 5}\n', "rate", [3.0, 5.0]),
+        ("csv", "step,rate\n0,3\n1,\n2,5\n", "rate", [3.0, 5.0]),
+    ],
+)
+def test_a_file_is_read_by_key(
+    tmp_path: Path, kind: str, text: str, key: str, values: list[float]
+) -> None:
+    """One document, one per line, or a column; without times."""
+    path = tmp_path / "out"
+    path.write_text(text)
+
+    assert [Reading(0, value) for value in values] == files.read(kind, path, key)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        ("json", None, r"the file 'out' of --metric was not written: No such file"),
+        ("json", "{", r"is not JSON: .*; write one document, or one per line"),
+        ("json", '{"a": 1}', r"has no number 'rate'; name one that it has"),
+        ("json", '{"rate": "fast"}', r"has 'fast', which is not a number"),
+        ("csv", "a,b\n1,2\n", r"has no column 'rate'; it has a, b"),
+    ],
+)
+def test_a_file_without_the_number_is_an_error(
+    tmp_path: Path, kind: str, text: str | None, message: str
+) -> None:
+    """It says what the file has, or why it cannot be read."""
+    path = tmp_path / "out"
+    if text is not None:
+        path.write_text(text)
+
+    with pytest.raises(ReadingError, match=message):
+        files.read(kind, path, "rate")
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [
+        ([1, 2, 3, 4, 5, 6], (3, Evidence.WINDOW)),
+        ([1, 2, 3, 4, 5], (4, Evidence.LAST)),
+        ([1], (0, Evidence.LAST)),
+        ([1, 2, 3, 9, 9, 9, 9], (3, Evidence.ROWS)),
+        ([0, 0, 0, 0, 0, 0], (3, Evidence.ROWS)),
+    ],
+)
+def test_evidence_follows_from_when_numbers_came(
+    printed: list[int], expected: tuple[int, Evidence]
+) -> None:
+    """Three after warm-up make a window, unless they came in one piece."""
+    num_warmup, evidence, remarks = judge(printed, 3)
+
+    assert expected == (num_warmup, evidence)
+    assert bool(remarks) == (evidence is not Evidence.WINDOW and printed[-1] > 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("torchrun --n {replicas} train.py", "train.py"),
+        ("python3 -m pkg.train {replicas}", "pkg.train"),
+        ("mpirun -n {replicas} ./solver", "solver"),
+        ("/usr/bin/thing {replicas}", "thing"),
+        ("resnet50 {replicas}", "resnet50-command"),
+    ],
+)
+def test_a_program_is_called_by_its_script(
+    tmp_path: Path, command: str, name: str
+) -> None:
+    """Never like a workload of this project, whose published figures are others."""
+    for file in ("train.py", "solver"):
+        (tmp_path / file).touch()
+
+    assert name == program.name_of(command, tmp_path)
+
+
+def test_a_command_without_words_has_no_name() -> None:
+    """The same message as for the option."""
+    with pytest.raises(PlanError, match="--command is empty"):
+        program.name_of("", Path())
+
+
+def test_a_program_that_takes_more_cores_is_told() -> None:
+    """It can only if it changes its affinity, which it inherits."""
+    facts = {"num_left": 0, "bytes_per_sec": 0.0, "num_cores": 2}
+
+    assert [] == worker.remarks_on(**facts, busy_cores=2.1)
+    (remark,) = worker.remarks_on(**facts, busy_cores=3.9)
+    assert remark.startswith("it kept 3.9 cores busy and has 2 cores; leave the aff")
+
+
+def test_the_program_gets_the_environment_of_the_user() -> None:
+    """Our packages are first in that of its parent, and not in its own."""
+    assert {"A": "1"} == worker.variables_of({"A": "1", "PYTHONPATH": "/ours"})
+    assert {"PYTHONPATH": "/a:/b"} == worker.variables_of({"PYTHONPATH": "/ours:/a:/b"})

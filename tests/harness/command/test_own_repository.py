@@ -1,0 +1,285 @@
+"""A study and gates of a program in a repository of its own, without TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import exit_codes
+
+pytestmark = pytest.mark.processes
+ROOT = Path(__file__).resolve().parents[3]
+# Its rate is that of a machine whose noise between processes is 0.5 %.
+BENCH = """
+import random, sys, time
+COST = 100
+replicas, batch, seed = map(int, sys.argv[1:4])
+machine = random.Random(f"{seed}{COST}{__file__}{replicas}").gauss(1.0, 0.005)
+rank = random.Random(seed)
+for step in range(8):
+    print("cells/s:", 1e5 * replicas**0.9 / COST * machine * rank.gauss(1, 0.01))
+    sys.stdout.flush()
+    time.sleep(0.02)
+"""
+OWN = (
+    "--command=python3 src/bench.py {replicas} {per_replica_batch_size} {seed}",
+    r"--metric=throughput=cells/s: ([0-9.]+)",
+    "--unit=cells",
+    "--per-replica-batch-size=8",
+)
+BLOCKED = "raise ImportError('TensorFlow is not here')"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with three commits: slow, as it was, and the same again."""
+    root = tmp_path_factory.mktemp("own") / "repository"
+    (root / "src").mkdir(parents=True)
+    git(root, "init", "--quiet", "--initial-branch=main")
+    (root / "uv.lock").write_text("version = 1\n")
+    for name, cost in (("fast", 100), ("slow", 110), ("same", 100)):
+        (root / "src" / "bench.py").write_text(BENCH.replace("100", str(cost)))
+        git(root, "add", "--all")
+        git(root, "commit", "--quiet", "--allow-empty", "-m", name)
+        git(root, "tag", name)
+    return root
+
+
+def git(root: Path, *arguments: str) -> None:
+    """Runs git as nobody in particular."""
+    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
+    subprocess.run(["git", *who, *arguments], cwd=root, check=True)
+
+
+@pytest.fixture(scope="module")
+def run(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Returns a function that runs the harness where TensorFlow cannot be imported."""
+    folder = tmp_path_factory.mktemp("blocked")
+    for name in ("tensorflow", "keras", "tensorflow_datasets"):
+        (folder / f"{name}.py").write_text(BLOCKED)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "harness", *arguments],
+            cwd=repository,
+            env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def study(run: Any) -> str:
+    """The name of a study of two sizes."""
+    code, out, err = run(
+        "sweep", *OWN, "--replicas=1,2", "--mode=weak", "--repeats=2", "--study=own"
+    )
+    assert exit_codes.OK == code, err
+    assert "bench.py" in out
+    return "own"
+
+
+def test_a_study_is_measured_verified_and_shown(run: Any, study: str) -> None:
+    """All figures are recomputed from the raw numbers; the page says the grade."""
+    code, out, err = run("verify", study)
+
+    assert exit_codes.OK == code, out + err
+    assert "figures are as recomputed" in out
+    report = (find(study) / "report" / "index.html").read_text()
+    first_screen = report[: report.index('id="scaling"')]
+    assert "grade B of A to D" in first_screen
+    assert "same backend" not in report
+    assert "in_graph" not in report
+    code, out, _ = run("report", study, "--format=json")
+    (efficiency,) = {
+        round(point["efficiency"]["value"], 2)
+        for point in json.loads(out)["points"]
+        if point["efficiency"] is not None
+    }
+    assert 2**-0.1 == pytest.approx(efficiency, abs=0.03)
+
+
+def find(study: str) -> Path:
+    """Returns the folder of a study of this module."""
+    (found,) = Path(os.environ["OWN_RUNS"]).glob(study)
+    return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _runs(repository: Path) -> Any:
+    os.environ["OWN_RUNS"] = str(repository / "runs")
+    yield
+    del os.environ["OWN_RUNS"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status", "own"),
+        ("compare", "--study=own", "replicas=2", "replicas=1"),
+        ("power", "own"),
+        ("history", "own"),
+        ("list", "studies"),
+        ("report", "own", "--format=markdown"),
+    ],
+)
+def test_every_verb_takes_such_a_study(
+    run: Any, study: str, arguments: tuple[str, ...]
+) -> None:
+    """As any other."""
+    assert study
+    code, out, err = run(*arguments)
+
+    assert exit_codes.OK == code, out + err
+    assert out
+
+
+def test_a_study_is_resumed_with_the_same_program_only(
+    run: Any, repository: Path, study: str
+) -> None:
+    """The message names the part that differs; studies and byte code are none."""
+    new = repository / "src" / "new.py"
+    new.write_text("x = 1\n")
+    code, _, err = run("resume", study)
+    new.unlink()
+
+    assert exit_codes.USAGE == code
+    assert "was made with another program: uncommitted src/new.py 'none' / '" in err
+    assert 1 == len(err.splitlines())
+    lock = repository / "uv.lock"
+    lock.write_text("version = 2\n")
+    code, _, err = run("resume", study)
+    lock.write_text("version = 1\n")
+    assert (exit_codes.USAGE, 1) == (code, len(err.splitlines()))
+    assert re.search(
+        r"another program: .*uv\.lock '\w{16}' / '\w{16}' \(and 1 more\)", err
+    )
+    assert exit_codes.OK == run("resume", study)[0]
+
+
+def test_a_command_that_fails_at_once_is_not_repeated(
+    run: Any, repository: Path
+) -> None:
+    """One trial, one line, code 5; the other trials would only take time."""
+    code, _, err = run(
+        *("sweep", *OWN[:1], *OWN[2:], "--metric=step_time=speed (.*)"),
+        *("--replicas=1,2", "--mode=weak"),
+    )
+    (failed,) = (repository / "runs").glob("bench.py-*/trials/*/status.json")
+
+    assert exit_codes.NOTHING_MEASURED == code, err
+    assert (
+        "no line that it printed matches"
+        in json.loads(failed.read_text())["failure"]["reason"]
+    )
+    assert re.search(r"the other 5 trials are not started, .*: change the command", err)
+
+
+def test_the_plan_has_the_parts_of_the_identity(repository: Path, study: str) -> None:
+    """Commit, lock files by content, interpreter with packages, harness."""
+    plan = json.loads((repository / "runs" / study / "plan.json").read_text())
+    env = next((repository / "runs" / study / "trials").glob("*/env.json"))
+
+    assert {"harness", "git commit", "uv.lock", "python", "packages"} == set(
+        plan["program_code"][""]
+    )
+    assert (
+        plan["program_code"][""]["git commit"]
+        == (json.loads(env.read_text())["machine_state"]["git_commit"])
+    )
+    assert {} == json.loads(env.read_text())["packages"]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "at", "expected"),
+    [
+        ("fast", "slow", {exit_codes.REGRESSION}),
+        ("fast", "same", {exit_codes.OK}),
+    ],
+)
+def test_a_gate_judges_two_revisions_of_the_repository(
+    run: Any, repository: Path, baseline: str, at: str, expected: set[int]
+) -> None:
+    """+10 % in a commit regresses, and the same code passes; nothing stays."""
+    git(repository, "checkout", "--quiet", at)
+    code, out, err = run(
+        "gate",
+        *OWN,
+        "--replicas=1",
+        "--mode=weak",
+        "--repeats=3",
+        f"--baseline={baseline}",
+        "--setup=echo prepared > .prepared",
+    )
+    git(repository, "checkout", "--quiet", "main")
+    listed = subprocess.run(
+        ["git", "worktree", "list"],
+        cwd=repository,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+    assert expected == {code}, out + err
+    assert 2 == err.count("--setup in ")
+    assert 1 == len(listed.stdout.splitlines())
+    assert not (repository / ".prepared").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--baseline=nowhere",), r"neither a named baseline, nor a study, nor a revi"),
+        (
+            ("--baseline=fast", "--setup=test -e new && exit 3"),
+            "fails in this tree with code 1",
+        ),
+        (
+            ("--baseline=slow", "--setup=grep -q 'COST = 100' src/bench.py"),
+            "fails in revision 'slow' (it works on this tree) with code 1",
+        ),
+    ],
+)
+def test_a_gate_that_cannot_be_prepared_says_where(
+    run: Any, arguments: tuple[str, ...], message: str
+) -> None:
+    """In one line, with code 2, and before anything is measured."""
+    code, out, err = run("gate", *OWN, "--replicas=1", "--mode=weak", *arguments)
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert message in err.splitlines()[-1]
+
+
+def test_a_gate_needs_a_commit(run: Any, tmp_path: Path) -> None:
+    """A folder without a repository, and a repository without commits."""
+    del run
+    for prepare, message in (
+        (lambda: None, "is not in a git repository, so it has no revisions"),
+        (lambda: git(tmp_path, "init", "--quiet"), "has no commit yet; commit what"),
+    ):
+        prepare()
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "harness", "gate", *OWN, "--replicas=1"),
+                *("--mode=weak", "--baseline=main"),
+            ],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+        assert exit_codes.USAGE == done.returncode
+        assert message in done.stderr

@@ -1,0 +1,166 @@
+"""A gate that is killed leaves a worktree and folders: the next one removes them."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.judging import revisions
+from harness.judging import worktrees as worktrees_lib
+from harness.machine import owned_folders
+
+ROOT = Path(__file__).resolve().parents[3]
+WORKER = (sys.executable, str(Path(__file__).with_name("gate_worker.py")))
+NUM_KILLS = int(os.environ.get("GATE_KILLS", "2"))
+SEED = 20261124
+GATE_SEC = 4.0
+"""About the time of a gate here, at whose moments it is killed."""
+DRIVER = f"""
+import pathlib, sys
+from harness.cli.main import main
+from harness.judging import revisions
+revisions.SOURCE_ROOT = pathlib.Path(sys.argv.pop(1))
+overrides = {{"worker_command": {WORKER!r}, "canary": lambda core: 0.2}}
+sys.exit(main(run_overrides=overrides))
+"""
+GATE = (
+    "gate",
+    "--workload=resnet50",
+    "--preset=smoke",
+    "--backends=in_graph",
+    "--replicas=1",
+    "--mode=weak",
+    "--repeats=3",
+    "--rounds=3",
+    "--baseline=same",
+)
+
+
+def git(repository: Path, *arguments: str) -> str:
+    """Returns what git prints."""
+    return subprocess.run(
+        ["git", *arguments], cwd=repository, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def worktrees(repository: Path) -> list[str]:
+    """Returns what git knows of worktrees besides the repository itself."""
+    listed = git(repository, "worktree", "list", "--porcelain")
+    return re.findall(r"^worktree (.*)", listed, re.MULTILINE)[1:]
+
+
+@pytest.mark.processes
+def test_kills_of_a_gate_leave_nothing_behind_the_next_one(
+    repository: Path, tmp_path: Path, temporary: Path
+) -> None:
+    """SIGKILL at random moments; ``make faults`` kills a hundred."""
+    chance = random.Random(SEED)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    num_left = 0
+    for kill in range(NUM_KILLS):
+        process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(repository), *GATE],
+            cwd=tmp_path,
+            env=variables,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        if kill == 0:  # at least one where a worktree is left
+            deadline = time.monotonic() + 60
+            while not list(temporary.glob(f"{owned_folders.TRIAL}*")):
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        else:
+            time.sleep(chance.uniform(0, GATE_SEC))
+        process.kill()
+        process.wait()
+        num_left += bool(worktrees(repository))
+        # What is left of it ends by itself, and lets go of its folders.
+        deadline = time.monotonic() + 60
+        while worktrees(repository) or list(temporary.iterdir()):
+            assert time.monotonic() < deadline, list(temporary.iterdir())
+            remove_as_the_next_gate_does(repository)
+            time.sleep(0.05)
+
+    assert num_left >= 1
+    assert "" == git(repository, "worktree", "prune", "--dry-run", "--verbose")
+
+
+def remove_as_the_next_gate_does(repository: Path) -> None:
+    """Begins a gate, up to the checkout of its revision."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(revisions, "SOURCE_ROOT", repository)
+        patch.setattr(revisions, "_add_worktree", _stop)
+        commit = revisions.find_commit("same")
+        with (
+            pytest.raises(InterruptedError),
+            revisions.checked_out("same", commit, lambda _: None),
+        ):
+            pass
+
+
+def _stop(*_: Any) -> None:
+    raise InterruptedError
+
+
+def test_a_worktree_that_git_did_not_finish_is_removed(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is locked, which prune and remove respect; its folder may be gone."""
+    monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
+    root = tmp_path / f"{owned_folders.GATE}x" / "tree"
+    git(repository, "worktree", "add", "--quiet", "--lock", "--detach", str(root))
+    (root.parent / owned_folders._OWNER).touch()
+    others = tmp_path / "others"
+    git(repository, "worktree", "add", "--quiet", "--detach", str(others))
+    try:
+        worktrees_lib.remove_abandoned(revisions._git)
+
+        assert [str(others)] == worktrees(repository)
+        assert not root.parent.exists()
+    finally:
+        git(repository, "worktree", "remove", str(others))
+
+
+def test_folders_that_somebody_holds_stay(temporary: Path) -> None:
+    """Of this process, of a command that it started, and of other programs."""
+    foreign = temporary / "replicator-notes"
+    foreign.mkdir()
+    with owned_folders.made(owned_folders.GATE) as own:
+        owned_folders.remove_abandoned()
+        assert own.path.is_dir()
+        command = subprocess.Popen(["sleep", "60"], pass_fds=(own.descriptor,))
+        os.close(own.descriptor)
+        owned_folders.remove_abandoned()
+        assert own.path.is_dir()
+        command.kill()
+        command.wait()
+        owned_folders.remove_abandoned()
+        assert [foreign] == list(temporary.iterdir())
+        own.path.mkdir()
+        own.descriptor = os.open(own.path, os.O_RDONLY)
+    assert foreign.is_dir()
+
+
+def test_a_folder_whose_maker_was_killed_before_it_was_held_is_removed(
+    temporary: Path,
+) -> None:
+    """After a minute: until then it may be one that is being made."""
+    new, old, full = (temporary / f"{owned_folders.TRIAL}{n}" for n in "abc")
+    for folder in (new, old, full):
+        folder.mkdir()
+    (full / "file").touch()
+    for folder in (old, full):
+        os.utime(folder, (1, 1))
+    owned_folders.remove_abandoned()
+
+    assert {new, full} == set(temporary.iterdir())

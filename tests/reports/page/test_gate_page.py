@@ -1,0 +1,115 @@
+"""The page of a gate says what the gate said, and is never reliable about a scaling."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from reports.exports import exports
+from reports.page import build
+from reports.site.card import make_card
+from reports.view.view import view_store
+from reports.words import brief, formats, gate_brief, judgement
+from results.judging import gate, gate_file, gate_metrics
+from results.study.cases import load_study
+
+if TYPE_CHECKING:
+    import pathlib
+
+    from results.store.study_store import Store
+
+BASE = "1234567890ab"
+REGRESSION = 1
+
+
+@pytest.fixture
+def made(tmp_path: pathlib.Path, synthetic: Any) -> Any:
+    """Returns a function that makes the study of a gate with a known slowdown."""
+
+    def make(*, slower: float, code: int, is_recorded: bool = True) -> Store:
+        shape = synthetic.Shape(
+            backends=("in_graph",),
+            modes=(synthetic.WEAK,),
+            repeats=4,
+            num_rounds=10,
+            noise=0.008,
+            twin_factor=1.0,
+            revisions={BASE: 1 / slower},
+            is_evaluated=False,
+        )
+        store = synthetic.make_store(tmp_path / f"{slower}", shape)
+        if is_recorded:
+            rule = gate_metrics.Rule(
+                metric=gate_metrics.THROUGHPUT, delta=0.05, alpha=0.05
+            )
+            found = gate.of_revisions(load_study(store), rule, baseline="main")
+            record = gate_file.record_of(
+                found, headline=judgement.headline(found), exit_code=code
+            )
+            gate_file.write(store, record)
+        return store
+
+    return make
+
+
+def _plain(html: str) -> str:
+    text = " ".join(re.sub(r"<[^>]+>", " ", html).split())
+    return text.replace(formats.THIN_SPACE, " ").replace(formats.HARD_SPACE, " ")
+
+
+def test_the_page_of_a_regression_says_regress_and_nothing_is_reliable(
+    made: Any,
+) -> None:
+    """Verdict, change with interval, exit code, and the margin in the figure."""
+    store = made(slower=1.1, code=REGRESSION)
+    page = build.build_report(store)
+    screen = page[page.index('<section id="verdict"') : page.index("</section>")]
+    text = _plain(screen)
+
+    assert "Reliable" not in page
+    assert '<b class="bad">REGRESS:</b>' in screen
+    assert re.search(r"at worst \+(9|10|11)\.\d % \[\+[\d.]+, \+[\d.]+\] slower", text)
+    assert "regress, exit code 1" in text
+    assert "Against main" in text
+    assert "Change of throughput of each case" in screen
+    assert "hatched: the margin, 5 %, or more" in text
+    assert 'class="ok">' not in screen.partition('<ul class="trust"')[0]
+    assert "did it get slower?" in page
+
+
+def test_card_badge_and_markdown_of_a_regression_say_so(made: Any) -> None:
+    """No green badge, and no efficiency in place of the verdict."""
+    view = view_store(made(slower=1.1, code=REGRESSION))
+
+    assert brief.judge(view).text.startswith("REGRESS: throughput of ")
+    assert make_card(view, "any").verdict.startswith("REGRESS")
+    assert ("gate", "regress", "#b3261e") == exports.badge_parts(view)
+    assert "**REGRESS" in exports.as_markdown(view.store)
+
+
+def test_an_equal_tree_passes_in_green(made: Any) -> None:
+    """With its exit code; a pass that exits with an error is none."""
+    passed = gate_brief.of_view(view_store(made(slower=1.0, code=0)))
+    failed = gate_brief.of_view(view_store(made(slower=1.001, code=4)))
+
+    assert passed is not None
+    assert ("pass", "ok") == (passed.verdict, passed.level.value)
+    assert failed is not None
+    assert "caution" == failed.level.value
+
+
+def test_a_gate_that_has_not_concluded_has_no_verdict(made: Any) -> None:
+    """Killed before its end, or its record is damaged."""
+    store = made(slower=1.1, code=1, is_recorded=False)
+    found = gate_brief.of_view(view_store(store))
+    (store.root / gate_file.GATE_NAME).write_text("{}", encoding="utf-8")
+    damaged = gate_brief.of_view(view_store(store))
+
+    assert found is not None
+    assert damaged is not None
+    assert "has not concluded" in found.sentence
+    assert "cannot be read" in damaged.sentence
+    assert "caution" == found.level.value == damaged.level.value
+    assert "NO VERDICT:" in build.build_report(store)

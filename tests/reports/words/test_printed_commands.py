@@ -1,0 +1,119 @@
+"""Every command that a page prints is one that runs, in a copy of the study."""
+
+from __future__ import annotations
+
+import html
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from harness.cli import main, running
+from harness.planning import same_code
+from harness.planning import study as study_module
+from reports.exports import exports
+from reports.page import build
+from reports.view.view import view_store
+from reports.words import brief, next_step, reproduce
+from results.records.models import TrialStatus
+from results.store.study_store import Store
+
+ROOT = Path(__file__).resolve().parents[3]
+PUBLISHED = sorted((ROOT / "docs" / "reports" / "studies").glob("*/index.html"))
+COMMAND = re.compile(r"<(?:code|pre)[^>]*>(python -m harness [^<]+)</")
+IN_MARKDOWN = re.compile(r"`(python -m harness [^`]+)`")
+
+
+def _run(command: str, runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs a command as dry as its verb can be: a plan, or no trial at all."""
+    words = shlex.split(command)
+    assert words[:3] == ["python", "-m", "harness"]
+    verb, *options = words[3:]
+    with monkeypatch.context() as patch:
+        # Nobody measured the studies of tests, and published ones are of older code.
+        for module in (study_module, same_code):
+            patch.setattr(module, "check_code", lambda *_args, **_kwargs: None)
+        patch.setattr(running, "run_until_done", lambda *_args, **_kwargs: 0)
+        verb = "plan" if verb == "sweep" else verb
+        arguments = [verb, *options, "--runs-dir", str(runs_dir)]
+        done = CliRunner().invoke(main.cli, arguments)
+    assert 0 == done.exit_code, (command, done.output, done.exception)
+    return done.output
+
+
+@pytest.mark.parametrize("page", PUBLISHED, ids=lambda path: path.parent.name)
+def test_commands_of_published_pages_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``Next``, ``Reproduce this point`` and ``Reproduce``, each of them once."""
+    study = ROOT / "docs" / "reports" / page.parent.name
+    shutil.copytree(study, tmp_path / study.name)
+    text = page.read_text(encoding="utf-8")
+    found = {html.unescape(of) for of in COMMAND.findall(text)}
+
+    assert len(found) >= 2
+    for command in sorted(found):
+        _run(command, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def made(tmp_path: Path, synthetic: Any) -> Any:
+    """Makes a study in the folder that commands look in."""
+
+    def make(**fields: Any) -> Store:
+        shape = synthetic.Shape(**fields)
+        store = synthetic.make_store(tmp_path / "made", shape)
+        plan = store.read_plan()
+        (tmp_path / "made").rename(tmp_path / plan.study)
+        return Store.open(tmp_path / plan.study)
+
+    return make
+
+
+def test_commands_for_more_generations_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Generations are as long as before."""
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "run_until_done", lambda *_args, **_kwargs: 0)
+        options = ["--workload", "resnet50", "--preset", "smoke", "--repeats", "4"]
+        arguments = ["sweep", *options, "--study", "mine", "--runs-dir", str(tmp_path)]
+        patch.setattr(sys, "argv", ["harness", *arguments])
+        assert 0 == CliRunner().invoke(main.cli, arguments).exit_code
+    plan = Store.open(tmp_path / "mine").read_plan()
+    command = reproduce.with_repetitions(plan, 6)
+
+    output = _run(command, tmp_path, monkeypatch)
+    assert "--study" not in command
+    assert "6 generations" in output
+    assert plan.measuring.minutes is not None
+    assert command.endswith(f"--minutes {plan.measuring.minutes * 6 / 4:g}")
+
+
+def test_commands_after_failures_and_of_markdown_run(
+    made: Any, tmp_path: Path, synthetic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A study of which every trial failed, and the export of a large one."""
+    weak = synthetic.WEAK
+    store = made(
+        backends=("in_graph",),
+        modes=(weak,),
+        repeats=1,
+        statuses={("in_graph", weak, n, 0): TrialStatus.FAILED for n in (1, 2)},
+    )
+    view = view_store(store)
+    commands = [text for text, typed in brief.judge(view).next_parts if typed]
+    commands += re.findall(r"`([^`]+)`", next_step.with_a_baseline(view))
+    commands.append(reproduce.export(view.study.plan, "csv"))
+
+    assert 3 == len(commands)
+    for command in commands:
+        _run(command, tmp_path, monkeypatch)
+    assert {*IN_MARKDOWN.findall(exports.as_markdown(store))} <= {*commands}
+    page = html.unescape(build.build_report(store))
+    assert all(command in page for command in commands[:1])

@@ -1,0 +1,245 @@
+"""``fit`` as a workload: its loop, its models, two replicas against one."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import keras
+import numpy as np
+import pytest
+import small_fit
+import tensorflow as tf
+from small_programs import build
+
+import replicator
+from harness import catalog as harness_catalog
+from harness.errors import PlanError
+from harness.planning import controls
+from harness.planning.quality_runs import PlannedCase
+from harness.planning.request import SweepRequest
+from results.records.changes import Change
+from results.records.models import Control, Order, ScalingMode
+from results.study import matching as verdict
+from workloads import catalog, matching
+from workloads.keras_fit import config, flops, models
+from workloads.keras_fit.fit_loop import FitLoop
+from workloads.resnet50 import flops as resnet50_flops
+
+FILE = small_fit.__file__
+# Sums of float32 in another order.
+TOLERANCE = 1e-5
+
+
+def made(repl, **options):
+    """The smoke preset on digits, with the same initial weights."""
+    keras.utils.set_random_seed(1)
+    size = 8 // repl.num_replicas_in_sync
+    options = {"data": "digits", "per_replica_batch_size": size, **options}
+    return build("keras_fit", repl, **options)
+
+
+def test_catalogue_and_configuration_have_the_same_presets():
+    """Every preset that the planner offers has a configuration."""
+    info = catalog.WORKLOADS["keras_fit"]
+
+    assert list(config.PRESETS) == [preset.name for preset in info.presets]
+
+
+def test_the_default_is_the_resnet_of_keras():
+    """Its parameters are those that Keras' documentation states, less statistics."""
+    with replicator.create("single").scope():
+        model = models.make(config.PRESETS["smoke"], is_matched=False)
+
+    assert 25_583_592 == sum(w.numpy().size for w in model.trainable_variables)
+    assert flops.training_flops(model) == resnet50_flops.training_flops(
+        image_size=32, num_classes=1000, version="v1"
+    )
+    assert model.compiled
+    assert isinstance(model.optimizer, keras.optimizers.SGD)
+
+
+@pytest.mark.parametrize("name", config.APPLICATIONS)
+def test_every_application_is_one_of_keras(name):
+    """The list needs no TensorFlow; this one does."""
+    assert callable(getattr(keras.applications, name))
+
+
+@pytest.mark.parametrize("loop", config.LOOPS)
+@pytest.mark.parametrize("backend", ["in_graph", "tf_mirrored"])
+def test_two_replicas_match_one(loop, backend):
+    """Losses and changes, as before every sweep: batch norm, no dropout, float64."""
+    found = []
+    for repl in (
+        replicator.create("single"),
+        replicator.create(backend, num_replicas=2),
+    ):
+        changes = []
+        options = catalog.WORKLOADS["keras_fit"].matching.options
+        program = matching.MatchedProgram(
+            made(matching.MatchingReplicator(repl), loop=loop, **options),
+            lambda changes=changes, **fields: changes.append(Change(**fields)),
+        )
+        losses = [program.run() for _ in range(matching.NUM_STEPS)]
+        assert all(check.is_passed for check in program.sanity()), program.sanity()
+        program.close()
+        found.append((losses, changes))
+    (one, changes_of_one), (two, changes_of_two) = found
+    differences = verdict.change_differences(changes_of_two, changes_of_one)
+
+    assert verdict.loss_difference(two, one) < TOLERANCE
+    assert {"model", "optimizer"} == {group for group, _ in differences}
+    assert max(differences.values()) < TOLERANCE
+
+
+def test_fit_is_one_call_that_waits_between_steps(monkeypatch):
+    """Steps one by one, several, queued ones; scores in between; the next epoch."""
+    calls = []
+    fit = keras.Model.fit
+
+    def recorded(self, *args, **kwargs):
+        calls.append(kwargs)
+        return fit(self, *args, **kwargs)
+
+    monkeypatch.setattr(keras.Model, "fit", recorded)
+    monkeypatch.setattr("workloads.keras_fit.workload._STEPS_PER_EPOCH", 4)
+    options = {"data": "synthetic", "loop": "fit"}
+    program = made(replicator.create("in_graph", num_replicas=2), **options)
+    losses = [program.run()]
+    readers = [program.dispatch() for _ in range(2)]
+    losses += [read() for read in readers]
+    assert () == program.evaluate()  # while fit waits
+    losses += [program.run(), program.run()]
+    updates = int(program.optimizer.iterations)
+
+    assert 5 == updates == program._num_steps
+    assert 1 == len(calls)
+    assert 4 == calls[0]["steps_per_epoch"]
+    assert max(losses[3:]) < losses[0]  # one batch, again and again
+    program.close()
+    assert "fit" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_losses_are_those_of_steps_not_the_means_that_keras_logs(monkeypatch):
+    """A loop over repl.run has the same, of the same batches; also in a later epoch."""
+    monkeypatch.setattr("workloads.keras_fit.workload._STEPS_PER_EPOCH", 3)
+    losses = {}
+    for loop in config.LOOPS:
+        program = made(replicator.create("single"), data="synthetic", loop=loop)
+        for layer in program.model.layers:
+            if isinstance(layer, keras.layers.Dropout):
+                layer.rate = 0.0
+        losses[loop] = [program.run() for _ in range(4)]
+        program.close()
+
+    assert losses["run"] == pytest.approx(losses["fit"], rel=TOLERANCE)
+
+
+def test_a_program_that_is_forgotten_ends_its_thread():
+    """The thread of fit keeps no program alive."""
+    program = made(replicator.create("single"), data="synthetic")
+    program.run()
+    thread = program._loop._thread
+    del program
+    gc.collect()
+    thread.join(timeout=10)
+
+    assert not thread.is_alive()
+
+
+def test_an_error_in_fit_is_raised_where_the_step_is_waited_for():
+    """With its type and message."""
+
+    class Failing(keras.Sequential):
+        def train_step(self, data):
+            raise RuntimeError("no such step")
+
+    model = Failing([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensors((np.ones((4, 2)), np.ones((4, 1)))).repeat()
+    loop = FitLoop(model, data, steps_per_epoch=3)
+
+    with pytest.raises(RuntimeError, match="no such step"):
+        loop.start()()
+
+
+def test_nothing_is_trained_by_reading():
+    """The control that reads batches only uses the pipelines of the program."""
+    program = made(replicator.create("in_graph", num_replicas=2))
+    program.read(2)
+
+    assert 0 == int(program.optimizer.iterations)
+    assert 2 == program._inputs.num_steps
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "ResNet5"}, r"model='ResNet5' must be one of 'ConvNeXtTiny', "),
+        (
+            {"model": "no.py:make"},
+            r"cannot read 'no.py': No such file or directory; write FILE.py:FUNCTION",
+        ),
+        (
+            {"model": f"{FILE}:tiny"},
+            r"defines no function 'tiny'; it has small, not_compiled, of_larger_images",
+        ),
+        ({"model": "Xception"}, r"option image_size=32 must be at least 71"),
+        ({"loop": "train"}, r"loop='train' must be one of 'fit', 'run'"),
+        ({"input_dtype": "uint8"}, r"input_dtype='uint8' must be one of 'float32'"),
+        ({"jit": "compute"}, r"compile\(\) of Keras takes a whole step or nothing"),
+        ({"jit": "step", "loop": "run"}, r"which fit reads, but loop is 'run'"),
+    ],
+)
+def test_wrong_options_are_named_before_anything_runs(options, message):
+    """Each with what is allowed."""
+    with pytest.raises(ValueError, match=message):
+        config.make_config("smoke", options)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("not_compiled", r"returned Sequential, which is not a compiled model; call"),
+        (
+            "of_larger_images",
+            r"takes \(None, 64, 64, 3\), but images are \(32, 32, 3\); set option",
+        ),
+    ],
+)
+def test_a_function_that_makes_something_else_is_refused(name, message):
+    """Before a step runs."""
+    with pytest.raises(ValueError, match=message):
+        made(replicator.create("single"), model=f"{FILE}:{name}")
+
+
+def test_backends_without_fit_are_refused_with_those_that_have_it():
+    """By the planner, from the capabilities of backends."""
+    info = harness_catalog.workload("keras_fit")
+    able = [name for name, b in catalog_of_backends() if "fit" not in b.lacks]
+
+    assert {"single", "in_graph", "multi_worker", "tf_mirrored"} <= set(able)
+    with pytest.raises(
+        PlanError,
+        match=r"^workload keras_fit does not work on backend 'async': its steps cannot "
+        r"be part of .*; use --backends single,in_graph,.*, or leave the workload out$",
+    ):
+        harness_catalog.check_backends(info, {}, [harness_catalog.backend("async")])
+
+
+def catalog_of_backends():
+    """Backends that the harness can start."""
+    backends = harness_catalog.BACKENDS.items()
+    return [(name, b) for name, b in backends if not b.not_swept_because]
+
+
+def test_the_control_without_update_is_left_out_with_a_note():
+    """Keras updates inside fit."""
+    request = SweepRequest(
+        workload="keras_fit", controls=(Control.NOSYNC, Control.NO_UPDATE)
+    )
+    cases = [PlannedCase("in_graph", n, 4, (ScalingMode.WEAK,)) for n in (1, 2)]
+    added, notes = controls.choose(request, cases, 2, Order.RELAY)
+
+    assert [Control.NOSYNC] == [case.control for case in added]
+    assert "no control no_update of backend in_graph: Keras updates inside fit" in notes

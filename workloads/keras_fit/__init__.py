@@ -1,0 +1,1 @@
+"""``fit`` of Keras: any compiled model, measured as its users train it."""

@@ -1,0 +1,131 @@
+"""Configuration of ``fit``: which model is compiled, and who owns the loop.
+
+The planner imports this module, so it does not import TensorFlow.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+
+from workloads.options import (
+    JIT_COMPUTE,
+    JIT_OFF,
+    check_choice,
+    check_range,
+    configurations,
+)
+from workloads.settings import ImageConfig, limited
+
+COMPUTE_DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
+LOOPS = ("fit", "run")
+"""Who owns the loop: Keras' ``fit``, or ``repl.run`` with a wrapped optimizer."""
+
+_SMALLEST = 32
+# Pixels of the smallest images, where a network needs more than others.
+_SMALLEST_OF = {"InceptionResNetV2": 75, "InceptionV3": 75, "Xception": 71}
+APPLICATIONS = (
+    *(f"ConvNeXt{size}" for size in ("Tiny", "Small", "Base", "Large", "XLarge")),
+    *(f"DenseNet{depth}" for depth in (121, 169, 201)),
+    *(f"EfficientNetB{number}" for number in range(8)),
+    *(f"EfficientNetV2B{number}" for number in range(4)),
+    *(f"EfficientNetV2{size}" for size in "SML"),
+    "InceptionResNetV2",
+    "InceptionV3",
+    "MobileNet",
+    "MobileNetV2",
+    "MobileNetV3Large",
+    "MobileNetV3Small",
+    "NASNetLarge",
+    "NASNetMobile",
+    *(f"ResNet{depth}{v}" for depth in (50, 101, 152) for v in ("", "V2")),
+    "VGG16",
+    "VGG19",
+    "Xception",
+)
+"""What ``keras.applications`` can build without weights."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class KerasFitConfig(ImageConfig):
+    """Settings of the model and of its training.
+
+    ``batch_norm`` ``cross_replica`` sets ``synchronized`` of Keras' layers.
+
+    Attributes:
+      model: A name of ``keras.applications``, or ``FILE.py:FUNCTION``, a function
+        without arguments that returns a compiled model of images and labels.
+      loop: ``fit``, or ``run``: a loop over ``repl.run`` with the same model and batch,
+        and the same optimizer, wrapped.
+      learning_rate: Of gradient descent with momentum, for a model from
+        ``keras.applications``.
+      momentum: The same.
+      evaluation_batch_size: Examples per evaluation step, on one device.
+    """
+
+    image_size: int = 224
+    num_classes: int = limited(1000, low=1)
+    compute_dtype: str = limited("float32", choices=COMPUTE_DTYPES)
+    model: str = "ResNet50"
+    loop: str = limited("fit", choices=LOOPS)
+    learning_rate: float = limited(0.001, low=0.0)
+    momentum: float = limited(0.9, low=0.0, below=1.0)
+    evaluation_batch_size: int = limited(128, low=1)
+
+    def __post_init__(self) -> None:
+        ImageConfig.__post_init__(self)
+        check_choice("input_dtype", self.input_dtype, ("float32",))
+        if self.jit == JIT_COMPUTE:
+            raise ValueError(
+                f"option jit={self.jit!r}: compile() of Keras takes a whole step or "
+                f"nothing; use jit 'step' or {JIT_OFF!r}"
+            )
+        if self.jit != JIT_OFF and self.loop != "fit":
+            raise ValueError(
+                f"option jit={self.jit!r} is that of compile(), which fit reads, but "
+                f"loop is {self.loop!r}: leave one of the two out"
+            )
+        if self.function is None:
+            check_choice("model", self.model, APPLICATIONS)
+            smallest = _SMALLEST_OF.get(self.model, _SMALLEST)
+            check_range("image_size", self.image_size, low=smallest)
+        else:
+            self._check_function(*self.function)
+
+    @property
+    def function(self) -> tuple[Path, str] | None:
+        """File and name of the function that makes the model; None for a name."""
+        path, separator, name = self.model.rpartition(":")
+        return (Path(path), name) if separator else None
+
+    def _check_function(self, path: Path, name: str) -> None:
+        """Raises unless the file defines the function; nothing of it is run."""
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ValueError(
+                f"option model={self.model!r}: cannot read {str(path)!r}: {reason}; "
+                "write FILE.py:FUNCTION, or a name of keras.applications such as "
+                "'ResNet50'"
+            ) from error
+        functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
+        if name not in functions:
+            raise ValueError(
+                f"option model={self.model!r}: {str(path)!r} defines no function "
+                f"{name!r}; it has {', '.join(functions) or 'none'}"
+            )
+
+
+_CPU_PRESET = KerasFitConfig(
+    shuffle_buffer_size=2048, num_input_threads=1, evaluation_batch_size=64
+)
+
+PRESETS: dict[str, KerasFitConfig] = {
+    "smoke": dataclasses.replace(_CPU_PRESET, image_size=32),
+    "laptop": dataclasses.replace(_CPU_PRESET, image_size=64),
+    "gpu": KerasFitConfig(compute_dtype="mixed_bfloat16", num_input_threads=8),
+}
+
+make_config = configurations("keras_fit", PRESETS)

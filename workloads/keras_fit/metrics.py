@@ -1,0 +1,7 @@
+"""The metrics of ``fit``: those of image classification, without TensorFlow."""
+
+from __future__ import annotations
+
+from workloads.resnet50.metrics import METRICS
+
+__all__ = ["METRICS"]
