@@ -39,7 +39,7 @@ def test_a_program_takes_turns(take_turns, client_settings, client_store):
     assert raw.result["window_sec"] == pytest.approx(result.window_sec)
     assert list(rank.losses) == raw.result["ranks"][0]["losses"]
     kinds = [line.kind for line in lines_of(client_store, trial)]
-    assert ["phase", "client", "phase", "facts"] == kinds[:4]
+    assert ["trial", "phase", "client", "phase", "facts"] == kinds[:5]
     assert ["quality"] == kinds[-1:]
 
 

@@ -40,6 +40,7 @@ GATE = (
     "--mode=weak",
     "--repeats=3",
     "--rounds=3",
+    "--measure-equal",
     "--baseline=same",
 )
 

@@ -28,6 +28,7 @@ GATE = (
     "--mode=weak",
     "--budget=20steps",
     "--evaluations=2",
+    "--measure-equal",
 )
 
 
