@@ -15,6 +15,7 @@ import pytest
 from harness.cli import exit_codes
 from harness.errors import RevisionError
 from harness.judging import revisions
+from harness.machine import owned_folders
 from harness.planning import code_digest
 from results.store.study_store import Store
 
@@ -179,7 +180,7 @@ def test_both_locks_are_installed_on_gpus(
     """First that of all devices, then that of GPUs, into one new environment."""
     commands: list[list[str]] = []
 
-    def run(command: list[str]) -> Any:
+    def run(command: list[str], **_: Any) -> Any:
         commands.append(command)
         return subprocess.CompletedProcess(command, 0, "", "")
 
@@ -187,7 +188,7 @@ def test_both_locks_are_installed_on_gpus(
     locks = revisions.locks_of("gpu")
     for name in locks:
         (tmp_path / name).write_text("")
-    python = revisions._install("r", tmp_path, tmp_path / "env", locks)
+    python = revisions._install("r", tmp_path, owned_folders.Owned(tmp_path), locks)
 
     assert str(tmp_path / "env" / "bin" / "python") == python
     assert ["venv", str(tmp_path / "env")] == commands[0][-2:]
@@ -211,7 +212,7 @@ def test_what_cannot_be_installed_is_one_line(
     """Neither the environment nor its packages; nothing is tried after that."""
     commands: list[list[str]] = []
 
-    def run(command: list[str]) -> Any:
+    def run(command: list[str], **_: Any) -> Any:
         commands.append(command)
         is_last = ends_at in command
         return subprocess.CompletedProcess(command, is_last, "", said * is_last)
@@ -223,7 +224,7 @@ def test_what_cannot_be_installed_is_one_line(
     with pytest.raises(
         RevisionError, match=rf"^revision 'r' cannot be installed: .*{message}.*; choo"
     ):
-        revisions._install("r", tmp_path, tmp_path / "env", locks)
+        revisions._install("r", tmp_path, owned_folders.Owned(tmp_path), locks)
 
     assert ["venv", "pip"].index(ends_at) + 1 == len(commands)
 

@@ -28,7 +28,6 @@ GATE = (
     "--mode=weak",
     "--budget=20steps",
     "--evaluations=2",
-    "--measure-equal",
 )
 
 
@@ -37,6 +36,7 @@ def test_a_change_that_learns_less_is_a_regression(gate: Any, tmp_path: Path) ->
     """Exit code 1; every seed is trained by both, and nothing is timed."""
     code, out, err = gate(
         "--baseline=learned_more",
+        "--measure-equal",
         "--quality-repeats=3",
         "--study=q",
         "--format=json",
@@ -58,7 +58,9 @@ def test_a_change_that_learns_less_is_a_regression(gate: Any, tmp_path: Path) ->
 
 def test_a_change_that_learns_as_much_passes(gate: Any, tmp_path: Path) -> None:
     """All seeds, in a study of its own name; the text says what is compared."""
-    code, out, err = gate("--baseline=same", "--quality-repeats=3", of=GATE)
+    code, out, err = gate(
+        "--baseline=same", "--measure-equal", "--quality-repeats=3", of=GATE
+    )
     (study,) = (tmp_path / "runs").glob("gate-quality-*")
 
     assert exit_codes.OK == code, err
