@@ -37,12 +37,14 @@ class GateView:
     @property
     def verdict(self) -> str:
         """One word, or two."""
-        return gate_file.NO_VERDICT if self.record is None else self.record.verdict
+        if self.record is None:
+            return gate_file.NO_VERDICT
+        return "advice: " * self.record.is_advice + self.record.verdict
 
     @property
     def level(self) -> Level:
         """Good only where the gate lets the change pass."""
-        if self.record is None:
+        if self.record is None or self.record.is_advice:
             return Level.CAUTION
         level = _LEVELS.get(self.record.verdict, Level.CAUTION)
         is_passed = level is not Level.OK or self.record.is_pass

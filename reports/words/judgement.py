@@ -69,7 +69,7 @@ def _verdict_of(case: JudgedCase) -> str:
     return "no verdict" if case.verdict is None else case.verdict.value
 
 
-def _of_looks(gate: Gate) -> Iterator[str]:
+def notes_of_looks(gate: Gate) -> Iterator[str]:
     """Says when a gate of two revisions ended, and what it saw besides its cases."""
     paired = gate.paired
     if paired is None:
@@ -121,7 +121,7 @@ def _notes(gate: Gate) -> list[str]:
                 f" [{ratio.low:.3f}, {ratio.high:.3f}] ({ratio.confidence:.0%}), must"
                 " include 1"
             )
-    notes += _of_looks(gate)
+    notes += notes_of_looks(gate)
     if gate.turns.num_turns:
         notes.append(f"void turns: {gate.turns.num_void} of {gate.turns.num_turns}")
     notes += [f"failed: {failure}" for failure in gate.failures]

@@ -9,6 +9,8 @@ from results.records.limits import MAX_LINE
 from results.store import record_file
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from results.judging.gate import Gate
     from results.judging.judged_case import JudgedCase
     from results.store.study_store import Store
@@ -18,13 +20,16 @@ NO_VERDICT: Final = "no verdict"
 VERB: Final = "gate"
 
 
-def record_of(gate: Gate, *, headline: str, exit_code: int) -> GateRecord:
+def record_of(
+    gate: Gate, *, headline: str, exit_code: int, notes: Iterable[str] = ()
+) -> GateRecord:
     """Returns what a gate concluded, as a record.
 
     Args:
       gate: The gate.
       headline: Its verdict in one sentence.
       exit_code: What the gate exits with.
+      notes: What else its reader has to know, one line each.
     """
     verdict = gate.verdict
     return GateRecord(
@@ -39,6 +44,8 @@ def record_of(gate: Gate, *, headline: str, exit_code: int) -> GateRecord:
         exit_code=exit_code,
         unfit=gate.why_unfit[:MAX_LINE],
         is_weaker=gate.is_weaker,
+        is_advice=gate.is_advice,
+        notes=tuple(notes),
         cases=tuple(map(_case, gate.cases)),
         failures=tuple(failure[:MAX_LINE] for failure in gate.failures),
     )

@@ -45,5 +45,12 @@ class GateRecord(Record):
     exit_code: ExitCode
     unfit: Line = Field(default="", description="why the machine gave no verdict")
     is_weaker: bool = Field(default=False, description="against a stored study")
+    is_advice: bool = Field(
+        default=False,
+        description="whether it decides nothing: the sides are of different days",
+    )
+    notes: Annotated[tuple[Text, ...], Field(max_length=limits.MAX_TRIALS)] = Field(
+        default=(), description="when it looked, and what it saw besides its cases"
+    )
     cases: Annotated[tuple[GateCase, ...], Field(max_length=limits.MAX_TRIALS)] = ()
     failures: Annotated[tuple[Line, ...], Field(max_length=limits.MAX_TRIALS)] = ()

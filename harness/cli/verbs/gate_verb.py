@@ -229,7 +229,10 @@ def _conclude(store: Store, found: Gate, form: str) -> int:
     from reports.page import build
 
     record = gate_file.record_of(
-        found, headline=judgement.headline(found), exit_code=code_of(found)
+        found,
+        headline=judgement.headline(found),
+        exit_code=code_of(found),
+        notes=judgement.notes_of_looks(found),
     )
     gate_file.write(store, record)
     build.write_report(store, store.report_path)

@@ -100,6 +100,22 @@ def test_an_equal_tree_passes_in_green(made: Any) -> None:
     assert "caution" == failed.level.value
 
 
+def test_advice_is_neither_green_nor_red(made: Any) -> None:
+    """Against a stored study; and what was seen besides the cases is shown."""
+    store = made(slower=1.0, code=3)
+    record = gate_file.read(store)
+    assert record is not None
+    update = {"is_advice": True, "notes": ("looked after 3, 5 generations",)}
+    gate_file.write(store, record.model_copy(update=update))
+    found = gate_brief.of_view(view_store(store))
+    page = build.build_report(store)
+
+    assert found is not None
+    assert ("advice: pass", "caution") == (found.verdict, found.level.value)
+    assert "what varies between days is in no interval" in page
+    assert "looked after 3, 5 generations" in page
+
+
 def test_a_gate_that_has_not_concluded_has_no_verdict(made: Any) -> None:
     """Killed before its end, or its record is damaged."""
     store = made(slower=1.1, code=1, is_recorded=False)
