@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import subprocess
 import sys
@@ -173,3 +174,15 @@ def test_a_control_that_there_is_not_is_no_attribute():
     assert not controls.synthetic
     with pytest.raises(AttributeError, match="no control 'no_sync', there are"):
         controls.no_sync  # noqa: B018 - reading it is the test
+
+
+@pytest.mark.parametrize("is_sustained", [False, True])
+def test_the_collector_works_within_sustained_turns_only(is_sustained: bool) -> None:
+    """A harness that knows no such turns never sends the field."""
+    fields = {"is_sustained": True} if is_sustained else {}
+    gc.disable()
+    try:
+        scaling_client.set_collector({"command": "turn", "num_steps": 1, **fields})
+        assert is_sustained == gc.isenabled()
+    finally:
+        gc.enable()
