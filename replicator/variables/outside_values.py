@@ -15,6 +15,7 @@ import tensorflow as tf
 from replicator.collectives import wire_types
 from replicator.placement import devices as device_lib
 from replicator.placement.collective_types import NCCL_DTYPES
+from replicator.step.traced_once import traced_once
 from replicator.variables import worker_values
 from replicator.variables.copy_values import replica_value
 from replicator.variables.kinds import Kind, is_averaged, is_summed
@@ -60,22 +61,14 @@ class OutsideValues:
 
     def read(self) -> list[tf.Tensor]:
         """Emits the value of each entry."""
-        totals = _sums(self._entries)
-        num_replicas = None
+        # Here sums, where they are sent to be added to those of other workers.
+        found = _combined(self._entries, is_sent=self._group is not None)
         if self._group is not None:
-            totals = self._over_workers(totals, self._group)
-            num_replicas = self._topology.num_replicas
-        values = []
-        for entry, total in zip(self._entries, totals, strict=True):
-            if total is None:
-                values.append(self._of_first(entry))
-            elif not _is_from_all(entry.variable, entry.kind):
-                values.append(tf.cast(total, entry.variable.dtype))
-            else:
-                with tf.device(_sum_device(entry)):
-                    count = num_replicas or len(entry.copies)
-                    values.append(_of_total(entry.variable, total, count))
-        return values
+            found = self._over_workers(found, self._group)
+        return [
+            self._of_first(entry) if value is None else value
+            for entry, value in zip(self._entries, found, strict=True)
+        ]
 
     def _over_workers(
         self, totals: Sequence[tf.Tensor | None], group: Group
@@ -100,7 +93,17 @@ class OutsideValues:
                 wire_types.added,
             )
         )
-        return [next(received) if sends else None for sends in is_sent]
+        return [
+            self._of_job(entry, next(received)) if sends else None
+            for entry, sends in zip(self._entries, is_sent, strict=True)
+        ]
+
+    def _of_job(self, entry: Entry, received: tf.Tensor) -> tf.Tensor:
+        """The value of a variable, from the sum over all workers."""
+        if not _is_from_all(entry.variable, entry.kind):
+            return tf.cast(received, entry.variable.dtype)
+        with tf.device(_sum_device(entry)):
+            return _of_total(entry.variable, received, self._topology.num_replicas)
 
     def _share_of_first(self, entry: Entry) -> tf.Tensor:
         """What this worker adds where only the value of replica 0 of the job counts."""
@@ -155,35 +158,49 @@ def to_number(value: tf.Tensor) -> tf.Tensor:
     return tf.cast(value, _number(value.dtype))
 
 
-def _sums(entries: Sequence[Entry]) -> list[tf.Tensor | None]:
-    """Emits the sums over the copies; None where only replica 0's value counts."""
+def _combined(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor | None]:
+    """Emits what the copies of each variable amount to.
+
+    Returns:
+      Sums if they are sent, otherwise the values; None where only replica 0's counts.
+    """
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place, entry in enumerate(entries):
         if _is_from_all(entry.variable, entry.kind):
             is_static = entry.variable.shape.is_fully_defined()
             devices = tuple(copy.device for copy in entry.copies)
             alone = -1 if is_static else place
-            key = entry.variable.dtype, _sum_device(entry), devices, alone
+            what = entry.variable.dtype, is_summed(entry.variable)
+            key = what, _sum_device(entry), devices, alone
             groups.setdefault(key, []).append(place)
     found: list[tf.Tensor | None] = [None] * len(entries)
     for places in groups.values():
         members = [entries[place] for place in places]
-        for place, total in zip(places, _add_up(members), strict=True):
-            found[place] = total
+        values = _combine_alike(members, is_sent=is_sent)
+        for place, value in zip(places, values, strict=True):
+            found[place] = value
     return found
 
 
-def _add_up(entries: Sequence[Entry]) -> list[tf.Tensor]:
-    """Adds the copies of variables of one type that lie on the same devices."""
+def _combine_alike(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor]:
+    """Combines the copies of variables of one type that lie on the same devices."""
     first = entries[0]
     vectors = []
     for replica, copy in enumerate(first.copies):
-        with tf.device(copy.device):
+
+        def read(replica: int = replica) -> tf.Tensor:
             of_replica = [entry.copies[replica].value() for entry in entries]
             vector = of_replica[0] if len(entries) == 1 else pack(of_replica)
-            vectors.append(to_number(vector))
+            return to_number(vector)
+
+        with tf.device(copy.device):
+            # As a call: its end is one node here, where the end of each read would be
+            # one for which the caller's device waits.
+            vectors.append(read() if len(entries) == 1 else traced_once(read)())
     with tf.device(_sum_device(first)):
         total = tf.add_n(vectors)
+        if not is_sent:
+            total = _of_total(first.variable, total, len(vectors))
         if len(entries) == 1:
             return [total]
         return unpack(total, [entry.variable.shape for entry in entries])

@@ -20,7 +20,7 @@ from replicator.engine.link import share_transfer
 from replicator.engine.link.cross_worker import CrossWorker
 from replicator.engine.link.linker import Linker
 from replicator.engine.link.local import LocalLinker
-from replicator.engine.run import compiled
+from replicator.engine.run import compiled, completion
 from replicator.errors import CaptureError
 from replicator.placement.worker_group import flat_group
 from replicator.step.per_replica import per_replica_nest
@@ -214,18 +214,21 @@ class Assembly:
             for effect in self.copies.order.effects(name)
         }
         controls.update(self._linker.awaited)
-        for index, name in enumerate(sorted(controls)):
+        nodes = [
+            *self._replica_ids.values(),
+            *self._linker.nodes,
+            *self._more_nodes,
+            *copied,
+            *(self._workers.nodes if self._workers else ()),
+        ]
+        ends = sorted(controls)
+        if not self._is_compiled:  # its programs are split by device already
+            ends, joins = completion.join(ends, nodes, self._name)
+            nodes += joins
+        for index, name in enumerate(ends):
             function.signature.control_output.append(f"control_{index}")
             function.control_ret[f"control_{index}"] = name
-        function.node_def.extend(
-            [
-                *self._replica_ids.values(),
-                *self._linker.nodes,
-                *self._more_nodes,
-                *copied,
-                *(self._workers.nodes if self._workers else ()),
-            ]
-        )
+        function.node_def.extend(nodes)
         return function
 
     def _traced_ref(self, replica: int, name: str) -> Ref | str:
