@@ -75,6 +75,7 @@ class Turns:
         processes = types.SimpleNamespace(num_ranks=1)
         prepared = types.SimpleNamespace(
             processes=processes,
+            is_client=False,
             trial_dir=pathlib.Path("/nonexistent"),
             variables={process_tree.MARKER: "/nonexistent"},
             command=(),
@@ -98,16 +99,19 @@ class Turns:
         script = (
             "import socket, sys; s = socket.socket(socket.AF_UNIX);"
             "s.connect(chr(0) + sys.argv[1]);"
-            """s.sendall(b'{"state": "imported", "rank": 0}\\n'); s.recv(1)"""
+            """s.sendall(b'{"state": "imported", "rank": 0, "protocol": 2}\\n');"""
+            "s.recv(1)"
         )
         command = [sys.executable, "-S", "-c", script, self.address[1:]]
         with subprocess.Popen(command) as rank:
             answers = None
             deadline = time.monotonic() + 20
-            while answers is None and time.monotonic() < deadline:
-                answers = self.resident.poll()
-            rank.kill()
-        return answers == [{"state": "imported", "rank": 0}]
+            try:
+                while answers is None and time.monotonic() < deadline:
+                    answers = self.resident.poll()
+            finally:
+                rank.kill()
+        return answers is not None and [0] == [answer["rank"] for answer in answers]
 
     def close(self) -> None:
         """Closes it."""
