@@ -17,8 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import runner
-from benchmarks.bench_measuring import start_giving_turns
+from benchmarks import runner, turns
 
 STEP_NS = 5_000_000
 STEPS_PER_TURN = 60
@@ -61,7 +60,7 @@ def measure() -> dict[str, float]:
             "is_evaluated": False,
         }
         (Path(folder) / scaling_client.TRIAL_FILE).write_text(json.dumps(asked))
-        address = start_giving_turns(NUM_TURNS, STEPS_PER_TURN)
+        address = turns.start_giving(NUM_TURNS, STEPS_PER_TURN)
         os.environ[scaling_client.TRIAL_VARIABLE] = folder
         os.environ[scaling_client.ADDRESS_VARIABLE] = address
         run: Any = scaling_client.connect()

@@ -11,15 +11,12 @@ over fresh processes.
 from __future__ import annotations
 
 import json
-import os
-import socket
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import runner
+from benchmarks import runner, turns
 
 if TYPE_CHECKING:
     from harness.client.scaling_client import Channel
@@ -159,43 +156,7 @@ def _channel() -> Channel:
     """A connection to a thread that gives turns."""
     from harness.client.scaling_client import Channel
 
-    return Channel(start_giving_turns(NUM_STEPS // STEPS_PER_TURN, STEPS_PER_TURN), 0)
-
-
-def start_giving_turns(num_turns: int, num_steps: int) -> str:
-    """Starts a thread that gives turns, as the harness does; returns its address."""
-    from harness.client.scaling_client import native_address
-
-    address = f"@bench-measuring-{os.getpid()}"
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    server.bind(native_address(address))
-    server.listen(1)
-    threading.Thread(
-        target=_give_turns, args=(server, num_turns, num_steps), daemon=True
-    ).start()
-    return address
-
-
-def _give_turns(server: socket.socket, num_turns: int, num_steps: int) -> None:
-    connection, _ = server.accept()
-    commands: list[dict[str, Any]] = [
-        {"command": "build", "is_alone": True},
-        {"command": "warm_up", "heap_fraction": 0.0},
-        *(
-            {
-                "command": "turn",
-                "round_index": index,
-                "attempt": 0,
-                "num_steps": num_steps,
-            }
-            for index in range(num_turns)
-        ),
-        {"command": "finish"},
-    ]
-    with server, connection, connection.makefile("r", encoding="utf-8") as lines:
-        for command in commands:
-            lines.readline()
-            connection.sendall(json.dumps(command).encode("ascii") + b"\n")
+    return Channel(turns.start_giving(NUM_STEPS // STEPS_PER_TURN, STEPS_PER_TURN), 0)
 
 
 if __name__ == "__main__":

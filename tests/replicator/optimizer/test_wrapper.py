@@ -53,19 +53,6 @@ def test_a_variable_may_get_its_first_gradient_later(
     assert float(weights[1][0]) < 3.0
 
 
-def test_an_optimizer_of_tensorflow_1_is_told_how_to_do_without():
-    """It is none of Keras 3; gradients that are averaged are all that it needs."""
-    repl = replicator.create("in_graph", num_replicas=2)
-    optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.5)
-
-    with pytest.raises(
-        TypeError,
-        match=r"'GradientDescentOptimizer' has no 'apply'; pass for example "
-        r"keras.*unwrapped and pass averages to it: apply_gradients\(zip\(rep.*all_mea",
-    ):
-        repl.wrap_optimizer(optimizer)
-
-
 def _clip_global(grads):
     return tf.clip_by_global_norm(grads, 1.0)[0]
 
