@@ -13,9 +13,10 @@ import os
 import shutil
 import stat
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from harness.machine import time_of_day
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +79,7 @@ def is_abandoned(folder: Path) -> bool:
     try:
         descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        is_old = time.time() - facts.st_mtime > _MAKING_SEC
+        is_old = time_of_day.age_sec(facts.st_mtime) > _MAKING_SEC
         return is_old and not any(folder.iterdir())
     except OSError:
         return False

@@ -116,6 +116,7 @@ def test_an_array_of_11_runs_every_shard_once(
         "launch", "render", "--launcher=slurm", "--array=11", "--",
         sys.executable, "-S", "-c", say,
     )  # fmt: skip
+    assert not rendered.returncode, rendered.stderr
     batch = shared / rendered.stdout.strip()
     # Whole nodes would take their time, and are not what is tested here.
     batch.write_text(batch.read_text().replace("#SBATCH --exclusive\n", ""))

@@ -13,7 +13,10 @@ SEED = 2019
 @pytest.mark.processes
 @pytest.mark.parametrize("backend", on_clusters.RUNNERS)
 def test_random_programs_agree_on_workers(tmp_path, backend):
-    """Two workers of two replicas; ``test_fuzz`` compares what one process runs."""
+    """Two workers of two replicas; ``test_fuzz`` compares what one process runs.
+
+    All of it is left to the full run.
+    """
     for verdicts, found in on_clusters.run(backend, tmp_path, SEED, NUM_PROGRAMS):
         assert [] == found
         assert NUM_PROGRAMS == sum(verdicts.values())

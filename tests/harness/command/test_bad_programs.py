@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from harness.command import kept_output
-from harness.run import trial_runner
+from harness.run import trial_runner, trial_tree
 from harness.run.trial_runner import RunSettings
 from harness.trial import process_tree
 from results.records import identity
@@ -61,8 +61,8 @@ PROGRAMS: dict[str, tuple[str, TrialStatus, str]] = {
     ),
     "is killed": (
         "os.kill(os.getpid(), 9)",
-        TrialStatus.OUT_OF_MEMORY,
-        r"SIGKILL that the harness did not send; .*the command had printed no numbers",
+        TrialStatus.FAILED,
+        r"SIGKILL .*counted no .* kills: the command had printed no numbers",
     ),
     "crashes": (
         "os.kill(os.getpid(), 11)",
@@ -120,7 +120,11 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     settings = RunSettings(
         timeout_sec=6.0, canary=lambda _core: 0.2, folders={"": root}
     )
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        concurrent.futures.ThreadPoolExecutor(2) as pool,
+    ):
+        patch.setattr(trial_tree, "read_oom_kills", lambda: 7)
         running = {
             name: pool.submit(trial_runner.run_trial, store, trial, settings)
             for name, trial in trials.items()

@@ -19,6 +19,7 @@ class Gang:
 
     exit_code = 3
     output = ("a member said this",)
+    num_oom_kills = None
 
     def __init__(self) -> None:
         self.calls: list[str] = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from harness.run import trial_tree
 from harness.run.trial_runner import run_trial
 from harness.trial.ending import cause_of
 from results.records import identity
@@ -68,7 +69,11 @@ def test_every_worker_is_a_rank_with_times_of_its_own(run_cluster: Any) -> None:
     ("behavior", "status", "reason"),
     [
         ("rank1_fail", "failed", "the reducer is out of paper"),
-        ("rank1_sigkill", "out_of_memory", "SIGKILL that the harness did not send"),
+        (
+            "rank1_sigkill",
+            "failed",
+            "the kernel counted no out-of-memory kills: rank 1",
+        ),
         pytest.param(
             *("rank1_segv", "failed", "signal SIGSEGV: rank 1 was in phase measure"),
             marks=pytest.mark.full,
@@ -90,6 +95,7 @@ def test_the_cause_is_recorded_and_not_its_consequence(
 
     The full run has the other signal and the other exception.
     """
+    monkeypatch.setattr(trial_tree, "read_oom_kills", lambda: 7)
     monkeypatch.setenv("FAKE_BEHAVIOR", f"*:*:{behavior}")
 
     trial = run_cluster()
