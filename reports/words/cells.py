@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 _FORMULA = re.compile(r"\s*[=+\-@\t\r]")
 _NUMBER = re.compile(r"[+-]?(?:\d[\d.,_]*(?:[eE][+-]?\d+)?|inf|nan)\s?%?")
 
+_QUOTED_OR_END = re.compile(r'("(?:[^"]|"")*")|\r\n')
+"""Only with this end of lines does every version of Python quote a carriage return."""
+
 
 def inert(value: Any) -> Any:
     """Returns a cell with an apostrophe before what would be a formula."""
@@ -25,5 +28,5 @@ def inert(value: Any) -> Any:
 
 def as_csv(frame: pd.DataFrame) -> str:
     """Returns a frame as CSV, without its index."""
-    text: str = frame.map(inert).to_csv(index=False, lineterminator="\n")
-    return text
+    text: str = frame.map(inert).to_csv(index=False, lineterminator="\r\n")
+    return _QUOTED_OR_END.sub(lambda found: found[1] or "\n", text)

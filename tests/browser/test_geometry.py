@@ -19,7 +19,7 @@ SHAPES = (
 )
 SMALLEST_TEXT = 11.0
 MOST_PAGES = 8
-MOST_SCREENS = 14
+MOST_SCREENS = 15
 A4 = {"width": "210mm", "height": "297mm"}
 
 
@@ -82,7 +82,7 @@ def test_panels_of_one_quantity_share_their_axis(open_page: Any) -> None:
     assert re.match(r"0\s%", labels[0][0])
 
 
-def test_a_study_of_many_trials_is_at_most_14_screens(open_page: Any) -> None:
+def test_a_study_of_many_trials_is_at_most_15_screens(open_page: Any) -> None:
     """With details closed, on a desktop."""
     page = open_page("large")
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = false)")

@@ -21,7 +21,7 @@ HALF_A_DIGIT = 0.5
 TEXT = re.compile(
     r"(?P<backend>\w+), (?P<mode>\w+) scaling, (?P<size>\d+) replicas?: "
     r"(?P<what>\w+): (?P<value>[\d.]+)\s?%"
-    r"(?:, 95 % interval (?P<low>[\d.]+)\s?% to (?P<high>[\d.]+)\s?%, n = (?P<n>\d+)"
+    r"(?:, 95 % interval \[(?P<low>[\d.]+),\s(?P<high>[\d.]+)\], n = (?P<n>\d+)"
     r"|, by definition)"
 )
 
@@ -129,8 +129,8 @@ def test_bars_of_a_waterfall_say_part_interval_and_n(open_page: Any) -> None:
 
     assert len(titles) >= 6
     pattern = (
-        r"in_graph x2: [\w :,]+: -?[\d.]+ ms per step, 95 % interval -?[\d.]+ to "
-        r"-?[\d.]+, n = 4"
+        r"in_graph x2: [\w :,]+: -?[\d.]+ ms per step, 95 % interval \[-?[\d.]+,\s"
+        r"-?[\d.]+\], n = 4"
     )
     for title in titles:
         assert re.fullmatch(pattern, title), title

@@ -51,7 +51,10 @@ def quick_page(monkeypatch: pytest.MonkeyPatch) -> None:
             "text",
             r"\A[\w ]+(\([\w ,]+\))?: in_graph keeps .* reaches 1.*N: rep.*; \[value",
         ),
-        ("markdown", r"\A### a\n\n`weak scaling efficiency: \d+ % at 2 replicas"),
+        (
+            "markdown",
+            r"\A### a\n\n`weak scaling efficiency: \d+ % \[\d+, \d+\] at 2 replicas",
+        ),
         ("json", r'\A\{\n  "report_version": 1,\n  "verdict": \{\n    "headline"'),
         ("csv", r"\Astudy,figure,quantity,kind,"),
         ("badge", r"\A<svg xmlns="),
@@ -189,7 +192,7 @@ def test_three_studies_are_listed_in_other_formats(
     code, out, _ = harness("report", "a", "b", "c", "--format", form)
 
     assert exit_codes.OK == code
-    assert 3 == out.count("in_graph keeps " if form != "markdown" else "% (weak, 2")
+    assert 3 == out.count("in_graph keeps " if form != "markdown" else "] (weak, 2")
     if form == "json":
         assert ["a", "b", "c"] == [row["study"] for row in json.loads(out)]
 
