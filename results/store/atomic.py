@@ -72,6 +72,8 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
     Raises:
       OSError: The folder is missing or cannot be written.
     """
+    # Both names lead through the same mounts then, which the current folder need not.
+    path = path.absolute()
     descriptor, name = tempfile.mkstemp(
         prefix=TEMPORARY_PREFIX, suffix=f"-{path.name}", dir=path.parent
     )
