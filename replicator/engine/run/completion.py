@@ -32,12 +32,13 @@ def join(
 
     Returns:
       The names of the nodes to wait for instead, and the new nodes among them. Nodes
-      without a device stay: the runtime chooses theirs later.
+      without a device stay, since the runtime chooses theirs later, and so do names of
+      nodes that a backend takes out of the function.
     """
     devices = {node.name: node.device for node in nodes}
     by_device: dict[str, list[str]] = {}
     for effect in effects:
-        by_device.setdefault(devices[effect], []).append(effect)
+        by_device.setdefault(devices.get(effect, ""), []).append(effect)
     names, joins = by_device.pop("", []), []
     for place, (device, members) in enumerate(by_device.items()):
         if len(by_device) == 1 or len(members) == 1:
