@@ -16,6 +16,7 @@ from harness.planning.plan import digest_of
 from harness.planning.same_code import check_code
 from results.records.models import Control, Order, Plan, PlannedTrial, ScalingMode
 from results.store import untrusted
+from results.store.seal import SEAL_NAME
 from results.store.study_store import PLAN_NAME, Store
 from results.study.cases import load_study
 
@@ -167,7 +168,9 @@ def read_existing_plan(root: Path) -> Plan | None:
     if untrusted.is_there(root / PLAN_NAME):
         return Store.open(root).read_plan()
     others = sorted(p.name for p in root.iterdir() if not p.name.startswith("."))
-    if others and others != ["trials"]:
+    # A harness that begins it may have come no further yet, or have ended there.
+    others = [name for name in others if name not in ("trials", SEAL_NAME)]
+    if others:
         raise StudyError(
             f"{str(root)!r} is not a study: it has {others[0]!r} but no {PLAN_NAME};"
             " choose another --study or empty the directory"
