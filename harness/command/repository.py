@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from harness.errors import PlanError
+from harness.machine import git as git_lib
 from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from harness.machine.owned_folders import Owned
 
 MOST_CHANGED: Final = 500
 """Files that are not committed and are read for an identity."""
@@ -22,27 +25,15 @@ NO_REPOSITORY: Final = "no git repository"
 
 
 def git(
-    folder: Path, *arguments: str, text: str = ""
+    folder: Path, *arguments: str, holds: Owned | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs git in a folder, without locks, hooks, and variables of an outer command.
+    """Runs git in a folder of the user's repository; see ``machine.git``.
 
     Raises:
       PlanError: There is no git, or it does not end.
     """
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    command = ["git", "--no-optional-locks", "-c", "core.hooksPath=/dev/null"]
-    command += ["-C", str(folder), *arguments]
     try:
-        return subprocess.run(
-            command,
-            env=variables | {"GIT_TERMINAL_PROMPT": "0"},
-            input=text,
-            capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",
-            check=False,
-            timeout=_TIMEOUT_SEC,
-        )
+        return git_lib.run(folder, *arguments, timeout_sec=_TIMEOUT_SEC, holds=holds)
     except FileNotFoundError as error:
         raise PlanError(
             "git is not installed, and identifies the program of --command; install it"

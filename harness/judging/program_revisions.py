@@ -119,9 +119,9 @@ def side_by_side(
         here, there = folder.path / "this", folder.path / "baseline"
         record = program.record
         try:
-            _check_out(source.root, here, source.commit, "the present commit")
+            _check_out(source, here, source.commit, "the present commit", folder)
             _copy_changes(source, here)
-            _check_out(source.root, there, commit, f"revision {revision!r}")
+            _check_out(source, there, commit, f"revision {revision!r}", folder)
             for root, name in ((here, "this tree"), (there, f"revision {revision!r}")):
                 _check_complete(root, name)
                 start = root / record.folder
@@ -133,7 +133,7 @@ def side_by_side(
                     )
                 if record.setup:
                     note(f"--setup in {name}: {record.setup}")
-                    _prepare(record.setup, start, name, is_other=root == there)
+                    _prepare(record.setup, start, name, folder, is_other=root == there)
             name = commit[:SHOWN_DIGITS]
             folders = {"": here / record.folder, name: there / record.folder}
             of_commit = repository.Repository(root=there, commit=commit, changed=())
@@ -152,12 +152,13 @@ def side_by_side(
                     worktrees.remove(git, root)
 
 
-def _check_out(repository_root: Path, root: Path, commit: str, name: str) -> None:
-    made = repository.git(
-        repository_root, "worktree", "add", "--quiet", "--detach", str(root), commit
-    )
+def _check_out(
+    source: Repository, root: Path, commit: str, name: str, folder: owned_folders.Owned
+) -> None:
+    git = functools.partial(repository.git, holds=folder)
+    made = git(source.root, "worktree", "add", "--quiet", "--detach", str(root), commit)
     if made.returncode == 0 and (root / ".gitmodules").is_file():
-        made = repository.git(root, "submodule", "update", "--init", "--recursive")
+        made = git(root, "submodule", "update", "--init", "--recursive")
     if made.returncode != 0:
         raise RevisionError(
             f"{name} cannot be checked out: {last_line(made.stderr)}; fix the"
@@ -198,10 +199,13 @@ def _check_complete(root: Path, name: str) -> None:
             )
 
 
-def _prepare(setup: str, folder: Path, name: str, *, is_other: bool) -> None:
+def _prepare(
+    setup: str, start: Path, name: str, folder: owned_folders.Owned, *, is_other: bool
+) -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", setup],
-        cwd=folder,
+        cwd=start,
+        pass_fds=(folder.descriptor,),
         env={k: v for k, v in os.environ.items() if not k.startswith("GIT_")},
         stdin=subprocess.DEVNULL,
         capture_output=True,

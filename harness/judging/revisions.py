@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from harness.errors import RevisionError
 from harness.judging import worktrees
-from harness.machine import environment, owned_folders
+from harness.machine import environment, git, owned_folders
 from harness.planning import code_digest
 from harness.planning.source_tree import SourceTree
 from harness.trial import turns
@@ -235,26 +235,21 @@ def _read(path: Path) -> bytes | None:
 def _git(
     *arguments: str, holds: owned_folders.Owned | None = None
 ) -> subprocess.CompletedProcess[str]:
-    # Variables of a hook would lead to another repository.
-    names = [name for name in os.environ if name.startswith("GIT_")]
-    command = ["git", "-C", str(SOURCE_ROOT), "-c", "core.hooksPath=/dev/null"]
-    return _run([*command, *arguments], without=names, holds=holds)
+    return git.run(SOURCE_ROOT, *arguments, holds=holds)
 
 
 def _run(
     command: Sequence[str],
     *,
     variables: Mapping[str, str] | None = None,
-    without: Sequence[str] = (),
     text: str = "",
     folder: Path | None = None,
     holds: owned_folders.Owned | None = None,
 ) -> subprocess.CompletedProcess[str]:
     # A command outlives a harness that is killed: what it writes to is not abandoned.
-    kept = {key: value for key, value in os.environ.items() if key not in without}
     return subprocess.run(
         command,
-        env={**kept, **(variables or {})},
+        env={**os.environ, **(variables or {})},
         input=text,
         cwd=folder,
         pass_fds=() if holds is None else (holds.descriptor,),

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.machine import gpus
+from harness.machine import git, gpus
 from results.records.machine_record import MachineState
 
 if TYPE_CHECKING:
@@ -126,18 +126,8 @@ def read_source_state(
 
 def _git(folder: Path, *arguments: str) -> str | None:
     """Returns the output of git; None if it fails or does not exist."""
-    # Variables of a hook or an outer command would name another repository.
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     try:
-        done = subprocess.run(
-            # Without locks, which an interrupt would leave in the user's repository.
-            ["git", "--no-optional-locks", "-C", str(folder), *arguments],  # noqa: S607
-            capture_output=True,
-            check=True,
-            text=True,
-            env=variables,
-            timeout=_GIT_TIMEOUT_SEC,
-        )
+        done = git.run(folder, *arguments, timeout_sec=_GIT_TIMEOUT_SEC)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout
+    return None if done.returncode else done.stdout
