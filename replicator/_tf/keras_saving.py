@@ -24,10 +24,24 @@ class UsedAsWrapped(trackable.Trackable):
 
     ``isinstance`` and Keras' files take it for an instance of that class. TensorFlow
     sees the children of the object inside, and leaves with it what a restored
-    checkpoint has for variables that are made later.
+    checkpoint has for variables that are made later. Attributes that are not its own
+    are read from the object inside and written to it.
     """
 
     wrapped: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "wrapped":  # not yet set while unpickling or copying
+            raise AttributeError(name)
+        return getattr(self.wrapped, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # `optimizer.learning_rate = 0.01` must reach the optimizer that does the work.
+        # What constructors set before `wrapped` is this object's own.
+        if "wrapped" not in vars(self) or name in vars(self):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.wrapped, name, value)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:

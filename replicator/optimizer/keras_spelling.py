@@ -38,19 +38,6 @@ class KerasSpelling(UsedAsWrapped):
     def __init__(self) -> None:
         self.options_state = OptionsState()
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "wrapped":  # not yet set while unpickling or copying
-            raise AttributeError(name)
-        return getattr(self.wrapped, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # `optimizer.learning_rate = 0.01` must reach the optimizer that does the work.
-        # What constructors set before `wrapped` is this object's own.
-        if "wrapped" not in vars(self) or name in vars(self):
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self.wrapped, name, value)
-
     def __dir__(self) -> Iterable[str]:
         # Keras saves what it finds here, and would save `wrapped` a second time.
         names = {*vars(self), *dir(type(self)), *dir(self.wrapped)}

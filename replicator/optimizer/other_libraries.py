@@ -81,17 +81,6 @@ class AveragingOptimizer(UsedAsWrapped):
         self._update = update
         self.wrapped = optimizer  # the last: see __setattr__
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "wrapped":  # not yet set while copying
-            raise AttributeError(name)
-        return getattr(self.wrapped, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if "wrapped" not in vars(self) or name in vars(self):
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self.wrapped, name, value)
-
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Any, Any]], name: str | None = None
