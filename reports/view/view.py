@@ -89,9 +89,7 @@ class View:
     @property
     def noun(self) -> str:
         """What a curve is of: a backend, or a program of the user's."""
-        planned = self.study.planned
-        is_own = bool(planned) and planned[0].spec.program is not None
-        return "program" if is_own else "backend"
+        return "backend" if self.study.program is None else "program"
 
     @property
     def measured_cases(self) -> tuple[Case, ...]:

@@ -13,7 +13,6 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from reports.words import (
-    evidence,
     formats,
     gate_brief,
     main_loss,
@@ -272,8 +271,7 @@ def _comparison(
     backend = points[0].backend
     others = [name for name in view.study.backends if name != backend]
     if not others:
-        is_program = evidence.program_of(view.study) is not None
-        return "" if is_program else f"Only {backend} was measured."
+        return f"Only {backend} was measured." if view.study.program is None else ""
     same = [item for item in compared if points[0].mode in item.modes]
     if not same:
         what = others[0] if len(others) == 1 else f"{len(others)} other backends"

@@ -17,7 +17,6 @@ from results.records.models import Evidence
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from results.records.models import Program
     from results.study.cases import Case, Study
 
 _GRADES: Final = {
@@ -34,11 +33,6 @@ _LIKE: Final = 0.15
 """Two numbers that differ by less than this part are taken for the same."""
 
 
-def program_of(study: Study) -> Program | None:
-    """Returns the program of the user's that a study measured, if it is of one."""
-    return study.planned[0].spec.program if study.planned else None
-
-
 def grade(study: Study) -> tuple[Evidence | None, str] | None:
     """Returns the evidence of a study of a program, and its grade in words.
 
@@ -46,7 +40,7 @@ def grade(study: Study) -> tuple[Evidence | None, str] | None:
 
     None for other studies, and where nothing was measured.
     """
-    program = program_of(study)
+    program = study.program
     if program is not None and program.is_client:
         is_measured = any(entry.is_ok for entry in study.planned)
         return (None, _OF_CLIENT) if is_measured else None
@@ -64,7 +58,7 @@ def grade(study: Study) -> tuple[Evidence | None, str] | None:
 
 def sentences(study: Study) -> Iterator[str]:
     """Yields what limits the figures of a program, one sentence each."""
-    program = program_of(study)
+    program = study.program
     if program is None or program.is_client:
         return
     yield (

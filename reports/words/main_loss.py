@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from reports.words import evidence, formats
+from reports.words import formats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,8 +82,7 @@ def sentence(view: View, points: Sequence[Point]) -> str:
         return "Whether it loses time is inconclusive." if is_below else ""
     lost = loss_of(view, point)
     if lost is None:  # nobody can say, of a program of the user's
-        is_program = evidence.program_of(view.study) is not None
-        return "" if is_program else "Causes were not recorded."
+        return "Causes were not recorded." if view.study.program is None else ""
     mode = f" in {point.mode.value} scaling" if len(points) > 1 else ""
     share = lost.lost.share
     if share is None or share.low is None:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from reports.words import evidence, formats, main_loss, marks, reproduce
+from reports.words import formats, main_loss, marks, reproduce
 from reports.words.marks import Level
 from results.judging import power
 from results.records.models import ScalingMode, TrialStatus
@@ -140,7 +140,7 @@ def choose(
         ),
         *(for_comparison(view, item) for item in compared),
         *(for_efficiency(view, point, target) for point in points),
-        "" if evidence.program_of(view.study) is not None else _controls(view, points),
+        _controls(view, points) if view.study.program is None else "",
         main_loss.remedy(view, points),
         _wider(view, points),
     ]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from results.records.models import (
         MetricFacts,
         Plan,
+        Program,
         ScalingMode,
         TrialResult,
         TrialSpec,
@@ -154,6 +155,11 @@ class Study:
     def metrics(self) -> dict[str, MetricFacts]:
         """What its metrics mean, by name."""
         return {facts.name: facts for facts in self.plan.metrics}
+
+    @property
+    def program(self) -> Program | None:
+        """The program of the user's that was measured, if it is a study of one."""
+        return self.planned[0].spec.program if self.planned else None
 
     @property
     def planned(self) -> tuple[Entry, ...]:
