@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import gate_process
 import pytest
 from loads import QUIET
 
@@ -27,17 +28,7 @@ _PATHS = [
 ]
 _START = f"import sys; sys.path += {_PATHS!r}; from gate_worker import main"
 WORKER = (sys.executable, "-S", "-c", f"{_START}; sys.exit(main())")
-GATE = (
-    "gate",
-    "--workload=resnet50",
-    "--preset=smoke",
-    "--backends=in_graph",
-    "--replicas=1",
-    "--mode=weak",
-    "--repeats=3",
-    "--measure-equal",
-    "--rounds=3",
-)
+GATE = (*gate_process.GATE, "--rounds=3")
 
 
 def _git(folder: Path, *arguments: str) -> None:

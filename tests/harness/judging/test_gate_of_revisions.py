@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gate_process import DRIVER, GATE, worktrees
 
 from harness.cli import exit_codes
 from harness.judging import revisions
@@ -23,37 +24,6 @@ from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).resolve().parents[3]
-WORKER = (sys.executable, str(Path(__file__).with_name("gate_worker.py")))
-GATE = (
-    "gate",
-    "--workload=resnet50",
-    "--preset=smoke",
-    "--backends=in_graph",
-    "--replicas=1",
-    "--mode=weak",
-    "--repeats=3",
-    "--measure-equal",
-)
-DRIVER = f"""
-import pathlib, sys
-from harness.cli.main import main
-from harness.judging import revisions
-revisions.SOURCE_ROOT = pathlib.Path(sys.argv.pop(1))
-overrides = {{"worker_command": {WORKER!r}, "canary": lambda core: 0.2}}
-sys.exit(main(run_overrides=overrides))
-"""
-
-
-def worktrees(repository: Path) -> list[str]:
-    """Returns what git knows of worktrees besides the repository itself."""
-    listed = subprocess.run(
-        ["git", "worktree", "list", "--porcelain"],
-        cwd=repository,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return re.findall(r"^worktree (.*)", listed.stdout, re.MULTILINE)[1:]
 
 
 def written_at() -> dict[Path, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import subprocess
 import sys
 import time
@@ -12,50 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gate_process import DRIVER, GATE, git, worktrees
 
 from harness.judging import revisions
 from harness.judging import worktrees as worktrees_lib
 from harness.machine import owned_folders
 
 ROOT = Path(__file__).resolve().parents[3]
-WORKER = (sys.executable, str(Path(__file__).with_name("gate_worker.py")))
 NUM_KILLS = int(os.environ.get("GATE_KILLS", "2"))
 SEED = 20261124
 GATE_SEC = 4.0
 """About the time of a gate here, at whose moments it is killed."""
-DRIVER = f"""
-import pathlib, sys
-from harness.cli.main import main
-from harness.judging import revisions
-revisions.SOURCE_ROOT = pathlib.Path(sys.argv.pop(1))
-overrides = {{"worker_command": {WORKER!r}, "canary": lambda core: 0.2}}
-sys.exit(main(run_overrides=overrides))
-"""
-GATE = (
-    "gate",
-    "--workload=resnet50",
-    "--preset=smoke",
-    "--backends=in_graph",
-    "--replicas=1",
-    "--mode=weak",
-    "--repeats=3",
-    "--rounds=3",
-    "--measure-equal",
-    "--baseline=same",
-)
-
-
-def git(repository: Path, *arguments: str) -> str:
-    """Returns what git prints."""
-    return subprocess.run(
-        ["git", *arguments], cwd=repository, check=True, capture_output=True, text=True
-    ).stdout
-
-
-def worktrees(repository: Path) -> list[str]:
-    """Returns what git knows of worktrees besides the repository itself."""
-    listed = git(repository, "worktree", "list", "--porcelain")
-    return re.findall(r"^worktree (.*)", listed, re.MULTILINE)[1:]
+KILLED = (*GATE, "--rounds=3", "--baseline=same")
 
 
 @pytest.mark.processes
@@ -68,7 +35,7 @@ def test_kills_of_a_gate_leave_nothing_behind_the_next_one(
     num_left = 0
     for kill in range(NUM_KILLS):
         process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, str(repository), *GATE],
+            [sys.executable, "-c", DRIVER, str(repository), *KILLED],
             cwd=tmp_path,
             env=variables,
             stdout=subprocess.DEVNULL,

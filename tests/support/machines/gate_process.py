@@ -1,0 +1,43 @@
+"""A real gate of one small case, in a process of its own or in the test's."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[2]
+WORKER = (sys.executable, str(TESTS / "harness" / "judging" / "gate_worker.py"))
+GATE = (
+    "gate",
+    "--workload=resnet50",
+    "--preset=smoke",
+    "--backends=in_graph",
+    "--replicas=1",
+    "--mode=weak",
+    "--repeats=3",
+    "--measure-equal",
+)
+# Arguments: the repository, and then those of the harness.
+DRIVER = f"""
+import pathlib, sys
+from harness.cli.main import main
+from harness.judging import revisions
+revisions.SOURCE_ROOT = pathlib.Path(sys.argv.pop(1))
+overrides = {{"worker_command": {WORKER!r}, "canary": lambda core: 0.2}}
+sys.exit(main(run_overrides=overrides))
+"""
+
+
+def git(repository: Path, *arguments: str) -> str:
+    """Returns what git prints."""
+    return subprocess.run(
+        ["git", *arguments], cwd=repository, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def worktrees(repository: Path) -> list[str]:
+    """Returns what git knows of worktrees besides the repository itself."""
+    listed = git(repository, "worktree", "list", "--porcelain")
+    return re.findall(r"^worktree (.*)", listed, re.MULTILINE)[1:]
