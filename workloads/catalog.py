@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,33 @@ _IMAGES = "batch normalization over the global batch"
 # reads all of them twice in every dispatch. No workload writes any.
 _GPU_OPTIONS = {"external_writes": "never"}
 
+# Of both workloads that train residual networks, so that their rates can be compared.
+_SMOKE = PresetInfo(
+    name="smoke",
+    description="seconds, for tests: 32 px",
+    data="digits",
+    per_replica_batch_size=4,
+    num_warmup_steps=2,
+    num_measured_steps=4,
+)
+_LAPTOP = PresetInfo(
+    name="laptop",
+    description="minutes per sweep on CPU cores: 64 px",
+    data="digits",
+    per_replica_batch_size=8,
+    num_warmup_steps=3,
+    num_measured_steps=16,
+)
+_GPU = PresetInfo(
+    name="gpu",
+    description="GPUs such as H100: 224 px, bfloat16, synthetic data",
+    data=SYNTHETIC,
+    per_replica_batch_size=256,
+    num_warmup_steps=20,
+    num_measured_steps=100,
+    options=_GPU_OPTIONS,
+)
+
 WORKLOADS: dict[str, WorkloadInfo] = {
     info.name: info
     for info in (
@@ -37,32 +65,9 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             config_module="workloads.resnet50.config",
             metrics_module="workloads.resnet50.metrics",
             presets=(
-                PresetInfo(
-                    name="smoke",
-                    description="seconds, for tests: 32 px",
-                    data="digits",
-                    per_replica_batch_size=4,
-                    num_warmup_steps=2,
-                    num_measured_steps=4,
-                ),
-                PresetInfo(
-                    name="laptop",
-                    description="minutes per sweep on CPU cores: 64 px",
-                    data="digits",
-                    per_replica_batch_size=8,
-                    num_warmup_steps=3,
-                    num_measured_steps=16,
-                    budget="40s",
-                ),
-                PresetInfo(
-                    name="gpu",
-                    description="GPUs such as H100: 224 px, bfloat16, synthetic data",
-                    data=SYNTHETIC,
-                    per_replica_batch_size=256,
-                    num_warmup_steps=20,
-                    num_measured_steps=100,
-                    options=_GPU_OPTIONS,
-                ),
+                _SMOKE,
+                dataclasses.replace(_LAPTOP, budget="40s"),
+                _GPU,
                 PresetInfo(
                     name="paper",
                     description="the published hyperparameters: 224 px, ImageNet",
@@ -207,31 +212,9 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             config_module="workloads.keras_fit.config",
             metrics_module="workloads.keras_fit.metrics",
             presets=(
-                PresetInfo(
-                    name="smoke",
-                    description="seconds, for tests: 32 px",
-                    data="digits",
-                    per_replica_batch_size=4,
-                    num_warmup_steps=2,
-                    num_measured_steps=4,
-                ),
-                PresetInfo(
-                    name="laptop",
-                    description="minutes per sweep on CPU cores: 64 px",
-                    data="digits",
-                    per_replica_batch_size=8,
-                    num_warmup_steps=3,
-                    num_measured_steps=16,
-                ),
-                PresetInfo(
-                    name="gpu",
-                    description="GPUs such as H100: 224 px, bfloat16, synthetic data",
-                    data=SYNTHETIC,
-                    per_replica_batch_size=256,
-                    num_warmup_steps=20,
-                    num_measured_steps=100,
-                    options=_GPU_OPTIONS,
-                ),
+                _SMOKE,
+                _LAPTOP,
+                _GPU,
             ),
             default_preset="laptop",
             builtin_data=("digits", SYNTHETIC),

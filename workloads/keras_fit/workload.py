@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -50,16 +51,12 @@ class KerasFitProgram(ClassifierProgram):
         )
         self._is_fit = config.loop == "fit"
         self._loop: FitLoop | None = None
-        if self._is_fit:
-            with repl.context(), repl.scope():
-                self.model = models.make(config, is_matched=self.is_matched)
-                self.optimizer = self.model.optimizer
-                self.optimizer.build(self.model.trainable_variables)
-        else:
-            with repl.context():
-                self.model = models.make(config, is_matched=self.is_matched)
-                self.optimizer = repl.wrap_optimizer(self.model.optimizer)
-                self.optimizer.build(self.model.trainable_variables)
+        with repl.context(), repl.scope() if self._is_fit else contextlib.nullcontext():
+            self.model = models.make(config, is_matched=self.is_matched)
+            self.optimizer = self.model.optimizer
+            if not self._is_fit:
+                self.optimizer = repl.wrap_optimizer(self.optimizer)
+            self.optimizer.build(self.model.trainable_variables)
         self._variables = self.model.trainable_variables
         self.num_parameters = sum(
             math.prod(variable.shape) for variable in self._variables
