@@ -91,8 +91,7 @@ class ServerOptimizer(ReplicatedOptimizer):
                 sent = dict(zip(names, arrived, strict=False))
                 values = sent or fused_update.prepare(num_summed)
                 own = rebuild(arrived[len(sent) :])
-                for index, grad in zip(mine, own, strict=True):
-                    fused_update.update_one(grad, variables[index], values)
+                fused_update.update(own, [variables[i] for i in mine], values)
                 if server == counter:
                     fused_update.count()
 

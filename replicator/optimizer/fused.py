@@ -66,9 +66,7 @@ class FusedUpdate:
           variables: Keras or TensorFlow variables.
           num_summed: Summands of each gradient; 1 for averages.
         """
-        scalars = self.prepare(num_summed)
-        for grad, variable in zip(grads, variables, strict=True):
-            self.update_one(grad, variable, scalars)
+        self.update(grads, variables, self.prepare(num_summed))
         self.count()
 
     def prepare(self, num_summed: int) -> dict[str, tf.Tensor]:
@@ -81,10 +79,29 @@ class FusedUpdate:
         rate = tf.cast(self.optimizer.learning_rate, tf.float64)
         return {"rate": rate / num_summed}
 
-    def update_one(
+    def update(
+        self,
+        grads: Sequence[Any],
+        variables: Sequence[Any],
+        prepared: dict[str, tf.Tensor],
+    ) -> None:
+        """Updates variables by their gradients and what was prepared."""
+        # Once for each type: a model has hundreds of variables of few types.
+        of_type: dict[tf.DType, dict[str, tf.Tensor]] = {}
+        for grad, variable in zip(grads, variables, strict=True):
+            if grad.dtype not in of_type:
+                of_type[grad.dtype] = self._of_type(prepared, grad.dtype)
+            self._update_one(grad, variable, of_type[grad.dtype])
+
+    def _of_type(
+        self, prepared: dict[str, tf.Tensor], dtype: tf.DType
+    ) -> dict[str, tf.Tensor]:
+        """The scalars of the kernel for variables of a type."""
+        return {"rate": tf.cast(prepared["rate"], dtype)}
+
+    def _update_one(
         self, grad: Any, variable: Any, scalars: dict[str, tf.Tensor]
     ) -> None:
-        """Updates a variable by its gradient and what was prepared."""
         raise NotImplementedError
 
     def count(self) -> None:
@@ -160,19 +177,19 @@ def _is_plain(grad: Any, variable: Any) -> bool:
 class _Sgd(FusedUpdate):
     kernel = "ResourceApplyGradientDescent"
 
-    def update_one(
+    def _update_one(
         self, grad: Any, variable: Any, scalars: dict[str, tf.Tensor]
     ) -> None:
         if isinstance(grad, tf.IndexedSlices):
             tf.raw_ops.ResourceScatterSub(
                 resource=_tf_compat.handle(variable),
                 indices=grad.indices,
-                updates=grad.values * tf.cast(scalars["rate"], grad.dtype),
+                updates=grad.values * scalars["rate"],
             )
             return
         tf.raw_ops.ResourceApplyGradientDescent(
             var=_tf_compat.handle(variable),
-            alpha=tf.cast(scalars["rate"], grad.dtype),
+            alpha=scalars["rate"],
             delta=grad,
             use_locking=True,
         )
@@ -183,7 +200,13 @@ class _Momentum(FusedUpdate):
     # the variable adds the slot; with Nesterov, the same step again from the new slot.
     kernel = "ResourceApplyKerasMomentum"
 
-    def update_one(
+    def _of_type(
+        self, prepared: dict[str, tf.Tensor], dtype: tf.DType
+    ) -> dict[str, tf.Tensor]:
+        momentum = keras.ops.cast(self.optimizer.momentum, dtype.name)
+        return {**super()._of_type(prepared, dtype), "momentum": momentum}
+
+    def _update_one(
         self, grad: Any, variable: Any, scalars: dict[str, tf.Tensor]
     ) -> None:
         # The momentum of rows without a gradient decays too, so the update is dense.
@@ -193,9 +216,9 @@ class _Momentum(FusedUpdate):
         tf.raw_ops.ResourceApplyKerasMomentum(
             var=_tf_compat.handle(variable),
             accum=_tf_compat.handle(slot),
-            lr=tf.cast(scalars["rate"], grad.dtype),
+            lr=scalars["rate"],
             grad=grad,
-            momentum=keras.ops.cast(optimizer.momentum, grad.dtype.name),
+            momentum=scalars["momentum"],
             use_nesterov=optimizer.nesterov,
             use_locking=True,
         )
@@ -213,24 +236,35 @@ class _Adam(FusedUpdate):
             "step": tf.convert_to_tensor(self.optimizer.iterations.value) + 1,
         }
 
-    def update_one(
+    def _of_type(
+        self, prepared: dict[str, tf.Tensor], dtype: tf.DType
+    ) -> dict[str, tf.Tensor]:
+        optimizer, step = self.optimizer, tf.cast(prepared["step"], dtype)
+        return {
+            **super()._of_type(prepared, dtype),
+            # By way of float32, as Keras: float64 would be another number.
+            "power_1": tf.pow(keras.ops.cast(optimizer.beta_1, dtype.name), step),
+            "power_2": tf.pow(keras.ops.cast(optimizer.beta_2, dtype.name), step),
+            "beta_1": tf.constant(optimizer.beta_1, dtype),
+            "beta_2": tf.constant(optimizer.beta_2, dtype),
+            "epsilon": tf.constant(optimizer.epsilon, dtype),
+        }
+
+    def _update_one(
         self, grad: Any, variable: Any, scalars: dict[str, tf.Tensor]
     ) -> None:
-        optimizer, dtype = self.optimizer, grad.dtype
-        index = _tf_compat.slot_index(optimizer, variable)
-        momentums, velocities = _tf_compat.adam_slots(optimizer)
-        step = tf.cast(scalars["step"], dtype)
+        index = _tf_compat.slot_index(self.optimizer, variable)
+        momentums, velocities = _tf_compat.adam_slots(self.optimizer)
         tf.raw_ops.ResourceApplyAdam(
             var=_tf_compat.handle(variable),
             m=_tf_compat.handle(momentums[index]),
             v=_tf_compat.handle(velocities[index]),
-            # By way of float32, as Keras: float64 would be another number.
-            beta1_power=tf.pow(keras.ops.cast(optimizer.beta_1, dtype.name), step),
-            beta2_power=tf.pow(keras.ops.cast(optimizer.beta_2, dtype.name), step),
-            lr=tf.cast(scalars["rate"], dtype),
-            beta1=tf.constant(optimizer.beta_1, dtype),
-            beta2=tf.constant(optimizer.beta_2, dtype),
-            epsilon=tf.constant(optimizer.epsilon, dtype),
+            beta1_power=scalars["power_1"],
+            beta2_power=scalars["power_2"],
+            lr=scalars["rate"],
+            beta1=scalars["beta_1"],
+            beta2=scalars["beta_2"],
+            epsilon=scalars["epsilon"],
             grad=grad,
             use_locking=True,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import sysconfig
 from pathlib import Path
@@ -39,6 +40,7 @@ def shown(lines: Sequence[str]) -> str:
     return f" at {', '.join(found)}" if found else ""
 
 
+@functools.cache  # a step has thousands of frames, of few files
 def _is_library(name: str) -> bool:
     path = Path(name)
     if path.name.startswith("<") or path.is_relative_to(_HERE):

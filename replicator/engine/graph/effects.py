@@ -67,6 +67,8 @@ class Effects:
 
 def called_by(proto: Any, functions: Collection[str]) -> list[str]:
     """Names of those functions that a node calls."""
+    if not functions:
+        return []
     names = [proto.op, *(called.name for called in called_functions(proto))]
     return [name for name in names if name in functions]
 

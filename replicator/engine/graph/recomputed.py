@@ -6,8 +6,10 @@ which the forward pass made the loss, so that the gradient is that of another fu
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
+from replicator._tf import compat as _tf_compat
 from replicator.errors import RecomputationError
 from replicator.step.lines import line_of, shown
 from replicator.variables.kinds import Kind, declared_kind
@@ -54,4 +56,13 @@ def _draws(operation: Any, states: Collection[str]) -> bool:
         return True
     if operation.type.startswith("Assign"):
         return operation.inputs[0].op.name in states
-    return operation.op_def.is_stateful and "seed" in operation.node_def.attr
+    return _is_random(operation.type)
+
+
+@functools.cache
+def _is_random(op: str) -> bool:
+    """Whether operations of a type have a stream of their own, and so a seed."""
+    known = _tf_compat.op_def(op)
+    if known is None:  # the name of a function
+        return False
+    return known.is_stateful and any(attr.name == "seed" for attr in known.attr)
