@@ -57,3 +57,46 @@ def fill(
             members, total = [], 0
         is_open[key] = ([*members, position], total + size)
     return buckets + [tuple(members) for members, _ in is_open.values()]
+
+
+def fill_towards_end(
+    keys: Sequence[Hashable], sizes: Sequence[int], *, least: int, most: int
+) -> list[tuple[int, ...]]:
+    """Puts tensors of one key into buckets that become smaller towards the end.
+
+    A reduction that starts as soon as its operands are computed hides behind what is
+    computed after them; the last one hides behind nothing. So a bucket is full at half
+    of what is left of its key, within bounds.
+
+    Args:
+      keys: Per tensor; one bucket holds tensors of one key.
+      sizes: Bytes per tensor; 0 where they are unknown.
+      least: A bucket of fewer bytes is not full.
+      most: A bucket of so many bytes is full. Tensors of unknown size, or of so many
+        bytes, are not joined with others.
+
+    Returns:
+      Positions in each bucket, in the order of their last tensor.
+    """
+    left: dict[Hashable, int] = {}
+    for key, size in zip(keys, sizes, strict=True):
+        left[key] = left.get(key, 0) + (size if size < most else 0)
+    buckets: list[tuple[int, ...]] = []
+    is_open: dict[Hashable, tuple[list[int], int, int]] = {}
+    for position, (key, size) in enumerate(zip(keys, sizes, strict=True)):
+        if not 0 < size < most:
+            buckets.append((position,))
+            continue
+        full_at = min(max(left[key] // 2, least), most)
+        members, total, limit = is_open.pop(key, ([], 0, full_at))
+        if total >= least and total + size > limit:
+            buckets.append(tuple(members))
+            members, total, limit = [], 0, full_at
+        left[key] -= size
+        members, total = [*members, position], total + size
+        if total >= limit:
+            buckets.append(tuple(members))
+        else:
+            is_open[key] = members, total, limit
+    buckets += [tuple(members) for members, _, _ in is_open.values()]
+    return sorted(buckets, key=max)

@@ -25,12 +25,13 @@ def multiply_adds(function: Any, *args: Any) -> int:
         if op.name in seen:
             continue
         seen.add(op.name)
-        total += _of_op(op)
+        total += of_op(op)
         pending += [tensor.op for tensor in op.inputs]
     return total
 
 
-def _of_op(op: Any) -> int:
+def of_op(op: Any) -> int:
+    """Returns the multiply-adds of one operation."""
     if op.type not in COUNTED:
         assert "Conv" not in op.type, op.type
         assert "MatMul" not in op.type, op.type

@@ -8,12 +8,15 @@ share memory, nothing is transferred, and fusing would only add copies.
 
 Between workers and between GPUs, transfers are ordered as a backward pass produces
 their operands: by distance from the inputs of the step. All workers then have the same
-order, and the first transfers overlap with the rest of the computation.
+order, and the first transfers overlap with the rest of the computation. Between GPUs,
+where a copy into a bucket costs less than the start of a reduction, large tensors share
+buckets too, and buckets become smaller towards the end (``buckets.fill_towards_end``).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 from replicator.collectives import buckets
@@ -21,10 +24,16 @@ from replicator.collectives import kind as kind_lib
 from replicator.placement import devices as device_lib
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from typing import TypeAlias
 
     from replicator.collectives.call import Collective
     from replicator.placement.topology import Topology
+
+    # Keys and bytes of tensors -> positions by bucket
+    Fill: TypeAlias = Callable[
+        [Sequence[Hashable], Sequence[int]], list[tuple[int, ...]]
+    ]
 
 # Below this, the fixed cost of a transfer between devices outweighs the copy into a
 # bucket; above, tensors go alone.
@@ -33,6 +42,10 @@ BUCKET_BYTES = 1024 * 1024
 # The same between worker processes, where a transfer takes a millisecond at least.
 FUSE_BETWEEN_WORKERS_BELOW_BYTES = 1024 * 1024
 WORKER_BUCKET_BYTES = 2 * 1024 * 1024
+# And between GPUs: a reduction takes some 30 us to start, in which 4 MB could be sent,
+# and the last one hides behind nothing.
+LEAST_GPU_BUCKET_BYTES = 1024 * 1024
+MOST_GPU_BUCKET_BYTES = 25 * 1024 * 1024
 # Algorithms by which each replica takes part on its own device.
 FLAT = ("nccl", "ring", "xla", "rows")
 _WAYS = {kind_lib.GATHER: "ring", kind_lib.BROADCAST: "tree"}
@@ -100,12 +113,7 @@ def make_plan(
     devices = topology.replica_devices
     crosses = topology.num_programs > 1
     is_chained = crosses or topology.has_own_gpus
-    fuses = len(set(topology.memories)) > 1 or crosses
-    below, limit = (
-        (FUSE_BETWEEN_WORKERS_BELOW_BYTES, WORKER_BUCKET_BYTES)
-        if crosses
-        else (FUSE_BELOW_BYTES, BUCKET_BYTES)
-    )
+    fill = _filling(topology)
     load = [0] * len(devices)
     plans = []
     for collective in collectives:
@@ -116,8 +124,7 @@ def make_plan(
             collective,
             preferred_owners,
             _order(collective, depths if is_chained else None),
-            below if fuses and collective.kind.is_fused else 0,
-            limit,
+            fill if collective.kind.is_fused else _alone,
         )
         sizes = [sum(_num_bytes(collective, p) for p in group) for group in groups]
         owners = dict(
@@ -222,22 +229,41 @@ def _preferred_owner(
     return needed[0] if len(needed) == 1 else None
 
 
+def _filling(topology: Topology) -> Fill:
+    """How tensors of one call are joined where the replicas are."""
+    if not topology.communicates:
+        return _alone
+    if topology.has_own_gpus:
+        return functools.partial(
+            buckets.fill_towards_end,
+            least=LEAST_GPU_BUCKET_BYTES,
+            most=MOST_GPU_BUCKET_BYTES,
+        )
+    if topology.num_programs > 1:
+        return functools.partial(
+            buckets.fill,
+            limit=WORKER_BUCKET_BYTES,
+            alone_from=FUSE_BETWEEN_WORKERS_BELOW_BYTES,
+        )
+    return functools.partial(
+        buckets.fill, limit=BUCKET_BYTES, alone_from=FUSE_BELOW_BYTES
+    )
+
+
+def _alone(keys: Sequence[Hashable], _sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    return [(position,) for position in range(len(keys))]
+
+
 def _group(
     collective: Collective,
     preferred_owners: Sequence[int | None],
     order: Sequence[int],
-    below: int,
-    limit: int,
+    fill: Fill,
 ) -> list[tuple[int, ...]]:
-    """Puts tensors smaller than ``below`` bytes into buckets of one type and owner.
-
-    See ``buckets.fill`` for their order.
-    """
-    filled = buckets.fill(
+    """Puts tensors into buckets of one type and owner, in the order of ``fill``."""
+    filled = fill(
         [(collective.dtypes[p], preferred_owners[p]) for p in order],
         [_num_bytes(collective, p) for p in order],
-        limit=limit,
-        alone_from=below,
     )
     return [tuple(order[place] for place in bucket) for bucket in filled]
 

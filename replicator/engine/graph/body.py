@@ -192,7 +192,8 @@ def make_node(
       op: Operation type.
       inputs: Data inputs.
       device: Full device name, or empty.
-      attrs: Attribute values: ``tf.DType``, bool, int, float, str or NumPy array.
+      attrs: Attribute values: ``tf.DType``, bool, int, float, str, NumPy array, or a
+        list of int.
       controls: Names of nodes that must run before.
 
     Returns:
@@ -226,6 +227,9 @@ def _set_attr(attr: Any, value: Any) -> None:
         attr.s = value.encode()
     elif isinstance(value, np.ndarray):
         attr.tensor.CopyFrom(tf.make_tensor_proto(value))
+    elif isinstance(value, list):
+        attr.list.SetInParent()  # an empty list too
+        attr.list.i.extend(value)
     else:
         raise TypeError(f"no attribute type for {type(value).__name__!r}")
 

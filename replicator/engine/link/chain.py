@@ -1,12 +1,19 @@
-"""Chain: the collective ops of one program, each of which waits for its predecessor.
+"""Chain: the collective ops of one program, and what each of them waits for.
 
 All workers emit the same ops in the same order, so that two of them can never wait for
-each other in two collectives. An op that runs on several devices of this program waits
-on each of them for its predecessor there: NCCL must get them in one order everywhere.
+each other in two collectives. There are three ways to keep that order:
+
+- An op waits until its predecessor has *ended*: rings between processes.
+- It waits until its predecessor was *started*: NCCL between processes. The end of a
+  kernel would be too late: by then the backward pass is queued on the stream of the
+  device, all of it, and a reduction waits for what is queued when it starts.
+- It waits for batches only: replicas of one process. TensorFlow starts an op of NCCL
+  when all its parts are there, on all devices at once, so there is one order already.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +33,19 @@ if TYPE_CHECKING:
     from replicator.placement.worker_group import FlatGroup, Group
 
     Tensor: TypeAlias = Ref | str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Started:
+    """An op over all replicas whose successor waits for its start.
+
+    Attributes:
+      keys: Its instance key, or nothing.
+      nodes: Its parts in this program, unless something waits for their end already.
+    """
+
+    keys: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
 
 
 class Chain:
@@ -59,15 +79,22 @@ class Chain:
         self._before = list(first_controls)
         # By device, what replaces that where the last op ran on several devices.
         self._before_on: dict[str, str] = {}
+        # The last op that orders its successor by its start, and the one before it.
+        self._started, self._started_before = _Started(), _Started()
+        # By device, the node that waits for batches.
+        self._begins: dict[str, str] = {}
 
     def continue_after(self, node: str) -> None:
         """Makes the next op wait for a node instead of the last one."""
         self._before = [node]
         self._before_on = {}
+        self._started = dataclasses.replace(self._started, nodes=())
 
-    def continue_after_on(self, nodes: Mapping[str, str]) -> None:
-        """The same after an op on several devices, by device."""
+    def continue_after_gate(self, nodes: Mapping[str, str]) -> None:
+        """The same after an op on several devices that a gate may skip, by device."""
         self._before_on.update(nodes)
+        # A skipped op never starts, but the one before it does.
+        self._started = self._started_before
 
     def reduce_all(
         self,
@@ -75,7 +102,7 @@ class Chain:
         operands: Mapping[str, Tensor],
         merge_op: str,
         dtype: tf.DType,
-        hint: str,
+        algorithm: str,
     ) -> dict[str, Ref]:
         """Emits the next op: a reduction over all replicas of the job.
 
@@ -84,30 +111,122 @@ class Chain:
           operands: By device, one of each replica of this program.
           merge_op: ``Add``, ``Min`` or ``Max``.
           dtype: Type of the operands.
-          hint: ``nccl`` or ``ring``.
+          algorithm: ``nccl``, ``ring``, or ``xla`` in a step that XLA compiles.
 
         Returns:
           The result by device.
         """
         assert self._flat is not None
-        key, instance_key = self._flat.key, next(self._flat.keys)
-        results = {}
+        emit = self._emit_ended
+        if algorithm != "xla" and self._group is None:
+            emit = self._emit_free
+        elif algorithm == "nccl":
+            emit = self._emit_started
+        hint = "ring" if algorithm == "ring" else "nccl"
+        attrs = {"T": dtype, "communication_hint": hint, **reduce_attrs(merge_op)}
+        return emit(name, operands, attrs, next(self._flat.keys))
+
+    def _emit_free(
+        self,
+        name: str,
+        operands: Mapping[str, Tensor],
+        attrs: dict[str, Any],
+        instance_key: int,
+    ) -> dict[str, Ref]:
+        """Emits a reduction that waits for batches only."""
+        found = {}
         for place, (device, ref) in enumerate(operands.items()):
-            before = self._before_on.get(device)
-            keys = self._keys(
-                f"{name}_{place}", device, self._flat.size, key, instance_key
+            if self._before and device not in self._begins:
+                # One on each device: batches are on many, and an edge from another
+                # device is a transfer.
+                begin = f"{name}_{place}/begin"
+                self._emit.add(begin, "NoOp", [], device, "", {}, self._before)
+                self._begins[device] = begin
+            begins = [self._begins[device]] if self._before else []
+            found[device] = self._emit_part(
+                f"{name}_{place}", device, ref, attrs, instance_key, begins
             )
-            results[device] = self._emit.add(
+        return found
+
+    def _emit_ended(
+        self,
+        name: str,
+        operands: Mapping[str, Tensor],
+        attrs: dict[str, Any],
+        instance_key: int,
+    ) -> dict[str, Ref]:
+        """Emits a reduction that waits for the end of its predecessor."""
+        found = {}
+        for place, (device, ref) in enumerate(operands.items()):
+            found[device] = self._emit_part(
                 f"{name}_{place}",
-                "CollectiveReduceV2",
-                [ref, *keys],
+                device,
+                ref,
+                attrs,
+                instance_key,
+                self._before_of(device),
+            )
+        self._before_on.update({device: ref.node for device, ref in found.items()})
+        return found
+
+    def _emit_started(
+        self,
+        name: str,
+        operands: Mapping[str, Tensor],
+        attrs: dict[str, Any],
+        instance_key: int,
+    ) -> dict[str, Ref]:
+        """Emits a reduction that waits for the start of its predecessor.
+
+        Only the first version of the op can: its ``wait_for`` names other instances.
+        """
+        assert self._flat is not None
+        fixed = {
+            **{name: attrs[name] for name in ("T", "communication_hint", "merge_op")},
+            "final_op": "Id",
+            "group_size": self._flat.size,
+            "group_key": self._flat.key,
+            "instance_key": instance_key,
+            "subdiv_offsets": [0],
+            "wait_for": list(self._started.keys),
+            "timeout_seconds": 0.0,
+        }
+        found = {
+            device: self._emit.add(
+                f"{name}_{place}",
+                "CollectiveReduce",
+                [ref],
                 device,
                 "data:0",
-                {"T": dtype, "communication_hint": hint, **reduce_attrs(merge_op)},
-                self._before if before is None else [before],
+                fixed,
+                self._before_of(device),
             )
-        self.continue_after_on({device: ref.node for device, ref in results.items()})
-        return results
+            for place, (device, ref) in enumerate(operands.items())
+        }
+        self._started_before = self._started
+        self._started = _Started(
+            keys=(instance_key,), nodes=tuple(ref.node for ref in found.values())
+        )
+        return found
+
+    def _emit_part(
+        self,
+        name: str,
+        device: str,
+        ref: Tensor,
+        attrs: dict[str, Any],
+        instance_key: int,
+        before: Sequence[str],
+    ) -> Ref:
+        """Emits what one device does of a reduction over all replicas."""
+        assert self._flat is not None
+        keys = self._keys(name, device, self._flat.size, self._flat.key, instance_key)
+        op = "CollectiveReduceV2"
+        return self._emit.add(name, op, [ref, *keys], device, "data:0", attrs, before)
+
+    def _before_of(self, device: str) -> Sequence[str]:
+        before = self._before_on.get(device)
+        return self._before if before is None else [before]
 
     def add(
         self,
@@ -161,7 +280,7 @@ class Chain:
                 "communication_hint": self._hint(dtype, device),
                 **attrs,
             },
-            [*self._before_on.values()] or self._before,
+            [*self._before_on.values(), *self._started.nodes] or self._before,
         )
         self.continue_after(name)
         return ref

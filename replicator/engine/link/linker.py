@@ -133,7 +133,7 @@ class Linker:
             if isinstance(ref, Ref)
         }
         if plan.algorithm in FLAT:
-            self._chain.continue_after_on(merged)
+            self._chain.continue_after_gate(merged)
         elif self._workers is not None:
             owner_memory = self._topology.memories[bucket.owner]
             self._workers.continue_after(merged[self._devices[owner_memory]])

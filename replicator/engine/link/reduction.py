@@ -207,7 +207,7 @@ class Reduction:
                 f"{name}/rows_{replica}", "Pack", parts, device, "output:0", attrs
             )
         one = f"{name}/all"
-        return list(self._chain.reduce_all(one, rows, "Add", dtype, "nccl").values())
+        return list(self._chain.reduce_all(one, rows, "Add", dtype, "xla").values())
 
     def _reduce_rows(
         self,
@@ -251,8 +251,7 @@ class Reduction:
             )
         }
         one = f"{name}/all"
-        hint = "ring" if how.algorithm == "ring" else "nccl"
-        summed = self._chain.reduce_all(one, sent, "Add", wire, hint)
+        summed = self._chain.reduce_all(one, sent, "Add", wire, how.algorithm)
         totals: list[Tensor] = list(summed.values())
         if how.op == "mean":
             share = 1.0 / how.num_replicas

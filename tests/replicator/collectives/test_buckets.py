@@ -58,3 +58,44 @@ def test_positions_are_grouped_by_type_in_the_order_of_the_first():
 
     assert {tf.int32: [0, 2], tf.float32: [1]} == buckets.positions_by_dtype(tensors)
     assert [tf.int32, tf.float32] == list(buckets.positions_by_dtype(tensors))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([], []),
+        ([4], [(0,)]),
+        ([4, 4, 4, 4], [(0, 1), (2,), (3,)]),  # half of 16, of 8, then the least
+        ([1] * 16, [tuple(range(8)), (8, 9, 10, 11), (12, 13), (14, 15)]),
+        ([1, 9, 1], [(0, 1), (2,)]),  # fewer than the least are not sent alone
+        ([3, 9, 1], [(0,), (1,), (2,)]),
+        ([1, 40, 1], [(1,), (0, 2)]),  # too large to join, and not too late
+        ([1, 0, 1], [(1,), (0, 2)]),  # of unknown size
+        ([10] * 6, [(0, 1), (2, 3), (4,), (5,)]),
+    ],
+)
+def test_buckets_become_smaller_towards_the_end(sizes, expected):
+    """Each is full at half of what is left, between 2 and 20."""
+    keys = ["a"] * len(sizes)
+
+    assert expected == buckets.fill_towards_end(keys, sizes, least=2, most=20)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 60), max_size=40),
+    keys=st.lists(st.sampled_from("ab"), min_size=40, max_size=40),
+)
+def test_every_tensor_is_in_one_bucket_of_its_key_in_order(sizes, keys):
+    """A bucket is closed where it is full, so none has more than the most and a bit."""
+    keys = keys[: len(sizes)]
+
+    found = buckets.fill_towards_end(keys, sizes, least=5, most=30)
+
+    assert sorted(sum(found, ())) == list(range(len(sizes)))
+    assert [max(bucket) for bucket in found] == sorted(max(b) for b in found)
+    for bucket in found:
+        assert 1 == len({keys[p] for p in bucket})
+        assert list(bucket) == sorted(bucket)
+        if len(bucket) > 1:
+            assert sum(sizes[p] for p in bucket) < 30 + 5
+            assert all(0 < sizes[p] < 30 for p in bucket)

@@ -41,11 +41,14 @@ class Emitted:
         return tf.make_ndarray(self.node(name).attr["value"].tensor).item()
 
     def waits(self):
-        """What each collective waits for."""
+        """What each collective waits for: the end of nodes, or the start of others."""
         return {
-            node.name: [text for text in node.input if text.startswith("^")]
+            node.name: [
+                *(text for text in node.input if text.startswith("^")),
+                *(f"start of {key}" for key in node.attr["wait_for"].list.i),
+            ]
             for node in self.emit.nodes
-            if node.op == "CollectiveReduceV2"
+            if node.op.startswith("CollectiveReduce")
         }
 
 
@@ -63,25 +66,65 @@ def test_each_collective_waits_for_the_one_before():
     assert waits == emitted.waits()
 
 
-def test_an_op_of_one_device_waits_for_all_of_a_flat_one_before_it():
-    """And a flat one after it waits for it on every device."""
-    emitted = Emitted(["batch"])
-    operands = {GPU: "x", GPU.replace("GPU:0", "GPU:1"): "y"}
+OPERANDS = {GPU: "x", GPU.replace("GPU:0", "GPU:1"): "y"}
 
-    for name in ("a", "b", "d"):
-        emitted.chain.reduce_all(name, operands, "Add", tf.float32, "nccl")
+
+def test_nccl_between_processes_waits_for_the_start_of_what_is_before():
+    """For the end only where an op of one device is between; keys are 1, 2, 3, ..."""
+    emitted = Emitted(["batch"])
+
+    for name in ("a", "b", "d", "e"):
+        emitted.chain.reduce_all(name, OPERANDS, "Add", tf.float32, "nccl")
         if name == "b":
             emitted.add("c")
 
+    both = ["^batch"], ["^batch", "start of 1"], ["^c", "start of 2"]
     assert {
-        "a_0": ["^batch"],
-        "a_1": ["^batch"],
-        "b_0": ["^a_0"],
-        "b_1": ["^a_1"],
+        "a_0": both[0],
+        "a_1": both[0],
+        "b_0": both[1],
+        "b_1": both[1],
         "c": ["^b_0", "^b_1"],
-        "d_0": ["^c"],
-        "d_1": ["^c"],
+        "d_0": both[2],
+        "d_1": both[2],
+        "e_0": ["^c", "start of 4"],
+        "e_1": ["^c", "start of 4"],
     } == emitted.waits()
+
+
+def test_what_follows_a_gate_waits_for_its_end_and_the_start_of_what_was_before_it():
+    """Nothing waits for the start of an op that a gate may skip: it would not come."""
+    emitted = Emitted()
+
+    emitted.chain.reduce_all("a", OPERANDS, "Add", tf.float32, "nccl")
+    emitted.chain.reduce_all("gated", OPERANDS, "Add", tf.float32, "nccl")
+    emitted.chain.continue_after_gate(dict(zip(OPERANDS, ("m_0", "m_1"), strict=True)))
+    emitted.chain.reduce_all("b", OPERANDS, "Add", tf.float32, "nccl")
+    emitted.chain.reduce_all("gated_too", OPERANDS, "Add", tf.float32, "nccl")
+    emitted.chain.continue_after_gate(dict(zip(OPERANDS, ("n_0", "n_1"), strict=True)))
+    emitted.add("c")
+
+    waits = emitted.waits()
+    assert ["start of 1"] == waits["gated_0"]
+    assert ["^m_0", "start of 1"] == waits["b_0"]
+    assert ["^m_1", "start of 1"] == waits["b_1"]
+    assert ["^m_0", "start of 3"] == waits["gated_too_0"]
+    assert ["^n_0", "^n_1", "^b_0", "^b_1"] == waits["c"]
+
+
+def test_rings_between_processes_wait_for_the_end_of_what_is_before():
+    """On every device; so does what XLA compiles, which knows one version of the op."""
+    for algorithm in ("ring", "xla"):
+        emitted = Emitted(["batch"])
+        for name in ("a", "b"):
+            emitted.chain.reduce_all(name, OPERANDS, "Add", tf.float32, algorithm)
+
+        assert {
+            "a_0": ["^batch"],
+            "a_1": ["^batch"],
+            "b_0": ["^a_0"],
+            "b_1": ["^a_1"],
+        } == emitted.waits()
 
 
 def test_no_two_collectives_have_one_instance_key():

@@ -22,7 +22,7 @@ from replicator.placement.topology import make_topology
 from replicator.placement.worker_group import Group, flat_group
 
 GPU = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(8)]
-SIZES = (50_000, 60_000)  # too large to be sent together
+SIZES = (7_000_000, 8_000_000)  # too large to be sent together
 _BATCHES = ("batch_0", "batch_1")
 
 
@@ -64,7 +64,7 @@ def test_gpus_meet_in_one_op_per_transfer(has_virtual_gpus, hint):
     """One op per replica, on its device; NCCL refuses two parts of one GPU."""
     places = dataclasses.replace(on(GPU[:3]), has_virtual_gpus=has_virtual_gpus)
 
-    planned, nodes, results = link(places, shapes=[[4], [50_000], []])
+    planned, nodes, results = link(places, shapes=[[4], [7_000_000], []])
 
     by_instance = {}
     for node in sums(nodes):
@@ -92,22 +92,37 @@ def test_gpus_sum_what_is_sent_narrow_in_the_narrow_type():
     assert 2 == sum(node.op == "Mul" for node in nodes.values())
 
 
-def test_each_gpu_orders_its_own_collectives():
-    """An op waits for its predecessor on the same device, and the first for batches."""
+def waits(nodes, op):
+    """By collective, what it waits for besides its operand."""
+    return {
+        node.name.removeprefix("step/collective_"): [
+            text.removeprefix("^step/collective_")
+            for text in node.input
+            if text.startswith("^")
+        ]
+        for node in nodes.values()
+        if node.op == op
+    }
+
+
+def test_collectives_of_one_process_wait_for_batches_only():
+    """NCCL starts the parts of one op on all devices at once, in one order.
+
+    An op that waited for the end of its predecessor would be queued behind a backward
+    pass. Batches are on all devices, so that one node on each waits for them.
+    """
     _, nodes, _ = link(on(GPU[:2]))
 
-    waits = {
-        node.name.removeprefix("step/collective_"): [
-            text for text in node.input if text.startswith("^")
-        ]
-        for node in sums(nodes)
-    }
+    begins = ["0_0/all_0/begin", "0_0/all_1/begin"]
+    assert {name: ["^batch_0", "^batch_1"] for name in begins} == waits(nodes, "NoOp")
     assert {
-        "0_0/all_0": ["^batch_0", "^batch_1"],
-        "0_0/all_1": ["^batch_0", "^batch_1"],
-        "0_1/all_0": ["^step/collective_0_0/all_0"],
-        "0_1/all_1": ["^step/collective_0_0/all_1"],
-    } == waits
+        "0_0/all_0": begins[:1],
+        "0_0/all_1": begins[1:],
+        "0_1/all_0": begins[:1],
+        "0_1/all_1": begins[1:],
+    } == waits(nodes, "CollectiveReduceV2")
+    for place, begin in enumerate(begins):
+        assert GPU[place] == nodes[f"step/collective_{begin}"].device
 
 
 def test_the_same_gpus_always_form_the_same_group():
@@ -131,11 +146,11 @@ def test_two_programs_of_eight_gpus_form_one_group():
 
     planned, nodes, _ = link(places, kind=AllReduce(op="mean"), workers=workers)
 
-    found = sums(nodes)
+    found = [node for node in nodes.values() if node.op == "CollectiveReduce"]
     assert "nccl" == planned.algorithm
     assert 8 * len(planned.buckets) == len(found)
-    assert {16} == {number(nodes, node, 1) for node in found}
-    assert 1 == len({number(nodes, node, 2) for node in found})
+    assert {16} == {node.attr["group_size"].i for node in found}
+    assert 1 == len({node.attr["group_key"].i for node in found})
     assert not [node for node in nodes.values() if node.op == "AddN"]
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 
+import pytest
 import tensorflow as tf
 from tiny_models import Training, share
 from virtual_gpus import take_cpus_for_gpus
 
 import replicator
+from replicator.engine.link import chain
 from replicator.placement import devices
 
 NUM_STEPS = 20
@@ -68,7 +70,14 @@ def fail(repl):
     return {}
 
 
-CASES = {"train": train, "mixed": mixed, "fail": fail}
+def started(repl):
+    """The same by the op that GPUs use between processes, as a ring."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chain.Chain, "_emit_ended", chain.Chain._emit_started)
+        return {**train(repl), **mixed(repl)}
+
+
+CASES = {"train": train, "mixed": mixed, "started": started, "fail": fail}
 
 
 def set_up(_folder):

@@ -24,9 +24,10 @@ def workers(tmp_path_factory, run_workers):
     return run_workers(tmp_path_factory.mktemp("flat"), "flat_worker")
 
 
-def test_replicas_of_two_workers_meet_in_one_group(workers):
+@pytest.mark.parametrize("case", ["train", "started"])
+def test_replicas_of_two_workers_meet_in_one_group(workers, case):
     """Weights are those of one device, bit for bit the same on both workers."""
-    first, second = workers.values("train")
+    first, second = workers.values(case)
     alone = Training(replicator.create("single"), "deep", "momentum")
     alone.run_between(0, flat_worker.NUM_STEPS)
 
@@ -37,9 +38,10 @@ def test_replicas_of_two_workers_meet_in_one_group(workers):
         np.testing.assert_allclose(expected, got, rtol=2e-4, atol=1e-5)
 
 
-def test_other_collectives_and_statistics_keep_their_order(workers):
+@pytest.mark.parametrize("case", ["mixed", "started"])
+def test_other_collectives_and_statistics_keep_their_order(workers, case):
     """Integers, extremes and gathers go through one device of each worker."""
-    for found in workers.values("mixed"):
+    for found in workers.values(case):
         assert 6.0 + 3.0 == found["total"]
         assert 6 == found["count"]
         assert [0.0, 1.0, 2.0, 3.0] == found["rows"]

@@ -1,0 +1,119 @@
+"""Overlap: how long a step of GPUs waits for its reductions, by an event model.
+
+No machine of the tests has several GPUs. So the model takes what is real, the work and
+the order of a traced step and the plan of its reductions, and what others published of
+GPUs and links. A *device* has two streams, as TensorFlow gives them: kernels of the
+step, in the order in which the host starts them, and kernels of NCCL. A reduction
+begins after
+
+- the one before it in its stream, and
+- all kernels of the step that were started before it was (an event on their stream).
+
+Times are in seconds from the first kernel; each device does the same.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Rules of ``engine/link/chain.py``.
+FREE, STARTED, ENDED = "free", "started", "ended"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a step runs on.
+
+    Attributes:
+      num_gpus: Of all nodes.
+      step_sec: What the kernels of a step take on one GPU.
+      host_sec: What the host takes to start all of them.
+      reduction_sec: What a reduction takes besides sending.
+      bytes_per_sec: Bus bandwidth, as NCCL's tests define it.
+    """
+
+    num_gpus: int
+    step_sec: float
+    host_sec: float
+    reduction_sec: float
+    bytes_per_sec: float
+
+    def reduction(self, num_bytes: int) -> float:
+        """Time of one reduction by a ring (Patarasuk and Yuan 2009)."""
+        sent = num_bytes * 2 * (self.num_gpus - 1) / self.num_gpus
+        return self.reduction_sec + sent / self.bytes_per_sec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reduction:
+    """A bucket of a plan.
+
+    Attributes:
+      num_bytes: What each replica sends.
+      released_by: The last kernel that computes one of its operands.
+    """
+
+    num_bytes: int
+    released_by: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """When things happen on each device.
+
+    Attributes:
+      kernels: By kernel, when it ends.
+      reductions: By bucket, when it begins and ends.
+    """
+
+    kernels: tuple[float, ...]
+    reductions: tuple[tuple[float, float], ...]
+
+    @property
+    def efficiency(self) -> float:
+        """Time of the step without communication, as a share of its time with it."""
+        ends = [end for _, end in self.reductions]
+        return self.kernels[-1] / max([self.kernels[-1], *ends])
+
+
+def simulate(
+    work: Sequence[float], reductions: Sequence[Reduction], machine: Machine, rule: str
+) -> Timeline:
+    """Runs one step.
+
+    Args:
+      work: By kernel in the order in which the host starts them, its share of the work.
+      reductions: In the order of the plan.
+      machine: What it runs on.
+      rule: What the host waits for before it starts a reduction: only for kernels that
+        compute its operands (``free``), for the start of the reduction before
+        (``started``), or for its end (``ended``).
+    """
+    scale = machine.step_sec / sum(work)
+    kernels = [end * scale for end in itertools.accumulate(work)]
+    starts = [machine.host_sec * (index + 1) / len(work) for index in range(len(work))]
+    order = list(range(len(reductions)))
+    if rule == FREE:
+        order.sort(key=lambda index: reductions[index].released_by)
+    spans: dict[int, tuple[float, float]] = {}
+    started = ended = 0.0
+    for index in order:
+        reduction = reductions[index]
+        asked = starts[reduction.released_by]
+        if rule == STARTED:
+            asked = max(asked, started)
+        elif rule == ENDED:
+            asked = max(asked, ended)
+        # All that the host has started by then is before it on the stream.
+        last = max(bisect.bisect_right(starts, asked) - 1, reduction.released_by)
+        begin = max(kernels[last], ended)
+        started, ended = asked, begin + machine.reduction(reduction.num_bytes)
+        spans[index] = begin, ended
+    in_order = [spans[index] for index in range(len(reductions))]
+    return Timeline(kernels=tuple(kernels), reductions=tuple(in_order))
