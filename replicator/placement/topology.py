@@ -76,6 +76,16 @@ class Topology:
         is_distinct = len(set(names)) == len(names)
         return is_one_process and is_distinct and all(map(device_lib.is_gpu, names))
 
+    def at(self, logical_device: int) -> Topology:
+        """The same replicas on one of their logical devices, as if they had no other.
+
+        Each still has the memory of its first device: copies are a replica's.
+        """
+        if self.num_logical_devices == 1:
+            return self
+        devices = tuple((names[logical_device],) for names in self.devices)
+        return dataclasses.replace(self, devices=devices)
+
     def replica_id(self, local: int) -> int:
         """Id in the job of a replica of this program."""
         return self.first_replica_id + local

@@ -134,6 +134,7 @@ def analyze(
             _depths(traced, body) if is_in_group or topology.has_own_gpus else None,
             # Programs side by side need other results, but make the same plan.
             {} if live is None or is_in_group else live.results,
+            placement.of_operands(traced, topology),
             is_compiled=is_compiled,
         ),
         shares=(

@@ -34,6 +34,7 @@ def place(traced: TracedStep, topology: Topology) -> None:
         for name, variable in traced.variables.items()
     }
     nodes = traced.graph_def.node
+    _bypass_tuples(nodes)
     # Before the optimizer runs, which renames gradients, and merges only nodes of one
     # device: it has to know them (record 0024). What nobody placed is placed here, too,
     # since TensorFlow would put it on the first device, and send activations there and
@@ -49,6 +50,46 @@ def place(traced: TracedStep, topology: Topology) -> None:
     for node in nodes:
         if placed.index.get(node.name) and not node.device:
             node.device = logical.traced_name(placed.index[node.name])
+
+
+def of_operands(traced: TracedStep, topology: Topology) -> dict[str, int]:
+    """The logical device of each operand of a collective, unless it is the first.
+
+    Args:
+      traced: A step whose nodes were placed.
+      topology: Where the replicas are.
+    """
+    if topology.num_logical_devices == 1:
+        return {}
+    operands = {name for call in traced.collectives for name in call.operands}
+    return {
+        node.name: index
+        for node in traced.graph_def.node
+        if node.name in operands and (index := logical.index_of(node.device))
+    }
+
+
+def _bypass_tuples(nodes: Any) -> None:
+    """Lets what reads an output of ``IdentityN`` read the input behind it.
+
+    ``tf.custom_gradient``, and so each collective, ends in one for all of its results.
+    It has one device: results of all parts of a replica would be sent there and back.
+    """
+    behind = {
+        node.name: [text for text in node.input if not text.startswith("^")]
+        for node in nodes
+        if node.op == "IdentityN" and not any(t.startswith("^") for t in node.input)
+    }
+
+    def source(text: str) -> str:
+        while not text.startswith("^") and producer(text) in behind:
+            name, _, port = text.partition(":")
+            text = behind[name][int(port or 0)]
+        return text
+
+    for node in nodes:
+        for place, text in enumerate(node.input):
+            node.input[place] = source(text)
 
 
 class _Placed:

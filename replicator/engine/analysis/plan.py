@@ -24,7 +24,7 @@ from replicator.collectives import kind as kind_lib
 from replicator.placement import devices as device_lib
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
     from typing import TypeAlias
 
     from replicator.collectives.call import Collective
@@ -60,11 +60,13 @@ class Bucket:
       num_bytes: Their size on one replica, in the type in which they are sent; 0 where
         shapes are unknown.
       owner: Replica whose device combines them.
+      logical_device: Which of its devices: where the operands are computed.
     """
 
     positions: tuple[int, ...]
     num_bytes: int
     owner: int
+    logical_device: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +94,7 @@ def make_plan(
     topology: Topology,
     depths: Mapping[str, int] | None = None,
     needed_by: Mapping[str, tuple[int, ...]] | None = None,
+    logical_devices: Mapping[str, int] | None = None,
     *,
     is_compiled: bool = False,
 ) -> tuple[CollectivePlan, ...]:
@@ -105,37 +108,55 @@ def make_plan(
         between GPUs.
       needed_by: By marker, the replicas whose memories need the result; all without.
         What one of them needs is combined there.
+      logical_devices: By operand, the logical device that computes it, unless that is
+        the first.
       is_compiled: Whether XLA compiles the collectives together with the step.
 
     Returns:
       One plan per collective.
     """
-    devices = topology.replica_devices
-    crosses = topology.num_programs > 1
-    is_chained = crosses or topology.has_own_gpus
+    is_chained = topology.num_programs > 1 or topology.has_own_gpus
     fill = _filling(topology)
-    load = [0] * len(devices)
+    loads: dict[int, list[int]] = {}
+    places = {
+        operand: place
+        for operand, place in (logical_devices or {}).items()
+        # One algorithm per call: what a replica has on its host goes through its GPU.
+        if topology.at(place).has_own_gpus == topology.has_own_gpus
+    }
     plans = []
     for collective in collectives:
         preferred_owners = [
             _preferred_owner(marker, needed_by or {}) for marker in collective.markers
         ]
+        at = [places.get(operand, 0) for operand in collective.operands]
         groups = _group(
             collective,
-            preferred_owners,
+            list(zip(preferred_owners, at, strict=True)),
             _order(collective, depths if is_chained else None),
             fill if collective.kind.is_fused else _alone,
         )
         sizes = [sum(_num_bytes(collective, p) for p in group) for group in groups]
-        owners = dict(
-            _balance(sizes, load, [preferred_owners[group[0]] for group in groups])
-        )
+        owners: dict[int, int] = {}
+        for logical_device in sorted({at[group[0]] for group in groups}):
+            load = loads.setdefault(logical_device, [0] * topology.num_local_replicas)
+            here = {
+                index: (size, preferred_owners[group[0]])
+                for index, (group, size) in enumerate(zip(groups, sizes, strict=True))
+                if at[group[0]] == logical_device
+            }
+            owners.update(_balance(here, load))
         plans.append(
             CollectivePlan(
                 collective=collective,
                 algorithm=_algorithm(collective, topology, is_compiled=is_compiled),
                 buckets=tuple(
-                    Bucket(positions=group, num_bytes=size, owner=owners[index])
+                    Bucket(
+                        positions=group,
+                        num_bytes=size,
+                        owner=owners[index],
+                        logical_device=at[group[0]],
+                    )
                     for index, (group, size) in enumerate(
                         zip(groups, sizes, strict=True)
                     )
@@ -149,15 +170,15 @@ def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
     """Describes a plan: one line per collective, then the bytes per owner device."""
     if not plans:
         return "no collectives"
-    devices = topology.replica_devices
-    load = [0] * len(devices)
+    load: dict[tuple[int, int], int] = {}
     lines = []
     for plan in plans:
         collective = plan.collective
         fused = sum(len(b.positions) > 1 for b in plan.buckets)
         total = sum(b.num_bytes for b in plan.buckets)
         for bucket in plan.buckets:
-            load[bucket.owner] += bucket.num_bytes
+            owner = bucket.logical_device, bucket.owner
+            load[owner] = load.get(owner, 0) + bucket.num_bytes
         compressed = _compression(collective, topology)
         if collective.needed_if is not None:
             compressed += ", in calls that update"
@@ -169,10 +190,12 @@ def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
             f"{_between_workers(plan, topology)}"
         )
     lines += [
-        f"owner {replica_id} ({device}): combines {num_bytes} bytes"
-        for replica_id, (device, num_bytes) in enumerate(
-            zip(devices, load, strict=True)
+        f"owner {replica} ({topology.devices[replica][logical_device]}): "
+        f"combines {load.get((logical_device, replica), 0)} bytes"
+        for logical_device in sorted(
+            {0, *(logical_device for logical_device, _ in load)}
         )
+        for replica in range(topology.num_local_replicas)
     ]
     return "\n".join(lines)
 
@@ -188,7 +211,7 @@ def _between_workers(plan: CollectivePlan, topology: Topology) -> str:
     op, total = costs[0].op, sum(cost.num_bytes for cost in costs)
     if op == kind_lib.NOTHING:
         return f"; nothing over {num_workers} workers"
-    owners = {topology.replica_devices[bucket.owner] for bucket in plan.buckets}
+    owners = {topology.devices[b.owner][b.logical_device] for b in plan.buckets}
     is_nccl = all(map(device_lib.is_gpu, owners))
     way = _WAYS.get(op, "NCCL" if is_nccl else "ring")
     return (
@@ -256,30 +279,34 @@ def _alone(keys: Sequence[Hashable], _sizes: Sequence[int]) -> list[tuple[int, .
 
 def _group(
     collective: Collective,
-    preferred_owners: Sequence[int | None],
+    owners: Sequence[Hashable],
     order: Sequence[int],
     fill: Fill,
 ) -> list[tuple[int, ...]]:
     """Puts tensors into buckets of one type and owner, in the order of ``fill``."""
     filled = fill(
-        [(collective.dtypes[p], preferred_owners[p]) for p in order],
+        [(collective.dtypes[p], owners[p]) for p in order],
         [_num_bytes(collective, p) for p in order],
     )
     return [tuple(order[place] for place in bucket) for bucket in filled]
 
 
 def _balance(
-    sizes: Sequence[int], load: list[int], preferred_owners: Sequence[int | None]
-) -> list[tuple[int, int]]:
-    """Gives each bucket, largest first, to its preferred or the least loaded owner."""
-    owners = []
-    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        preferred = preferred_owners[index]
+    sizes: Mapping[int, tuple[int, int | None]], load: list[int]
+) -> Iterator[tuple[int, int]]:
+    """Gives each bucket, largest first, to its preferred or the least loaded owner.
+
+    Args:
+      sizes: By bucket, its bytes and preferred owner.
+      load: By replica, the bytes that it combines; added to.
+    """
+    for index, (size, preferred) in sorted(
+        sizes.items(), key=lambda item: (-item[1][0], item[0])
+    ):
         owner = min(range(len(load)), key=lambda r: (load[r], r))
         owner = owner if preferred is None else preferred
-        load[owner] += max(sizes[index], 1)
-        owners.append((index, owner))
-    return owners
+        load[owner] += max(size, 1)
+        yield index, owner
 
 
 def _num_bytes(collective: Collective, position: int) -> int:

@@ -56,7 +56,6 @@ class Chain:
         group: Group | None,
         emit: Emitter,
         first_controls: Sequence[str],
-        flat: FlatGroup | None = None,
         *,
         has_virtual_gpus: bool = False,
     ) -> None:
@@ -66,11 +65,9 @@ class Chain:
           group: The workers, for ``add``.
           emit: Where nodes go.
           first_controls: Nodes or arguments that the first op waits for.
-          flat: The replicas of the job, for ``reduce_all``.
           has_virtual_gpus: Whether two of them may be on one physical GPU.
         """
         self._group = group
-        self._flat = flat
         self._has_virtual_gpus = has_virtual_gpus
         self._emit = emit
         # One order for all, although transfers could overlap: TensorFlow starts ops as
@@ -99,6 +96,7 @@ class Chain:
     def reduce_all(
         self,
         name: str,
+        flat: FlatGroup,
         operands: Mapping[str, Tensor],
         merge_op: str,
         dtype: tf.DType,
@@ -108,6 +106,7 @@ class Chain:
 
         Args:
           name: What names of nodes begin with.
+          flat: One device of each replica of the job.
           operands: By device, one of each replica of this program.
           merge_op: ``Add``, ``Min`` or ``Max``.
           dtype: Type of the operands.
@@ -116,7 +115,6 @@ class Chain:
         Returns:
           The result by device.
         """
-        assert self._flat is not None
         emit = self._emit_ended
         if algorithm != "xla" and self._group is None:
             emit = self._emit_free
@@ -124,14 +122,19 @@ class Chain:
             emit = self._emit_started
         hint = "ring" if algorithm == "ring" else "nccl"
         attrs = {"T": dtype, "communication_hint": hint, **reduce_attrs(merge_op)}
-        return emit(name, operands, attrs, next(self._flat.keys))
+        keys = {
+            "group_size": flat.size,
+            "group_key": flat.key,
+            "instance_key": next(flat.keys),
+        }
+        return emit(name, operands, attrs, keys)
 
     def _emit_free(
         self,
         name: str,
         operands: Mapping[str, Tensor],
         attrs: dict[str, Any],
-        instance_key: int,
+        keys: Mapping[str, int],
     ) -> dict[str, Ref]:
         """Emits a reduction that waits for batches only."""
         found = {}
@@ -144,7 +147,7 @@ class Chain:
                 self._begins[device] = begin
             begins = [self._begins[device]] if self._before else []
             found[device] = self._emit_part(
-                f"{name}_{place}", device, ref, attrs, instance_key, begins
+                f"{name}_{place}", device, ref, attrs, keys, begins
             )
         return found
 
@@ -153,7 +156,7 @@ class Chain:
         name: str,
         operands: Mapping[str, Tensor],
         attrs: dict[str, Any],
-        instance_key: int,
+        keys: Mapping[str, int],
     ) -> dict[str, Ref]:
         """Emits a reduction that waits for the end of its predecessor."""
         found = {}
@@ -163,7 +166,7 @@ class Chain:
                 device,
                 ref,
                 attrs,
-                instance_key,
+                keys,
                 self._before_of(device),
             )
         self._before_on.update({device: ref.node for device, ref in found.items()})
@@ -174,19 +177,16 @@ class Chain:
         name: str,
         operands: Mapping[str, Tensor],
         attrs: dict[str, Any],
-        instance_key: int,
+        keys: Mapping[str, int],
     ) -> dict[str, Ref]:
         """Emits a reduction that waits for the start of its predecessor.
 
         Only the first version of the op can: its ``wait_for`` names other instances.
         """
-        assert self._flat is not None
         fixed = {
             **{name: attrs[name] for name in ("T", "communication_hint", "merge_op")},
             "final_op": "Id",
-            "group_size": self._flat.size,
-            "group_key": self._flat.key,
-            "instance_key": instance_key,
+            **keys,
             "subdiv_offsets": [0],
             "wait_for": list(self._started.keys),
             "timeout_seconds": 0.0,
@@ -205,7 +205,8 @@ class Chain:
         }
         self._started_before = self._started
         self._started = _Started(
-            keys=(instance_key,), nodes=tuple(ref.node for ref in found.values())
+            keys=(keys["instance_key"],),
+            nodes=tuple(ref.node for ref in found.values()),
         )
         return found
 
@@ -215,14 +216,13 @@ class Chain:
         device: str,
         ref: Tensor,
         attrs: dict[str, Any],
-        instance_key: int,
+        keys: Mapping[str, int],
         before: Sequence[str],
     ) -> Ref:
         """Emits what one device does of a reduction over all replicas."""
-        assert self._flat is not None
-        keys = self._keys(name, device, self._flat.size, self._flat.key, instance_key)
+        inputs = [ref, *self._keys(name, device, keys)]
         op = "CollectiveReduceV2"
-        return self._emit.add(name, op, [ref, *keys], device, "data:0", attrs, before)
+        return self._emit.add(name, op, inputs, device, "data:0", attrs, before)
 
     def _before_of(self, device: str) -> Sequence[str]:
         before = self._before_on.get(device)
@@ -257,13 +257,12 @@ class Chain:
         assert self._group is not None
         num_instances = 1 if key_offset is None else NUM_LENGTHS
         cpu = device_lib.cpu_of(device)
-        size, group, instance = self._keys(
-            name,
-            cpu,
-            self._group.num_workers,
-            place_group_key(device),
-            self._group.keys.draw(num_instances),
-        )
+        keys = {
+            "group_size": self._group.num_workers,
+            "group_key": place_group_key(device),
+            "instance_key": self._group.keys.draw(num_instances),
+        }
+        size, group, instance = self._keys(name, cpu, keys)
         if key_offset is not None:
             both, attrs_of_sum = [instance, key_offset], {"T": tf.int32}
             instance = self._emit.add(
@@ -290,16 +289,10 @@ class Chain:
             return "ring"
         return "nccl" if dtype in NCCL_DTYPES else "ring"
 
-    def _keys(
-        self, name: str, device: str, size: int, key: int, instance_key: int
-    ) -> list[Ref]:
+    def _keys(self, name: str, device: str, keys: Mapping[str, int]) -> list[Ref]:
         return [
             self._emit.const(f"{name}/{what}", np.int32(value), device)
-            for what, value in (
-                ("group_size", size),
-                ("group_key", key),
-                ("instance_key", instance_key),
-            )
+            for what, value in keys.items()
         ]
 
 

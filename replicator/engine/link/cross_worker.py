@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replicator.engine.graph.body import Ref
-    from replicator.placement.worker_group import FlatGroup, Group
+    from replicator.placement.worker_group import Group
 
     Tensor = Ref | str
 
@@ -43,7 +43,6 @@ class CrossWorker:
         self,
         group: Group,
         first_controls: Sequence[str] = (),
-        flat: FlatGroup | None = None,
         *,
         has_virtual_gpus: bool = False,
     ) -> None:
@@ -53,7 +52,6 @@ class CrossWorker:
           group: The workers.
           first_controls: What the first collective waits for: batches, so that a
             worker whose data ended has not begun to communicate.
-          flat: All replicas of the job, if each has a GPU of its own.
           has_virtual_gpus: Whether two of them may be on one physical GPU.
         """
         # Nodes of their own: an op here waits for its peers in other processes, so what
@@ -63,7 +61,7 @@ class CrossWorker:
         self._group = group
         self._emit = Emitter()
         self.chain = Chain(
-            group, self._emit, first_controls, flat, has_virtual_gpus=has_virtual_gpus
+            group, self._emit, first_controls, has_virtual_gpus=has_virtual_gpus
         )
         self._parts = WorkerParts(group, self._emit, self.chain)
 
@@ -71,6 +69,11 @@ class CrossWorker:
     def emit(self) -> Emitter:
         """The emitter of the nodes of cross-worker communication."""
         return self._emit
+
+    @property
+    def group(self) -> Group:
+        """The workers."""
+        return self._group
 
     @property
     def num_workers(self) -> int:

@@ -12,7 +12,6 @@ from replicator.engine.link.bucket_links import BucketLinks
 from replicator.engine.link.chain import Chain
 from replicator.engine.link.gate import Gate
 from replicator.engine.link.reduction import Reduction
-from replicator.placement.worker_group import flat_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,16 +52,15 @@ class Linker:
         self.results: dict[str, tuple[Tensor, ...]] = {}
         self._emit = Emitter(kernels.supported_device)
         self._topology = topology
-        self._devices = topology.replica_devices
         self._prefix = prefix
         self._workers = workers
-        flat = flat_group(topology, None) if topology.has_own_gpus else None
         self._chain = (
-            Chain(None, self._emit, first_controls, flat)
+            Chain(None, self._emit, first_controls)
             if workers is None
             else workers.chain
         )
-        self._reduction = Reduction(topology, self._emit, workers, self._chain)
+        # By logical device: a gradient is reduced where it is, and nowhere else.
+        self._reductions: dict[int, Reduction] = {}
         self._rows: dict[int, UnevenRows] = {}
 
     @property
@@ -83,14 +81,19 @@ class Linker:
         self, plan: CollectivePlan, bucket: Bucket, name: str, operand: Operand
     ) -> None:
         collective = plan.collective
+        topology = self._topology.at(bucket.logical_device)
+        if bucket.logical_device not in self._reductions:
+            self._reductions[bucket.logical_device] = Reduction(
+                topology, self._emit, self._workers, self._chain
+            )
         links = BucketLinks(
             plan,
             bucket,
             name,
             operand,
-            topology=self._topology,
+            topology=topology,
             emit=self._emit,
-            reduction=self._reduction,
+            reduction=self._reductions[bucket.logical_device],
             workers=self._workers,
             rows=self._rows,
         )
@@ -107,8 +110,10 @@ class Linker:
         """Links a transfer that happens only where its condition holds."""
         collective = plan.collective
         condition = str(collective.needed_if)
-        conditions = [operand(r, condition) for r in range(len(self._devices))]
-        gate = Gate(f"{name}/gate", self._topology, conditions, self._emit)
+        topology = self._topology.at(bucket.logical_device)
+        replicas = range(topology.num_local_replicas)
+        conditions = [operand(replica, condition) for replica in replicas]
+        gate = Gate(f"{name}/gate", topology, conditions, self._emit)
         dtypes = dict(zip(collective.operands, collective.dtypes, strict=True))
 
         def gated(replica: int, node: str) -> Tensor:
@@ -127,13 +132,14 @@ class Linker:
     def _continue_after(self, plan: CollectivePlan, bucket: Bucket) -> None:
         """Lets what follows a collective run even where that does not."""
         by_replica = self.results[plan.collective.markers[bucket.positions[0]]]
+        devices = self._topology.at(bucket.logical_device).replica_devices
         merged = {
             device: ref.node
-            for device, ref in zip(self._devices, by_replica, strict=True)
+            for device, ref in zip(devices, by_replica, strict=True)
             if isinstance(ref, Ref)
         }
         if plan.algorithm in FLAT:
             self._chain.continue_after_gate(merged)
         elif self._workers is not None:
             owner_memory = self._topology.memories[bucket.owner]
-            self._workers.continue_after(merged[self._devices[owner_memory]])
+            self._workers.continue_after(merged[devices[owner_memory]])

@@ -36,7 +36,6 @@ class LocalLinker:
         self.awaited: list[str] = []
         self._emit = Emitter(kernels.supported_device)
         self._topology = topology
-        self._devices = topology.replica_devices
         self._prefix = prefix
 
     @property
@@ -47,10 +46,12 @@ class LocalLinker:
     def link(self, plan: CollectivePlan, operand: Operand) -> None:
         """Emits one collective for all replicas."""
         collective = plan.collective
+        places = {p: b.logical_device for b in plan.buckets for p in b.positions}
         for position, marker in enumerate(collective.markers):
             node = collective.operands[position]
             dtype, count = collective.dtypes[position], collective.num_replicas
-            operands = [operand(r, node) for r in range(len(self._devices))]
+            devices = self._topology.at(places[position]).replica_devices
+            operands = [operand(replica, node) for replica in range(len(devices))]
             name = f"{self._prefix}/local_{collective.index}_{position}"
             self.results[marker] = tuple(
                 collective.kind.of_own(
@@ -60,7 +61,7 @@ class LocalLinker:
                     count,
                 )
                 for replica, (ref, device) in enumerate(
-                    zip(operands, self._devices, strict=True)
+                    zip(operands, devices, strict=True)
                 )
             )
             # Merged nodes read the result of one replica; all have to compute it.

@@ -16,10 +16,11 @@ import tensorflow as tf
 
 from replicator.engine.analysis.plan import FLAT
 from replicator.engine.link.node_ops import NodeOps
+from replicator.placement.worker_group import flat_group
 from replicator.step.context import wire_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import TypeAlias
 
     from replicator.engine.graph.body import Ref
@@ -62,15 +63,15 @@ class Reduction:
         topology: Topology,
         emit: Emitter,
         workers: CrossWorker | None,
-        chain: Chain | None = None,
+        chain: Chain,
     ) -> None:
         """Prepares emitting.
 
         Args:
-          topology: Where the replicas of this program are.
+          topology: Where the replicas of this program are, each on one device.
           emit: Where nodes go.
           workers: Communication with other workers; None if there are none.
-          chain: Collectives over all replicas, where the plan has such.
+          chain: The order of collectives over all replicas.
         """
         self.memories = tuple(dict.fromkeys(topology.memories))
         self._is_transferred = len(self.memories) > 1 or workers is not None
@@ -193,7 +194,6 @@ class Reduction:
         Returns:
           The stack, ``[replicas] + shape``, on each replica.
         """
-        assert self._chain is not None
         zeros = np.zeros(shape.as_list(), dtype.as_numpy_dtype)
         rows: dict[str, Tensor] = {}
         for replica, (device, ref) in enumerate(
@@ -206,8 +206,7 @@ class Reduction:
             rows[device] = self._emit.add(
                 f"{name}/rows_{replica}", "Pack", parts, device, "output:0", attrs
             )
-        one = f"{name}/all"
-        return list(self._chain.reduce_all(one, rows, "Add", dtype, "xla").values())
+        return list(self._sum_all(name, rows, dtype, "xla").values())
 
     def _reduce_rows(
         self,
@@ -243,20 +242,32 @@ class Reduction:
         wire: tf.DType,
     ) -> list[Tensor]:
         """Sums over all replicas of the job at once, in the type that is sent."""
-        assert self._chain is not None
         sent = {
             device: self._emit.cast(f"{name}/send_{replica}", ref, dtype, wire, device)
             for replica, (device, ref) in enumerate(
                 zip(self._devices, operands, strict=True)
             )
         }
-        one = f"{name}/all"
-        summed = self._chain.reduce_all(one, sent, "Add", wire, how.algorithm)
+        summed = self._sum_all(name, sent, wire, how.algorithm)
         totals: list[Tensor] = list(summed.values())
         if how.op == "mean":
             share = 1.0 / how.num_replicas
             totals = [
-                self._emit.scale(f"{one}_{replica}/mean", ref, share, wire, device)
+                self._emit.scale(f"{name}/all_{replica}/mean", ref, share, wire, device)
                 for replica, (device, ref) in enumerate(summed.items())
             ]
         return self._receive(name, totals, wire, dtype)
+
+    def _sum_all(
+        self,
+        name: str,
+        operands: Mapping[str, Tensor],
+        dtype: tf.DType,
+        algorithm: str,
+    ) -> dict[str, Ref]:
+        """Sums over all replicas of the job, by device of this program."""
+        group = None if self._workers is None else self._workers.group
+        flat = flat_group(self._topology, group)
+        return self._chain.reduce_all(
+            f"{name}/all", flat, operands, "Add", dtype, algorithm
+        )

@@ -22,7 +22,6 @@ from replicator.engine.link.linker import Linker
 from replicator.engine.link.local import LocalLinker
 from replicator.engine.run import compiled, completion
 from replicator.errors import CaptureError
-from replicator.placement.worker_group import flat_group
 from replicator.step.per_replica import per_replica_nest
 
 if TYPE_CHECKING:
@@ -90,7 +89,6 @@ class Assembly:
             self._workers = CrossWorker(
                 group,
                 batches,
-                flat_group(topology, group) if topology.has_own_gpus else None,
                 has_virtual_gpus=topology.has_virtual_gpus,
             )
         self._linker: Linker | LocalLinker = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tiny_models import Training
@@ -11,6 +12,8 @@ from replicator import errors
 from replicator._tf import compat as _tf_compat
 from replicator.engine.analysis import placement
 from replicator.engine.graph import trace
+from replicator.placement import devices
+from replicator.placement import topology as topology_lib
 from replicator.placement.topology import make_topology
 from replicator.step import logical
 
@@ -189,18 +192,70 @@ def test_backends_that_do_not_split_have_part_0_only():
         replicator.logical_device(1)
 
 
-def test_no_stand_in_device_is_left_in_the_linked_function():
-    """The runtime knows no such device type, and every node has a real one."""
-    repl = _make("in_graph", 2)
-    training = Training(repl, "split")
+def _linked_functions(call):
+    """The functions that a call hands to TensorFlow."""
     added = []
     original = _tf_compat.add_function
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             _tf_compat, "add_function", lambda f: (added.append(f), original(f))
         )
-        training.run(1)
+        call()
+    return added
 
-    devices = {node.device for function in added for node in function.node_def}
-    assert not [d for d in devices if logical.index_of(d) is not None]
-    assert {f"{HOST}{i}" for i in range(4)} <= devices
+
+@pytest.mark.parametrize("have_own_memories", [False, True], ids=["shared", "own"])
+def test_a_gradient_is_reduced_where_its_variable_is(monkeypatch, have_own_memories):
+    """Between the parts of a replica are activations and what flows back, no more.
+
+    As on GPUs where memories are their own: each part has a ring over all replicas.
+    """
+    if have_own_memories:
+        monkeypatch.setattr(devices, "memory", lambda device: device)
+        monkeypatch.setattr(devices, "have_virtual_gpus", lambda names: True)
+        own = property(lambda self: len(set(self.replica_devices)) == 2)
+        monkeypatch.setattr(topology_lib.Topology, "has_own_gpus", own)
+    repl = _make("in_graph", 2)
+    training = Training(repl, "split", "momentum")
+
+    (linked,) = [
+        function
+        for function in _linked_functions(lambda: training.run(3))
+        if any("/collective_" in node.name for node in function.node_def)
+    ]
+
+    nodes = {node.name: node for node in linked.node_def}
+    parts = {
+        name: int(node.device[-1]) % 2 for name, node in nodes.items() if node.device
+    }
+    crossing = [
+        (source, node.name)
+        for node in nodes.values()
+        for text in node.input
+        if (source := text.lstrip("^").partition(":")[0]) in nodes
+        and parts.get(source) != parts.get(node.name)
+    ]
+    assert crossing  # activations
+    assert not [edge for edge in crossing if "collective_" in "".join(edge)]
+    assert {0, 1} == {part for name, part in parts.items() if "/collective_" in name}
+    for part in range(2):
+        for replica in range(2):
+            owner = f"owner {replica} ({HOST}{2 * replica + part}): combines"
+            assert owner in repl.explain()
+    monkeypatch.undo()
+    alone = Training(_make("in_graph", 1), "split", "momentum")
+    alone.run(3)
+    for expected, got in zip(alone.weights(), training.weights(), strict=True):
+        np.testing.assert_allclose(expected, got, rtol=2e-4, atol=1e-5)
+
+
+def test_no_stand_in_device_is_left_in_the_linked_function():
+    """The runtime knows no such device type, and every node has a real one."""
+    repl = _make("in_graph", 2)
+    training = Training(repl, "split")
+
+    added = _linked_functions(lambda: training.run(1))
+
+    names = {node.device for function in added for node in function.node_def}
+    assert not [name for name in names if logical.index_of(name) is not None]
+    assert {f"{HOST}{i}" for i in range(4)} <= names

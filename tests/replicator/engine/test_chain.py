@@ -13,6 +13,7 @@ from replicator.placement.worker_group import FlatGroup, Group
 
 CPU = "/job:worker/replica:0/task:0/device:CPU:0"
 GPU = CPU.replace("CPU", "GPU")
+OPERANDS = {GPU: "x", GPU.replace("GPU:0", "GPU:1"): "y"}
 ATTRS = {"merge_op": "Add", "final_op": "Id"}
 
 
@@ -23,13 +24,17 @@ class Emitted:
         """Starts a chain over two workers, and over two GPUs of each."""
         self.emit = Emitter()
         group = Group(num_workers=2, worker_id=0, order=(0, 1))
-        flat = FlatGroup(size=4, key=99, keys=group.keys)
-        self.chain = Chain(group, self.emit, first_controls, flat)
+        self.flat = FlatGroup(size=4, key=99, keys=group.keys)
+        self.chain = Chain(group, self.emit, first_controls)
 
     def add(self, name, device=CPU, dtype=tf.float32, **options):
         """Adds a sum."""
         op = "CollectiveReduceV2"
         return self.chain.add(name, op, ["x"], dtype, device, ATTRS, **options)
+
+    def reduce_all(self, name, algorithm="nccl"):
+        """Adds a sum over all replicas."""
+        self.chain.reduce_all(name, self.flat, OPERANDS, "Add", tf.float32, algorithm)
 
     def node(self, name):
         """A node by its name."""
@@ -66,15 +71,12 @@ def test_each_collective_waits_for_the_one_before():
     assert waits == emitted.waits()
 
 
-OPERANDS = {GPU: "x", GPU.replace("GPU:0", "GPU:1"): "y"}
-
-
 def test_nccl_between_processes_waits_for_the_start_of_what_is_before():
     """For the end only where an op of one device is between; keys are 1, 2, 3, ..."""
     emitted = Emitted(["batch"])
 
     for name in ("a", "b", "d", "e"):
-        emitted.chain.reduce_all(name, OPERANDS, "Add", tf.float32, "nccl")
+        emitted.reduce_all(name)
         if name == "b":
             emitted.add("c")
 
@@ -96,11 +98,11 @@ def test_what_follows_a_gate_waits_for_its_end_and_the_start_of_what_was_before_
     """Nothing waits for the start of an op that a gate may skip: it would not come."""
     emitted = Emitted()
 
-    emitted.chain.reduce_all("a", OPERANDS, "Add", tf.float32, "nccl")
-    emitted.chain.reduce_all("gated", OPERANDS, "Add", tf.float32, "nccl")
+    emitted.reduce_all("a")
+    emitted.reduce_all("gated")
     emitted.chain.continue_after_gate(dict(zip(OPERANDS, ("m_0", "m_1"), strict=True)))
-    emitted.chain.reduce_all("b", OPERANDS, "Add", tf.float32, "nccl")
-    emitted.chain.reduce_all("gated_too", OPERANDS, "Add", tf.float32, "nccl")
+    emitted.reduce_all("b")
+    emitted.reduce_all("gated_too")
     emitted.chain.continue_after_gate(dict(zip(OPERANDS, ("n_0", "n_1"), strict=True)))
     emitted.add("c")
 
@@ -117,7 +119,7 @@ def test_rings_between_processes_wait_for_the_end_of_what_is_before():
     for algorithm in ("ring", "xla"):
         emitted = Emitted(["batch"])
         for name in ("a", "b"):
-            emitted.chain.reduce_all(name, OPERANDS, "Add", tf.float32, algorithm)
+            emitted.reduce_all(name, algorithm)
 
         assert {
             "a_0": ["^batch"],

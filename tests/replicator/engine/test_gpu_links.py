@@ -19,7 +19,7 @@ from replicator.engine.graph import body
 from replicator.engine.link.cross_worker import CrossWorker
 from replicator.engine.link.linker import Linker
 from replicator.placement.topology import make_topology
-from replicator.placement.worker_group import Group, flat_group
+from replicator.placement.worker_group import Group
 
 GPU = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(8)]
 SIZES = (7_000_000, 8_000_000)  # too large to be sent together
@@ -142,7 +142,7 @@ def test_two_programs_of_eight_gpus_form_one_group():
     """Sixteen replicas: before, there were eight groups of two, one after the other."""
     places = make_topology([[name] for name in GPU], num_replicas=16, num_programs=2)
     group = Group(num_workers=2, worker_id=0, order=(0, 1))
-    workers = CrossWorker(group, _BATCHES, flat_group(places, group))
+    workers = CrossWorker(group, _BATCHES)
 
     planned, nodes, _ = link(places, kind=AllReduce(op="mean"), workers=workers)
 

@@ -25,6 +25,10 @@ CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 GPU = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(4)]
 MEAN, PARTS = AllReduce(op="mean"), ReduceScatter(op="sum")
 FIRST = Broadcast(source_replica_id=0)
+# Of two workers, so that they form no group of NCCL.
+OTHER_GPUS = [
+    f"/job:worker/replica:0/task:{i}/device:GPU:{k}" for i in range(2) for k in range(2)
+]
 OTHER_HOSTS = [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(2)]
 REMOTE_GPU = [f"/job:worker/replica:0/task:{i}/device:GPU:0" for i in range(2)]
 
@@ -129,6 +133,33 @@ def test_only_replicas_with_memories_of_their_own_fuse(devices, num_buckets):
     (one,) = plan.make_plan([call], _on(devices))
 
     assert num_buckets == len(one.buckets)
+
+
+def test_a_bucket_holds_what_one_part_of_a_replica_computes():
+    """Each part has owners of its own, as loaded as each other."""
+    call = _collective([[8], [4], [2], [8]])
+    parts = {call.operands[1]: 1, call.operands[2]: 1}
+    places = make_topology([OTHER_GPUS[:2], OTHER_GPUS[2:]])
+
+    (one,) = plan.make_plan([call], places, None, None, parts)
+
+    found = {b.positions: (b.logical_device, b.owner) for b in one.buckets}
+    assert {(0, 3): (0, 0), (1, 2): (1, 0)} == found
+    text = plan.explain([one], places)
+    assert f"owner 0 ({OTHER_GPUS[1]}): combines 24 bytes" in text
+    assert f"owner 0 ({OTHER_GPUS[0]}): combines 64 bytes" in text
+
+
+def test_what_a_replica_has_on_its_host_is_reduced_with_the_rest_on_its_gpu():
+    """NCCL takes no part of it there."""
+    call = _collective([[8], [4]])
+    places = make_topology([[GPU[0], CPU[0]], [GPU[1], CPU[0]]])
+
+    (one,) = plan.make_plan([call], places, None, None, {call.operands[1]: 1})
+
+    assert "nccl" == one.algorithm
+    assert [(0, 1)] == [bucket.positions for bucket in one.buckets]
+    assert 0 == one.buckets[0].logical_device
 
 
 @pytest.mark.parametrize("kind", [AllGather(), FIRST, PARTS, AllToAll()], ids=str)
