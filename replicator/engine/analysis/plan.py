@@ -167,16 +167,19 @@ def make_plan(
 
 
 def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
-    """Describes a plan: one line per collective, then the bytes per owner device."""
+    """Describes a plan: one line per collective, then what each device has to do."""
     if not plans:
         return "no collectives"
     load: dict[tuple[int, int], int] = {}
-    lines = []
+    lines, on_all = [], []
     for plan in plans:
         collective = plan.collective
         fused = sum(len(b.positions) > 1 for b in plan.buckets)
         total = sum(b.num_bytes for b in plan.buckets)
         for bucket in plan.buckets:
+            if plan.algorithm in FLAT:
+                on_all.append(bucket.num_bytes)
+                continue
             owner = bucket.logical_device, bucket.owner
             load[owner] = load.get(owner, 0) + bucket.num_bytes
         compressed = _compression(collective, topology)
@@ -188,6 +191,11 @@ def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
             f"algorithm {plan.algorithm}, "
             f"{len(plan.buckets)} transfers of which {fused} fused{compressed}"
             f"{_between_workers(plan, topology)}"
+        )
+    if on_all:
+        lines.append(
+            f"each device starts {len(on_all)} reductions in a step, of {on_all[0]} "
+            f"bytes first and {on_all[-1]} bytes last"
         )
     lines += [
         f"owner {replica} ({topology.devices[replica][logical_device]}): "

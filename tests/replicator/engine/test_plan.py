@@ -259,8 +259,12 @@ def test_the_printed_plan_has_sizes_transfers_and_owners():
     gathered = "1 tensors, 12 bytes per replica, algorithm pack, 1 transfers of which 0"
     assert f"#0 all_reduce(mean): {reduced} fused" == lines[0]
     assert f"#1 all_gather: {gathered} fused" == lines[1]
-    assert f"owner 0 ({GPU[0]}): combines 24 bytes" == lines[2]
-    assert f"owner 1 ({GPU[1]}): combines 12 bytes" == lines[3]
+    on_each = (
+        "each device starts 1 reductions in a step, of 24 bytes first and 24 bytes"
+    )
+    assert f"{on_each} last" == lines[2]
+    assert f"owner 0 ({GPU[0]}): combines 0 bytes" == lines[3]
+    assert f"owner 1 ({GPU[1]}): combines 12 bytes" == lines[4]
 
 
 def test_a_step_without_collectives_says_so():
