@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from reports.words import markdown, ratio_table
-from reports.words.judgement import change_text
+from reports.words.judgement import change_text, counted_text
 from results.judging.bisection import suspects
 
 if TYPE_CHECKING:
@@ -62,12 +62,16 @@ def step_text(step: BisectStep) -> str:
 
 
 def _change(case: GateCase) -> str:
+    if case.after is not None:
+        return f"{_interval(case)}, n = {case.n}"
     if case.slowdown is None:
         return case.reason
     return f"{change_text(1 + case.slowdown)} {_interval(case)}, n = {case.n}"
 
 
 def _interval(case: GateCase) -> str:
+    if case.before is not None and case.after is not None:
+        return counted_text(case.before, case.after)
     if case.low is None or case.high is None:
         return "-"
     return f"[{change_text(1 + case.low)}, {change_text(1 + case.high)}]"

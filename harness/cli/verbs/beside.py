@@ -153,7 +153,7 @@ def keep(store: Store, found: Gate) -> GateRecord:
         found,
         headline=judgement.headline(found),
         exit_code=code_of(found),
-        notes=judgement.notes_of_looks(found),
+        notes=judgement.notes_of(found),
     )
     gate_file.write(store, record)
     build.write_report(store, store.report_path)
