@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 STAMP_GPU := $(VENV)/.installed-gpu
 COMMUNITIES := build/communities
+DIST_TOOLS := build/dist-tools
 # A file runs in one process, since its tests share clusters and traced programs.
 # Three on two cores: a test of a cluster waits for a fifth of its time.
 TEST_FLAGS ?= --numprocesses 3 --dist loadfile
@@ -22,7 +23,7 @@ BENCH_OUT ?= .benchmarks/new.json
 BENCH_BASE ?= .benchmarks/old.json
 BENCH_FLAGS ?=
 
-.PHONY: help setup setup-gpu sweep sweep-gpu test test-full test-gpu test-communities fuzz check fmt lint types docs fuzz-records faults failures series statistics bench bench-micro bench-compare lock clean
+.PHONY: help dist setup setup-gpu sweep sweep-gpu test test-full test-gpu test-communities fuzz check fmt lint types docs fuzz-records faults failures series statistics bench bench-micro bench-compare lock clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -84,8 +85,9 @@ lint: setup  ## Check format, lint rules, spelling, import contracts and pipelin
 	$(BIN)/ruff check .
 	$(BIN)/codespell
 	$(BIN)/lint-imports
-	$(BIN)/zizmor --offline --quiet .github/workflows
+	$(BIN)/zizmor --offline --quiet .github/workflows .github/actions/gate/action.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-actions .github/actions/gate/action.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.gitlab-ci --data-transform gitlab-ci .gitlab-ci.yml
 	$(BIN)/hadolint Dockerfile Dockerfile.gpu
 
@@ -121,6 +123,15 @@ bench-micro: setup  ## Measure micro-benchmarks in fresh processes, into BENCH_O
 bench-compare: setup  ## Judge BENCH_OUT against BENCH_BASE by the rule of gate (its exit codes: python -m benchmarks.micro compare).
 	$(BIN)/python -m benchmarks.micro compare $(BENCH_OUT) $(BENCH_BASE) $(BENCH_FLAGS)
 
+dist: $(DIST_TOOLS)/.installed  ## Build wheels and source archives twice from the commit, check them, and run the quick start from an empty environment (3 minutes).
+	$(BIN)/python release/dist.py build/dist --twine $(DIST_TOOLS)/bin/twine
+	$(BIN)/python release/quick_start.py build/dist/replicator_harness-*.whl
+
+$(DIST_TOOLS)/.installed: $(STAMP) release/twine.lock
+	$(BIN)/python -m venv --clear $(DIST_TOOLS)
+	$(DIST_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r release/twine.lock
+	@touch $@
+
 lock: setup  ## Resolve the newest allowed versions again and write both locks.
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile pyproject.toml --extra tensorflow --extra dev --universal --python-version 3.10 \
@@ -133,6 +144,9 @@ lock: setup  ## Resolve the newest allowed versions again and write both locks.
 	$(BIN)/uv pip compile tests/programs/communities.in --no-deps --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
 		--output-file tests/programs/communities.lock
+	$(BIN)/uv pip compile release/twine.in --universal --python-version 3.10 \
+		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
+		--output-file release/twine.lock
 
 clean:  ## Remove the environment and caches; records in runs/ stay.
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis

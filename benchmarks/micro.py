@@ -113,7 +113,7 @@ def compare(change: Path, baseline: Path, *, delta: str, alpha: str, form: str) 
       ResultsError: A file cannot be read, or nothing can be compared.
     """
     from benchmarks import micro_judging
-    from harness.cli.verbs import gate_verb
+    from harness.cli.verbs import beside
     from harness.options.notation import parse_percentage
     from reports.words import judgement
 
@@ -136,7 +136,7 @@ def compare(change: Path, baseline: Path, *, delta: str, alpha: str, form: str) 
     for name in new.names:
         if name not in old.names:
             print(f"new, not judged: {name}", file=sys.stderr)
-    return gate_verb.code_of(found)
+    return beside.code_of(found)
 
 
 def make_parser() -> argparse.ArgumentParser:

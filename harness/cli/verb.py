@@ -106,6 +106,7 @@ class DeclaredOption(click.Option):
             required=of.is_required,
             is_flag=kind.is_flag,
             multiple=kind.is_multiple,
+            nargs=kind.num_values,
             type=_type_of(of, is_text=self.is_deferred),
             metavar=of.metavar or None,
             **settings,
@@ -311,6 +312,8 @@ def _words(option: DeclaredOption, value: Any) -> list[str]:
     name = option.declared.spelling
     if option.is_flag:
         return [name] if value else list(option.secondary_opts)
+    if option.nargs > 1:
+        return [name, *map(_text, value)]
     values = value if option.multiple else [value]
     return [word for one in values for word in (name, _text(one))]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from harness.command import placeholders, repository
+from harness.machine import containers
 from results.records import identity as record_identity
 from results.records.limits import MAX_NAME
 from results.records.texts import printable
@@ -70,6 +71,9 @@ def of_program(
     found = source or repository.find(folder, left_out)
     words = placeholders.split(command)
     parts = {"harness": _harness_version()}
+    image = containers.image_of()
+    if image:
+        parts["container image"] = image
     if found is None:
         parts["git commit"] = repository.NO_REPOSITORY
         parts |= _named_files(words, folder)

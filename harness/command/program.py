@@ -19,7 +19,7 @@ from harness.catalog import (
     PresetInfo,
     WorkloadInfo,
 )
-from harness.command import identity, metric, placeholders, repository
+from harness.command import counts, identity, metric, placeholders, repository
 from harness.errors import PlanError
 from results.records.limits import MAX_NAME
 from results.records.models import Program
@@ -106,6 +106,7 @@ def make(
     replicas: Iterable[int],
     folder: Path,
     left_out: Sequence[Path] = (),
+    count_texts: Sequence[str] = (),
 ) -> ForeignProgram:
     """Returns the program that a command starts, identified as it is now.
 
@@ -117,6 +118,7 @@ def make(
       replicas: The numbers of replicas that are measured.
       folder: Where it starts.
       left_out: Folders whose files are no changes, such as that of the studies.
+      count_texts: NAME=PATTERN of what it counts.
 
     Raises:
       PlanError: Command or metric are wrong, or the repository cannot be read.
@@ -124,6 +126,7 @@ def make(
     placeholders.check(command, replicas)
     of = metric.parse(metric_text)
     placeholders.names_in(of.path)
+    counts.parse(count_texts)
     source = repository.find(folder, left_out)
     return ForeignProgram(
         name=name_of(command, folder),
@@ -131,6 +134,7 @@ def make(
             command=command,
             metric=metric_text,
             unit=unit,
+            counts=tuple(count_texts),
             folder=_place(folder, source),
             setup=setup,
         ),

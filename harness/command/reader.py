@@ -11,11 +11,12 @@ from harness.command.errors import ReadingError
 from results.records.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 MOST_OF_LINE: Final = 20_000
 """Characters of a line that are looked at: a pattern could take for ever on more."""
-_SHOWN: Final = 120
+SHOWN: Final = 120
+"""Characters of a line or number that a message shows."""
 _END = re.compile(rb"[\r\n]")  # progress bars end lines by a carriage return
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -43,22 +44,33 @@ def number(text: str, where: str) -> float:
         value = float(text)
     except ValueError:
         raise ReadingError(
-            f"{where} has {text[:_SHOWN]!r}, which is not a number; put the group of"
+            f"{where} has {text[:SHOWN]!r}, which is not a number; put the group of"
             " --metric around the number alone"
         ) from None
     if not math.isfinite(value) or value <= 0:
         raise ReadingError(
-            f"{where} has {text[:_SHOWN]!r}, which is not a rate or a time; they are"
+            f"{where} has {text[:SHOWN]!r}, which is not a rate or a time; they are"
             " positive and finite: look at what the program did"
         )
     return value
 
 
 class LineReader:
-    """Splits one stream into lines, and finds the number in each."""
+    """Splits one stream into lines, and finds the number in each.
 
-    def __init__(self, pattern: re.Pattern[str]) -> None:
-        self._pattern = pattern
+    Args:
+      pattern: Of a line, with one group.
+      option: What it was given by, for messages.
+      read: Returns a number from its text, and where it is; raises ReadingError.
+    """
+
+    def __init__(
+        self,
+        pattern: re.Pattern[str],
+        option: str = "--metric",
+        read: Callable[[str, str], float] = number,
+    ) -> None:
+        self._pattern, self._option, self._number = pattern, option, read
         self._rest = b""
 
     def feed(self, chunk: bytes, ns: int) -> Iterator[Reading]:
@@ -82,11 +94,11 @@ class LineReader:
     def _read(self, line: bytes, ns: int) -> Iterator[Reading]:
         text = _COLOURS.sub("", line.decode("utf-8", errors="replace"))
         found = self._pattern.findall(text)
-        shown = printable(text.strip())[:_SHOWN]
+        shown = printable(text.strip())[:SHOWN]
         if len(found) > 1:
             raise ReadingError(
-                f"the pattern of --metric matches {len(found)} times in the line"
+                f"the pattern of {self._option} matches {len(found)} times in the line"
                 f" {shown!r}; add what stands before the number that you mean"
             )
         for match in found:
-            yield Reading(ns, number(match, f"the line {shown!r}"))
+            yield Reading(ns, self._number(match, f"the line {shown!r}"))

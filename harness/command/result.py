@@ -12,7 +12,13 @@ import math
 from typing import TYPE_CHECKING
 
 from harness.command import metric
-from results.records.models import Evidence, RankTimes, Readings, TrialResult
+from results.records.models import (
+    Evidence,
+    QualityMetric,
+    RankTimes,
+    Readings,
+    TrialResult,
+)
 from results.records.program import FEWEST_OF_WINDOW
 
 if TYPE_CHECKING:
@@ -60,6 +66,7 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
             ),
         ),
         sanity=(),
+        window_metrics=tuple(map(QualityMetric.model_validate, log.window_metrics)),
         readings=Readings(
             evidence=evidence,
             num_readings=len(times),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from harness.client.scaling_client import LostHarnessError, RankFile
 from harness.command import files, metric, placeholders, supervised
+from harness.command.counts import CountReader
 from harness.command.errors import CommandError, ReadingError
 from harness.command.kept_output import KeptOutput
 from harness.command.reader import LineReader, Reading
@@ -55,6 +56,7 @@ class Trial:
         self._kept = (KeptOutput(1), KeptOutput(2))
         pattern = self._metric.pattern
         self._lines = [LineReader(pattern) for _ in range(2)] if pattern else []
+        self._counts = CountReader(spec.program.counts)
         self._run = Run()
 
     def run(self, folder: Path) -> int:
@@ -101,6 +103,8 @@ class Trial:
                 files.read(self._metric.file_kind, folder / path, self._metric.key)
             )
         self._check_number()
+        for count in self._counts.metrics():
+            self._writer.write("window_metric", **count)
         self._write_use()
         return 0
 
@@ -117,6 +121,7 @@ class Trial:
     def _receive(self, stream: int, chunk: bytes, ns: int) -> bool:
         if chunk:
             self._kept[stream].add(chunk)
+        self._counts.feed(stream, chunk, ns)
         if not self._lines:
             return False
         for reading in self._lines[stream].feed(chunk, ns):

@@ -100,15 +100,18 @@ def side_by_side(
     revision: str,
     commit: str,
     note: Callable[[str], None],
+    name_here: str = "this tree",
 ) -> Iterator[Sides]:
     """Checks both revisions out and prepares them, for as long as the block lasts.
 
     Args:
       program: The program as it is now.
-      source: The user's repository.
+      source: The user's repository; with another commit and no changes, that commit
+        is measured in place of the present state.
       revision: The baseline as the user named it, for messages.
       commit: Its full id.
       note: Receives what takes long, one line.
+      name_here: What messages call the side that is not the baseline.
 
     Raises:
       RevisionError: One cannot be checked out or prepared.
@@ -119,10 +122,10 @@ def side_by_side(
         here, there = folder.path / "this", folder.path / "baseline"
         record = program.record
         try:
-            _check_out(source, here, source.commit, "the present commit", folder)
+            _check_out(source, here, source.commit, name_here, folder)
             _copy_changes(source, here)
             _check_out(source, there, commit, f"revision {revision!r}", folder)
-            for root, name in ((here, "this tree"), (there, f"revision {revision!r}")):
+            for root, name in ((here, name_here), (there, f"revision {revision!r}")):
                 _check_complete(root, name)
                 start = root / record.folder
                 if not start.is_dir():
@@ -133,7 +136,8 @@ def side_by_side(
                     )
                 if record.setup:
                     note(f"--setup in {name}: {record.setup}")
-                    _prepare(record.setup, start, name, folder, is_other=root == there)
+                    other = name_here if root == there else ""
+                    _prepare(record.setup, start, name, folder, works_on=other)
             name = commit[:SHOWN_DIGITS]
             folders = {"": here / record.folder, name: there / record.folder}
             of_commit = repository.Repository(root=there, commit=commit, changed=())
@@ -200,7 +204,7 @@ def _check_complete(root: Path, name: str) -> None:
 
 
 def _prepare(
-    setup: str, start: Path, name: str, folder: owned_folders.Owned, *, is_other: bool
+    setup: str, start: Path, name: str, folder: owned_folders.Owned, *, works_on: str
 ) -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", setup],
@@ -214,9 +218,7 @@ def _prepare(
         check=False,
     )
     if done.returncode != 0:
-        more = ""
-        if is_other:
-            more = " (it works on this tree)"
+        more = f" (it works on {works_on})" if works_on else ""
         raise RevisionError(
             f"--setup {setup!r} fails in {name}{more} with code {done.returncode}:"
             f" {last_line(done.stderr or done.stdout)}; give one that prepares both, or"

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.machine import git, gpus
+from harness.machine import containers, git, gpus
 from results.records.machine_record import MachineState
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def read_machine_state(
         is_smt_active=read_flag(root / _CPU_FOLDER / "smt/active"),
         num_numa_nodes=_count_numa_nodes(root),
         gpu_driver=gpus.driver_version(),
+        container=containers.read(root),
         git_commit=commit,
         is_source_modified=is_modified,
     )

@@ -11,6 +11,7 @@ import pydantic
 from harness import catalog
 from harness.catalog import SYNTHETIC
 from harness.errors import PlanError
+from harness.machine import containers
 from harness.placement import allocation as placement
 from harness.placement import processes
 from harness.planning import batches, design, plan_count, quality_runs, settings
@@ -73,6 +74,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
     Raises:
       PlanError: A name is unknown, or settings contradict each other or the machine.
     """
+    containers.image_of()  # raises where records could not hold it
     if request.program is None:
         info = catalog.workload(request.workload)
         backends = [catalog.backend(name) for name in request.backends]

@@ -11,6 +11,7 @@ from pydantic import Field, InstanceOf
 from harness.command.metric import THROUGHPUT
 from harness.command.program import UNIT, ForeignProgram, make
 from harness.errors import PlanError
+from harness.options import kinds
 from harness.options.option import Option, Options
 from harness.planning import defaults
 from results.records.models import Allocator, Control, Order
@@ -70,6 +71,19 @@ class ProgramRequest(Options):
             " or `client` if it connects by `scaling_client` and takes turns.",
         ),
     ] = None
+    counts: Annotated[
+        tuple[str, ...],
+        Option(
+            group=OWN,
+            name="count",
+            kind=kinds.TEXTS,
+            metavar="NAME=PATTERN",
+            help="What else it prints, and is the same in each run, such as bytes sent,"
+            " nodes of a graph or launches; a gate compares it exactly. Can be"
+            " repeated.",
+            default="none",
+        ),
+    ] = ()
     unit: Annotated[
         str | None,
         Option(
@@ -93,11 +107,13 @@ def resolved(request: _Request, folder: Path) -> _Request:
       PlanError: There is neither, or both, or an option that has no effect on it.
     """
     if request.command is None:
-        for name in ("metric", "unit"):
-            if getattr(request, name) is not None and not _is_of_gate(request, name):
+        given = {"metric": request.metric, "unit": request.unit}
+        given["count"] = " ".join(request.counts) or None
+        for name, value in given.items():
+            if value is not None and not _is_of_gate(request, name):
                 raise PlanError(
-                    f"--{name} {getattr(request, name)!r} has no effect without"
-                    " --command; add the command of your program"
+                    f"--{name} {value!r} has no effect without --command; add the"
+                    " command of your program"
                 )
         if not request.workload:
             raise PlanError(
@@ -113,6 +129,12 @@ def resolved(request: _Request, folder: Path) -> _Request:
             " prints how fast it is, such as --metric 'throughput=samples/s:"
             " ([0-9.]+)', or --metric client if it connects by scaling_client"
         )
+    if is_client and request.counts:
+        raise PlanError(
+            f"--count {request.counts[0]!r} has no effect with --metric client, which"
+            " does not read what the program prints; count in a sweep or gate with"
+            " --metric NAME=PATTERN"
+        )
     if request.per_replica_batch_size is None and request.global_batch_size is None:
         raise PlanError(
             f"--command {request.command!r} without --per-replica-batch-size: say how"
@@ -127,6 +149,7 @@ def resolved(request: _Request, folder: Path) -> _Request:
         command=request.command,
         metric_text=request.metric,
         unit=request.unit or UNIT,
+        count_texts=request.counts,
         setup=getattr(request, "setup", None) or "",
         replicas=request.replicas,
         folder=folder,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import catalog
+from harness.command import counts
 from harness.errors import DifferentStudyError, PlanError, StudyError
 from harness.machine.time_of_day import now_text
 from harness.planning import matching
@@ -141,7 +142,11 @@ def make_plan(
             measuring=sweep.measuring,
             matching=sweep.matching,
             draws_random_numbers=info.draws_random_numbers,
-            metrics=catalog.metrics(info) if program is None else (),
+            metrics=(
+                catalog.metrics(info)
+                if program is None
+                else counts.facts(program.record.counts)
+            ),
             program_code=(
                 {}
                 if program is None

@@ -22,7 +22,8 @@ def draw(record: GateRecord) -> Markup | None:
 
     What lies beyond the margin is hatched: a case whose interval ends before it passes.
     """
-    shown = [case for case in record.cases if case.slowdown is not None]
+    timed = [case for case in record.cases if case.after is None]
+    shown = [case for case in timed if case.slowdown is not None]
     if not shown:
         return None
     drawn = [

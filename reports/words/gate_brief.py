@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from reports.words import formats, reproduce
+from reports.words import formats, judgement, reproduce
 from reports.words.marks import Level
 from results import errors
 from results.judging import gate_file
+from results.statistics.judge import Verdict
 
 if TYPE_CHECKING:
     from reports.view.view import View
@@ -59,18 +60,24 @@ class GateView:
         if record.unfit:
             return f"No verdict on {record.metric}: {record.unfit}."
         what = f"{record.metric} of {self.head} against {self.base}"
-        known = [case for case in record.cases if case.slowdown is not None]
+        counts = [case for case in record.cases if case.after is not None]
+        rose = [case for case in counts if case.verdict == Verdict.REGRESS.value]
+        more = "".join(f" {case.name} is {change(case)}." for case in rose)
+        timed = [case for case in record.cases if case not in counts]
+        known = [case for case in timed if case.slowdown is not None]
         if not known:
-            return f"{what}: no case could be judged."
+            return f"{what}: no case could be judged.{more}"
         worst = max(known, key=lambda case: case.slowdown or 0.0)
         return (
             f"{what}: at worst {change(worst)} {record.worse} ({worst.name}); "
-            f"{formats.percent(record.delta)} matters."
+            f"{formats.percent(record.delta)} matters.{more}"
         )
 
 
 def change(case: GateCase) -> str:
-    """Writes a slowdown with its interval, such as +3.0 % [+1.0, +5.0]."""
+    """Writes a slowdown with its interval, such as +3.0 % [+1.0, +5.0]; or a count."""
+    if case.before is not None and case.after is not None:
+        return judgement.counted_text(case.before, case.after)
     if case.slowdown is None:
         return formats.ABSENT
     return formats.with_interval(case.slowdown, case.low, case.high, signed_percent)

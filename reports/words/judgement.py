@@ -13,6 +13,7 @@ from results.statistics.judge import Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from results.judging.exact import Count
     from results.judging.gate import Gate
     from results.judging.judged_case import JudgedCase
     from results.statistics.estimates import Estimate
@@ -23,6 +24,10 @@ WEAKER_QUALITY: Final = (
 QUALITY: Final = (
     "the mean over seeds (n) of how much worse quality runs end, relative to the"
     " baseline's mean"
+)
+EXACT: Final = (
+    "counts are exact: all runs of a side have the same number, so there is no spread"
+    " that an interval could show; any rise is a regression"
 )
 _EPSILON = 5e-5  # below the last digit that is shown
 
@@ -55,8 +60,8 @@ def headline(gate: Gate) -> str:
     verdict = gate.verdict
     name = "no verdict" if verdict is None else verdict.value
     counts = ", ".join(
-        f"{sum(_verdict_of(case) == value for case in gate.cases)} {value}"
-        for value in dict.fromkeys(_verdict_of(case) for case in gate.cases)
+        f"{sum(_verdict_of(case) == value for case in gate.all_cases)} {value}"
+        for value in dict.fromkeys(_verdict_of(case) for case in gate.all_cases)
     )
     rule = f"{gate.metric.worse} by {gate.delta:.1%} matters"
     if not gate.is_advice:  # what varies between days is in no error rate
@@ -69,7 +74,14 @@ def _verdict_of(case: JudgedCase) -> str:
     return "no verdict" if case.verdict is None else case.verdict.value
 
 
-def notes_of_looks(gate: Gate) -> Iterator[str]:
+def notes_of(gate: Gate) -> Iterator[str]:
+    """Says what else a gate saw, of what it counts and of how it ended."""
+    if any(case.count is not None for case in gate.counts):
+        yield EXACT
+    yield from _notes_of_looks(gate)
+
+
+def _notes_of_looks(gate: Gate) -> Iterator[str]:
     """Says when a gate of two revisions ended, and what it saw besides its cases."""
     paired = gate.paired
     if paired is None:
@@ -112,7 +124,7 @@ def _notes(gate: Gate) -> list[str]:
     if gate.differences:
         listed = "; ".join(gate.differences)
         notes.append(f"not comparable, shown only and never a pass: {listed}")
-    notes += [f"{case.name}: {case.reason}" for case in gate.cases if case.reason]
+    notes += [f"{case.name}: {case.reason}" for case in gate.all_cases if case.reason]
     if gate.twin is not None:
         ratio = gate.twin.strict or gate.twin.ratio
         if ratio.low is not None and ratio.high is not None:
@@ -121,7 +133,7 @@ def _notes(gate: Gate) -> list[str]:
                 f" [{ratio.low:.3f}, {ratio.high:.3f}] ({ratio.confidence:.0%}), must"
                 " include 1"
             )
-    notes += notes_of_looks(gate)
+    notes += notes_of(gate)
     if gate.turns.num_turns:
         notes.append(f"void turns: {gate.turns.num_void} of {gate.turns.num_turns}")
     notes += [f"failed: {failure}" for failure in gate.failures]
@@ -130,7 +142,10 @@ def _notes(gate: Gate) -> list[str]:
 
 def _rows(gate: Gate) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for case in gate.cases:
+    for case in gate.all_cases:
+        if case.count is not None:
+            rows.append(_count_row(case.name, case.count))
+            continue
         if case.judgement is None:
             rows.append((case.name, "-", "-", "-", "no verdict"))
             continue
@@ -145,6 +160,19 @@ def _rows(gate: Gate) -> list[tuple[str, ...]]:
             )
         )
     return rows
+
+
+def _count_row(name: str, count: Count) -> tuple[str, ...]:
+    change = "-" if count.rise is None else change_text(1 + count.rise)
+    counted = counted_text(count.before, count.after)
+    return (name, change, counted, str(count.n), count.verdict.value)
+
+
+def counted_text(before: float, after: float) -> str:
+    """Writes a count of both sides, such as ``exact: 1024 to 1056``."""
+    if before == after:
+        return f"exact: {after:.15g}"
+    return f"exact: {before:.15g} to {after:.15g}"
 
 
 def _columns(gate: Gate) -> tuple[str, ...]:
@@ -170,17 +198,21 @@ def gate_markdown(gate: Gate) -> str:
 def gate_github(gate: Gate) -> str:
     """Writes a gate as annotations of GitHub's workflow commands."""
     lines = []
-    for row, case in zip(_rows(gate), gate.cases, strict=True):
+    for row, case in zip(_rows(gate), gate.all_cases, strict=True):
         level = _level(case.verdict)
-        lines.append(_annotation(level, f"{gate.metric.name}: {_sentence(gate, row)}"))
+        lines.append(
+            _annotation(level, f"{gate.metric.name}: {_sentence(gate, row, case)}")
+        )
     lines += [_annotation("warning", note) for note in gate.failures]
     verdict = None if gate.failures or gate.is_advice else gate.verdict
     lines.append(_annotation(_level(verdict), headline(gate)))
     return "\n".join(lines)
 
 
-def _sentence(gate: Gate, row: Sequence[str]) -> str:
+def _sentence(gate: Gate, row: Sequence[str], case: JudgedCase) -> str:
     name, change, interval, number, verdict = row
+    if case.count is not None:
+        return f"{name}: {verdict}: {interval} ({change}), n {number}"
     return f"{name}: {verdict}: {gate.metric.worse} by {change} {interval}, n {number}"
 
 
@@ -213,8 +245,8 @@ def gate_junit(gate: Gate) -> str:
             counts[outcome] += 1
             ET.SubElement(element, outcome, message=text)
 
-    for row, case in zip(_rows(gate), gate.cases, strict=True):
-        text = case.reason or _sentence(gate, row)
+    for row, case in zip(_rows(gate), gate.all_cases, strict=True):
+        text = case.reason or _sentence(gate, row, case)
         add(case.name, _outcome(gate, case.verdict), text)
     is_measured = not gate.failures and not gate.why_unfit
     whole = _outcome(gate, gate.verdict) if is_measured else "error"
@@ -222,7 +254,7 @@ def gate_junit(gate: Gate) -> str:
         whole = "error"
     add("all", whole, headline(gate))
     ET.SubElement(suite, "system-out").text = "\n".join(_notes(gate))
-    suite.set("tests", str(len(gate.cases) + 1))
+    suite.set("tests", str(len(gate.all_cases) + 1))
     suite.set("failures", str(counts["failure"]))
     suite.set("errors", str(counts["error"]))
     suite.set("skipped", str(counts["skipped"]))
@@ -254,7 +286,7 @@ def gate_json(gate: Gate) -> str:
             "equal_code": list(gate.equal_code),
             "looks": None if gate.paired is None else dataclasses.asdict(gate.paired),
             "differences": list(gate.differences),
-            "cases": [_case_data(case) for case in gate.cases],
+            "cases": [_case_data(case) for case in gate.all_cases],
             "twin": None if twin is None else ratio_table.estimate_data(twin.ratio),
             "num_turns": gate.turns.num_turns,
             "num_void_turns": gate.turns.num_void,
@@ -288,5 +320,6 @@ def _case_data(case: JudgedCase) -> dict[str, Any]:
             }
             for name, of in case.others.items()
         },
+        "count": None if case.count is None else dataclasses.asdict(case.count),
         "reason": case.reason,
     }

@@ -16,7 +16,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from results.figures import relay
-from results.judging import gate_metrics, paired_gate, quality_gate
+from results.judging import exact, gate_metrics, paired_gate, quality_gate
 from results.judging.judged_case import JudgedCase, name_of, worst
 from results.statistics import judge
 from results.statistics.judge import Verdict
@@ -52,6 +52,7 @@ class Gate:
       failures: Trials that are not ok, one line each.
       num_ok: Trials that are.
       paired: How a gate of two revisions looked at its generations; None of others.
+      counts: What a program counts, of each case, compared exactly.
       equal_code: The digests of the code, where that of both sides is the same and
         nothing had to be measured; empty otherwise.
     """
@@ -69,7 +70,13 @@ class Gate:
     failures: tuple[str, ...] = ()
     num_ok: int = 0
     paired: Paired | None = None
+    counts: tuple[JudgedCase, ...] = ()
     equal_code: tuple[str, ...] = ()
+
+    @property
+    def all_cases(self) -> tuple[JudgedCase, ...]:
+        """What was timed, then what was counted."""
+        return (*self.cases, *self.counts)
 
     @property
     def why_unfit(self) -> str:
@@ -100,7 +107,7 @@ class Gate:
             return Verdict.PASS
         if self.why_unfit or not self.cases:
             return None
-        found = {case.verdict or Verdict.INCONCLUSIVE for case in self.cases}
+        found = {case.verdict or Verdict.INCONCLUSIVE for case in self.all_cases}
         if self.differences:
             found.add(Verdict.INCONCLUSIVE)
         if self.paired is not None and self.paired.has_slow_processes:
@@ -126,10 +133,13 @@ def of_revisions(study: Study, rule: Rule, *, baseline: str) -> Gate:
     if rule.metric.is_quality:
         return _conclude(study, pairs, rule, baseline, is_paired=True)
     design = study.plan.measuring.gate
+    counts = _counts(pairs)
     planned = () if design is None else design.looks
     judged = paired_gate.judge(pairs, rule, planned)
     return dataclasses.replace(
-        _of_study(study, rule, baseline, judged.cases), paired=judged.paired
+        _of_study(study, rule, baseline, judged.cases),
+        paired=judged.paired,
+        counts=counts,
     )
 
 
@@ -163,6 +173,7 @@ def of_studies(study: Study, stored: Study, rule: Rule, *, baseline: str) -> Gat
     gate = _conclude(study, pairs, rule, baseline, is_paired=False)
     return dataclasses.replace(
         gate,
+        counts=_counts(pairs),
         is_weaker=True,
         # What runs have learned does not depend on the day.
         is_advice=not are_quality_runs,
@@ -189,6 +200,25 @@ def _conclude(
             )
         )
     return _of_study(study, rule, baseline, cases)
+
+
+def _counts(pairs: Sequence[tuple[Case, Case]]) -> tuple[JudgedCase, ...]:
+    """Compares what a program counts, exactly."""
+    found = []
+    for case, other in pairs:
+        program = case.spec.program
+        for name in () if program is None else program.count_names:
+            count, reason = exact.count_of(case, other, name)
+            found.append(
+                JudgedCase(
+                    name=f"{name_of(case)}: {name}",
+                    case=case,
+                    judgement=None,
+                    reason=reason,
+                    count=count,
+                )
+            )
+    return tuple(found)
 
 
 def _of_study(

@@ -46,14 +46,24 @@ def record_of(
         is_weaker=gate.is_weaker,
         is_advice=gate.is_advice,
         notes=tuple(notes),
-        cases=tuple(map(_case, gate.cases)),
+        cases=tuple(map(_case, gate.all_cases)),
         failures=tuple(failure[:MAX_LINE] for failure in gate.failures),
     )
 
 
 def _case(case: JudgedCase) -> GateCase:
     backend = "" if case.case is None else case.case.spec.backend
-    judgement, verdict = case.judgement, case.verdict
+    judgement, verdict, count = case.judgement, case.verdict, case.count
+    if count is not None:
+        return GateCase(
+            name=case.name,
+            backend=backend,
+            verdict=count.verdict.value,
+            slowdown=count.rise,
+            n=count.n,
+            before=count.before,
+            after=count.after,
+        )
     if judgement is None or verdict is None:
         reason = case.reason[:MAX_LINE]
         return GateCase(

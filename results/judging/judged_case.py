@@ -10,6 +10,7 @@ from results.statistics.judge import Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from results.judging.exact import Count
     from results.statistics.judge import Judgement
     from results.study.cases import Case
 
@@ -32,6 +33,7 @@ class JudgedCase:
       reason: Why there is no verdict; empty if there is.
       case: The case; None of a micro-benchmark.
       others: Verdicts on what else was measured of the case, by what it is.
+      count: A count of both sides, of a case that is one; it has no judgement.
     """
 
     name: str
@@ -39,10 +41,13 @@ class JudgedCase:
     reason: str = ""
     case: Case | None = None
     others: Mapping[str, Judgement] = dataclasses.field(default_factory=dict)
+    count: Count | None = None
 
     @property
     def verdict(self) -> Verdict | None:
         """The worst of its verdicts; None where there is none."""
+        if self.count is not None:
+            return self.count.verdict
         if self.judgement is None:
             return None
         found = {of.verdict for of in (self.judgement, *self.others.values())}

@@ -27,6 +27,10 @@ class GateCase(Record):
     low: Real | None = None
     high: Real | None = None
     n: Repeats | None = Field(default=None, description="generations, or seeds")
+    before: Real | None = Field(
+        default=None, description="of a count, which is exact: that of the baseline"
+    )
+    after: Real | None = Field(default=None, description="of a count: that judged")
     reason: Line = Field(default="", description="why there is no verdict")
 
 

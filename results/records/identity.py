@@ -60,6 +60,8 @@ def _content(spec: models.TrialSpec, exclude: set[str]) -> dict[str, Any]:
     for name in _ADDED:
         if getattr(spec, name) == defaults[name].get_default(call_default_factory=True):
             del fields[name]
+    if spec.program is not None and not spec.program.counts:
+        fields["program"].pop("counts")
     return fields
 
 

@@ -32,6 +32,10 @@ class MachineState(Record):
     )
     num_numa_nodes: Cores | None = None
     gpu_driver: Name | None = None
+    container: Name | None = Field(
+        default=None,
+        description="what it ran in, and the id of the image where it is known",
+    )
     git_commit: Commit | None = Field(
         default=None, description="of the source tree; None outside of git"
     )
@@ -40,10 +44,13 @@ class MachineState(Record):
     )
 
     def without_code(self) -> dict[str, Any]:
-        """Returns the fields that say where was measured, not what."""
-        return self.model_dump(
-            mode="json", exclude={"git_commit", "is_source_modified"}
-        )
+        """Returns the fields that say where was measured, not what.
+
+        Nor in what: an image is built anew for every commit, and what it holds that
+        moves performance is recorded by itself.
+        """
+        left_out = {"git_commit", "is_source_modified", "container"}
+        return self.model_dump(mode="json", exclude=left_out)
 
     @property
     def commit_text(self) -> str:

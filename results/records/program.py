@@ -13,6 +13,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from results.records.bounds import Amount, Line, Name, Steps, Total
+from results.records.limits import MAX_METRICS
 from results.records.record_base import Record
 
 Identity = Annotated[dict[Name, Line], Field(max_length=1_000)]
@@ -45,10 +46,20 @@ class Program(Record):
         " connect, and the harness has the clock"
     )
     unit: Name = Field(description="plural unit of what it processes")
+    counts: tuple[Line, ...] = Field(
+        default=(),
+        max_length=MAX_METRICS,
+        description="NAME=PATTERN, as requested: what is the same in each run",
+    )
     folder: Line = Field(
         default="", description="where it starts, relative to its repository"
     )
     setup: Line = Field(default="", description="what prepared each revision of a gate")
+
+    @property
+    def count_names(self) -> tuple[str, ...]:
+        """Names of what it counts, in order."""
+        return tuple(text.partition("=")[0] for text in self.counts)
 
     @property
     def is_client(self) -> bool:

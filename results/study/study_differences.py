@@ -174,6 +174,8 @@ def _of_environment(env: Environment) -> Iterator[tuple[str, str, str]]:
         if value is not None:
             group = SOFTWARE if name in _OF_SOFTWARE else MACHINE
             yield group, name.removeprefix("is_").replace("_", " "), _text(value)
+    if state.container is not None:
+        yield SOFTWARE, "container", state.container
     if state.git_commit is not None:
         yield CODE, "git commit", state.commit_text
 

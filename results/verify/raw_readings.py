@@ -66,6 +66,11 @@ def derive(trial_id: str, lines: Sequence[Fields], num_warmup: int) -> Fields:
                 "peak_flops_per_sec": None,
             }
         ],
+        "window_metrics": [
+            {name: value for name, value in line.items() if name != "kind"}
+            for line in lines
+            if line["kind"] == "window_metric"
+        ],
         "readings": {
             "evidence": evidence,
             "num_readings": len(times),

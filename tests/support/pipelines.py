@@ -76,22 +76,10 @@ def arguments_after(words: list[str], *start: str) -> list[str] | None:
 
 
 def harness_commands(path: Path) -> list[list[str]]:
-    """Returns the arguments of each command of the harness in a pipeline.
-
-    Functions of a script that end in ``"$@"`` are called with options that are checked
-    with them.
-    """
-    found = []
-    for script in scripts_in(read(path)):
-        commands = commands_in(script)
-        wrapped: list[str] | None = None
-        for command in commands:
-            arguments = arguments_after(command, "-m", "harness")
-            if arguments is not None and "$@" in script and arguments[0] == "gate":
-                wrapped = arguments[:-1]
-                found.append(wrapped)
-            elif arguments is not None:
-                found.append(arguments)
-            elif wrapped and command[0] == "gate":
-                found.append([*wrapped, *command[1:]])
-    return found
+    """Returns the arguments of each command of the harness in a pipeline."""
+    found = (
+        arguments_after(command, "-m", "harness")
+        for script in scripts_in(read(path))
+        for command in commands_in(script)
+    )
+    return [arguments for arguments in found if arguments is not None]

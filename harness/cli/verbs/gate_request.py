@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from harness import catalog
 from harness.cli.host_options import HostRequest
@@ -15,6 +16,7 @@ from harness.cli.shared_options import (
 )
 from harness.cli.verbs.sweep_verb import RunRequest
 from harness.errors import PlanError
+from harness.options import kinds
 from harness.options.durations import duration
 from harness.options.notation import NAMES, PERCENTAGE
 from harness.options.option import Option
@@ -26,6 +28,9 @@ from results.judging.gate_metrics import Rule
 from results.records.measuring import GateDesign
 from results.records.models import Order
 from results.statistics import group_sequential, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 NUM_STRETCHES = 4
 """Sustained stretches of each case and generation."""
@@ -125,6 +130,16 @@ class GateRequest(RunRequest):
             default="the baseline named `default`",
         ),
     ] = None
+    bisect: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            group=JUDGING,
+            kind=kinds.RANGE_OF_COMMITS,
+            help="With `--command`, in place of `--baseline`: find the first commit"
+            " after GOOD, up to BAD, that is worse than GOOD, at one error rate over"
+            " all steps.",
+        ),
+    ] = None
     delta: Annotated[
         float | None,
         Option(
@@ -173,6 +188,18 @@ class GateRequest(RunRequest):
             help="How the result is written to stdout; `github`: annotations.",
         ),
     ] = "text"
+    files: Annotated[
+        tuple[str, ...],
+        Option(
+            group=JUDGING,
+            name="write",
+            kind=kinds.TEXTS,
+            metavar="FORMAT=FILE",
+            help="Also write the result into a file, in a format of `--format`; can be"
+            " repeated.",
+            default="none",
+        ),
+    ] = ()
     study: Annotated[
         str | None,
         Option(
@@ -182,6 +209,35 @@ class GateRequest(RunRequest):
             default="`gate-<workload>-<preset>-<digest>`",
         ),
     ] = None
+
+
+def files_of(request: GateRequest, forms: Collection[str]) -> dict[Path, str]:
+    """Returns the formats of the files that the result is written into.
+
+    Args:
+      request: As it was given.
+      forms: All formats.
+
+    Raises:
+      PlanError: One is not FORMAT=FILE, or its folder does not exist.
+    """
+    found = {}
+    for text in request.files:
+        form, equals, name = text.partition("=")
+        if form not in forms or not equals or not name:
+            raise PlanError(
+                f"--write {text!r} is not FORMAT=FILE; use one of {', '.join(forms)},"
+                " such as --write junit=gate.xml"
+            )
+        path = Path(name)
+        if not path.absolute().parent.is_dir() or path.is_dir():
+            raise PlanError(
+                f"--write {text!r}: {name!r} cannot be a file, since"
+                + (" it is a folder" if path.is_dir() else " its folder does not exist")
+                + "; choose another, or make the folder"
+            )
+        found[path] = form
+    return found
 
 
 def of_gate(request: GateRequest, rule: Rule) -> GateRequest:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from harness.cli import commands, exit_codes
+from harness.cli.verbs import beside, bisecting
 from harness.cli.verbs.compare_verb import check_comparable
 from harness.cli.verbs.gate_request import (
     GateRequest,
     design_of,
+    files_of,
     make_rule,
     of_gate,
 )
@@ -24,32 +24,23 @@ from harness.judging import (
     revisions,
     this_machine,
 )
-from harness.planning import same_code
 from harness.planning import study as study_module
 from harness.planning.program_request import pattern_of, resolved
-from harness.run.sweep import stop_signals
 from reports.words import judgement
 from results.judging import gate as gate_module
-from results.judging import gate_file
-from results.statistics.judge import Verdict
-from results.store import untrusted
+from results.store import atomic, untrusted
 from results.store.study_store import PLAN_NAME, Store
 from results.study import case_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from harness.cli.verb import Call
-    from harness.command.repository import Repository
     from harness.planning.plan import PlannedSweep
     from results.judging.gate import Gate
     from results.judging.gate_metrics import Rule
     from results.study.cases import Study
 
-
-NAME_PREFIX = "gate-"
-QUALITY_NAME_PREFIX = "gate-quality-"
-"""Of the study of a gate whose name is derived: on speed and memory, or on quality."""
 
 _WRITE_GATE: dict[str, Callable[[Gate], str]] = {
     "text": judgement.gate_text,
@@ -58,20 +49,6 @@ _WRITE_GATE: dict[str, Callable[[Gate], str]] = {
     "markdown": judgement.gate_markdown,
     "json": judgement.gate_json,
 }
-_CODES = {
-    Verdict.PASS: exit_codes.OK,
-    Verdict.IMPROVE: exit_codes.OK,
-    Verdict.REGRESS: exit_codes.REGRESSION,
-    Verdict.INCONCLUSIVE: exit_codes.INCONCLUSIVE,
-}
-
-
-class _EqualCodeError(Exception):
-    """Both sides have the same code, so that nothing has to be measured."""
-
-    def __init__(self, digests: tuple[str, ...]) -> None:
-        super().__init__(*digests)
-        self.digests = digests
 
 
 def run(request: GateRequest, call: Call) -> int:
@@ -86,6 +63,9 @@ def run(request: GateRequest, call: Call) -> int:
             f"--setup {request.setup!r} has no effect without --command: the harness"
             " prepares its own revisions; leave it out"
         )
+    if request.bisect is not None:
+        return bisecting.run(request, call)
+    files_of(request, _WRITE_GATE)  # before anything is measured
     request = resolved(request, Path.cwd())
     rule = make_rule(
         workload="" if request.program else request.workload,
@@ -104,64 +84,16 @@ def run(request: GateRequest, call: Call) -> int:
         source = program_revisions.source_of(Path.cwd(), name, request.runs_dir)
         commit = program_revisions.find_commit(source, name)
 
-    baseline = f"revision {name} ({commit[: revisions.SHOWN_DIGITS]})"
+    def show(found: Gate, store: Store | None, _: Study | None) -> int:
+        return _conclude(store, found, request)
 
-    def judge_revisions(store: Store, study: Study, _trials: object) -> int:
-        found = gate_module.of_revisions(study, rule, baseline=baseline)
-        return _conclude(store, found, request.form)
-
-    def check(update: dict[str, Any], planned: PlannedSweep) -> None:
-        equal = same_code.equal_digests(planned.trials)
-        if equal and not request.is_equal_measured:
-            raise _EqualCodeError(equal)
-        if source is None:
-            tree, spec = update["baseline"], planned.trials[-1].spec
-            revisions.check_runs(name, tree, spec)
-
-    design = design_of(request, rule, baseline)
     try:
-        with stop_signals(), _sides(request, source, name, commit) as update:
-            return commands.sweep(
-                request.model_copy(update={**update, "gate": design}),
-                call,
-                conclude=judge_revisions,
-                name_prefix=_name_prefix(rule),
-                check=functools.partial(check, update),
-            )
-    except _EqualCodeError as error:
-        found = gate_module.of_equal_code(rule, error.digests, baseline=baseline)
-        click.echo(_WRITE_GATE[request.form](found))
-        return code_of(found)
+        return beside.measure(
+            request, call, rule, name=name, commit=commit, source=source, conclude=show
+        )
     except Interrupted as error:
         click.echo(f"interrupted ({error.signal_name})", err=True)
         return exit_codes.INTERRUPTED
-
-
-@contextlib.contextmanager
-def _sides(
-    request: GateRequest, source: Repository | None, name: str, commit: str
-) -> Iterator[dict[str, Any]]:
-    """Yields the fields of the request that say where both revisions are."""
-
-    def note(text: str) -> None:
-        click.echo(text, err=True)
-
-    if request.program is None or source is None:
-        with revisions.checked_out(name, commit, note, request.device) as tree:
-            yield {"baseline": tree}
-        return
-    with program_revisions.side_by_side(
-        request.program, source, name, commit, note
-    ) as sides:
-        yield {
-            "baseline": sides.baseline,
-            "program": sides.program,
-            "folders": sides.folders,
-        }
-
-
-def _name_prefix(rule: Rule) -> str:
-    return QUALITY_NAME_PREFIX if rule.metric.is_quality else NAME_PREFIX
 
 
 def _find_baseline(text: str | None, runs_dir: Path) -> tuple[str, Study | None]:
@@ -202,7 +134,7 @@ def _against_study(
         if found.differences and not request.is_different_allowed:
             # Seen only now: placement and machine are recorded with the trials.
             check_comparable(str(store.root), name, found.differences, False)
-        return _conclude(store, found, request.form)
+        return _conclude(store, found, request)
 
     def check(planned: PlannedSweep) -> None:
         differences = case_pairs.planned_differences(
@@ -220,36 +152,17 @@ def _against_study(
         request.model_copy(update={"gate": design}),
         call,
         conclude=judge_studies,
-        name_prefix=_name_prefix(rule),
+        name_prefix=beside.name_prefix(rule),
         check=check,
     )
 
 
-def _conclude(store: Store, found: Gate, form: str) -> int:
-    from reports.page import build
-
-    record = gate_file.record_of(
-        found,
-        headline=judgement.headline(found),
-        exit_code=code_of(found),
-        notes=judgement.notes_of_looks(found),
-    )
-    gate_file.write(store, record)
-    build.write_report(store, store.report_path)
-    click.echo(_WRITE_GATE[form](found))
-    click.echo(f"report of this tree: {store.report_path}", err=True)
-    return code_of(found)
-
-
-def code_of(found: Gate) -> int:
-    """Returns the exit code of a gate: trials that are not ok come before a verdict."""
-    is_disturbed_only = all(": void: " in failure for failure in found.failures)
-    if found.failures and not is_disturbed_only:
-        return (
-            exit_codes.SOME_TRIALS_FAILED
-            if found.num_ok
-            else exit_codes.NOTHING_MEASURED
-        )
-    if found.failures or found.why_unfit or found.verdict is None:
-        return exit_codes.UNFIT
-    return exit_codes.INCONCLUSIVE if found.is_advice else _CODES[found.verdict]
+def _conclude(store: Store | None, found: Gate, request: GateRequest) -> int:
+    if store is not None:
+        beside.keep(store, found)
+    for path, form in files_of(request, _WRITE_GATE).items():
+        atomic.write_text(path, _WRITE_GATE[form](found) + "\n")
+    click.echo(_WRITE_GATE[request.form](found))
+    if store is not None:
+        click.echo(f"report of this tree: {store.report_path}", err=True)
+    return beside.code_of(found)

@@ -120,7 +120,7 @@ def test_a_submodule_that_cannot_be_fetched_is_said(
     settings.mkdir()
     monkeypatch.setenv("HOME", str(settings))
 
-    message = r"commit cannot be checked out: .*; fix"
+    message = r"this tree cannot be checked out: .*; fix"
     with pytest.raises(RevisionError, match=message), sides(root):
         pass
     (settings / ".gitconfig").write_text('[protocol "file"]\n allow = always\n')

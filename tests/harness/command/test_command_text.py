@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.cli import exit_codes
-from harness.command import files, metric, placeholders, program, worker
+from harness.command import files, identity, metric, placeholders, program, worker
 from harness.command.errors import ReadingError
 from harness.command.reader import LineReader, Reading
 from harness.command.result import judge
@@ -269,3 +269,18 @@ def test_the_program_gets_the_environment_of_the_user() -> None:
     """Our packages are first in that of its parent, and not in its own."""
     assert {"A": "1"} == worker.variables_of({"A": "1", "PYTHONPATH": "/ours"})
     assert {"PYTHONPATH": "/a:/b"} == worker.variables_of({"PYTHONPATH": "/ours:/a:/b"})
+
+
+def test_the_image_of_a_container_tells_programs_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is known: what it holds is in no lock file of the program."""
+    image = "sha256:" + "0123456789abcdef" * 4
+    found = []
+    for value in ("", image):
+        monkeypatch.setenv("REPLICATOR_IMAGE", value)
+        found.append(identity.of_program("nothing-of-this-name {replicas}", tmp_path))
+
+    assert {"container image": image} == {
+        name: text for name, text in found[1].items() if name not in found[0]
+    }

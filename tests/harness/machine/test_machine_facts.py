@@ -95,7 +95,9 @@ def test_what_moves_performance_is_in_the_fingerprint() -> None:
     state = MachineState(transparent_huge_pages="never")
     assert state == environment.read_environment(PLACE, {}, state=state).machine_state
     plain = fingerprint(state=MachineState(cpu_governor="performance"))
-    code = MachineState(cpu_governor="performance", git_commit="a" * 40)
+    code = MachineState(
+        cpu_governor="performance", git_commit="a" * 40, container="docker"
+    )
     slow = MachineState(cpu_governor="powersave")
 
     assert plain == fingerprint(state=code, inherited={"TF_CONFIG": "{}"})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.machine import machine_state
+from harness.machine import containers, machine_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,3 +105,48 @@ def test_without_git_there_is_no_commit(
     monkeypatch.setenv("PATH", str(tmp_path))
 
     assert (None, None) == machine_state.read_source_state(machine_state.SOURCE_ROOT)
+
+
+IMAGE = "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize(
+    ("files", "environ", "expected"),
+    [
+        ({}, {}, None),
+        ({".dockerenv": ""}, {}, "docker"),
+        ({".dockerenv": "", "run/secrets/kubernetes.io/x": ""}, {}, "kubernetes"),
+        ({}, {"APPTAINER_CONTAINER": "/a.sif"}, "apptainer"),
+        (
+            {"run/.containerenv": f'engine="podman"\nimageid="{IMAGE}"\n'},
+            {},
+            f"podman sha256:{IMAGE}",
+        ),
+        ({"run/.containerenv": ""}, {}, "podman"),
+        (
+            {".dockerenv": ""},
+            {"REPLICATOR_IMAGE": f"sha256:{IMAGE}"},
+            f"docker sha256:{IMAGE}",
+        ),
+        ({}, {"REPLICATOR_IMAGE": IMAGE}, f"container sha256:{IMAGE}"),
+    ],
+)
+def test_a_container_is_recorded_with_its_image(
+    fake_root: Any, files: dict[str, str], environ: dict[str, str], expected: str | None
+) -> None:
+    """By what its engine leaves in it; the image where somebody says it."""
+    for name, text in files.items():
+        fake_root.write(name, text)
+
+    assert expected == containers.read(fake_root.path, environ)
+
+
+def test_an_image_without_an_id_is_refused(
+    harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name can be moved to another image, and names a registry."""
+    monkeypatch.setenv("REPLICATOR_IMAGE", "trainer:latest")
+    code, out, err = harness("plan", "--workload=resnet50")
+
+    assert (2, "") == (code, out)
+    assert "REPLICATOR_IMAGE='trainer:latest' is no id of an image: 64" in err

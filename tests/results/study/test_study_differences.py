@@ -70,7 +70,11 @@ def test_each_difference_is_in_its_group(make: Any) -> None:
         "b",
         {
             "machine_state": STATE
-            | {"git_commit": "f" * 40, "is_source_modified": True},
+            | {
+                "git_commit": "f" * 40,
+                "is_source_modified": True,
+                "container": "docker",
+            },
             "packages": {"tensorflow": "2.22.0", "replicator-harness": "0.2.0"},
             "kernel": "Linux 7",
             "environment_variables": {"MALLOC_ARENA_MAX": "1"},
@@ -82,6 +86,7 @@ def test_each_difference_is_in_its_group(make: Any) -> None:
     assert {
         "machine: kernel": f"{kernel} / Linux 7",
         "software: tensorflow": "2.21.0 / 2.22.0",
+        "software: container": "not recorded / docker",
         "code: git commit": "012345678901 / ffffffffffff with changes",
         "code: replicator-harness": "0.1.0 / 0.2.0",
         "code: workload version": "1 / 2",

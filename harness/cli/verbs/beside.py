@@ -1,0 +1,174 @@
+"""Measures one revision beside another, and judges it: a gate, or a step of one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from harness.cli import commands, exit_codes
+from harness.cli.verbs.gate_request import design_of
+from harness.judging import program_revisions, revisions
+from harness.planning import same_code
+from harness.run.sweep import stop_signals
+from reports.words import judgement
+from results.judging import gate as gate_module
+from results.judging import gate_file
+from results.statistics.judge import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from harness.cli.verb import Call
+    from harness.cli.verbs.gate_request import GateRequest
+    from harness.command.repository import Repository
+    from harness.planning.plan import PlannedSweep
+    from results.judging.gate import Gate
+    from results.judging.gate_metrics import Rule
+    from results.records.gate_record import GateRecord
+    from results.store.study_store import Store
+    from results.study.cases import Study
+
+    # Receives a gate with its study, or without one where the code of both sides is
+    # the same; returns the exit code.
+    Conclude = Callable[[Gate, "Store | None", "Study | None"], int]
+
+NAME_PREFIX = "gate-"
+QUALITY_NAME_PREFIX = "gate-quality-"
+"""Of the study of a gate whose name is derived: on speed and memory, or on quality."""
+HERE = "this tree"
+
+_CODES = {
+    Verdict.PASS: exit_codes.OK,
+    Verdict.IMPROVE: exit_codes.OK,
+    Verdict.REGRESS: exit_codes.REGRESSION,
+    Verdict.INCONCLUSIVE: exit_codes.INCONCLUSIVE,
+}
+
+
+class _EqualCodeError(Exception):
+    """Both sides have the same code, so that nothing has to be measured."""
+
+    def __init__(self, digests: tuple[str, ...]) -> None:
+        super().__init__(*digests)
+        self.digests = digests
+
+
+def measure(
+    request: GateRequest,
+    call: Call,
+    rule: Rule,
+    *,
+    name: str,
+    commit: str,
+    source: Repository | None,
+    conclude: Conclude,
+    name_here: str = HERE,
+) -> int:
+    """Measures two revisions beside each other; returns what ``conclude`` does.
+
+    Args:
+      request: Of ``of_gate``.
+      call: The command to record, and what tests replace.
+      rule: What is judged.
+      name: The baseline as the user named it.
+      commit: Its full id.
+      source: The user's repository at what is judged; None for this project.
+      conclude: Shows the gate.
+      name_here: What messages call the side that is judged.
+
+    Raises:
+      HarnessError: The request cannot be carried out.
+      Interrupted: The process was asked to stop.
+    """
+    baseline = f"revision {name} ({commit[: revisions.SHOWN_DIGITS]})"
+
+    def judge_revisions(store: Store, study: Study, _trials: object) -> int:
+        found = gate_module.of_revisions(study, rule, baseline=baseline)
+        return conclude(found, store, study)
+
+    def check(update: dict[str, Any], planned: PlannedSweep) -> None:
+        equal = same_code.equal_digests(planned.trials)
+        if equal and not request.is_equal_measured:
+            raise _EqualCodeError(equal)
+        if source is None:
+            tree, spec = update["baseline"], planned.trials[-1].spec
+            revisions.check_runs(name, tree, spec)
+
+    sides = _sides(request, source, name, commit, name_here)
+    design = design_of(request, rule, baseline)
+    try:
+        with stop_signals(), sides as update:
+            return commands.sweep(
+                request.model_copy(update={**update, "gate": design}),
+                call,
+                conclude=judge_revisions,
+                name_prefix=name_prefix(rule),
+                check=functools.partial(check, update),
+            )
+    except _EqualCodeError as error:
+        found = gate_module.of_equal_code(rule, error.digests, baseline=baseline)
+        return conclude(found, None, None)
+
+
+@contextlib.contextmanager
+def _sides(
+    request: GateRequest,
+    source: Repository | None,
+    name: str,
+    commit: str,
+    name_here: str,
+) -> Iterator[dict[str, Any]]:
+    """Yields the fields of the request that say where both revisions are."""
+
+    def note(text: str) -> None:
+        click.echo(text, err=True)
+
+    if request.program is None or source is None:
+        with revisions.checked_out(name, commit, note, request.device) as tree:
+            yield {"baseline": tree}
+        return
+    with program_revisions.side_by_side(
+        request.program, source, name, commit, note, name_here
+    ) as sides:
+        yield {
+            "baseline": sides.baseline,
+            "program": sides.program,
+            "folders": sides.folders,
+        }
+
+
+def name_prefix(rule: Rule) -> str:
+    """Returns that of the study of a gate whose name is derived."""
+    return QUALITY_NAME_PREFIX if rule.metric.is_quality else NAME_PREFIX
+
+
+def keep(store: Store, found: Gate) -> GateRecord:
+    """Writes what a gate concluded, and the page of its study."""
+    from reports.page import build
+
+    record = gate_file.record_of(
+        found,
+        headline=judgement.headline(found),
+        exit_code=code_of(found),
+        notes=judgement.notes_of(found),
+    )
+    gate_file.write(store, record)
+    build.write_report(store, store.report_path)
+    return record
+
+
+def code_of(found: Gate) -> int:
+    """Returns the exit code of a gate: trials that are not ok come before a verdict."""
+    is_disturbed_only = all(": void: " in failure for failure in found.failures)
+    if found.failures and not is_disturbed_only:
+        return (
+            exit_codes.SOME_TRIALS_FAILED
+            if found.num_ok
+            else exit_codes.NOTHING_MEASURED
+        )
+    if found.failures or found.why_unfit or found.verdict is None:
+        return exit_codes.UNFIT
+    return exit_codes.INCONCLUSIVE if found.is_advice else _CODES[found.verdict]

@@ -1,0 +1,159 @@
+"""What a program counts: read beside its times, and compared exactly by a gate."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.cli import exit_codes
+from harness.command import counts
+from harness.command.errors import CommandError, ReadingError
+from harness.errors import PlanError
+from results.store.study_store import Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Its rate is its own claim, and is the same on both sides but for 0.01 %.
+BENCH = """
+import random, sys
+noise = random.Random(f"{sys.argv[1]} {SENT}")
+for step in range(5):
+    print("cells/s:", 1e5 * noise.gauss(1, 1e-4), flush=True)
+    print("sent", SENT * int(sys.argv[2]), "bytes", file=sys.stderr)
+"""
+OWN = (
+    "--command=python3 bench.py {seed} {replicas}",
+    "--metric=throughput=cells/s: ([0-9.]+)",
+    "--count=bytes=sent ([0-9]+) bytes",
+    "--per-replica-batch-size=1",
+    "--replicas=1,2",
+    "--mode=weak",
+    "--repeats=2",
+)
+
+
+def git(root: Path, *arguments: str) -> None:
+    """Runs git as nobody in particular."""
+    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
+    subprocess.run(["git", *who, *arguments], cwd=root, check=True)
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("with_pages")
+def test_a_gate_finds_five_percent_more_bytes(harness: Any, tmp_path: Path) -> None:
+    """Exactly, although no step takes longer; verify and the page know it."""
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / ".gitignore").write_text("runs\nout\n")
+    (tmp_path / "out").mkdir()
+    for sent in (1000, 1050):
+        (tmp_path / "bench.py").write_text(f"SENT = {sent}\n{BENCH}")
+        git(tmp_path, "add", "--all")
+        git(tmp_path, "commit", "--quiet", "-m", f"Send {sent}")
+    arguments = ("gate", *OWN, "--baseline=HEAD^", "--study=g")
+    files = ("--write=junit=out/gate.xml", "--write=markdown=out/gate.md")
+    code, out, err = harness(*arguments, *files)
+
+    assert exit_codes.REGRESSION == code, err
+    assert 'failures="3"' in (tmp_path / "out" / "gate.xml").read_text()
+    assert "**REGRESS: throughput" in (tmp_path / "out" / "gate.md").read_text()
+    assert re.search(
+        r"bench.py x2, weak: bytes +\+5.0 % +exact: 2000 to 2100 +2 +regress", out
+    )
+    assert "2 pass, 2 regress" in out
+    assert "so there is no spread that an interval could show" in out
+    code, out, _ = harness(*arguments, "--format=json")
+    found = {case["num_replicas"]: case for case in json.loads(out)["cases"][2:]}
+    assert {"name": "bytes", "before": 1000.0, "after": 1050.0, "n": 2} == found[1][
+        "count"
+    ]
+    code, out, _ = harness(*arguments, "--format=github")
+    assert "bytes: regress: exact: 1000 to 1050 (+5.0 %25), n 2" in out
+    code, out, err = harness("verify", "g")
+    assert exit_codes.OK == code, out + err
+    page = (tmp_path / "runs" / "g" / "report" / "index.html").read_text()
+    assert "bench.py x1, weak: bytes is exact: 1000 to 1050." in page
+    assert "Counted in the window" in page
+    trial = next(iter(Store(tmp_path / "runs" / "g").trials()))
+    (count,) = trial.result.window_metrics
+    assert (5, "bytes", 1.0) == (count.num_examples, count.name, count.confidence)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["bytes"], "'bytes' is not NAME=PATTERN"),
+        (["=([0-9])"], "is not NAME=PATTERN; write a name of letters and digits"),
+        (["a=x"], "'a=x' has 0 groups, and needs one"),
+        (["a=(x", "b=(y)"], "has no regular expression: "),
+        (["a=(x)", "a=(y)"], "'a' is given twice"),
+        ([f"c{index}=(x)" for index in range(51)], "51 --count are too many; give 50"),
+    ],
+)
+def test_a_bad_option_is_refused(texts: list[str], message: str) -> None:
+    """In one line, before anything runs."""
+    with pytest.raises(PlanError, match=re.escape(message)):
+        counts.parse(texts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--workload=resnet50", "--count=a=(x)"), "'a=(x)' has no effect without"),
+        (
+            ("--command=x {replicas}", "--metric=client", "--count=a=(x)"),
+            "has no effect with --metric client, which does not read",
+        ),
+    ],
+)
+def test_where_nothing_is_read_a_count_is_refused(
+    harness: Any, arguments: tuple[str, ...], message: str
+) -> None:
+    """It would be asked for and never seen."""
+    code, out, err = harness("plan", *arguments)
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert message in err
+
+
+def test_the_last_number_of_either_stream_counts() -> None:
+    """And zero is one: nothing was compiled again."""
+    reader = counts.CountReader(["traces=traced ([0-9]+)", "sent=sent ([0-9.e+]+)"])
+    reader.feed(0, b"traced 3\nsent 1e3\ntra", 1)
+    reader.feed(1, b"traced 9", 2)
+    reader.feed(0, b"ced 0\n", 3)
+    reader.feed(1, b"", 4)
+    found = {count["name"]: count for count in reader.metrics()}
+
+    assert {"traces": 9.0, "sent": 1000.0} == {
+        name: count["value"] for name, count in found.items()
+    }
+    assert 3 == found["traces"]["num_examples"]
+
+
+def test_a_count_that_says_nothing_fails_its_trial() -> None:
+    """One that is missing, one below zero, and two in a line."""
+    reader = counts.CountReader(["a=n ([^ ]+)"])
+    with pytest.raises(CommandError, match=r"no line that .* matches --count 'a'"):
+        list(reader.metrics())
+    with pytest.raises(ReadingError, match="has '-1', which is no count: a number of"):
+        reader.feed(0, b"n -1\n", 1)
+    with pytest.raises(ReadingError, match="pattern of --count matches 2 times"):
+        reader.feed(1, b"n 1 n 2\n", 1)
+
+
+def test_a_program_without_counts_keeps_its_ids(make_spec: Any) -> None:
+    """Of studies that were begun before there were any."""
+    from results.records import identity
+    from results.records.models import Program
+
+    program = Program(command="x {replicas}", metric="throughput=(x)", unit="samples")
+    plain = make_spec(program=program)
+    counted = make_spec(program=program.model_copy(update={"counts": ("a=(x)",)}))
+
+    assert "2ce4f7c7ac4d34576006" == identity.trial_id(plain)
+    assert identity.trial_id(plain) != identity.trial_id(counted)

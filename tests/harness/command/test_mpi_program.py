@@ -1,0 +1,89 @@
+"""The example of an MPI program, measured under a real ``mpirun``."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import exit_codes
+from results.records.models import Evidence
+from results.store.study_store import Store
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(
+        shutil.which("mpirun") is None,
+        reason="needs mpirun of OpenMPI: apt-get install openmpi-bin",
+    ),
+]
+EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "heat_mpi.py"
+BINDINGS = Path(__file__).parent / "mpi_without_bindings"
+# Two ranks on the cores of one trial, which it is pinned to already.
+MPIRUN = "mpirun --oversubscribe --bind-to none"
+
+
+@pytest.fixture(autouse=True)
+def _as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As containers run tests; mpirun refuses otherwise. And finds its library."""
+    for name in ("", "_CONFIRM"):
+        monkeypatch.setenv(f"OMPI_ALLOW_RUN_AS_ROOT{name}", "1")
+    if importlib.util.find_spec("mpi4py") is None:
+        monkeypatch.setenv("PYTHONPATH", str(BINDINGS))
+
+
+def test_it_computes_the_same_on_one_rank_and_on_two() -> None:
+    """The ends are exchanged: a rod of 2000 cells, however it is cut."""
+    said = []
+    for ranks in (1, 2):
+        done = subprocess.run(
+            [
+                *MPIRUN.split(),
+                *("-n", str(ranks), sys.executable, str(EXAMPLE), str(2000 // ranks)),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert 0 == done.returncode, done.stderr
+        said.append(done.stdout.splitlines()[-1].partition("; "))
+
+    assert said[0][0] == said[1][0]
+    assert float(said[0][0].removeprefix("heat: ")) > 1
+    assert ("sent 0 bytes", "sent 32000 bytes") == (said[0][2], said[1][2])
+
+
+def test_a_command_of_mpirun_is_measured(harness: Any, tmp_path: Path) -> None:
+    """Every rank is found and counted; what it sends is counted exactly."""
+    code, out, err = harness(
+        "sweep",
+        f"--command={MPIRUN} -n {{replicas}} {sys.executable} {EXAMPLE} 2000",
+        "--metric=throughput=cells/s: ([0-9.e+]+)",
+        "--count=bytes=sent ([0-9]+) bytes",
+        "--unit=cells",
+        *("--per-replica-batch-size=2000", "--replicas=1,2", "--mode=weak"),
+        *("--repeats=2", "--study=heat"),
+    )
+
+    assert exit_codes.OK == code, err
+    assert "cells/s" in out
+    trials = [*Store(tmp_path / "runs" / "heat").trials()]
+    assert 4 == len(trials)
+    for trial in trials:
+        number = trial.spec.num_replicas
+        assert trial.result.readings.evidence is Evidence.WINDOW
+        assert 10 == trial.result.readings.num_readings
+        assert number + 1 <= trial.result.readings.num_processes
+        assert () == trial.result.readings.remarks
+        (count,) = trial.result.window_metrics
+        assert 32000 * (number - 1) == count.value
+    left = subprocess.run(
+        ["pgrep", "-f", EXAMPLE.name], capture_output=True, check=False
+    )
+    assert b"" == left.stdout, os.getpid()
