@@ -97,7 +97,7 @@ class Steps:
         """Returns the step of a function; builds it on first use."""
         fn = _plain(fn)
         function = identity.identity(fn)
-        key = function, arguments.key, _tf_grappler.settings()
+        key = function, _compilation(fn), arguments.key, _tf_grappler.settings()
         step = self._steps.get(key)
         if step is None or step.program.is_stale():
             # Not by what converts the caller: that may be another one next time.
@@ -228,6 +228,17 @@ def _num_examples(fn: Callable[..., Any], tensors: Sequence[Any]) -> Any:
     if first.shape.rank is None or first.shape.rank == 0:
         return None
     return num_rows(first) if first.shape[0] is None else None
+
+
+def _compilation(fn: Callable[..., Any]) -> Any:
+    """What each ``compile`` of a Keras model makes anew; None of other functions.
+
+    Keras writes the same step after it, but for another optimizer and other variables
+    that are trainable.
+    """
+    model = trainer_of(fn)
+    made = getattr(model, "_loss_tracker", None)  # of Keras 3
+    return getattr(model, "compiled_loss", None) if made is None else made
 
 
 def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -418,3 +418,23 @@ def test_what_was_made_outside_of_the_scope_is_named(make, message):
 
     with pytest.raises(StrategyError, match=message):
         model.fit(X, Y, verbose=0)
+
+
+def test_a_model_that_is_compiled_again_trains_as_it_was_compiled_last():
+    """It trained with the first optimizer, and only what was trainable then."""
+    outcomes = []
+    repl = replicator.create("in_graph", num_replicas=2)
+    for scope in (contextlib.nullcontext(), repl.scope()):
+        keras.utils.set_random_seed(1)
+        with scope:
+            model = keras.Sequential(_layers())
+            model.layers[0].trainable = False
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+            model.fit(X, Y, batch_size=16, verbose=0)
+            model.layers[0].trainable = True
+            model.compile(keras.optimizers.SGD(0.01), "mse")
+        history = model.fit(X, Y, batch_size=16, verbose=0).history
+        outcomes.append([*history["loss"], *model.get_weights()])
+
+    for one, two in zip(*outcomes, strict=True):
+        np.testing.assert_allclose(two, one, rtol=1e-5, atol=TOLERANCE)
