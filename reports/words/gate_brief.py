@@ -62,7 +62,10 @@ class GateView:
         what = f"{record.metric} of {self.head} against {self.base}"
         counts = [case for case in record.cases if case.after is not None]
         rose = [case for case in counts if case.verdict == Verdict.REGRESS.value]
-        more = "".join(f" {case.name} is {change(case)}." for case in rose)
+        more = "".join(
+            f" {case.name} rose from {case.before:.15g} to {case.after:.15g}, exactly."
+            for case in rose
+        )
         timed = [case for case in record.cases if case not in counts]
         known = [case for case in timed if case.slowdown is not None]
         if not known:

@@ -25,7 +25,7 @@ from harness.judging import (
     this_machine,
 )
 from harness.planning import study as study_module
-from harness.planning.program_request import pattern_of, resolved
+from harness.planning.program_request import judged_metric, resolved
 from reports.words import judgement
 from results.judging import gate as gate_module
 from results.store import atomic, untrusted
@@ -69,7 +69,7 @@ def run(request: GateRequest, call: Call) -> int:
     request = resolved(request, Path.cwd())
     rule = make_rule(
         workload="" if request.program else request.workload,
-        metric=pattern_of(request.metric),
+        metric=judged_metric(request.metric, request.command),
         delta=request.delta,
         alpha=request.alpha,
     )
