@@ -48,6 +48,19 @@ def _check_runs_dir(runs_dir: Path) -> None:
             )
 
 
+def planned_name(request: RunRequest) -> str:
+    """Returns the default name of a study that can be planned here.
+
+    Raises:
+      HarnessError: It cannot; nothing was written.
+    """
+    _check_runs_dir(request.runs_dir)
+    launcher = hosts.launcher_of(request)
+    request = hosts.with_hosts(request, launcher)
+    machine = hosts.machine_of(request, launcher, topology.read_topology())
+    return study_module.default_name(check_request(request, machine))
+
+
 def sweep(
     request: RunRequest,
     call: Call,

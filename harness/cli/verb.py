@@ -104,7 +104,8 @@ class DeclaredOption(click.Option):
             [*short, *names, *long, of.field],
             help=of.help + (f"  [default: {default}]" if default else ""),
             required=of.is_required,
-            is_flag=kind.is_flag,
+            # Not False: click would take a last option without a value as given.
+            is_flag=kind.is_flag or None,
             multiple=kind.is_multiple,
             nargs=kind.num_values,
             type=_type_of(of, is_text=self.is_deferred),

@@ -19,6 +19,7 @@ LAUNCHERS: Final = (
     "ray",
     "mpi",
     "jobset",
+    "kubernetes",
 )
 """Names of folders; ``launcher.py`` in each has ``LAUNCHER``."""
 

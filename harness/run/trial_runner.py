@@ -244,6 +244,7 @@ def record(
         trial_exit,
         num_ranks=prepared.processes.num_ranks,
         turns=turns,
+        late_sec=aggregate.LATE_SEC if settings.launcher.num_hosts > 1 else 0.0,
     )
     if gpu_uses is not None and prepared.gpus:
         uses = gpu_uses(*aggregate.window_ns(conclusion))
@@ -321,8 +322,8 @@ def _record_in_use(store: Store, prepared: Prepared, others: str) -> StatusRecor
         failure=Failure(
             phase=Phase.LAUNCH,
             reason=(
-                f"{others} before it was started; end the others ('nvidia-smi' lists"
-                " them), then repeat the sweep with --retry failed"
+                f"{others} before it was started; end the others, or reset the GPU"
+                " ('nvidia-smi' says which), then repeat the sweep with --retry failed"
             ),
         ),
     )

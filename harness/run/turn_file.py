@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from results.errors import WriteStoreError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -34,6 +36,9 @@ def append(
       attempt: Of the turn, from 0.
       load: What disturbed it; resolutions are what can be rounding.
       is_sustained: Whether it is a stretch of a gate.
+
+    Raises:
+      WriteStoreError: It cannot be written.
     """
     line: dict[str, object] = {
         "round_index": round_index,
@@ -49,5 +54,12 @@ def append(
         line["is_sustained"] = True
     if load.gpus:
         line["gpus"] = [use.model_dump(mode="json") for use in load.gpus]
-    with (trial_dir / TURNS_NAME).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    path = trial_dir / TURNS_NAME
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:  # of a write, which names no path
+        raise WriteStoreError(
+            f"cannot write {str(path)!r}: {error.strerror}; free space there, then run"
+            " the same command again"
+        ) from error

@@ -77,6 +77,7 @@ class GateRequest(RunRequest):
             "retry",
             "are_checkpoints_kept",
             "is_dry_run",
+            "vary",
             *HostRequest.model_fields,
         }
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import click
@@ -79,7 +80,7 @@ def run(request: HistoryRequest, _: Call) -> int:
 def _named(studies: Sequence[str], runs_dir: Path) -> list[Study]:
     roots = [study_module.find_study(study, runs_dir) for study in studies]
     # The same study twice would count as two observations.
-    unique = {root.resolve(): root for root in roots}
+    unique = {os.path.realpath(root): root for root in roots}
     return [
         study_module.complete(load_study(Store.open(root))) for root in unique.values()
     ]

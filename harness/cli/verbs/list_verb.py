@@ -17,7 +17,7 @@ from results.errors import ResultsError
 from results.records.models import StatusRecord, TrialStatus
 from results.records.texts import printable
 from results.store import record_file
-from results.store.study_store import PLAN_NAME, Store
+from results.store.study_store import PLAN_NAME, VARIED_NAME, Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,7 +54,15 @@ def show(runs_dir: Path, *, is_json: bool) -> int:
 
     One that cannot be read is named on stderr, and the exit code is then 2.
     """
-    found = [_read(path.parent) for path in sorted(runs_dir.glob(f"*/{PLAN_NAME}"))]
+    plans = [
+        *runs_dir.glob(f"*/{PLAN_NAME}"),
+        *(
+            plan
+            for varied in runs_dir.glob(f"*/{VARIED_NAME}")
+            for plan in varied.parent.glob(f"*/{PLAN_NAME}")
+        ),
+    ]
+    found = [_read(path.parent, runs_dir) for path in sorted(plans)]
     rows = [row for row in found if row is not None]
     code = exit_codes.OK if len(rows) == len(found) else exit_codes.USAGE
     rows.sort(key=lambda row: (row["created_at"], row["name"]))
@@ -69,20 +77,20 @@ def show(runs_dir: Path, *, is_json: bool) -> int:
     return code
 
 
-def _read(root: Path) -> dict[str, Any] | None:
+def _read(root: Path, runs_dir: Path) -> dict[str, Any] | None:
     try:
-        return _row(Store.open(root))
+        return _row(Store.open(root), root.relative_to(runs_dir).as_posix())
     except ResultsError as error:
         click.echo(one_line(f"error: {error}"), err=True)
         return None
 
 
-def _row(store: Store) -> dict[str, Any]:
+def _row(store: Store, name: str) -> dict[str, Any]:
     plan = store.read_plan()
     specs = [trial.spec for trial in plan.trials]
     return {
         # What the verbs take: the folder, which may have been renamed.
-        "name": store.root.name,
+        "name": name,
         "study": plan.study,
         "created_at": plan.created_at,
         "workloads": list(dict.fromkeys(spec.workload for spec in specs)),

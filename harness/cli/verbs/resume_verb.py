@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from harness.cli import gpu_readiness, running
+from harness.cli import gpu_readiness, running, varied
 from harness.cli.host_options import Launcher
 from harness.cli.shared_options import (
     RUNS_DIR,
@@ -58,6 +58,16 @@ class ResumeRequest(Options):
 
 
 def run(request: ResumeRequest, call: Call) -> int:
+    """Runs the missing trials of a study, or of each study of a varied one.
+
+    Raises:
+      HarnessError: The study's code is not the code that would run now.
+      ResultsError: There is no such study, or it cannot be used.
+    """
+    return varied.for_each(_resume, varied.rewrite_page)(request, call)
+
+
+def _resume(request: ResumeRequest, call: Call) -> int:
     """Runs the missing trials of a study's plan, and reports.
 
     Raises:

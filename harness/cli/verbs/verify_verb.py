@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from harness.cli import exit_codes
+from harness.cli import exit_codes, varied
 from harness.cli.arguments import one_line
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.cli.terminal import console
@@ -54,7 +54,16 @@ class VerifyRequest(Options):
     is_json: IsJson = False
 
 
-def run(request: VerifyRequest, _: Call) -> int:
+def run(request: VerifyRequest, call: Call) -> int:
+    """Verifies a study, or each study of a varied one and their page.
+
+    Raises:
+      ResultsError: There is no such study, or its plan cannot be read.
+    """
+    return varied.for_each(_verify, varied.compare_page)(request, call)
+
+
+def _verify(request: VerifyRequest, _: Call) -> int:
     """Compares a study with its raw observations and prints what was found.
 
     Raises:
