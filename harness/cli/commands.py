@@ -111,7 +111,13 @@ def sweep(
     if not is_submitted:  # a login node has no GPUs of the job
         gpu_readiness.check_models(planned.trials, launcher.num_hosts)
     planned = shards.own(planned, request.shard)
-    new = study_module.make_plan(planned, request, study=name, command=call.command)
+    new = study_module.make_plan(
+        planned,
+        request,
+        study=name,
+        command=call.command,
+        launcher=request.launcher,
+    )
     measured = Store(root) if known is not None else None
     reconciled = study_module.reconcile(known, new, request.baseline, measured)
     notes = [*planned.notes, *([reconciled.note] if reconciled.note else [])]
@@ -177,7 +183,11 @@ def sweep(
             planned = plan_module.arrange(checked, Order.SEQUENTIAL)
             planned = shards.own(planned, request.shard)
             plan = study_module.make_plan(
-                planned, request, study=name, command=call.command
+                planned,
+                request,
+                study=name,
+                command=call.command,
+                launcher=request.launcher,
             )
             return _run_in_sequence(store, plan, settings, conclude)
 

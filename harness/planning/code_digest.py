@@ -13,6 +13,8 @@ The rule, for a trial of one workload on one backend:
   ``replicator/cluster/environment/``: wrong ones are a failure, and no other number.
 - And except ``harness/command/``, which runs programs of the user's: their digest is
   that of ``harness/command/identity.py``.
+- A workload or a backend of a plugin has no entry here: its files count by content
+  (``harness/planning/plugin_code.py``), and what they refer to of ours as above.
 
 So code that plans, lists, stores or shows is excluded, and so are other workloads and
 backends, and ``results/``: records have their own schema version. Comments,
@@ -32,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from harness.errors import PlanError
-from harness.planning import source_code
+from harness.planning import plugin_code, source_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -178,8 +180,9 @@ def measured_code(workload: str, backend: str, sources: Sources) -> dict[str, st
     """
     wanted = {("WorkloadInfo", workload), ("BackendInfo", backend)}
     assert {kind for kind, _ in wanted} == set(source_code.ENTRY_CLASSES)
-    unvisited = {*START}
-    found: dict[str, str] = {}
+    found = plugin_code.of_trial(workload, backend)
+    referred = plugin_code.references(workload, backend) if found else ()
+    unvisited = {*START, *_modules_of(referred, sources)}
     while unvisited:
         module = unvisited.pop()
         code = sources.code(module)
@@ -190,7 +193,10 @@ def measured_code(workload: str, backend: str, sources: Sources) -> dict[str, st
             references |= code.entries[entry].references
         unvisited |= _modules_of(references, sources) - found.keys()
     for kind, name in sorted(wanted):
-        if not any(key.endswith(f" {kind} {name}") for key in found):
+        of_plugin = f"plugin {kind.removesuffix('Info').lower()} {name}"
+        if of_plugin not in found and not any(
+            key.endswith(f" {kind} {name}") for key in found
+        ):
             raise PlanError(
                 f"no {kind} in the catalogues has the name {name!r}, so there is no"
                 " code to measure; 'python -m harness list' shows those there are"

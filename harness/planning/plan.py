@@ -20,6 +20,7 @@ import dataclasses
 import hashlib
 from typing import TYPE_CHECKING, Any
 
+from harness import catalog
 from harness.planning import (
     code_digest,
     controls,
@@ -231,6 +232,11 @@ def _trials(
                     else program.code_digest(case.revision)
                 ),
                 backend=case.backend,
+                plugins=(
+                    {}
+                    if program is not None
+                    else catalog.plugins_of(common["workload"], case.backend)
+                ),
                 num_replicas=case.num_replicas,
                 per_replica_batch_size=case.per_replica_batch_size,
                 global_batch_size=case.per_replica_batch_size * case.num_replicas,

@@ -26,6 +26,7 @@ from harness.options.kinds import TEXTS, choice
 from harness.options.option import Option, Options
 from harness.planning import study as study_module
 from reports import output_file
+from reports.exports import export_formats
 from reports.exports.export_formats import FORMATS, Output
 from results.judging import gate_metrics
 from results.store.study_store import Store
@@ -44,6 +45,12 @@ _NEEDS_NAME = {
     Output.FOLDER: "several files; name their directory",
     Output.FILE: "a binary file; name it",
 }
+
+
+def _read_format(value: object, what: str) -> str:
+    """Returns the name of a format of this project, or of a plugin."""
+    found = export_formats.find(str(value))
+    return choice(tuple(FORMATS)).read(value, what) if found is None else found.name
 
 
 class ReportRequest(Options):
@@ -65,7 +72,7 @@ class ReportRequest(Options):
         str | None,
         Option(
             name="format",
-            kind=choice(tuple(FORMATS)),
+            kind=dataclasses.replace(choice(tuple(FORMATS)), read=_read_format),
             help="What is written.",
             default="`html`",
         ),
