@@ -258,6 +258,7 @@ def reconcile(
                     "generation_sec": new.measuring.generation_sec,
                     "max_rounds": new.measuring.max_rounds,
                     "target": new.measuring.target,
+                    "had_target": existing.measuring.is_stopped_on_width,
                     "efficiency_target": new.measuring.efficiency_target,
                     "gate": new.measuring.gate,
                 }

@@ -45,6 +45,8 @@ def append(
         "attempt": attempt,
         "foreign_cpu_fraction": load.foreign_cpu_fraction,
         "foreign_resolution": load.foreign_resolution,
+        "num_cores": load.num_cores,
+        "one_core_resolution": load.one_core_resolution,
         "stolen_cpu_fraction": load.stolen_cpu_fraction,
         "stolen_resolution": load.stolen_resolution,
         "run_delay_sec": load.run_delay_sec,

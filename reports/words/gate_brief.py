@@ -83,14 +83,9 @@ def change(case: GateCase) -> str:
         return judgement.counted_text(case.before, case.after)
     if case.slowdown is None:
         return formats.ABSENT
-    return formats.with_interval(case.slowdown, case.low, case.high, signed_percent)
-
-
-def signed_percent(value: float) -> str:
-    """Writes a change, such as +3.0 %."""
-    shown = f"{100 * value:+.1f}"
-    shown = shown.lstrip("+-") if float(shown) == 0 else shown
-    return f"{shown}{formats.THIN_SPACE}%"
+    return formats.with_interval(
+        case.slowdown, case.low, case.high, formats.signed_percent
+    )
 
 
 def of_view(view: View) -> GateView | None:

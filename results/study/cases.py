@@ -208,7 +208,7 @@ class Study:
                 case_id=case_id,
                 modes=group[0].modes,
                 entries=tuple(group),
-                is_stopped_on_width=self.plan.measuring.target is not None,
+                is_stopped_on_width=self.plan.measuring.is_stopped_on_width,
             )
             for case_id, group in groups.items()
         )

@@ -139,7 +139,7 @@ def _cells(seen: Observation) -> tuple[str, ...]:
         )
     change = ""
     if seen.change is not None:
-        change = f"{100 * (seen.change - 1):+.1f} % from here on"
+        change = f"{formats.change(seen.change)} from here on"
     return (
         seen.date[:_DATE_LENGTH].replace("T", " "),
         seen.study,
