@@ -357,7 +357,7 @@ def check_trials(plan: Plan) -> None:
         )
     for trial in plan.trials:
         spec = trial.spec
-        if spec.program is not None:
+        if spec.program is not None and catalog.peer(spec.backend) is None:
             continue
         catalog.workload(spec.workload)
         most = catalog.backend(spec.backend).max_replicas
