@@ -17,6 +17,10 @@ from replicator.catalog import (
 )
 from workloads import catalog as workload_catalog
 from workloads.catalog import SYNTHETIC, WORKLOADS, PresetInfo, WorkloadInfo
+from workloads.peers import catalog as peer_catalog
+from workloads.peers.catalog import PEERS, PeerInfo, exports_dir
+from workloads.peers.catalog import REFERENCE as EXPORTED_BACKEND
+from workloads.peers.names import EXPORT_SETTINGS, EXPORT_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,13 +31,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BACKENDS",
+    "EXPORTED_BACKEND",
+    "EXPORT_SETTINGS",
+    "EXPORT_VARIABLE",
     "ONE_PROCESS",
     "PARAMETER_SERVERS",
+    "PEERS",
     "SERVED_WORKERS",
     "SYNTHETIC",
     "WORKERS",
     "WORKLOADS",
     "BackendInfo",
+    "PeerInfo",
     "PresetInfo",
     "WorkloadInfo",
     "adopt",
@@ -43,10 +52,13 @@ __all__ = [
     "check_devices",
     "check_machine",
     "check_options",
+    "exports_dir",
     "judged_metrics",
     "metrics",
+    "peer",
     "plugins_of",
     "preset",
+    "why_not_peer",
     "workload",
 ]
 
@@ -114,10 +126,31 @@ def backend(name: str) -> BackendInfo:
         cannot be started by the harness.
       PluginError: The plugin that has it cannot be used.
     """
+    if name in PEERS:
+        return PEERS[name]
     info = find(BACKEND, BACKENDS, name, complain(BACKEND))
     if info.not_swept_because:
         raise PlanError(f"backend {name!r} cannot be swept: {info.not_swept_because}")
     return info
+
+
+def peer(name: str) -> PeerInfo | None:
+    """Returns the peer of a name; None of another backend, or of a program."""
+    return PEERS.get(name)
+
+
+def why_not_peer(
+    info: WorkloadInfo,
+    of: PeerInfo,
+    preset_name: str,
+    options: Mapping[str, OptionValue],
+    data: str,
+) -> str:
+    """Returns what of a workload a peer does not have; empty if it has all."""
+    if info.name not in of.programs:
+        return f"workload {info.name}, but has {' and '.join(of.programs)} only"
+    config = workload_catalog.make_config(info.name, preset_name, options)
+    return peer_catalog.unsupported(info.name, config, data)
 
 
 def preset(info: WorkloadInfo, name: str) -> PresetInfo:

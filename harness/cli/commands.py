@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli import exit_codes, gpu_readiness, hosts, progress, running
+from harness.command import peers
 from harness.errors import DoesNotFitError, StudyError
+from harness.launch import catalog
 from harness.machine import topology
 from harness.planning import design, estimate, shards
 from harness.planning import plan as plan_module
@@ -131,6 +133,7 @@ def sweep(
             is_json=request.is_json,
         )
     launcher.check_folder(runs_dir.absolute())
+    peers.check_environments(planned.trials, launcher.name, catalog.DEFAULT)
     conclude = conclude or functools.partial(
         running.conclude_sweep, is_json=request.is_json
     )

@@ -373,7 +373,7 @@ def check_trials(plan: Plan) -> None:
         )
     for trial in plan.trials:
         spec = trial.spec
-        if spec.program is not None:
+        if spec.program is not None and catalog.peer(spec.backend) is None:
             continue
         catalog.adopt(spec)
         catalog.workload(spec.workload)

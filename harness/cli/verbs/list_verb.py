@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from harness.catalog import BACKENDS, WORKLOADS
+from harness.catalog import BACKENDS, PEERS, WORKLOADS
 from harness.cli import exit_codes
 from harness.cli.arguments import one_line
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir
@@ -158,7 +158,8 @@ def _presets() -> list[dict[str, Any]]:
 
 def _backends() -> list[dict[str, Any]]:
     fields = ("name", "description", "kind", "max_replicas")
-    return [{f: getattr(info, f) for f in fields} for info in BACKENDS.values()]
+    rows = (*BACKENDS.values(), *PEERS.values())
+    return [{f: getattr(info, f) for f in fields} for info in rows]
 
 
 _LISTS = {"workloads": _workloads, "presets": _presets, "backends": _backends}

@@ -16,6 +16,7 @@ from harness.cli.shared_options import (
     RunsDir,
     StudyArgument,
 )
+from harness.command import peers
 from harness.launch import catalog
 from harness.options.durations import duration
 from harness.options.option import Option, Options
@@ -82,6 +83,7 @@ def _resume(request: ResumeRequest, call: Call) -> int:
     launcher = catalog.start(request.launcher)
     launcher.check(trial.spec for trial in plan.trials)
     launcher.check_folder(root.absolute())
+    peers.check_environments(plan.trials, launcher.name, catalog.DEFAULT)
     with lock_study(root):
         missing = sweep_loop.missing_trials(
             store, plan.trials, is_failed_retried=request.retry is not None
