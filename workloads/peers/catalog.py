@@ -25,7 +25,6 @@ _STEP: Final = {
 }
 SETTINGS: Final[Mapping[str, Mapping[str, object]]] = {
     "resnet50": {**_STEP, "optimizer": "momentum", "label_smoothing": 0.0},
-    "sngan": {**_STEP, "layout": "cifar"},
 }
 """What the programs of the peers implement, by workload: the value of each setting
 that could have another."""

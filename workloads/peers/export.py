@@ -1,4 +1,4 @@
-"""Writes what a peer begins with: weights, batches, noise, and our losses.
+"""Writes what a peer begins with: weights, batches, and our losses.
 
     python -m workloads.peers.export <folder> <request as JSON>
 
@@ -28,15 +28,13 @@ from workloads.matching import MatchingReplicator
 from workloads.peers import exported
 from workloads.peers.catalog import REFERENCE
 from workloads.peers.exported import NUM_STEPS, Export
-from workloads.sngan import workload as sngan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 SEED = 1
-"""Of weights, batches and noise: the same for all repetitions of a study, which differ
+"""Of weights and batches: the same for all repetitions of a study, which differ
 in what follows the first steps."""
-_MODELS = ("model", "generator", "discriminator")
 
 
 class RecordingReplicator(Delegating):
@@ -98,7 +96,7 @@ def make(
         replicator.create(REFERENCE, num_replicas=num_replicas)
     )
     program = of_catalogue.build(
-        # Its noise is known, and its batches are shares of global ones.
+        # Its batches are shares of global ones.
         MatchingReplicator(recording),  # type: ignore[arg-type]
         preset=preset,
         data=data,
@@ -108,9 +106,7 @@ def make(
     )
     arrays = {
         f"weights/{name}": np.array(value)
-        for model in _MODELS
-        if hasattr(program, model)
-        for name, value in variables_of(getattr(program, model), model)
+        for name, value in variables_of(program.model, "model")
     }
     losses = [program.run() for _ in range(NUM_STEPS)]
     for name in ("image", "label"):
@@ -118,8 +114,6 @@ def make(
         arrays[f"batches/{name}"] = stacked.reshape(
             NUM_STEPS, num_replicas, *stacked.shape[1:]
         )
-    if workload == "sngan":
-        arrays |= _noise(config, num_replicas, per_replica_batch_size)
     augmentation = program.augmentation or images.augmentation_of(data)
     num_train_examples = 0
     if program.source is not None:
@@ -169,33 +163,6 @@ def variables_of(layer: Any, path: str) -> Iterator[tuple[str, np.ndarray]]:
     for variable in layer.variables:
         if id(variable) not in inside:
             yield f"{path}.{variable.name}", variable.numpy()
-
-
-def _noise(config: Any, num_replicas: int, batch: int) -> dict[str, np.ndarray]:
-    """Returns what a matched step of SN-GAN draws, by replica."""
-    found = {}
-    count = batch * config.generator_batch_factor
-    for name, stream, rows in (
-        ("generator", sngan.NOISE_OF_GENERATOR, count),
-        ("discriminator", sngan.NOISE_OF_DISCRIMINATOR, batch),
-    ):
-        total, seed = rows * num_replicas, [stream, 0]
-        found[f"{name}_latents"] = tf.random.stateless_normal(
-            [total, config.latent_size], seed
-        )
-        found[f"{name}_labels"] = tf.random.stateless_uniform(
-            [total], seed, 0, config.num_classes, tf.int32
-        )
-    found["pixels"] = tf.random.stateless_uniform(
-        [batch * num_replicas, config.image_size, config.image_size, 3],
-        [sngan.NOISE_OF_PIXELS, 0],
-        0.0,
-        sngan.PIXEL_STEP,
-    )
-    return {
-        f"noise/{name}": value.numpy().reshape(num_replicas, -1, *value.shape[1:])
-        for name, value in found.items()
-    }
 
 
 def _examples(source: Source) -> dict[str, np.ndarray]:

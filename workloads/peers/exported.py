@@ -1,11 +1,10 @@
-"""What a peer begins with: our weights, first batches and noise, bit by bit.
+"""What a peer begins with: our weights and first batches, bit by bit.
 
 A folder with ``arrays.npz`` and ``settings.json``. The names of arrays:
 
 - ``weights/<path>``: each variable, such as ``weights/model.stem.kernel``, in the
   layout of TensorFlow;
 - ``batches/image``, ``batches/label``: [steps, replicas, examples, ...];
-- ``noise/<stream>``: [replicas, ...], what the first steps of SN-GAN draw;
 - ``data/image``, ``data/label``: all training examples as they are stored, uint8;
   absent with synthetic data.
 """

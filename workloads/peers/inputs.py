@@ -168,22 +168,6 @@ def goyal_rate(export: Export, step: int) -> float:
     return float(rate - rest * (target - config["learning_rate_per_256"]))
 
 
-def sngan_rate(config: dict[str, Any], network: str, update: int) -> float:
-    """Returns a learning rate of SN-GAN (``workloads/sngan/schedule.py``).
-
-    Args:
-      config: Its settings.
-      network: ``generator`` or ``discriminator``.
-      update: Number of the update of that network, from 0.
-    """
-    rate = float(config[f"{network}_learning_rate"])
-    if config["decay_start"] >= 1:
-        return rate
-    ratio = config["num_discriminator_steps"] if network == "generator" else 1
-    left = 1.0 - update / (config["num_steps"] // ratio)
-    return rate * min(max(left / (1.0 - config["decay_start"]), 0.0), 1.0)
-
-
 def tuning(words: list[str], defaults: dict[str, Any]) -> dict[str, Any]:
     """Returns how a program is tuned: its defaults, or other values for a comparison.
 

@@ -101,28 +101,6 @@ class Process:
         )
         return jax.jit(mapped, donate_argnums=(0, 1) if self.tuning["donate"] else ())
 
-    def drawing(self, draw: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function of a key that runs on every replica; each has a part."""
-        own = PartitionSpec(REPLICAS)
-        return jax.jit(
-            jax.shard_map(
-                draw,
-                mesh=self._mesh,
-                in_specs=PartitionSpec(),
-                out_specs=own,
-                check_vma=False,
-            )
-        )
-
-    def own_rows(self, kind: str) -> dict[str, np.ndarray]:
-        """Returns the exported arrays of a kind, of the replicas of this process."""
-        count = self.num_replicas // self._num_processes
-        first = self._rank * count
-        return {
-            name: value[first : first + count]
-            for name, value in self.export.part(kind).items()
-        }
-
     def mean(self, values: Any) -> Any:
         """Returns the mean over replicas; the values where they do not communicate."""
         return values if self.is_alone else jax.lax.pmean(values, REPLICAS)
