@@ -15,6 +15,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
@@ -30,7 +31,8 @@ def main() -> int:
     num_programs, first_seed = map(int, sys.argv[1:3])
     if len(sys.argv) > 3:
         return run_on_clusters(num_programs, first_seed, sys.argv[3])
-    totals: dict[str, int] = {}
+    totals: Counter[str] = Counter()
+    placements: Counter[str] = Counter()
     num_differences = 0
     for start in range(0, num_programs, PER_PROCESS):
         count = min(PER_PROCESS, num_programs - start)
@@ -48,15 +50,16 @@ def main() -> int:
             num_differences += 1
             continue
         report = json.loads(done.stdout.splitlines()[-1])
-        for name, number in report["verdicts"].items():
-            totals[name] = totals.get(name, 0) + number
+        totals.update(report["verdicts"])
+        placements.update(report["placements"])
         num_differences += len(report["differences"])
         for difference in report["differences"]:
             sys.stdout.write(f"\nDIFFERENCE {difference}\n")
-        num_drawn = sum(totals.values()) + num_differences
+        num_drawn = totals.total() + num_differences
         sys.stdout.write(
             f"{num_drawn} programs drawn, {num_differences} found a difference; "
-            f"{totals}; peak memory {report['memory_bytes'] >> 20} MiB\n"
+            f"{dict(totals)}; {dict(placements)}; "
+            f"peak memory {report['memory_bytes'] >> 20} MiB\n"
         )
         sys.stdout.flush()
     return int(num_differences > 0)
@@ -105,6 +108,7 @@ def run_child(num_programs: int, first_seed: int) -> int:
                 series.add(run_series(first_seed + index, number, grammar=grammar))
     report = {
         "verdicts": {v.value: n for v, n in series.verdicts.items()},
+        "placements": dict(series.placements),
         "differences": series.differences,
         "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
     }

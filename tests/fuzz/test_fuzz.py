@@ -8,6 +8,7 @@ from pathlib import Path
 
 import covering
 import pytest
+import small_programs
 import tensorflow as tf
 from fuzzing import (
     checking,
@@ -34,29 +35,6 @@ from replicator.engine.graph import trace
 NUM_PROGRAMS = 100 if covering.is_full() else 10
 NUM_PROGRAMS_WITH_A_FAULT = 100  # at most: the series ends where the fault is found
 SEED = 2019
-FLOAT3 = syntax.Type(syntax.FLOAT, (3,))
-SHARED = syntax.Setting(
-    placement="shared", num_replicas=2, num_steps=1, feed="values", seed=0
-)
-
-
-def _program(statements, *outputs, variables=(), setting=SHARED):
-    return syntax.Program(
-        inputs=(("b", FLOAT3),),
-        variables=tuple(variables),
-        statements=tuple(statements),
-        outputs=outputs,
-        setting=setting,
-    )
-
-
-def _weight(**changes):
-    defaults = {"name": "w", "type": FLOAT3, "seed": 0, "trainable": False}
-    return syntax.Variable(**(defaults | changes))
-
-
-def _compute(result, template, *arguments):
-    return syntax.Compute(result=result, template=template, arguments=arguments)
 
 
 def _tape(result, *statements, source="b"):
@@ -89,10 +67,12 @@ def test_the_interpreter_gives_gradients_of_the_sum_of_targets():
         syntax.Communicate(
             results=("s",), arguments=("b",), kind="all_reduce", parameter="sum"
         ),
-        _compute("y", "tf.square({0})", "s"),
+        small_programs.compute("y", "tf.square({0})", "s"),
     )
-    outer = _tape("h", inner, _compute("z", "tf.square({0})", "g"))
-    replicas = lockstep.Lockstep(_program([outer], "g", "h"), {}, tf.float64)
+    outer = _tape("h", inner, small_programs.compute("z", "tf.square({0})", "g"))
+    replicas = lockstep.Lockstep(
+        small_programs.program([outer], "g", "h"), {}, tf.float64
+    )
 
     outputs = replicas.step([{"b": [1.0, 0.0, 2.0]}, {"b": [2.0, 0.5, 2.0]}])
 
@@ -121,7 +101,9 @@ def test_a_read_by_the_handle_has_a_gradient_where_the_variable_is_followed(
         sources=("w",),
     )
     program = dataclasses.replace(
-        _program([tape], "g", variables=[_weight(trainable=True)]),
+        small_programs.program(
+            [tape], "g", variables=[small_programs.weight(trainable=True)]
+        ),
         inputs=(("p", syntax.Type(syntax.BOOL)),),
     )
     replicas = lockstep.Lockstep(program, {"w": [0.0, 0.0, 0.0]}, tf.float64)
@@ -145,14 +127,16 @@ def test_a_read_by_the_handle_has_a_gradient_where_the_variable_is_followed(
 )
 def test_gradients_of_the_interpreter_are_those_of_finite_differences(kind, parameter):
     """Of the sum over replicas of the targets, by each element of each replica."""
-    twice = _compute("c", "tf.stack([{0}, tf.sin({0})])", "b")
+    twice = small_programs.compute("c", "tf.stack([{0}, tf.sin({0})])", "b")
     collective = syntax.Communicate(
         results=("s",), arguments=("c",), kind=kind, parameter=parameter
     )
     # Replicas use what they get differently: squared, times their own value.
-    use = _compute("y", "tf.reduce_sum(tf.square({0}) * {1})", "s", "b")
+    use = small_programs.compute("y", "tf.reduce_sum(tf.square({0}) * {1})", "s", "b")
     replicas = lockstep.Lockstep(
-        _program([_tape("g", twice, collective, use)], "g", "y"), {}, tf.float64
+        small_programs.program([_tape("g", twice, collective, use)], "g", "y"),
+        {},
+        tf.float64,
     )
     batches = [{"b": [0.3, -1.2, 0.7]}, {"b": [0.9, 0.4, -0.6]}]
 
@@ -187,7 +171,9 @@ def test_a_fault_of_the_library_is_found(monkeypatch):
 
 def test_a_tampered_result_is_a_difference():
     """The comparison sees a value, a type and a shape that are wrong."""
-    program = _program([_compute("v", "{0} + 1.0", "b")], "v")
+    program = small_programs.program(
+        [small_programs.compute("v", "{0} + 1.0", "b")], "v"
+    )
     expected, _ = checking.interpret(program, tf.float64)
     for tampered in (
         lambda value: value * 1.01,
@@ -210,10 +196,10 @@ def test_drift_of_a_trainable_variable_is_expected_to_be_refused():
         results=("s",), arguments=("b",), kind="all_reduce", parameter="mean"
     )
     shared = syntax.Write(variable="w", method="assign_sub", argument="s")
-    weight = _weight(trainable=True)
+    weight = small_programs.weight(trainable=True)
 
-    drifts = _program([own], variables=[weight])
-    stays = _program([mean, shared], variables=[weight])
+    drifts = small_programs.program([own], variables=[weight])
+    stays = small_programs.program([mean, shared], variables=[weight])
 
     assert {"w"} == variance.may_differ(drifts)
     assert set() == variance.may_differ(stays)
@@ -224,7 +210,9 @@ def test_drift_of_a_trainable_variable_is_expected_to_be_refused():
 def test_a_refusal_that_does_not_come_is_a_difference(monkeypatch):
     """The interpreter says that copies drift apart; the library must, too."""
     own = syntax.Write(variable="w", method="assign_sub", argument="b")
-    program = _program([own], variables=[_weight(trainable=True)])
+    program = small_programs.program(
+        [own], variables=[small_programs.weight(trainable=True)]
+    )
     monkeypatch.setattr(
         "replicator.engine.graph.invariance.check_trainable", lambda *arguments: None
     )
@@ -244,7 +232,9 @@ def test_a_refusal_that_does_not_come_is_a_difference(monkeypatch):
 def test_local_variables_read_outside_as_the_documents_say(changes, expected):
     """The mean over replicas, that of replica 0, or the sum; in both ways to run."""
     write = syntax.Write(variable="w", method="assign", argument="b")
-    program = _program([write], variables=[_weight(**changes)])
+    program = small_programs.program(
+        [write], variables=[small_programs.weight(**changes)]
+    )
     first, second = (batch["b"] for batch in values.make_batches(program)[0])
     wanted = {"mean": (first + second) / 2, "first": first, "sum": first + second}
 

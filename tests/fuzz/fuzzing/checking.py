@@ -164,7 +164,8 @@ def _go_on(
     for variable in program.variables:
         name = variable.name
         if name in reset:
-            lockstep.assign(name, values.initial_value(variable))
+            value = values.recovered_value(program, variable, failed)
+            lockstep.assign(name, value)
         elif name in failed:
             possible = lockstep.history[name]
             if not any(is_close(value, failed[name]) for value in possible):

@@ -74,6 +74,7 @@ class Drawer(Tapes, Flow):
             kinds += [self.branch, self.loop, self.call]
             # Outside of branches: TensorFlow itself fails to vectorize some of those.
             at_top = [self.map, self.vectorize, self.jacobian]
+            at_top += self.also("unknown", self.vectorize)
             kinds += at_top if scope.may_communicate else []
         return kinds
 
@@ -120,6 +121,25 @@ class Drawer(Tapes, Flow):
                 )
             )
         return drawn
+
+    def keep(self, scope: Scope) -> list[syntax.Statement]:
+        """Reads what a replica keeps for itself, and adds to it, as a metric does."""
+        self._kept = syntax.Variable(
+            name=f"w{len(self.variables)}",
+            type=self.choose([t for t in VARIABLE_TYPES if t.dtype != BOOL]),
+            seed=self.number(0, 9),
+            trainable=False,
+            synchronization="ON_READ",
+            aggregation=self.choose(["NONE", "ONLY_FIRST_REPLICA", "SUM"]),
+        )
+        self.variables.append(self._kept)
+        name, type_ = self._kept.name, self._kept.type
+        value = self.pick(scope, lambda t: t == type_)
+        assert value, "inputs are of all types of variables"
+        return [
+            syntax.Read(result=self.define(scope, type_), variable=name),
+            syntax.Write(variable=name, method="assign_add", argument=value[0]),
+        ]
 
     def uneven(self, scope: Scope) -> syntax.Statement:
         """A number from values whose lengths may differ."""
@@ -170,13 +190,20 @@ class Drawer(Tapes, Flow):
 
     def setting(self) -> syntax.Setting:
         """How the program is run."""
-        num_steps = self.number(1, 3)
+        num_steps = self.number(2 if self._kept else 1, 3)
         feeds = ["iterator", "loop", *self.also("unknown", "unknown")]
         feed = self.choose(feeds if self._is_uneven else ["values", "values", *feeds])
-        writes = [self.outside(num_steps, feed) for _ in range(self.number(0, 3))]
-        fails = None
+        fails, recovers = None, "reset"
         if self._fails:
             fails = self.number(0, num_steps - 1), self.number(0, self.num_replicas - 1)
+            recovers = self.choose(["reset", *self.also("outside", "same")])
+        writes = [self.outside(num_steps, feed) for _ in range(self.number(0, 3))]
+        if self._kept and feed != "loop":
+            # Of a new epoch, whose first step may fail.
+            step = fails[0] if fails else self.number(1, num_steps - 1)
+            kind = self.choose(["reset", "same"])
+            reset = syntax.Outside(step=step, variable=self._kept.name, kind=kind)
+            writes.append(reset)
         return syntax.Setting(
             placement=self.choose(["shared", "mirrored", "separate"]),
             num_replicas=self.num_replicas,
@@ -185,6 +212,7 @@ class Drawer(Tapes, Flow):
             seed=self.number(0, 99),
             outside=tuple(filter(None, writes)),
             fails=fails,
+            recovers=recovers,
             is_even=self.choose([True, False]) if self._is_uneven else True,
         )
 
@@ -205,10 +233,13 @@ class Drawer(Tapes, Flow):
         """The whole of it."""
         self.num_replicas = self.choose(self._nums_replicas)
         self._fails = self._is_uneven = False
+        self._kept: syntax.Variable | None = None
         self.variables = [self.variable(i) for i in range(self.number(0, 3))]
         inputs = [*INPUTS, *self.also("halves", HALF_INPUT)]
         scope = Scope(values=list(inputs))
-        statements = self.statements(scope, self.number(1, MAX_STATEMENTS))
+        is_kept = self.choose([False, *self.also("outside", True)])
+        statements = tuple(self.keep(scope)) if is_kept else ()
+        statements += self.statements(scope, self.number(1, MAX_STATEMENTS))
         used = set().union(*map(structure.used, statements))
         defined = [name for name, _ in scope.values[len(inputs) :]]
         # Whatever nothing else uses: at this level nothing is dead.

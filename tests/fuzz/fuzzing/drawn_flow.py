@@ -7,7 +7,7 @@ import dataclasses
 from fuzzing import syntax
 from fuzzing.choices import Choices, Scope
 from fuzzing.operations import MAX_RANK, MAX_SIZE, size
-from fuzzing.syntax import BOOL, FLOAT, INT, Type
+from fuzzing.syntax import BOOL, FLOAT, INT, Block, Type
 
 
 class Flow(Choices):
@@ -109,13 +109,19 @@ class Flow(Choices):
             is_small = size(type_.shape) * count <= MAX_SIZE
             return type_.dtype == FLOAT and len(type_.shape) < MAX_RANK and is_small
 
-        # What does not depend on the row is joined once for all of them.
-        same = self.pick(scope, fits) if self.number(0, 1) else None
-        first = [self.join(inner, "all_reduce", "sum", [same])] if same else []
+        same = self.pick(scope, fits) if self.number(0, 2) else None
+        first = self._joined_once(inner, parameter, same) if same else []
         body = self.block(inner, fits, least=0 if first else 1)
         assert body, "the parameter is in the scope"
-        body = dataclasses.replace(body, statements=(*first, *body.statements))
-        type_ = dict(inner.values)[body.result]
+        statements, value = [*first, *body.statements], body.result
+        type_ = dict(inner.values)[value]
+        if first:
+            both, template = [value, first[-1].results[0]], "{0} + tf.reduce_sum({1})"
+            statements.append(self.operate(inner, template, both, type_))
+            value = statements[-1].result
+        body = Block(statements=tuple(statements), result=value)
+        # A join of something sized is another one where no length is known.
+        least = 1 + len(shape) if len(first) > 1 else 1
         result = Type(FLOAT, (count, *type_.shape))
         return syntax.Vectorize(
             result=self.define(scope, result),
@@ -123,5 +129,18 @@ class Flow(Choices):
             parameter=parameter,
             body=body,
             shape=result.shape,
-            is_unknown=self.choose([False, *self.also("unknown", True)]),
+            num_unknown=self.choose([0, *self.also("unknown", least, 1 + len(shape))]),
         )
+
+    def _joined_once(
+        self, inner: Scope, row: str, operand: tuple[str, Type]
+    ) -> list[syntax.Statement]:
+        """A join of what does not depend on the row, or at most on how large it is."""
+        drawn: list[syntax.Statement] = []
+        if self.choose([False, *self.also("unknown", True)]):
+            # Known in the step only where no length is: TensorFlow copies the join.
+            template = "{0} * tf.cast(tf.size({1}), FLOAT)"
+            drawn.append(self.operate(inner, template, [operand[0], row], operand[1]))
+            operand = inner.values[-1]
+        op = self.choose(["sum", "mean", "max"])
+        return [*drawn, self.join(inner, "all_reduce", op, [operand])]

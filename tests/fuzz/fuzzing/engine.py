@@ -49,8 +49,8 @@ def run(program: syntax.Program, repl: Any = None) -> Seen:
             repl.assert_in_sync()
             for variable in program.variables:
                 if variable.name in variance.may_differ(program):
-                    first = values.initial_value(variable)
-                    variables[variable.name].assign(first)
+                    value = values.recovered_value(program, variable, seen.failed)
+                    variables[variable.name].assign(value)
             continue
         outputs = next(done)()
         seen.outputs.append(

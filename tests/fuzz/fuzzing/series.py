@@ -26,12 +26,14 @@ class Grammar:
       features: All that it has.
       check: Runs a program both ways.
       render: Shows a program.
+      placement: Where a program keeps its variables.
     """
 
     programs: Callable[[Collection[str]], Any]
     features: tuple[str, ...]
     check: Callable[[Any], checking.Verdict]
     render: Callable[[Any], str]
+    placement: Callable[[Any], str]
 
 
 STEPS = Grammar(
@@ -39,12 +41,14 @@ STEPS = Grammar(
     features=choices.FEATURES,
     check=checking.check,
     render=source.render,
+    placement=lambda program: program.setting.placement,
 )
 TRAININGS = Grammar(
     programs=training_drawing.trainings,
     features=training_drawing.FEATURES,
     check=training_checking.check,
     render=training_checking.render,
+    placement=lambda training: "mirrored" if training.target.is_mirrored else "shared",
 )
 
 
@@ -54,6 +58,7 @@ class Series:
 
     Attributes:
       verdicts: How many programs ended how, up to the first difference of each seed.
+      placements: How many of these kept their variables where.
       differences: Small programs on which the library and the interpreter disagree,
         as Python, with what they disagree about.
     """
@@ -61,11 +66,15 @@ class Series:
     verdicts: collections.Counter[checking.Verdict] = dataclasses.field(
         default_factory=collections.Counter
     )
+    placements: collections.Counter[str] = dataclasses.field(
+        default_factory=collections.Counter
+    )
     differences: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, other: Series) -> None:
         """Takes the programs of another series in."""
         self.verdicts.update(other.verdicts)
+        self.placements.update(other.placements)
         self.differences += other.differences
 
     def __str__(self) -> str:
@@ -118,6 +127,7 @@ def run_series(
             raise
         if not last:
             found.verdicts[verdict] += 1
+            found.placements[grammar.placement(program)] += 1
 
     try:
         check()

@@ -180,6 +180,27 @@ def _followed(statement: syntax.Push | syntax.Jacobian) -> list[str]:
     ]
 
 
+def _vectorized(statement: syntax.Vectorize) -> list[str]:
+    result, argument, body = statement.result, statement.argument, statement.body
+    lines = []
+    if statement.num_unknown:
+        lines = [f"hidden_{result} = {argument}"]
+        argument = f"hidden_{result}"
+    for axis in range(statement.num_unknown):
+        mask = f"tf.fill(tf.shape({argument})[{axis} : {axis + 1}], True)"
+        lines.append(f"{argument} = tf.boolean_mask({argument}, {mask}, axis={axis})")
+    # TensorFlow returns the argument itself where rows come back unchanged, and a tape
+    # could not tell the two.
+    return [
+        *lines,
+        *_define(f"row_{result}", statement.parameter, body, body.result),
+        f"{result} = tf.ensure_shape(",
+        f"    tf.identity(tf.vectorized_map(row_{result}, {argument})),",
+        f"    {list(statement.shape)},",
+        ")",
+    ]
+
+
 def _with_functions(  # noqa: PLR0911 - a line for each kind of statement
     statement: syntax.Statement,
 ) -> list[str]:
@@ -208,20 +229,8 @@ def _with_functions(  # noqa: PLR0911 - a line for each kind of statement
             ]
         case syntax.Push() | syntax.Jacobian():
             return _followed(statement)
-        case syntax.Vectorize(result=result, argument=argument, parameter=parameter):
-            body = statement.body
-            if statement.is_unknown:
-                mask = f"tf.fill(tf.shape({argument})[:1], True)"
-                argument = f"tf.boolean_mask({argument}, {mask})"
-            # TensorFlow returns the argument itself where rows come back unchanged,
-            # and a tape could not tell the two.
-            return [
-                *_define(f"row_{result}", parameter, body, body.result),
-                f"{result} = tf.ensure_shape(",
-                f"    tf.identity(tf.vectorized_map(row_{result}, {argument})),",
-                f"    {list(statement.shape)},",
-                ")",
-            ]
+        case syntax.Vectorize():
+            return _vectorized(statement)
         case syntax.Fail():
             return _fail(statement)
         case syntax.Uneven(result=result, form=form):

@@ -223,7 +223,7 @@ class Vectorize:
       parameter: A row's name in the body.
       body: What becomes of a row.
       shape: Of the result.
-      is_unknown: Whether the number of rows is not known while tracing.
+      num_unknown: Of how many axes no length is known while tracing.
     """
 
     result: str
@@ -231,7 +231,7 @@ class Vectorize:
     parameter: str
     body: Block
     shape: tuple[int, ...]
-    is_unknown: bool = False
+    num_unknown: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -317,6 +317,7 @@ class Setting:
       seed: Of inputs.
       outside: What is written between steps, in order.
       fails: The step before which one more fails, and the replica that fails it.
+      recovers: ``reset`` or ``same``: then assigned to what replicas keep themselves.
       is_even: Whether all replicas have as many rows of ``u``.
     """
 
@@ -327,6 +328,7 @@ class Setting:
     seed: int
     outside: tuple[Outside, ...] = ()
     fails: tuple[int, int] | None = None
+    recovers: str = "reset"
     is_even: bool = True
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fuzzing import structure, syntax
 from fuzzing.source import FAILS, UNEVEN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 NEW_OFFSET = 100
 LARGEST_HALF = 65504.0
@@ -87,6 +90,21 @@ def batches_of(program: syntax.Program, call: Call) -> list[list[dict[str, Any]]
 def initial_value(variable: syntax.Variable) -> Any:
     """What a variable starts from."""
     return value_of(variable.type, np.random.default_rng([1, variable.seed]))
+
+
+def recovered_value(
+    program: syntax.Program, variable: syntax.Variable, failed: Mapping[str, Any]
+) -> Any:
+    """What a variable of each replica is assigned after a call that failed.
+
+    Args:
+      program: What is run.
+      variable: One that may differ between replicas.
+      failed: What variables read as after the failure.
+    """
+    if program.setting.recovers == "same" and variable.name in failed:
+        return failed[variable.name]
+    return initial_value(variable)
 
 
 def outside_value(program: syntax.Program, write: syntax.Outside, now: Any) -> Any:
