@@ -96,7 +96,7 @@ class OptimizerOptionError(ReplicatorError):
 
 
 class SplitBatchError(ReplicatorError):
-    """A global batch is not divisible by the number of replicas."""
+    """A global batch cannot be divided: its size, or pipelines in different orders."""
 
 
 class InputAuditError(ReplicatorError):

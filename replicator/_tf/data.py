@@ -130,7 +130,8 @@ def shuffles_at_random(dataset: tf.data.Dataset) -> bool:
     for part in _parts(dataset):
         if isinstance(part, shuffle_op._ShuffleDataset):  # noqa: SLF001
             seeds = part._seed, part._seed2  # noqa: SLF001
-            if not any(int(seed) for seed in seeds):
+            # While a pipeline is traced, only constants are known: those of no seed.
+            if all(tf.get_static_value(seed) == 0 for seed in seeds):
                 return True
         if any(map(_has_unseeded_shuffle, _graphs(part))):
             return True

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from replicator._tf import data as _tf_data
 from replicator.collectives import reducible, reductions
 from replicator.errors import SplitBatchError
 from replicator.inputs.batch_rows import element_of, part
@@ -56,7 +57,8 @@ def split_global_batches(
       A dataset of per-replica batches; the leading dimension is unknown.
 
     Raises:
-      SplitBatchError: The global batch is not divisible by the replicas.
+      SplitBatchError: The global batch is not divisible by the replicas, or pipelines
+        would each shuffle in an order of their own.
       TypeError: Not a dataset, or not an ``InputContext``.
     """
     if not isinstance(dataset, tf.data.Dataset):
@@ -78,6 +80,12 @@ def split_global_batches(
             f"{num_replicas} replicas are not divisible by "
             f"{ctx.num_input_pipelines} input pipelines; use the same number of "
             "replicas on every worker"
+        )
+    if ctx.num_input_pipelines > 1 and _tf_data.shuffles_at_random(dataset):
+        raise SplitBatchError(
+            f"{ctx.num_input_pipelines} input pipelines read a dataset that has a "
+            "shuffle() without a seed, each in an order of its own, so that examples "
+            "would be repeated and lost; write shuffle(..., seed=...)"
         )
     first = ctx.input_pipeline_id * num_in_turn
 

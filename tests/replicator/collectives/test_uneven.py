@@ -276,6 +276,30 @@ def test_a_global_batch_has_a_number_of_examples(size):
         replicator.split_global_batches(tf.data.Dataset.range(4), InputContext(), size)
 
 
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("num_pipelines", [1, 2])
+def test_pipelines_that_shuffle_differently_are_refused(seed, num_pipelines):
+    """Of 24 examples they fed 8 twice and 8 never, and did not say so."""
+    tf.random.set_seed(None)  # a seed of the whole program would seed the shuffle
+    read = []
+    for pipeline in range(num_pipelines):
+        place = {"num_input_pipelines": num_pipelines, "input_pipeline_id": pipeline}
+        ctx = InputContext(num_replicas_in_sync=2, **place)
+        dataset = tf.data.Dataset.range(24).shuffle(24, seed=seed)
+        if seed is None and num_pipelines > 1:
+            with pytest.raises(
+                errors.SplitBatchError,
+                match=r"2 input pipelines read a dataset that has a shuffle\(\) "
+                r"without a seed.*repeated and lost; write shuffle\(\.\.\., seed=",
+            ):
+                replicator.split_global_batches(dataset, ctx, 4)
+            return
+        for batch in replicator.split_global_batches(dataset, ctx, 4):
+            read += batch.numpy().tolist()
+
+    assert list(range(24)) == sorted(read)
+
+
 def test_a_global_batch_may_be_an_integer_of_numpy():
     """As sizes of arrays are."""
     share = InputContext(num_replicas_in_sync=2).get_per_replica_batch_size(np.int64(8))
