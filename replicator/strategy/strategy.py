@@ -33,7 +33,7 @@ class ReplicatorExtended(StepExtended):
     def _num_replicas_in_sync(self) -> int:
         replica = tf.distribute.get_replica_context()
         if isinstance(replica, StepReplicaContext):
-            replica.gradient_sum.note_scaling()
+            return replica.gradient_sum.divisor
         return int(self.replicator.num_replicas_in_sync)
 
     @property
@@ -88,7 +88,8 @@ class ReplicatorStrategy(StepStrategy):
 
     Its steps are traced, like those of ``repl.run``. Losses are divided by the number
     of replicas and optimizers sum gradients, as ``tf.distribute`` has it: Keras' losses
-    and ``tf.nn.compute_average_loss`` do that by themselves.
+    and ``tf.nn.compute_average_loss`` do that by themselves. Steps of ``fit`` are those
+    of one device: nothing is divided, and optimizers average.
     """
 
     def __init__(self, replicator: Any) -> None:

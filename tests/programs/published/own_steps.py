@@ -1,0 +1,574 @@
+"""Programs that end in ``fit`` of a model with a step, or a loss, of its own."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+from keras import layers, ops
+
+from published.examples import (
+    BATCH,
+    LENGTH,
+    WORDS,
+    batches,
+    images,
+    labels,
+    noise_of,
+    numbers,
+    results,
+    tokens,
+)
+
+
+class OwnStep(keras.Model):
+    """The step of Keras' guide."""
+
+    def train_step(self, data):
+        """A forward pass, the compiled loss, gradients, an update, metrics."""
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, y_pred)
+        return {m.name: m.result() for m in self.metrics}
+
+
+def customized_fit(strategy):
+    """Metrics are updated by the step itself, one of them by the loss."""
+    with strategy.scope():
+        inputs = keras.Input((4,))
+        model = OwnStep(inputs, layers.Dense(1)(inputs))
+        model.compile(optimizer="adam", loss="mse", metrics=["mae"])
+    x = numbers(16, 4)
+    history = model.fit(x, x[:, :1], batch_size=BATCH, epochs=2, verbose=0)
+    return results(model, history)
+
+
+class VAE(keras.Model):
+    """A loss of two means, each over sums of an image."""
+
+    def __init__(self, latent_dim=2):
+        super().__init__()
+        hidden = layers.Dense(5, activation="relu")
+        self.encoder = keras.Sequential([layers.Flatten(), hidden])
+        self.mean, self.log_var = (layers.Dense(latent_dim) for _ in "12")
+        self.decoder = keras.Sequential(
+            [layers.Dense(64, activation="sigmoid"), layers.Reshape((8, 8, 1))]
+        )
+        names = "loss", "reconstruction_loss", "kl_loss"
+        self.trackers = [keras.metrics.Mean(name=name) for name in names]
+
+    @property
+    def metrics(self):
+        """Three means."""
+        return self.trackers
+
+    def call(self, data):
+        """An image, its code by the numbers of the image."""
+        hidden = self.encoder(data)
+        mean, log_var = self.mean(hidden), self.log_var(hidden)
+        code = mean + ops.exp(0.5 * log_var) * noise_of(data, 2)
+        return self.decoder(code), mean, log_var
+
+    def train_step(self, data):
+        """Trackers hold what was minimized."""
+        with tf.GradientTape() as tape:
+            made, mean, log_var = self(data)
+            errors = keras.losses.binary_crossentropy(data, made)
+            reconstruction = ops.mean(ops.sum(errors, axis=(1, 2)))
+            kl = -0.5 * (1 + log_var - ops.square(mean) - ops.exp(log_var))
+            kl = ops.mean(ops.sum(kl, axis=1))
+            total = reconstruction + kl
+        grads = tape.gradient(total, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_weights))
+        for tracker, loss in zip(self.trackers, (total, reconstruction, kl)):
+            tracker.update_state(loss)
+        return {tracker.name: tracker.result() for tracker in self.trackers}
+
+
+def variational_autoencoder(strategy):
+    """A step that never asks Keras for a loss."""
+    with strategy.scope():
+        model = VAE()
+        model.compile(optimizer=keras.optimizers.Adam())
+    history = model.fit(images(), epochs=2, batch_size=BATCH, verbose=0)
+    return results(model, history)
+
+
+class VectorQuantizer(layers.Layer):
+    """The nearest row of a codebook, and gradients straight through."""
+
+    def __init__(self, count=6, width=3):
+        super().__init__()
+        self.codebook = self.add_weight(shape=(width, count), initializer="uniform")
+
+    def call(self, x):
+        """Adds the loss of the codebook and that of commitment."""
+        flat = tf.reshape(x, [-1, x.shape[-1]])
+        distances = (
+            tf.reduce_sum(flat**2, axis=1, keepdims=True)
+            + tf.reduce_sum(self.codebook**2, axis=0)
+            - 2 * tf.matmul(flat, self.codebook)
+        )
+        chosen = tf.one_hot(tf.argmin(distances, axis=1), self.codebook.shape[1])
+        rows = tf.matmul(chosen, self.codebook, transpose_b=True)
+        rows = tf.reshape(rows, tf.shape(x))
+        commitment = tf.reduce_mean((tf.stop_gradient(rows) - x) ** 2)
+        codes = tf.reduce_mean((rows - tf.stop_gradient(x)) ** 2)
+        self.add_loss(0.25 * commitment + codes)
+        return x + tf.stop_gradient(rows - x)
+
+
+class VQVAETrainer(keras.Model):
+    """A model within a model, whose losses the step adds up."""
+
+    def __init__(self):
+        super().__init__()
+        inputs = keras.Input((8, 8, 1))
+        code = layers.Conv2D(3, 3, strides=2, padding="same")(inputs)
+        code = VectorQuantizer()(code)
+        outputs = layers.Conv2DTranspose(1, 3, strides=2, padding="same")(code)
+        self.vqvae = keras.Model(inputs, outputs)
+        self.total_loss_tracker = keras.metrics.Mean(name="total_loss")
+
+    def call(self, x):
+        """Keras asks for one in order to build a model, under any strategy."""
+        return x
+
+    @property
+    def metrics(self):
+        """One mean."""
+        return [self.total_loss_tracker]
+
+    def train_step(self, x):
+        """The error over the variance of all data, and added losses."""
+        with tf.GradientTape() as tape:
+            made = self.vqvae(x)
+            total = tf.reduce_mean((x - made) ** 2) / 0.08 + sum(self.vqvae.losses)
+        weights = self.vqvae.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(total, weights), weights))
+        self.total_loss_tracker.update_state(total)
+        return {"loss": self.total_loss_tracker.result()}
+
+
+def vector_quantized_autoencoder(strategy):
+    """Its codebook is trained by gradients."""
+    with strategy.scope():
+        model = VQVAETrainer()
+        model.compile(optimizer=keras.optimizers.Adam())
+    history = model.fit(images(), epochs=2, batch_size=BATCH, verbose=0)
+    return results(model, history)
+
+
+class Distiller(keras.Model):
+    """A student that learns from labels and from a teacher."""
+
+    def __init__(self, student, teacher):
+        super().__init__()
+        self.teacher, self.student = teacher, student
+
+    def compile(self, optimizer, metrics, student_loss_fn, distillation_loss_fn):
+        """Two losses."""
+        super().compile(optimizer=optimizer, metrics=metrics)
+        self.student_loss_fn = student_loss_fn
+        self.distillation_loss_fn = distillation_loss_fn
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        """Keras' own step asks for it."""
+        del sample_weight, training
+        soft = ops.softmax(self.teacher(x, training=False) / 3.0, axis=1)
+        distillation = self.distillation_loss_fn(
+            soft, ops.softmax(y_pred / 3.0, axis=1)
+        )
+        return 0.1 * self.student_loss_fn(y, y_pred) + 0.9 * distillation * 9.0
+
+    def call(self, x):
+        """What the student says."""
+        return self.student(x)
+
+
+def _small(width):
+    return keras.Sequential(
+        [layers.Flatten(), layers.Dense(width, activation="relu"), layers.Dense(3)]
+    )
+
+
+def knowledge_distillation(strategy):
+    """The teacher is trained before, by ``fit`` too."""
+    x, y = images(), labels()
+    with strategy.scope():
+        teacher, student = _small(6), _small(3)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        teacher.compile("adam", loss)
+        model = Distiller(student=student, teacher=teacher)
+        model.compile(
+            optimizer=keras.optimizers.Adam(),
+            metrics=[keras.metrics.SparseCategoricalAccuracy()],
+            student_loss_fn=loss,
+            distillation_loss_fn=keras.losses.KLDivergence(),
+        )
+    first = teacher.fit(x, y, batch_size=BATCH, verbose=0)
+    second = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+    return results(model, first, second)
+
+
+class MaskedLanguageModel(keras.Model):
+    """A loss for each word, weighed by which words were hidden."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = layers.Embedding(WORDS, 4)
+        self.attend = layers.MultiHeadAttention(2, 2)
+        self.words = layers.Dense(WORDS, activation="softmax")
+        self.loss_fn = keras.losses.SparseCategoricalCrossentropy(reduction=None)
+        self.loss_tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        """One mean."""
+        return [self.loss_tracker]
+
+    def call(self, x):
+        """A probability for each word, at each place."""
+        hidden = self.embed(x)
+        return self.words(hidden + self.attend(hidden, hidden))
+
+    def train_step(self, inputs):
+        """The gradient of losses that nothing has reduced is that of their sum."""
+        features, truth, weights = inputs
+        with tf.GradientTape() as tape:
+            loss = self.loss_fn(truth, self(features), sample_weight=weights)
+        grads = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
+        self.loss_tracker.update_state(loss, sample_weight=weights)
+        return {"loss": self.loss_tracker.result()}
+
+
+def masked_language_model(strategy):
+    """In the manner of BERT."""
+    words = tokens()
+    hidden = (words % 3 == 0).astype("float32")
+    data = batches((words * (1 - hidden)).astype("int32"), words, hidden)
+    with strategy.scope():
+        model = MaskedLanguageModel()
+        model.compile(optimizer=keras.optimizers.SGD(0.01))
+    history = model.fit(data, epochs=2, verbose=0)
+    return results(model, history)
+
+
+class MaskedAutoencoder(keras.Model):
+    """Patches that were left out are predicted from the others."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = layers.Dense(6, activation="gelu"), layers.Dense(16)
+
+    def call(self, x):
+        """Keras asks for one in order to build a model, under any strategy."""
+        return x
+
+    def train_step(self, patches):
+        """The compiled loss of the hidden patches alone."""
+        order = tf.argsort(tf.reduce_sum(patches, -1), axis=1)
+        hidden, seen = order[:, :2], order[:, 2:]
+        target = tf.gather(patches, hidden, batch_dims=1)
+        with tf.GradientTape() as tape:
+            code = self.encode(tf.gather(patches, seen, batch_dims=1))
+            made = self.decode(code)
+            total = self.compute_loss(y=target, y_pred=made)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(total, weights), weights))
+        self.compiled_metrics_of(target, made)
+        return {m.name: m.result() for m in self.metrics}
+
+    def compiled_metrics_of(self, target, made):
+        """All but the loss."""
+        for metric in self.metrics:
+            if metric.name != "loss":
+                metric.update_state(target, made)
+
+
+def masked_autoencoder(strategy):
+    """A choice of patches that differs between images."""
+    patches = images().reshape(16, 4, 16)
+    with strategy.scope():
+        model = MaskedAutoencoder()
+        model.compile(
+            optimizer=keras.optimizers.AdamW(0.005),
+            loss=keras.losses.MeanSquaredError(),
+            metrics=["mae"],
+        )
+    history = model.fit(patches, batch_size=BATCH, epochs=2, verbose=0)
+    return results(model, history)
+
+
+class TripletModel(keras.Model):
+    """Distances of an anchor to an example of its kind and of another one."""
+
+    def __init__(self, tower):
+        super().__init__()
+        self.tower = tower
+        self.loss_tracker = keras.metrics.Mean(name="loss")
+
+    def call(self, x):
+        """Keras asks for one in order to build a model, under any strategy."""
+        return x
+
+    @property
+    def metrics(self):
+        """One mean."""
+        return [self.loss_tracker]
+
+    def train_step(self, data):
+        """A loss for each triplet; the gradient is that of their sum."""
+        with tf.GradientTape() as tape:
+            anchor, positive, negative = (self.tower(image) for image in data)
+            near = ops.sum(tf.square(anchor - positive), -1)
+            far = ops.sum(tf.square(anchor - negative), -1)
+            loss = ops.maximum(near - far + 0.5, 0.0)
+        grads = tape.gradient(loss, self.tower.trainable_weights)
+        self.optimizer.apply_gradients(zip(grads, self.tower.trainable_weights))
+        self.loss_tracker.update_state(loss)
+        return {"loss": self.loss_tracker.result()}
+
+
+def triplet_loss(strategy):
+    """Image similarity."""
+    data = batches(images(), images(seed=2), images(seed=3))
+    with strategy.scope():
+        model = TripletModel(_small(4))
+        model.compile(optimizer=keras.optimizers.SGD(0.01))
+    history = model.fit(data, epochs=2, verbose=0)
+    return results(model, history)
+
+
+class EmbeddingModel(keras.Model):
+    """Similarities of all anchors of a batch with all positives of it."""
+
+    def train_step(self, data):
+        """Each class occurs once in a batch, and is told from all others."""
+        ((anchors, positives),) = data
+        with tf.GradientTape() as tape:
+            anchors = self(anchors, training=True)
+            positives = self(positives, training=True)
+            similarities = ops.einsum("ae,pe->ap", anchors, positives)
+            sparse = ops.arange(tf.shape(anchors)[0])
+            loss = self.compute_loss(y=sparse, y_pred=similarities / 0.2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def metric_learning(strategy):
+    """Every example is compared with every other one of the batch."""
+    data = batches(images(), images(seed=2)).map(lambda *pair: (pair,))
+    with strategy.scope():
+        inputs = keras.Input((8, 8, 1))
+        outputs = layers.UnitNormalization()(layers.Dense(4)(layers.Flatten()(inputs)))
+        model = EmbeddingModel(inputs, outputs)
+        model.compile(
+            optimizer=keras.optimizers.Adam(0.001),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    history = model.fit(data, epochs=2, verbose=0)
+    return results(model, history)
+
+
+class SimSiam(keras.Model):
+    """Two views of an image predict each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.predictor = _small(5), layers.Dense(3)
+
+    def call(self, x):
+        """Keras asks for one in order to build a model, under any strategy."""
+        return x
+
+    def train_step(self, data):
+        """No negatives: a mean over images."""
+        first, second = data
+        with tf.GradientTape() as tape:
+            z1, z2 = self.encoder(first), self.encoder(second)
+            p1, p2 = self.predictor(z1), self.predictor(z2)
+            loss = (_unlike(p1, z2) + _unlike(p2, z1)) / 2
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+
+def _unlike(p, z):
+    z = tf.math.l2_normalize(tf.stop_gradient(z), axis=1)
+    p = tf.math.l2_normalize(p, axis=1)
+    return -tf.reduce_mean(tf.reduce_sum(p * z, axis=1))
+
+
+def self_supervised(strategy):
+    """A cosine schedule and momentum."""
+    data = batches(images(), images(seed=2))
+    with strategy.scope():
+        model = SimSiam()
+        rate = keras.optimizers.schedules.CosineDecay(0.03, 10)
+        model.compile(optimizer=keras.optimizers.SGD(rate, momentum=0.6))
+    history = model.fit(data, epochs=2, verbose=0)
+    return results(model, history)
+
+
+class NNCLR(keras.Model):
+    """Neighbours come from a queue of what was seen before."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = _small(5)
+        self.queue = tf.Variable(
+            tf.math.l2_normalize(tf.ones([16, 3]), axis=1), trainable=False
+        )
+
+    def call(self, x):
+        """Keras asks for one in order to build a model, under any strategy."""
+        return self.encoder(x)
+
+    def train_step(self, data):
+        """The queue takes the batch in after it was used."""
+        first, second = data
+        with tf.GradientTape() as tape:
+            z1 = tf.math.l2_normalize(self.encoder(first), axis=1)
+            z2 = tf.math.l2_normalize(self.encoder(second), axis=1)
+            nearest = tf.argmax(tf.matmul(z1, self.queue, transpose_b=True), axis=1)
+            neighbours = tf.gather(self.queue, nearest)
+            loss = -tf.reduce_mean(tf.reduce_sum(neighbours * z2, axis=1))
+        weights = self.encoder.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        count = tf.shape(z1)[0]
+        self.queue.assign(tf.concat([z1, self.queue[:-count]], axis=0))
+        return {"loss": loss}
+
+
+def nearest_neighbour_contrast(strategy):
+    """State of a replica by which all train."""
+    data = batches(images(), images(seed=2))
+    with strategy.scope():
+        model = NNCLR()
+        model.compile(optimizer=keras.optimizers.Adam())
+    history = model.fit(data, epochs=2, verbose=0)
+    return results(model, history)
+
+
+class Diffusion(keras.Model):
+    """The noise in an image is predicted, and weights are averaged by the step."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = keras.Sequential([layers.Flatten(), layers.Dense(64)])
+        self.ema = keras.models.clone_model(self.network)
+        for network in (self.network, self.ema):
+            network.build((None, 8, 8, 1))
+        self.noise_loss_tracker = keras.metrics.Mean(name="n_loss")
+
+    def call(self, x):
+        """Keras asks for one in order to build a model, under any strategy."""
+        return x
+
+    @property
+    def metrics(self):
+        """One mean."""
+        return [self.noise_loss_tracker]
+
+    def train_step(self, image):
+        """The compiled loss is a class, which reduces; then the averages."""
+        noise = noise_of(image, 64)
+        signal = tf.cos(tf.abs(noise_of(image, 1)))
+        noisy = signal * tf.reshape(image, [-1, 64]) + (1 - signal) * noise
+        with tf.GradientTape() as tape:
+            loss = self.loss(noise, self.network(tf.reshape(noisy, tf.shape(image))))
+        weights = self.network.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        self.noise_loss_tracker.update_state(loss)
+        for weight, average in zip(self.network.weights, self.ema.weights):
+            average.assign(0.99 * average + 0.01 * weight)
+        return {m.name: m.result() for m in self.metrics}
+
+
+def diffusion(strategy):
+    """A second network that follows the first."""
+    with strategy.scope():
+        model = Diffusion()
+        model.compile(
+            optimizer=keras.optimizers.AdamW(0.001, weight_decay=1e-4),
+            loss=keras.losses.MeanAbsoluteError(),
+        )
+    history = model.fit(batches(images()), epochs=2, verbose=0)
+    return results(model, history)
+
+
+class AdversarialTraining(keras.Sequential):
+    """Examples are moved along the gradient of their loss before they are learnt."""
+
+    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
+        """The usual loss, and that of moved examples."""
+        del sample_weight, training
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            inner = tf.reduce_sum(keras.losses.binary_crossentropy(y, self(x)))
+        moved = x + 0.1 * tf.sign(tape.gradient(inner, x))
+        usual = super().compute_loss(x=x, y=y, y_pred=y_pred)
+        return usual + 0.2 * super().compute_loss(x=x, y=y, y_pred=self(moved))
+
+
+def adversarial_training(strategy):
+    """The gradient by the inputs is an example's own."""
+    x, y = numbers(16, 4), labels(2, 1)
+    with strategy.scope():
+        model = AdversarialTraining([layers.Dense(1, activation="sigmoid")])
+        model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
+    history = model.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
+    return results(model, history)
+
+
+def translation_with_padding(strategy):
+    """The loss of a sentence's words without those that only fill it up."""
+
+    def masked_loss(label, pred):
+        loss_object = keras.losses.SparseCategoricalCrossentropy(reduction="none")
+        mask = tf.cast(label != 0, tf.float32)
+        loss = loss_object(label, pred) * mask
+        return tf.reduce_sum(loss) / tf.reduce_sum(mask)
+
+    words = tokens()
+    words[::3, 3:] = 0
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((LENGTH - 1,), dtype="int32"),
+                layers.Embedding(WORDS, 4),
+                layers.LSTM(4, return_sequences=True),
+                layers.Dense(WORDS, activation="softmax"),
+            ]
+        )
+        model.compile(optimizer="adam", loss=masked_loss)
+    history = model.fit(words[:, :-1], words[:, 1:], batch_size=BATCH, verbose=0)
+    return results(model, history)
+
+
+def tagging_with_a_mask(strategy):
+    """Keras' own mask, which reaches its loss."""
+    words = tokens()
+    words[::3, 3:] = 0
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((LENGTH,), dtype="int32"),
+                layers.Embedding(WORDS, 4, mask_zero=True),
+                layers.LSTM(4, return_sequences=True),
+                layers.Dense(2, activation="softmax"),
+            ]
+        )
+        model.compile("adam", "sparse_categorical_crossentropy")
+    history = model.fit(words, words % 2, batch_size=BATCH, verbose=0)
+    return results(model, history)
