@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 STAMP_GPU := $(VENV)/.installed-gpu
 COMMUNITIES := build/communities
 DIST_TOOLS := build/dist-tools
+PEERS := build/peers
 # A file runs in one process, since its tests share clusters and traced programs.
 # Three on two cores: a test of a cluster waits for a fifth of its time.
 TEST_FLAGS ?= --numprocesses 3 --dist loadfile
@@ -23,7 +24,7 @@ BENCH_OUT ?= .benchmarks/new.json
 BENCH_BASE ?= .benchmarks/old.json
 BENCH_FLAGS ?=
 
-.PHONY: help dist setup setup-gpu sweep sweep-gpu test test-full test-gpu test-communities fuzz check fmt lint types docs fuzz-records faults failures series statistics bench bench-micro bench-compare lock clean
+.PHONY: help dist setup setup-gpu setup-peers sweep sweep-gpu test test-full test-gpu test-communities test-peers fuzz check fmt lint types docs fuzz-records faults failures series statistics bench bench-micro bench-compare lock clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -46,6 +47,16 @@ $(STAMP_GPU): $(STAMP) requirements-gpu.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-gpu.lock
 	@touch $@
 
+# The stamp of each environment has the digest of its lock, which sweeps look at.
+setup-peers: setup  ## Create the environments of other frameworks (PyTorch, JAX), checked by hash.
+	@$(BIN)/python -m harness.command.peers | while read -r name lock digest; do \
+		[ "$$(cat $(PEERS)/$$name/.installed 2>/dev/null)" = "$$digest" ] && continue; \
+		echo "$(PEERS)/$$name from $$lock"; \
+		$(BIN)/python -m venv --clear $(PEERS)/$$name \
+			&& $(PEERS)/$$name/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $$lock \
+			&& echo "$$digest" > $(PEERS)/$$name/.installed || exit 1; \
+	done
+
 sweep: setup  ## Measure how ResNet-50 scales on this machine; prints the report's path.
 	$(BIN)/python -m harness sweep $(SWEEP_FLAGS)
 
@@ -63,6 +74,9 @@ test-gpu: setup-gpu  ## Run the tests that need GPUs; fails where there are none
 
 test-communities: $(COMMUNITIES)/.installed  ## Run programs of tf_keras, Sonnet, Orbit, TF-Agents, KerasTuner and KerasHub (5 minutes).
 	FULL_TESTS=1 TF_USE_LEGACY_KERAS=1 $(COMMUNITIES)/bin/python -m pytest -p no:cacheprovider tests/programs/test_communities.py tests/replicator/optimizer/test_other_libraries.py tests/replicator/strategy/test_tf_keras.py
+
+test-peers: setup-peers  ## Compare the first losses of other frameworks with ours, each in its environment (5 minutes).
+	FULL_TESTS=1 REQUIRE_PEERS=1 $(BIN)/python -m pytest -p no:cacheprovider tests/workloads/peers
 
 # An environment on top of .venv, which keeps its versions.
 $(COMMUNITIES)/.installed: $(STAMP) tests/programs/communities.lock
@@ -95,9 +109,10 @@ fuzz-records: setup  ## Read 2,000 damaged studies, parse 5,000 hostile command 
 	HOSTILE_RECORDS=2000 HOSTILE_COMMAND_LINES=5000 $(BIN)/python -m pytest tests/harness/run/test_hostile_records.py tests/harness/cli/test_hostile_command_lines.py
 	HARNESS_KILLS=55 $(BIN)/python -m pytest tests/harness/run/test_kill_and_leave_nothing.py
 
-faults: setup  ## Inject faults: FAULTS trials on each of LAUNCHERS, and kills of 100 gates (40 minutes).
+faults: setup  ## Inject faults: FAULTS trials on each of LAUNCHERS, and kills of 100 gates, 1,000 failed writes (an hour).
 	for launcher in $(LAUNCHERS); do $(BIN)/python tests/faults/run_series.py $$launcher $(FAULTS) --faults || exit 1; done
 	GATE_KILLS=100 $(BIN)/python -m pytest tests/harness/judging/test_killed_gates.py
+	WRITE_FAULTS=1000 $(BIN)/python -m pytest tests/harness/run/test_failed_writes.py
 
 failures: setup  ## Make FAILURES steps fail on all backends, and compare with undisturbed runs (half an hour).
 	$(BIN)/python tests/failed_steps/run_series.py $(FAILURES) $(FAILURES_SEED)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from harness.errors import PlanError
-from harness.lookup import look_up
+from harness.lookup import find, look_up
 from replicator.catalog import (
     BACKENDS,
     ONE_PROCESS,
@@ -16,33 +17,48 @@ from replicator.catalog import (
 )
 from workloads import catalog as workload_catalog
 from workloads.catalog import SYNTHETIC, WORKLOADS, PresetInfo, WorkloadInfo
+from workloads.peers import catalog as peer_catalog
+from workloads.peers.catalog import PEERS, PeerInfo, exports_dir
+from workloads.peers.catalog import REFERENCE as EXPORTED_BACKEND
+from workloads.peers.names import EXPORT_SETTINGS, EXPORT_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from results.records.models import MetricFacts, OptionValue
+    from results.plugins import Complaint
+    from results.records.models import MetricFacts, OptionValue, TrialSpec
 
 __all__ = [
     "BACKENDS",
+    "EXPORTED_BACKEND",
+    "EXPORT_SETTINGS",
+    "EXPORT_VARIABLE",
     "ONE_PROCESS",
     "PARAMETER_SERVERS",
+    "PEERS",
     "SERVED_WORKERS",
     "SYNTHETIC",
     "WORKERS",
     "WORKLOADS",
     "BackendInfo",
+    "PeerInfo",
     "PresetInfo",
     "WorkloadInfo",
+    "adopt",
     "backend",
     "check_backends",
     "check_data",
     "check_devices",
     "check_machine",
     "check_options",
+    "exports_dir",
     "judged_metrics",
     "metrics",
+    "peer",
+    "plugins_of",
     "preset",
+    "why_not_peer",
     "workload",
 ]
 
@@ -50,28 +66,91 @@ JIT_OFF = "off"
 JIT_STEP = "step"
 NEEDED_BY_JIT = {"compute": "compiled_functions", JIT_STEP: "compiled_steps"}
 """The capability that a backend needs for a value of the option ``jit``."""
+WORKLOAD, BACKEND = "workloads", "backends"
+"""Kinds of plugins (``results/plugins.py``)."""
+
+
+@functools.cache
+def complain(kind: str) -> Complaint:
+    """Returns the check of what a plugin adds."""
+    from results.plugins import complaint_of  # --help needs no plugins
+
+    return complaint_of(WorkloadInfo if kind == WORKLOAD else BackendInfo)
+
+
+def plugins_of(workload_name: str, backend_name: str) -> dict[str, str]:
+    """Returns what a trial has of plugins, by ``workload`` and ``backend``."""
+    from results import plugins
+
+    used = (
+        plugins.used(WORKLOAD, workload_name),
+        plugins.used(BACKEND, backend_name),
+    )
+    return {plugins.KINDS[of.kind]: of.target for of in used if of is not None}
+
+
+def adopt(spec: TrialSpec) -> None:
+    """Imports what a trial has of plugins, where another process has planned it.
+
+    Raises:
+      PluginError: It is not here, or cannot be used.
+    """
+    for name, target in spec.plugins.items():
+        if name == "workload" and spec.workload not in WORKLOADS:
+            workload(target)
+        elif name == "backend" and spec.backend not in BACKENDS:
+            backend(target)
 
 
 def workload(name: str) -> WorkloadInfo:
     """Returns a workload's facts.
 
+    Args:
+      name: That of one in the catalogue or of a plugin, or ``MODULE:NAME``.
+
     Raises:
       PlanError: Unknown name; the message lists the known ones.
+      PluginError: The plugin that has it cannot be used.
     """
-    return look_up(WORKLOADS, name, what="workload")
+    return find(WORKLOAD, WORKLOADS, name, complain(WORKLOAD))
 
 
 def backend(name: str) -> BackendInfo:
     """Returns a backend's facts.
 
+    Args:
+      name: That of one in the catalogue or of a plugin, or ``MODULE:NAME``.
+
     Raises:
       PlanError: The name is unknown (the message lists the known ones), or the backend
         cannot be started by the harness.
+      PluginError: The plugin that has it cannot be used.
     """
-    info = look_up(BACKENDS, name, what="backend")
+    if name in PEERS:
+        return PEERS[name]
+    info = find(BACKEND, BACKENDS, name, complain(BACKEND))
     if info.not_swept_because:
         raise PlanError(f"backend {name!r} cannot be swept: {info.not_swept_because}")
     return info
+
+
+def peer(name: str) -> PeerInfo | None:
+    """Returns the peer of a name; None of another backend, or of a program."""
+    return PEERS.get(name)
+
+
+def why_not_peer(
+    info: WorkloadInfo,
+    of: PeerInfo,
+    preset_name: str,
+    options: Mapping[str, OptionValue],
+    data: str,
+) -> str:
+    """Returns what of a workload a peer does not have; empty if it has all."""
+    if info.name not in of.programs:
+        return f"workload {info.name}, but has {' and '.join(of.programs)} only"
+    config = workload_catalog.make_config(info.name, preset_name, options)
+    return peer_catalog.unsupported(info.name, config, data)
 
 
 def preset(info: WorkloadInfo, name: str) -> PresetInfo:
@@ -157,6 +236,8 @@ def check_backends(
     wanted = [(need, f"workload {info.name}") for need in info.needs]
     if jit != JIT_OFF:
         wanted.append((NEEDED_BY_JIT[jit], f"option jit={jit!r}"))
+    if options.get("loop") == "fit":
+        wanted.append(("fit", "option loop='fit'"))
     for needed, what in wanted:
         for each in backends:
             if needed in each.lacks:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from harness.errors import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from results.plugins import Complaint
 
 _T = TypeVar("_T")
 
@@ -28,3 +31,26 @@ def look_up(table: Mapping[str, _T], name: str, *, what: str) -> _T:
         raise PlanError(
             f"unknown {what} {name!r}; known are {', '.join(table)}{hint}"
         ) from None
+
+
+def find(kind: str, table: dict[str, _T], name: str, complain: Complaint) -> _T:
+    """Returns an entry of a catalogue to which plugins add.
+
+    Args:
+      kind: One of ``results.plugins.KINDS``.
+      table: The entries of this project, and of plugins that were used.
+      name: That of an entry or of an entry point, or ``MODULE:NAME``.
+      complain: Says what is wrong with an object of a plugin, or nothing.
+
+    Raises:
+      PlanError: Unknown name; the message lists the known ones.
+      PluginError: The plugin cannot be used.
+    """
+    if name not in table:
+        from results import plugins  # only where a name is not built in
+
+        if plugins.find(kind, table, name, complain, Path.cwd()) is None:
+            known = dict.fromkeys(plugins.names(kind, table))
+            look_up(known, name, what=plugins.KINDS[kind])
+        name = plugins.canonical(kind, name)
+    return table[name]

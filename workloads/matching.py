@@ -97,10 +97,10 @@ def _share(whole: tf.data.Dataset, context: replicator.InputContext) -> tf.data.
     num_fed = num_replicas // context.num_input_pipelines
     first = context.input_pipeline_id * num_fed
 
-    def divide(batch: Any) -> Any:
+    def divide(*parts: Any) -> Any:  # map unpacks a tuple
         return tf.nest.map_structure(
             lambda values: _by_replica(values, num_replicas)[first : first + num_fed],
-            batch,
+            parts[0] if len(parts) == 1 else parts,
         )
 
     return whole.map(divide).unbatch()

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli import exit_codes, gpu_readiness, hosts, progress, running
+from harness.command import peers
 from harness.errors import DoesNotFitError, StudyError
+from harness.launch import catalog
 from harness.machine import topology
 from harness.planning import design, estimate, shards
 from harness.planning import plan as plan_module
@@ -46,6 +48,19 @@ def _check_runs_dir(runs_dir: Path) -> None:
                 f"--runs-dir {str(runs_dir)!r}: {str(path)!r} is a file, but a"
                 " directory is needed; choose another --runs-dir"
             )
+
+
+def planned_name(request: RunRequest) -> str:
+    """Returns the default name of a study that can be planned here.
+
+    Raises:
+      HarnessError: It cannot; nothing was written.
+    """
+    _check_runs_dir(request.runs_dir)
+    launcher = hosts.launcher_of(request)
+    request = hosts.with_hosts(request, launcher)
+    machine = hosts.machine_of(request, launcher, topology.read_topology())
+    return study_module.default_name(check_request(request, machine))
 
 
 def sweep(
@@ -98,7 +113,13 @@ def sweep(
     if not is_submitted:  # a login node has no GPUs of the job
         gpu_readiness.check_models(planned.trials, launcher.num_hosts)
     planned = shards.own(planned, request.shard)
-    new = study_module.make_plan(planned, request, study=name, command=call.command)
+    new = study_module.make_plan(
+        planned,
+        request,
+        study=name,
+        command=call.command,
+        launcher=request.launcher,
+    )
     measured = Store(root) if known is not None else None
     reconciled = study_module.reconcile(known, new, request.baseline, measured)
     notes = [*planned.notes, *([reconciled.note] if reconciled.note else [])]
@@ -112,6 +133,7 @@ def sweep(
             is_json=request.is_json,
         )
     launcher.check_folder(runs_dir.absolute())
+    peers.check_environments(planned.trials, launcher.name, catalog.DEFAULT)
     conclude = conclude or functools.partial(
         running.conclude_sweep, is_json=request.is_json
     )
@@ -164,7 +186,11 @@ def sweep(
             planned = plan_module.arrange(checked, Order.SEQUENTIAL)
             planned = shards.own(planned, request.shard)
             plan = study_module.make_plan(
-                planned, request, study=name, command=call.command
+                planned,
+                request,
+                study=name,
+                command=call.command,
+                launcher=request.launcher,
             )
             return _run_in_sequence(store, plan, settings, conclude)
 

@@ -48,7 +48,8 @@ def ready(
 
     Raises:
       PlanError: The GPUs cannot run the trials.
-      UnfitMachineError: The GPUs are in use, or TensorFlow does not see them.
+      UnfitMachineError: The GPUs are in use or cannot be read, or TensorFlow does not
+        see them.
     """
     replaced = dict(overrides or {})
     probe = replaced.pop("probe", gpu_probe.probe)
@@ -86,6 +87,12 @@ def check_ready(chosen: Sequence[Gpu], probe: Probe | None) -> None:
     if not chosen:
         return
     for state in gpu_state.read_gpu_states(os.getpid(), chosen):
+        if state.fault:
+            raise UnfitMachineError(
+                f"GPU {state.index} ({state.name}) cannot be read ({state.fault}), so"
+                " nobody knows who uses it; reset it (sudo nvidia-smi --gpu-reset), or"
+                " hide it with CUDA_VISIBLE_DEVICES"
+            )
         if state.is_busy:
             raise UnfitMachineError(_busy(state, chosen))
     if probe is None:

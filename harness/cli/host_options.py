@@ -89,7 +89,8 @@ class HostRequest(Options):
         ),
     ] = None
     launcher_options: Annotated[
-        Options, Contributed(by="launcher", models=catalog.options)
+        Options,
+        Contributed(by="launcher", models=catalog.options, use=catalog.info),
     ] = NO_OPTIONS
 
     @property

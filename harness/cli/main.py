@@ -92,6 +92,10 @@ VERBS = (
     Verb(
         "list", "Lists workloads, backends and presets, or the studies of a directory."
     ),
+    Verb(
+        "init",
+        "Writes study.toml, a workflow and a page into a repository, from a study.",
+    ),
     Verb("status", "Shows the progress of a study and its failures."),
     Verb("resume", "Runs the missing trials of a study."),
     Verb(

@@ -53,10 +53,15 @@ def read(path: Path, model: type[Options]) -> dict[str, Any]:
       ParseError: The file is missing or is not a study file; says where and why.
     """
     from harness.options.key_values import as_texts
+    from harness.options.option import Contributed, marks
     from harness.options.study_keys import keys_of
 
+    data = parse(path)
+    for mark in marks(model, Contributed).values():
+        chosen = data.get(mark.by)
+        mark.choose([chosen] if isinstance(chosen, str) else [])
     keys = keys_of(model)
-    settings = _checked(path, parse(path), keys)
+    settings = _checked(path, data, keys)
     for name, value in settings.items():
         if isinstance(value, dict):
             settings[name] = as_texts(value)

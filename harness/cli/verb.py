@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import itertools
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -104,7 +105,8 @@ class DeclaredOption(click.Option):
             [*short, *names, *long, of.field],
             help=of.help + (f"  [default: {default}]" if default else ""),
             required=of.is_required,
-            is_flag=kind.is_flag,
+            # Not False: click would take a last option without a value as given.
+            is_flag=kind.is_flag or None,
             multiple=kind.is_multiple,
             nargs=kind.num_values,
             type=_type_of(of, is_text=self.is_deferred),
@@ -206,6 +208,16 @@ class Verb(click.Command):
                         first.shown[heading] = own
         return [*found, *owned.values()]
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Reads the options; what a plugin contributes is known before."""
+        from harness.options import option
+
+        if not ctx.resilient_parsing:
+            for mark in option.marks(self.request, option.Contributed).values():
+                if mark.choose(_values_of(f"--{mark.by}", args)):
+                    self.__dict__.pop("_params", None)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Makes the request and runs the verb."""
         function = getattr(importlib.import_module(self._module), self._function)
@@ -244,6 +256,13 @@ class Verb(click.Command):
         for group, records in rows.items():
             with formatter.section(group):
                 formatter.write_dl(records)
+
+
+def _values_of(name: str, args: Sequence[str]) -> list[str]:
+    """Returns what an option is given, without reading the others."""
+    own = args[: args.index("--")] if "--" in args else args
+    joined = [word.partition("=")[2] for word in own if word.startswith(f"{name}=")]
+    return joined + [value for word, value in itertools.pairwise(own) if word == name]
 
 
 def _argument(of: Declared) -> click.Argument:
@@ -306,6 +325,12 @@ def command_of(ctx: click.Context) -> tuple[str, ...]:
         if isinstance(param, DeclaredOption) and param.name in given:
             words += _words(param, given[param.name])
     return tuple(words)
+
+
+def given_texts(ctx: click.Context) -> dict[str, Any]:
+    """Returns what a parsed command line sets, by field, as it was written."""
+    given: dict[str, Any] = ctx.meta.get(_GIVEN, {})
+    return given
 
 
 def _words(option: DeclaredOption, value: Any) -> list[str]:

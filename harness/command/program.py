@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from harness.catalog import (
     BACKENDS,
     ONE_PROCESS,
+    PEERS,
     WORKLOADS,
     BackendInfo,
     PresetInfo,
@@ -152,7 +153,7 @@ def name_of(command: str, folder: Path) -> str:
     elif "-m" in words[:-1]:
         name = words[words.index("-m") + 1]
     name = printable(name)[: MAX_NAME // 2]
-    return f"{name}-command" if name in {*WORKLOADS, *BACKENDS} else name
+    return f"{name}-command" if name in {*WORKLOADS, *BACKENDS, *PEERS} else name
 
 
 def _place(folder: Path, source: repository.Repository | None) -> str:

@@ -16,6 +16,7 @@ from harness.client.scaling_client import (
     RankFile,
     rank_path,
 )
+from harness.command import first_losses
 from harness.command.kept_output import KeptOutput
 from harness.command.running import Run
 from harness.trial import process_tree
@@ -63,6 +64,7 @@ def run(
         last = kept[1].last_line or kept[0].last_line
         _fail(trial_dir, why or _never_connected(code, last))
         return 1
+    first_losses.check(trial_dir)
     return 1 if code is None else end_like(code)
 
 

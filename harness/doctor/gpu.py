@@ -20,7 +20,18 @@ def check_gpus(states: Sequence[GpuState]) -> list[Finding]:
     """Returns one finding for each GPU, or one that says that there is none."""
     if not states:
         return [ok("GPU", "none visible")]
-    return [_check(f"GPU {state.index}", state) for state in states]
+    return [
+        (_unread if state.fault else _check)(f"GPU {state.index}", state)
+        for state in states
+    ]
+
+
+def _unread(check: str, state: GpuState) -> Finding:
+    return bad(
+        check,
+        f"{state.name}, cannot be read: {state.fault}",
+        "reset it (sudo nvidia-smi --gpu-reset), or hide it: CUDA_VISIBLE_DEVICES",
+    )
 
 
 def _check(check: str, state: GpuState) -> Finding:

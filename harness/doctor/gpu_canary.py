@@ -130,7 +130,8 @@ def check_gpus(
       probe: Returns what TensorFlow sees; tests pass a fake one.
       multiply: Returns rates; tests pass a fake one.
     """
-    visible = gpu_choice.visible_gpus()
+    # Of the others, check_gpus says that they cannot be read.
+    visible = [of for of in gpu_choice.listed_gpus() if not of.fault]
     findings = gpu.check_set(
         visible,
         driver=gpus.driver_version(),

@@ -32,6 +32,7 @@ class GpuState:
       default_power_limit_watts: The same, as delivered.
       num_uncorrected_errors: ECC errors since the last reset.
       is_mig: Whether it is an instance of a GPU in MIG mode.
+      fault: What the driver says where it cannot read it; nothing else is known then.
     """
 
     name: str
@@ -46,6 +47,7 @@ class GpuState:
     default_power_limit_watts: float | None = None
     num_uncorrected_errors: int | None = None
     is_mig: bool = False
+    fault: str = ""
 
     @property
     def is_busy(self) -> bool:
@@ -73,7 +75,7 @@ def read_gpu_states(
     """
     import pynvml
 
-    wanted = gpu_choice.visible_gpus() if chosen is None else chosen
+    wanted = gpu_choice.listed_gpus() if chosen is None else chosen
     try:
         with gpus.driver() as nvml:
             return tuple(_read(nvml, gpu, own_pid) for gpu in wanted)
@@ -82,6 +84,23 @@ def read_gpu_states(
 
 
 def _read(nvml: Any, gpu: Gpu, own_pid: int) -> GpuState:
+    try:
+        return _read_working(nvml, gpu, own_pid)
+    except nvml.NVMLError as error:
+        return GpuState(
+            name=gpu.name,
+            num_users=None,
+            utilization=None,
+            clock_mhz=None,
+            max_clock_mhz=None,
+            temperature_celsius=None,
+            slowed_by=(),
+            index=gpu.index,
+            fault=gpus.fault_text(error),
+        )
+
+
+def _read_working(nvml: Any, gpu: Gpu, own_pid: int) -> GpuState:
     handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
 
     def ask(name: str, *arguments: Any) -> Any:

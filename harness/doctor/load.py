@@ -133,9 +133,7 @@ def check_neighbours(load: CurrentLoad, num_cores: int) -> Finding:
     share = f"{fraction:.1%}".replace("%", " %")
     found = f"others use {share} of {num_cores} cores"
     by_name = f"{found}: {names} of one core" if names else found
-    if fraction > (
-        disturbance.MAX_FOREIGN_FRACTION + load.disturbance.foreign_resolution
-    ):
+    if disturbance.foreign_reason(load.disturbance):
         if not names:
             by_name = f"{found}, by processes that are not visible from here"
         return bad("neighbours", by_name, "end them or wait: turns above 3 % are void")

@@ -17,6 +17,7 @@ from results.errors import ResultsError
 from results.store import atomic, untrusted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 FILE_NAME = "baselines.json"
@@ -34,11 +35,13 @@ class Baseline:
       name: Its name as a baseline.
       study: The name or path of the study, as ``find_study`` takes it.
       set_at: RFC 3339, UTC.
+      days: Studies of the same code on other days.
     """
 
     name: str
     study: str
     set_at: str
+    days: tuple[str, ...] = ()
 
 
 def read_baselines(runs_dir: Path) -> dict[str, Baseline]:
@@ -61,7 +64,10 @@ def read_baselines(runs_dir: Path) -> dict[str, Baseline]:
             )
         return {
             str(name): Baseline(
-                name=str(name), study=str(of["study"]), set_at=str(of["set_at"])
+                name=str(name),
+                study=str(of["study"]),
+                set_at=str(of["set_at"]),
+                days=tuple(map(str, of.get("days", ()))),
             )
             for name, of in data["baselines"].items()
         }
@@ -74,7 +80,9 @@ def read_baselines(runs_dir: Path) -> dict[str, Baseline]:
         ) from error
 
 
-def set_baseline(runs_dir: Path, name: str, study: str) -> Baseline:
+def set_baseline(
+    runs_dir: Path, name: str, study: str, days: Sequence[str] = ()
+) -> Baseline:
     """Gives a study a name, in place of the study that had it.
 
     Raises:
@@ -86,11 +94,12 @@ def set_baseline(runs_dir: Path, name: str, study: str) -> Baseline:
             " digits and . _ + -, starting with a letter or digit"
         )
     found = read_baselines(runs_dir)
-    found[name] = Baseline(name=name, study=study, set_at=now_text())
+    found[name] = Baseline(name=name, study=study, set_at=now_text(), days=tuple(days))
     data = {
         "version": _VERSION,
         "baselines": {
             key: {"study": of.study, "set_at": of.set_at}
+            | ({"days": list(of.days)} if of.days else {})
             for key, of in sorted(found.items())
         },
     }

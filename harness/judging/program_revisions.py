@@ -119,7 +119,9 @@ def side_by_side(
     git = functools.partial(repository.git, source.root)
     worktrees.remove_abandoned(git)
     with owned_folders.made(owned_folders.GATE) as folder:
-        here, there = folder.path / "this", folder.path / "baseline"
+        # Of one length: that of a path moves the stack, and so the time (Mytkowicz et
+        # al., ASPLOS 2009).
+        here, there = folder.path / "this", folder.path / "base"
         record = program.record
         try:
             _check_out(source, here, source.commit, name_here, folder)

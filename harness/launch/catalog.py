@@ -1,15 +1,19 @@
-"""The launchers by name; each is one folder, and nothing of its engine is imported."""
+"""The launchers by name; each is one folder, and nothing of its engine is imported.
+
+A plugin adds one by an entry point of ``replicator_harness.launchers``; its options are
+known once it was named.
+"""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Final, cast
 
-from harness.lookup import look_up
+from harness.launch.info import LauncherInfo
+from harness.lookup import find
 
 if TYPE_CHECKING:
     from harness.launch.contract import Launcher
-    from harness.launch.info import LauncherInfo
     from harness.options.option import Options
 
 DEFAULT: Final = "local"
@@ -19,29 +23,45 @@ LAUNCHERS: Final = (
     "ray",
     "mpi",
     "jobset",
+    "kubernetes",
 )
 """Names of folders; ``launcher.py`` in each has ``LAUNCHER``."""
+_FOUND: Final[dict[str, LauncherInfo | None]] = dict.fromkeys(LAUNCHERS)
+"""With those of plugins that were named; None for a folder that is not imported yet."""
 
 
 def info(name: str) -> LauncherInfo:
-    """Returns a launcher by name.
+    """Returns a launcher.
+
+    Args:
+      name: That of a folder or of a plugin, or ``MODULE:NAME``.
 
     Raises:
       PlanError: The name is unknown; the message lists the known ones.
+      PluginError: The plugin that has it cannot be used.
     """
-    look_up(dict.fromkeys(LAUNCHERS), name, what="launcher")
+    found = find("launchers", _FOUND, name, complain)
+    if found is not None:
+        return found
     module = importlib.import_module(f"harness.launch.{name}.launcher")
     return cast("LauncherInfo", module.LAUNCHER)
 
 
+def complain(found: object) -> str:
+    """Says what is wrong with what a plugin adds, or nothing."""
+    from results.plugins import complaint_of
+
+    return complaint_of(LauncherInfo)(found)
+
+
 def options() -> dict[str, type[Options]]:
     """Returns the model of each launcher's options for ``sweep`` and ``plan``."""
-    return {name: info(name).options for name in LAUNCHERS}
+    return {name: info(name).options for name in _FOUND}
 
 
 def file_options() -> dict[str, type[Options]]:
     """Returns the model of each launcher's options for ``launch render``."""
-    return {name: info(name).file_options for name in LAUNCHERS}
+    return {name: info(name).file_options for name in _FOUND}
 
 
 def start(name: str) -> Launcher:

@@ -8,11 +8,17 @@ Counters of the kernel move in ticks of 10 ms, which is 3.3 % of a turn of 0.3 s
 difference of one tick per core can be rounding: it is no evidence, and is allowed on
 top of a limit where the fraction was counted in ticks. The fractions themselves are
 not corrected: their mean over turns has no such error.
+
+A synchronous step waits for its slowest core, so one core decides: a mean over 16 cores
+hides an endless process on one of them. The kernel does not count which thread ran on
+which core. So two limits hold: of the mean, and of what one core may have lost if all
+of the others' time was on it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 from harness.machine.core_clock import TICK_SEC
@@ -23,9 +29,17 @@ if TYPE_CHECKING:
     from results.records.gpu_record import GpuUse
 
 MAX_FOREIGN_FRACTION = 0.03
+MAX_OF_ONE_CORE = 0.10
+"""Of one core, if all time of others was on it. An endless process takes at least half,
+as much as the trial's thread gets; services of a quiet machine take some hundredths."""
+BACKGROUND_FRACTION = 0.002
+"""Of every core beyond that: timers and threads of the kernel, which are everywhere."""
 MAX_STOLEN_FRACTION = 0.01
 NUM_ROUNDING_TICKS = 1
 """Ticks per core by which a difference of two rounded-down totals can be too large."""
+_TICK_DEVIATION = 6**-0.5
+"""Standard deviation in ticks of such a difference, whose phase is any."""
+_NUM_DEVIATIONS = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +51,9 @@ class Disturbance:
     Attributes:
       foreign_cpu_fraction: Used by other processes, and by the kernel for them.
       foreign_resolution: The fraction that can be rounding.
+      num_cores: The trial's cores.
+      one_core_resolution: What can be rounding of the sum over them, of one core. Their
+        phases differ, so it grows with the root of their number.
       stolen_cpu_fraction: Given to other guests of the hypervisor.
       stolen_resolution: The fraction that can be rounding.
       run_delay_sec: Time for which threads of the trial were ready but had to wait for
@@ -53,6 +70,8 @@ class Disturbance:
     run_delay_sec: float | None
     num_throttled: int | None
     throttled_sec: float | None
+    num_cores: int = 1
+    one_core_resolution: float = 0.0
     gpus: tuple[GpuUse, ...] = ()
 
 
@@ -72,12 +91,45 @@ def between(start: CoreClock, end: CoreClock) -> Disturbance:
     return Disturbance(
         foreign_cpu_fraction=foreign,
         foreign_resolution=foreign_resolution,
+        num_cores=end.num_cores,
+        one_core_resolution=_of_one_core(foreign_resolution, wall_sec, end.num_cores),
         stolen_cpu_fraction=stolen,
         stolen_resolution=tick_fraction,
         run_delay_sec=delay_sec,
         num_throttled=_num_throttled(start, end),
         throttled_sec=_growth(start.throttling.quota_sec, end.throttling.quota_sec),
     )
+
+
+def _of_one_core(foreign_resolution: float, wall_sec: float, num_cores: int) -> float:
+    """Returns what can be rounding of a sum over cores, as a fraction of one."""
+    ticks = TICK_SEC * math.sqrt(num_cores) * _NUM_DEVIATIONS * _TICK_DEVIATION
+    return min(ticks / wall_sec, foreign_resolution * num_cores)
+
+
+def limit_of_one_core(num_cores: int) -> float:
+    """Returns how much of one core others may have had, if they were all on it."""
+    return MAX_OF_ONE_CORE + BACKGROUND_FRACTION * num_cores
+
+
+def foreign_reason(disturbance: Disturbance) -> str:
+    """Returns how others had too much of the cores; empty if they had not."""
+    foreign = disturbance.foreign_cpu_fraction or 0.0
+    if foreign > MAX_FOREIGN_FRACTION + disturbance.foreign_resolution:
+        return (
+            f"other processes used {foreign:.0%} of its cores"
+            f" (limit {MAX_FOREIGN_FRACTION:.0%})"
+        ).replace("%", " %")
+    of_one, limit = (
+        foreign * disturbance.num_cores,
+        limit_of_one_core(disturbance.num_cores),
+    )
+    if of_one > limit + disturbance.one_core_resolution:
+        return (
+            f"other processes used {of_one:.0%} of one core of its"
+            f" {disturbance.num_cores}, if all on one (limit {limit:.0%})"
+        ).replace("%", " %")
+    return ""
 
 
 def void_reason(disturbance: Disturbance, num_retraces: int) -> str:
@@ -87,12 +139,9 @@ def void_reason(disturbance: Disturbance, num_retraces: int) -> str:
       disturbance: Of the turn.
       num_retraces: Times that the step function was retraced within the turn.
     """
-    limit = MAX_FOREIGN_FRACTION + disturbance.foreign_resolution
-    if (disturbance.foreign_cpu_fraction or 0.0) > limit:
-        return (
-            f"other processes used {disturbance.foreign_cpu_fraction:.0%} of its cores"
-            f" (limit {MAX_FOREIGN_FRACTION:.0%})"
-        ).replace("%", " %")
+    reason = foreign_reason(disturbance)
+    if reason:
+        return reason
     limit = MAX_STOLEN_FRACTION + disturbance.stolen_resolution
     if (disturbance.stolen_cpu_fraction or 0.0) > limit:
         return (

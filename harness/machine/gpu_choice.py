@@ -23,12 +23,35 @@ _MOST_SHOWN = 120
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
-    """Returns the GPUs this process may use, in the order of CUDA_VISIBLE_DEVICES.
+    """Returns the GPUs this process can use, in the order of CUDA_VISIBLE_DEVICES.
+
+    Raises:
+      PlanError: CUDA_VISIBLE_DEVICES names a GPU that does not exist, or one twice, or
+        the driver cannot read one.
+    """
+    known = gpus.read_gpus()
+    chosen = _listed(known, environment)
+    for gpu in chosen:
+        if gpu.fault:
+            others = ",".join(of.cuda_id for of in known if not of.fault)
+            raise PlanError(
+                f"GPU {gpu.cuda_id} cannot be read ({gpu.fault}), so it may be in use"
+                " or broken; reset it (sudo nvidia-smi --gpu-reset), or hide it:"
+                f" CUDA_VISIBLE_DEVICES={others or gpus.NO_GPU}"
+            )
+    return chosen
+
+
+def listed_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
+    """Returns the GPUs this process may use, also those that cannot be read.
 
     Raises:
       PlanError: CUDA_VISIBLE_DEVICES names a GPU that does not exist, or one twice.
     """
-    known = gpus.read_gpus()
+    return _listed(gpus.read_gpus(), environment)
+
+
+def _listed(known: tuple[Gpu, ...], environment: Mapping[str, str]) -> tuple[Gpu, ...]:
     limit = environment.get("CUDA_VISIBLE_DEVICES")
     if limit is None or not known:
         return known

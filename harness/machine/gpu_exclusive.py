@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from harness.errors import UnfitMachineError
 from harness.machine import gpu_watch, gpus
-from results.records.gpu_record import others_text
+from results.records.gpu_record import others_text, unread_text
 from results.records.texts import printable
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ def _read_user(descriptor: int) -> str:
 def wait_until_free(chosen: Sequence[Gpu]) -> str:
     """Waits until no process uses some GPUs; returns who still does, or "".
 
+    A GPU that the driver cannot read is not free: nobody knows.
+
     Call while no trial of this sweep runs on them: then every process is of others.
 
     Args:
@@ -122,8 +124,11 @@ def _users(chosen: Sequence[Gpu]) -> str:
     own = gpu_watch.OwnProcesses(most_on_gpu=0)
     with gpus.driver() as nvml:
         for index in dict.fromkeys(gpu.index for gpu in chosen):
-            handle = gpus.ask(nvml, "nvmlDeviceGetHandleByIndex", index)
-            users = gpus.ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                users = gpus.ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
+            except nvml.NVMLError as error:
+                return unread_text(index, gpus.fault_text(error))
             count = own.count_foreign([user.pid for user in users or ()])
             if count:
                 return others_text(count, index)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from harness.machine import gpus
+from results.records import gpu_record
 from results.records.gpu_record import GpuUse
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class GpuReading:
       reasons: Bits that say why its clock is lowered.
       energy_joules: Since the driver was loaded.
       num_foreign: Processes that have a context and do not belong to the harness.
+      num_memory_errors: Uncorrected ECC errors since the last reset.
     """
 
     ns: int
@@ -49,6 +51,7 @@ class GpuReading:
     reasons: int
     energy_joules: float | None
     num_foreign: int | None
+    num_memory_errors: int | None = None
 
 
 def num_foreign(
@@ -102,7 +105,11 @@ class OwnProcesses:
 
 
 def read(nvml: Any, index: int, own: OwnProcesses) -> GpuReading:
-    """Reads one GPU now; what the driver refuses is None."""
+    """Reads one GPU now; what the driver does not say is None.
+
+    Raises:
+      NVMLError: It cannot read the GPU.
+    """
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     milliwatts = gpus.ask(nvml, "nvmlDeviceGetPowerUsage", handle)
     millijoules = gpus.ask(nvml, "nvmlDeviceGetTotalEnergyConsumption", handle)
@@ -120,6 +127,13 @@ def read(nvml: Any, index: int, own: OwnProcesses) -> GpuReading:
         num_foreign=None
         if users is None
         else own.count_foreign([user.pid for user in users]),
+        num_memory_errors=gpus.ask(
+            nvml,
+            "nvmlDeviceGetTotalEccErrors",
+            handle,
+            nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            nvml.NVML_VOLATILE_ECC,
+        ),
     )
 
 
@@ -140,6 +154,7 @@ class GpuWatch:
         self._period_sec = period_sec
         self._own = OwnProcesses()
         self._readings: dict[int, list[GpuReading]] = {i: [] for i in self._indices}
+        self._faults: dict[int, tuple[int, str]] = {}
         self._stack = contextlib.ExitStack()
         self._stop = threading.Event()
 
@@ -165,9 +180,12 @@ class GpuWatch:
 
     def _read_all(self, nvml: Any) -> None:
         for index in self._indices:
-            # A GPU that is lost ends the trial too; its last reading stays the last.
-            with contextlib.suppress(nvml.NVMLError):
+            try:
                 self._readings[index].append(read(nvml, index, self._own))
+            # The first time counts, and what was said then.
+            except nvml.NVMLError as error:  # noqa: PERF203 (each GPU of its own)
+                fault = (time.monotonic_ns(), gpus.fault_text(error))
+                self._faults.setdefault(index, fault)
 
     def uses(
         self, start_ns: int | None = None, end_ns: int | None = None
@@ -180,10 +198,27 @@ class GpuWatch:
             the reading nearest to it counts.
         """
         return tuple(
-            summarize(index, within(self._readings[index], start_ns, end_ns))
+            self._use(index, start_ns, end_ns)
             for index in self._indices
-            if self._readings[index]
+            if self._readings[index] or index in self._faults
         )
+
+    def _use(self, index: int, start_ns: int | None, end_ns: int | None) -> GpuUse:
+        readings = self._readings[index]
+        at_ns, said = self._faults.get(index, (0, ""))
+        faults = []
+        # What is lost stays lost: it says nothing of what was measured before.
+        if said and (end_ns is None or at_ns <= end_ns):
+            faults.append(gpu_record.unread_text(index, said))
+        if not readings:
+            return GpuUse(index=index, num_samples=0, faults=tuple(faults))
+        until = [of for of in readings if end_ns is None or of.ns <= end_ns]
+        counts = [of.num_memory_errors for of in until]
+        known = [count for count in counts if count is not None]
+        if known and (appeared := known[-1] - known[0]) > 0:
+            faults.append(gpu_record.memory_text(appeared, index))
+        found = summarize(index, within(readings, start_ns, end_ns))
+        return found.model_copy(update={"faults": tuple(faults)})
 
 
 def within(

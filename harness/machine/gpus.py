@@ -25,6 +25,19 @@ THROTTLE_REASONS = {
 """Bits of NVML's reasons for a lower clock; idle and settings by the user are none."""
 
 
+_DOES_NOT_SAY = (
+    "NVML_ERROR_NOT_SUPPORTED",
+    "NVML_ERROR_NO_PERMISSION",
+    "NVML_ERROR_NOT_FOUND",
+    "NVML_ERROR_INVALID_ARGUMENT",
+    "NVML_ERROR_FUNCTION_NOT_FOUND",
+    "NVML_ERROR_ARGUMENT_VERSION_MISMATCH",
+    "NVML_ERROR_DEPRECATED",
+)
+"""A GPU without the feature, an old driver, a container: no fault."""
+_MOST_SAID = 100
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
     """A GPU, or an instance of one that is in MIG mode.
@@ -38,6 +51,7 @@ class Gpu:
       is_mig: Whether it is an instance of a GPU in MIG mode.
       has_number: Whether CUDA numbers the GPUs of this machine as the driver does; not
         where one of them is in MIG mode.
+      fault: What the driver says instead of describing it; empty for a GPU that works.
     """
 
     index: int
@@ -47,6 +61,7 @@ class Gpu:
     node: int | None = None
     is_mig: bool = False
     has_number: bool = True
+    fault: str = ""
 
     @property
     def cuda_id(self) -> str:
@@ -67,11 +82,22 @@ def driver() -> Iterator[Any]:
 
 
 def ask(nvml: Any, name: str, *arguments: Any) -> Any:
-    """Returns an answer of the driver; None where this GPU does not support it."""
+    """Returns an answer of the driver; None where this GPU does not support it.
+
+    Raises:
+      NVMLError: Any other error, such as a GPU that is lost: nothing is known of it.
+    """
     try:
         return getattr(nvml, name)(*arguments)
-    except nvml.NVMLError:
-        return None
+    except nvml.NVMLError as error:
+        if error.value in {getattr(nvml, of, None) for of in _DOES_NOT_SAY}:
+            return None
+        raise
+
+
+def fault_text(error: Exception) -> str:
+    """Returns what the driver says of a GPU that it cannot read, in one line."""
+    return " ".join(printable(str(error)).split())[:_MOST_SAID]
 
 
 def read_gpus(root: Path = Path("/")) -> tuple[Gpu, ...]:
@@ -97,6 +123,14 @@ def read_gpus(root: Path = Path("/")) -> tuple[Gpu, ...]:
 
 
 def _read(nvml: Any, index: int, root: Path) -> Iterator[Gpu]:
+    try:
+        yield from _described(nvml, index, root)
+    except nvml.NVMLError as error:  # of this GPU: the driver itself has answered
+        fault = fault_text(error)
+        yield Gpu(index=index, uuid=f"GPU-{index}", name="unknown GPU", fault=fault)
+
+
+def _described(nvml: Any, index: int, root: Path) -> Iterator[Gpu]:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     pci = ask(nvml, "nvmlDeviceGetPciInfo", handle)
     node = None if pci is None else read_node(_text(pci.busId), root)

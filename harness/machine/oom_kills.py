@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from replicator.placement import cgroups
+
+_FILES = {1: "memory.oom_control", 2: "memory.events"}
+
 
 def read_oom_kills(root: Path = Path("/")) -> int | None:
-    """Returns how often the out-of-memory killer struck since boot, or None."""
-    try:
-        lines = (root / "proc/vmstat").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        name, _, value = line.partition(" ")
-        if name == "oom_kill":
-            return int(value)
+    """Returns how many processes of this control group the killer ended, or None.
+
+    That of the whole machine counts the processes of others, too, so without control
+    groups nothing is claimed.
+
+    Args:
+      root: Parent of ``/proc`` and ``/sys``.
+    """
+    for folder, version in cgroups.folders("memory", root):
+        try:
+            text = (folder / _FILES[version]).read_text(encoding="ascii")
+        except OSError:
+            continue
+        for line in text.splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill" and value.isdigit():
+                return int(value)
     return None

@@ -25,7 +25,7 @@ from pydantic_core import PydanticUndefined
 from harness.options import kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from harness.options.kinds import Kind
 
@@ -87,10 +87,26 @@ class Contributed:
     Attributes:
       by: The field that chooses, such as ``launcher``.
       models: Returns the model of each name that has options.
+      use: Makes the model of a further name known, such as that of a plugin.
     """
 
     by: str
     models: Callable[[], Mapping[str, type[Options]]]
+    use: Callable[[str], object]
+
+    def choose(self, texts: Iterable[str]) -> bool:
+        """Makes the models of names known, before options are read.
+
+        Returns:
+          Whether there are further models now.
+
+        Raises:
+          PlanError: There is no such name.
+        """
+        unknown = [text for text in texts if text not in self.models()]
+        for text in unknown:
+            self.use(text)
+        return bool(unknown)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

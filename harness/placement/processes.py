@@ -127,6 +127,7 @@ def processes_of_trial(spec: TrialSpec) -> Processes:
     """
     if spec.program is not None:
         return Processes(members=(), num_ranks=1)
+    catalog.adopt(spec)
     return processes_of(
         catalog.backend(spec.backend),
         spec.num_replicas,

@@ -10,6 +10,7 @@ import pydantic
 
 from harness import catalog
 from harness.catalog import SYNTHETIC
+from harness.command import peers
 from harness.errors import PlanError
 from harness.machine import containers
 from harness.placement import allocation as placement
@@ -93,6 +94,15 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
     if options:
         catalog.check_options(info, preset_name, options)
     catalog.check_backends(info, options, backends)
+    peers.check(
+        info,
+        backends,
+        preset=preset_name,
+        options=options,
+        data=data,
+        device=request.device,
+        steps_per_sync=request.settings.get("steps_per_sync"),
+    )
     replicas, notes = cases_module.choose_replicas(request, machine, preset)
     catalog.check_devices(options, request.device, replicas)
     processes.check_share(

@@ -13,6 +13,9 @@ The rule, for a trial of one workload on one backend:
   ``replicator/cluster/environment/``: wrong ones are a failure, and no other number.
 - And except ``harness/command/``, which runs programs of the user's: their digest is
   that of ``harness/command/identity.py``.
+- A workload or a backend of a plugin has no entry here: its files count by content
+  (``harness/planning/plugin_code.py``), and what they refer to of ours as above.
+- A lock file beside such a module belongs to it: that of the environment of a peer.
 
 So code that plans, lists, stores or shows is excluded, and so are other workloads and
 backends, and ``results/``: records have their own schema version. Comments,
@@ -32,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from harness.errors import PlanError
-from harness.planning import source_code
+from harness.planning import plugin_code, source_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 START: Final = ("harness.run.trial_runner", "harness.run.relay")
 RANKS: Final = "replicator.cluster.environment"
 COMMANDS: Final = "harness.command"
+LOCK: Final = "requirements.lock"
 _PACKAGES = ("harness", "replicator", "workloads")
 DISTRIBUTIONS: Final = (
     "dm-control",
@@ -177,20 +181,28 @@ def measured_code(workload: str, backend: str, sources: Sources) -> dict[str, st
       PlanError: A source file cannot be read, or a name is unknown.
     """
     wanted = {("WorkloadInfo", workload), ("BackendInfo", backend)}
-    assert {kind for kind, _ in wanted} == set(source_code.ENTRY_CLASSES)
-    unvisited = {*START}
-    found: dict[str, str] = {}
+    assert {kind for kind, _ in wanted} == {*source_code.ENTRY_CLASSES.values()}
+    found = plugin_code.of_trial(workload, backend)
+    referred = plugin_code.references(workload, backend) if found else ()
+    unvisited = {*START, *_modules_of(referred, sources)}
     while unvisited:
         module = unvisited.pop()
         code = sources.code(module)
         found[module] = code.fingerprint
+        lock = sources.paths[module].with_name(LOCK)
+        if lock.exists():  # of a peer: versions of another environment
+            text = lock.read_bytes()
+            found[f"{module} lock"] = hashlib.blake2b(text, digest_size=16).hexdigest()
         references = set(code.references)
         for entry in wanted & code.entries.keys():
             found[f"{module} {' '.join(entry)}"] = code.entries[entry].fingerprint
             references |= code.entries[entry].references
         unvisited |= _modules_of(references, sources) - found.keys()
     for kind, name in sorted(wanted):
-        if not any(key.endswith(f" {kind} {name}") for key in found):
+        of_plugin = f"plugin {kind.removesuffix('Info').lower()} {name}"
+        if of_plugin not in found and not any(
+            key.endswith(f" {kind} {name}") for key in found
+        ):
             raise PlanError(
                 f"no {kind} in the catalogues has the name {name!r}, so there is no"
                 " code to measure; 'python -m harness list' shows those there are"

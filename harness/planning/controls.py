@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from harness.planning.request import SweepRequest
 
 SOLO_BACKEND = "single"
+_NOT_OF_PEERS = "programs of other frameworks offer nosync and synthetic"
 
 
 def choose(
@@ -61,6 +62,7 @@ def choose(
     missing = {
         Control.NOSYNC: backend.no_control_because,
         Control.NO_UPDATE: _why_no_update(request, backend),
+        Control.INPUT_ONLY: _why_not_of_peer(backend),
     }
     for control in request.controls:
         if reason := missing.get(control):
@@ -94,10 +96,15 @@ def _backend(request: SweepRequest, name: str) -> BackendInfo:
 
 def _why_no_update(request: SweepRequest, backend: BackendInfo) -> str:
     """Why updates cannot be left out; empty if they can."""
-    reason = backend.lacks.get("synchronous_training", "")
+    reason = _why_not_of_peer(backend) or backend.lacks.get("synchronous_training", "")
     if reason or request.program is not None:
         return reason
     return catalog.workload(request.workload).no_update_because
+
+
+def _why_not_of_peer(backend: BackendInfo) -> str:
+    """Why a program of another framework lacks a control; empty of other backends."""
+    return "" if catalog.peer(backend.name) is None else _NOT_OF_PEERS
 
 
 def with_order(request: SweepRequest, order: Order) -> tuple[SweepRequest, list[str]]:

@@ -20,6 +20,8 @@ import dataclasses
 import hashlib
 from typing import TYPE_CHECKING, Any
 
+from harness import catalog
+from harness.command import peers
 from harness.planning import (
     code_digest,
     controls,
@@ -216,11 +218,13 @@ def _trials(
 ) -> list[PlannedTrial]:
     """Creates the trials of all repetitions, in ABBA order."""
     trials = []
+    unit = "" if program else catalog.workload(common["workload"]).example_unit
     for repetition in range(repeats):
         repetition_seed = trial_seed(seed, repetition)
         for case in cases if repetition % 2 == 0 else cases[::-1]:
+            of_peer = peers.program(common["workload"], case.backend, unit)
             spec = TrialSpec(
-                **common,
+                **{**common, **({} if of_peer is None else {"program": of_peer})},
                 code_digest=(
                     code_digest.of_trial(
                         common["workload"],
@@ -231,6 +235,11 @@ def _trials(
                     else program.code_digest(case.revision)
                 ),
                 backend=case.backend,
+                plugins=(
+                    {}
+                    if program is not None
+                    else catalog.plugins_of(common["workload"], case.backend)
+                ),
                 num_replicas=case.num_replicas,
                 per_replica_batch_size=case.per_replica_batch_size,
                 global_batch_size=case.per_replica_batch_size * case.num_replicas,

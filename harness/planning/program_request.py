@@ -209,7 +209,12 @@ def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:
             )
 
 
-def pattern_of(text: str) -> str:
-    """Returns the name before a pattern, if there is one: ``throughput=...``."""
-    name, equals, _ = text.partition("=")
-    return THROUGHPUT if equals else name
+def judged_metric(metric: str, command: str | None) -> str:
+    """Returns what a gate judges: of a program of the user's always its throughput.
+
+    Args:
+      metric: As it was given; of a program it says where its numbers are.
+      command: What starts the program; None for a workload.
+    """
+    is_of_program = "=" in metric or (metric == CLIENT and command is not None)
+    return THROUGHPUT if is_of_program else metric

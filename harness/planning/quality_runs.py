@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from harness import catalog
 from harness.errors import PlanError
 from harness.planning import budgets
 from results.records.models import BudgetUnit, Control, ScalingMode
@@ -89,7 +90,11 @@ def choose(
     mode = ScalingMode.STRONG
     if mode not in request.modes:
         mode = ScalingMode.WEAK
-    backends = request.backends if is_asked_for else request.backends[:1]
+    # Peers take steps, and measure nothing of what they learn.
+    learning = [name for name in request.backends if catalog.peer(name) is None]
+    if not learning:
+        return None
+    backends = learning if is_asked_for else learning[:1]
     chosen = [c for c in cases if mode in c.modes and c.backend in backends]
     where = ", ".join(f"{case.backend} x{case.num_replicas}" for case in chosen)
     return QualityRuns(

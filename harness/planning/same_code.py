@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from harness.command import identity, program
 from harness.errors import DifferentStudyError
 from harness.machine import machine_state
-from harness.planning import code_digest
+from harness.planning import code_digest, plugin_code
 from results.records.machine_record import MachineState
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def check_code(
         left_out = [] if store is None else [store.root.parent, store.root]
         _check_program(plan, records, program_code, left_out)
         return
+    plugin_code.check(plan)
     made_with = {
         (
             trial.spec.revision,

@@ -17,8 +17,12 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-ENTRY_CLASSES: Final = ("BackendInfo", "WorkloadInfo")
-"""A call of one of these classes with a ``name`` is a catalogue entry."""
+ENTRY_CLASSES: Final = {
+    "BackendInfo": "BackendInfo",
+    "PeerInfo": "BackendInfo",
+    "WorkloadInfo": "WorkloadInfo",
+}
+"""A call of one of these classes with a ``name`` is a catalogue entry, of this kind."""
 
 # Whether a name is read, written or deleted follows from its position.
 _CONTEXTS = (ast.Load, ast.Store, ast.Del)
@@ -198,5 +202,5 @@ def _entry_name(call: ast.AST) -> tuple[str, str] | None:
         return None
     for keyword in call.keywords:
         if keyword.arg == "name" and isinstance(keyword.value, ast.Constant):
-            return name, str(keyword.value.value)
+            return ENTRY_CLASSES[name], str(keyword.value.value)
     return None

@@ -11,7 +11,7 @@ from harness import catalog
 from harness.command import counts
 from harness.errors import DifferentStudyError, PlanError, StudyError
 from harness.machine.time_of_day import now_text
-from harness.planning import matching
+from harness.planning import matching, plugin_code
 from harness.planning.checked import refusing_bounds
 from harness.planning.plan import digest_of
 from harness.planning.same_code import check_code
@@ -43,6 +43,7 @@ _VARYING = {
     "num_measured_steps",
     "num_replicas",
     "order",
+    "plugins",
     "per_replica_batch_size",
     "global_batch_size",
     "repetition_index",
@@ -116,9 +117,21 @@ def complete(study: Study) -> Study:
 
 
 def make_plan(
-    sweep: PlannedSweep, request: SweepRequest, *, study: str, command: Sequence[str]
+    sweep: PlannedSweep,
+    request: SweepRequest,
+    *,
+    study: str,
+    command: Sequence[str],
+    launcher: str = "",
 ) -> Plan:
     """Returns the plan record of a new study.
+
+    Args:
+      sweep: Its trials.
+      request: What they are of.
+      study: Its name.
+      command: What was called.
+      launcher: The name of what starts them.
 
     Raises:
       PlanError: A string or number exceeds the limits of a record.
@@ -152,6 +165,7 @@ def make_plan(
                 if program is None
                 else {name: dict(parts) for name, parts in program.code.items()}
             ),
+            plugins=plugin_code.of_study(sweep.trials, launcher),
             trials=sweep.trials,
         )
 
@@ -244,12 +258,14 @@ def reconcile(
                     "generation_sec": new.measuring.generation_sec,
                     "max_rounds": new.measuring.max_rounds,
                     "target": new.measuring.target,
+                    "had_target": existing.measuring.is_stopped_on_width,
                     "efficiency_target": new.measuring.efficiency_target,
                     "gate": new.measuring.gate,
                 }
             ),
             "timeout_sec": new.timeout_sec,
             "data_dir": new.data_dir,
+            "plugins": {**existing.plugins, **new.plugins},
             "trials": tuple(known.values()),
             "matching": matching.merged(existing.matching, new.matching),
         }
@@ -357,8 +373,9 @@ def check_trials(plan: Plan) -> None:
         )
     for trial in plan.trials:
         spec = trial.spec
-        if spec.program is not None:
+        if spec.program is not None and catalog.peer(spec.backend) is None:
             continue
+        catalog.adopt(spec)
         catalog.workload(spec.workload)
         most = catalog.backend(spec.backend).max_replicas
         if spec.control is Control.SOLO:  # a program per replica

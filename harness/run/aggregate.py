@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from typing import TYPE_CHECKING
 
 from harness.run import ended
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from results.records.gpu_record import GpuUse
     from results.records.models import TrialSpec, Turn
 
+LATE_SEC = 70.0
+"""On a network file system, a file that another host wrote can be missing for as long:
+NFS believes for up to 60 s what it knew of a directory."""
+_LATE_PERIOD_SEC = 0.5
 CONSEQUENCE_TYPES = ("WorkerLostError",)
 
 
@@ -37,15 +42,31 @@ def conclude(
     *,
     num_ranks: int = 1,
     turns: Sequence[Turn] = (),
+    late_sec: float = 0.0,
 ) -> Conclusion:
     """Reads the rank files of a finished trial and determines its status.
 
     Never raises for what a trial did: any problem becomes the failure's reason.
+
+    Args:
+      trial_id: Its id.
+      spec: What was asked for.
+      trial_dir: Its directory.
+      trial_exit: How its processes ended.
+      num_ranks: How many of them are measured.
+      turns: Those of a relay.
+      late_sec: How long to wait for the files of processes that say they ended well.
     """
+    deadline = time.monotonic() + late_sec
     try:
-        logs = [read_rank(trial_dir, 0)]
-        num_ranks = _number(logs[0].num_ranks, num_ranks)
-        logs += [read_rank(trial_dir, rank) for rank in range(1, num_ranks)]
+        logs = _read(trial_dir, num_ranks)
+        while (
+            trial_exit.exit_code == 0
+            and not all(log.is_done for log in logs)
+            and time.monotonic() < deadline
+        ):
+            time.sleep(_LATE_PERIOD_SEC)
+            logs = _read(trial_dir, num_ranks)
     except RankFileError as error:
         return ended.failed(Phase.REPORT, str(error), exception_type="RankFileError")
     if trial_exit.is_timed_out:
@@ -62,6 +83,12 @@ def conclude(
     return dataclasses.replace(
         _complete(trial_id, spec, logs, turns), gpu_tflops=tflops
     )
+
+
+def _read(trial_dir: Path, num_ranks: int) -> list[RankLog]:
+    first = read_rank(trial_dir, 0)
+    number = _number(first.num_ranks, num_ranks)
+    return [first, *(read_rank(trial_dir, rank) for rank in range(1, number))]
 
 
 def _number(stated: int | None, planned: int) -> int:

@@ -93,9 +93,10 @@ def _died(log: RankLog, trial_exit: TrialExit, trial_dir: Path) -> Conclusion:
     code = trial_exit.exit_code
     if code == -signal.SIGKILL:
         count = trial_exit.num_oom_kills
-        how = "nobody counted out-of-memory kills on its host"
+        how = "cause unknown: nobody counted out-of-memory kills of its control group"
         if count is not None:
-            how = f"the kernel counted {count or 'no'} out-of-memory kills"
+            unknown = "" if count else "cause unknown: "
+            how = f"{unknown}the kernel counted {count or 'no'} out-of-memory kills"
         failure = Failure(
             phase=log.phase,
             reason=f"SIGKILL that the harness did not send; {how}: {_where(log)}",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+from harness import catalog
 from harness.command.errors import OWN_ERRORS
 from harness.errors import Interrupted
 from harness.planning import defaults
-from harness.run import match_runs, phase_watch
+from harness.run import match_runs, peer_exports, phase_watch
 from harness.run.relay import run_generation
 from harness.run.rounds import Generation
 from harness.run.trial_runner import run_trial
@@ -113,6 +115,10 @@ def run_trials(
 
     try:
         match_runs.run_missing(store, store.read_plan(), settings, progress.stage)
+        exports = peer_exports.run_missing(
+            missing, progress.stage, timeout_sec=settings.timeout_sec
+        )
+        settings = dataclasses.replace(settings, exports=exports)
         while missing:
             together = _next_together(missing)
             later = missing[len(together) :]
@@ -140,6 +146,8 @@ def run_trials(
 def _is_hopeless(store: Store, trial: PlannedTrial, status: StatusRecord) -> bool:
     """Whether a command failed by itself, and no trial of the study is ok."""
     if trial.spec.program is None or status.failure is None:
+        return False
+    if catalog.peer(trial.spec.backend) is not None:
         return False
     if status.failure.exception_type not in OWN_ERRORS:
         return False

@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness import catalog
+from harness.command import peers
 from harness.errors import StudyError
 from harness.launch.local import LocalLauncher
 from harness.machine import (
@@ -81,6 +83,7 @@ class RunSettings:
       trees: Sources of other revisions, by the name that specs have.
       launcher: Starts the processes of a trial.
       folders: Where programs of the user's start, by revision; by default here.
+      exports: What the trials of peers begin with: a folder, by trial.
     """
 
     timeout_sec: float
@@ -95,6 +98,7 @@ class RunSettings:
     trees: Mapping[str, SourceTree] = dataclasses.field(default_factory=dict)
     launcher: Launcher = dataclasses.field(default_factory=LocalLauncher)
     folders: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    exports: Mapping[str, Path] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,8 +165,10 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     versions: Mapping[str, str] | None = None
     command = settings.launcher.command(processes, settings.worker_command)
     source_root = code_root = trial_tree.SOURCE_ROOT
+    of_peer = catalog.peer(spec.backend)
     if spec.program is not None:
-        code_root = settings.folders.get(spec.revision, Path.cwd())
+        if of_peer is None:
+            code_root = settings.folders.get(spec.revision, Path.cwd())
         command, versions = (*COMMAND_WORKER, str(code_root)), {}
     elif spec.revision:
         tree = settings.trees[spec.revision]
@@ -177,6 +183,8 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         data_dir=settings.data_dir,
         source_root=source_root,
     )
+    if of_peer is not None:
+        variables = peers.variables(source_root, variables, settings.exports[trial_id])
     env = environment.read_environment(
         place,
         variables,
@@ -185,7 +193,11 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         state=machine_state.read_machine_state(
             [*itertools.chain(*place.cpusets)],
             source_root=code_root,
-            marker="." if spec.program is not None else machine_state.OWN_FILE,
+            marker=(
+                machine_state.OWN_FILE
+                if spec.program is None or of_peer is not None
+                else "."
+            ),
         ),
         versions=versions,
     )
@@ -203,7 +215,12 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     )
     if prepared.is_client:
         client_file.write(trial_dir, spec)
-    env = env.model_copy(update={"canary_before_sec": settings.canary(prepared.core)})
+    after: dict[str, object] = {}
+    if of_peer is not None:
+        peers.write_expected(trial_dir, spec, settings.exports[trial_id])
+        after["packages"] = peers.packages(source_root, of_peer)
+    after["canary_before_sec"] = settings.canary(prepared.core)
+    env = env.model_copy(update=after)
     store.write_env(trial_id, env)
     return dataclasses.replace(prepared, env=env)
 
@@ -244,6 +261,7 @@ def record(
         trial_exit,
         num_ranks=prepared.processes.num_ranks,
         turns=turns,
+        late_sec=aggregate.LATE_SEC if settings.launcher.num_hosts > 1 else 0.0,
     )
     if gpu_uses is not None and prepared.gpus:
         uses = gpu_uses(*aggregate.window_ns(conclusion))
@@ -321,8 +339,8 @@ def _record_in_use(store: Store, prepared: Prepared, others: str) -> StatusRecor
         failure=Failure(
             phase=Phase.LAUNCH,
             reason=(
-                f"{others} before it was started; end the others ('nvidia-smi' lists"
-                " them), then repeat the sweep with --retry failed"
+                f"{others} before it was started; end the others, or reset the GPU"
+                " ('nvidia-smi' says which), then repeat the sweep with --retry failed"
             ),
         ),
     )

@@ -16,6 +16,7 @@ from harness.machine.oom_kills import read_oom_kills
 from harness.placement import gpu_threads
 from harness.run import scratch
 from harness.trial import process_tree, waiting
+from results import plugins
 from results.records.models import Allocator
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ def trial_variables(
     # The processes have another current folder, so all paths are absolute.
     inherited = filter(None, base.get("PYTHONPATH", "").split(os.pathsep))
     paths = [str(source_root), *(str(Path(part).absolute()) for part in inherited)]
+    if spec.plugins:
+        paths += plugins.folders()
     variables = {k: v for k, v in base.items() if k not in _DROPPED_VARIABLES}
     if data_dir is None and base.get("TFDS_DATA_DIR"):
         data_dir = str(Path(base["TFDS_DATA_DIR"]).absolute())

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from results.errors import WriteStoreError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -34,12 +36,17 @@ def append(
       attempt: Of the turn, from 0.
       load: What disturbed it; resolutions are what can be rounding.
       is_sustained: Whether it is a stretch of a gate.
+
+    Raises:
+      WriteStoreError: It cannot be written.
     """
     line: dict[str, object] = {
         "round_index": round_index,
         "attempt": attempt,
         "foreign_cpu_fraction": load.foreign_cpu_fraction,
         "foreign_resolution": load.foreign_resolution,
+        "num_cores": load.num_cores,
+        "one_core_resolution": load.one_core_resolution,
         "stolen_cpu_fraction": load.stolen_cpu_fraction,
         "stolen_resolution": load.stolen_resolution,
         "run_delay_sec": load.run_delay_sec,
@@ -49,5 +56,12 @@ def append(
         line["is_sustained"] = True
     if load.gpus:
         line["gpus"] = [use.model_dump(mode="json") for use in load.gpus]
-    with (trial_dir / TURNS_NAME).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    path = trial_dir / TURNS_NAME
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:  # of a write, which names no path
+        raise WriteStoreError(
+            f"cannot write {str(path)!r}: {error.strerror}; free space there, then run"
+            " the same command again"
+        ) from error

@@ -172,9 +172,8 @@ def measure_spec(
     tf.keras.utils.set_random_seed(spec.seed)
 
     from replicator._tf.dispatch import count_functions
-    from workloads.catalog import WORKLOADS
 
-    info = WORKLOADS[spec.workload]
+    info = catalog.workload(spec.workload)
     workload: Any = importlib.import_module(info.module).WORKLOAD
     data, options = spec.data, dict(spec.options)
     if spec.control is Control.MATCH:
@@ -207,7 +206,7 @@ def measure_spec(
         build,
         spec,
         writer,
-        example_unit=workload.example_unit,
+        example_unit=info.example_unit,
         # A process that coordinates others has no GPU of its own.
         memory=DeviceMemory(len(given)) if given else ResidentMemory(),
         channel=channel,

@@ -114,6 +114,9 @@ def restore(
     is_same = saved.reads_as(here)
     reason = inputs.stateless_reason or reason
     if states is not None and is_same and not inputs.stateless_reason:
+        if saved.is_at_end:  # a skip to the end has no number to repeat it by
+            inputs.start(saved.num_steps, num_rewinds=saved.num_rewinds, to_end=True)
+            return "exact, at the end of the data"
         # A state fits the dataset that it was saved of, and a skip is part of that.
         inputs.start(saved.num_skipped, num_rewinds=saved.num_rewinds)
         try:
@@ -125,7 +128,7 @@ def restore(
                 f"({reason_of(error)}): the input function builds another dataset "
                 "than when it was saved; restore with inputs=None to restart the data"
             ) from error
-        inputs.num_steps, inputs.is_at_end = saved.num_steps, saved.is_at_end
+        inputs.num_steps = saved.num_steps
         return "exact, from the state of the iterators"
     # States count elements of one pipeline each. Dealt to other pipelines or replicas,
     # the same examples are other elements; what stays is how many examples all have

@@ -13,8 +13,13 @@ from replicator.errors import ClusterConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-KINDS = ("chief", "worker", "ps", "evaluator")
+EVALUATOR = "evaluator"
+KINDS = ("chief", "worker", "ps", EVALUATOR)
 _MAX_PORT = 65535
+_INSTEAD = (
+    "an evaluator restores the checkpoints of the workers into a backend of its own"
+    " machine, such as create('in_graph')"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +28,8 @@ class ClusterConfig:
 
     Attributes:
       addresses: ``name:port`` of every process, by kind.
-      kind: Kind of this process: ``chief``, ``worker``, ``ps`` or ``evaluator``.
+      kind: Kind of this process: ``chief``, ``worker``, ``ps`` or ``evaluator``; an
+        evaluator need not be in ``addresses``.
       index: Its index among the processes of its kind.
       local_rank: Its index among the workers of its host, if its launcher says; None
         counts those with the same host in their addresses.
@@ -43,7 +49,16 @@ class ClusterConfig:
 
     @property
     def address(self) -> str:
-        """Where this process listens."""
+        """Where this process listens.
+
+        Raises:
+          ClusterConfigError: It is an evaluator that the cluster does not list.
+        """
+        if self.kind not in self.addresses:
+            raise ClusterConfigError(
+                f"this process is {self.kind}:{self.index}, which the cluster does not"
+                f" list, so it takes no part in it; {_INSTEAD}"
+            )
         return self.addresses[self.kind][self.index]
 
     @property
@@ -69,9 +84,13 @@ class ClusterConfig:
         """
         own = (self.kind, self.index)
         if own not in self.workers:
+            how = (
+                _INSTEAD
+                if self.kind == EVALUATOR
+                else "start it as 'chief' or 'worker' (TF_CONFIG['task']['type'])"
+            )
             raise ClusterConfigError(
-                f"this process is {self.kind}:{self.index}, not a worker; start "
-                "it as 'chief' or 'worker' (TF_CONFIG['task']['type'])"
+                f"this process is {self.kind}:{self.index}, not a worker; {how}"
             )
         return self.workers.index(own)
 
@@ -171,6 +190,8 @@ def _check_addresses(addresses: Mapping[str, tuple[str, ...]]) -> None:
 
 
 def _check_own(addresses: Mapping[str, Any], kind: Any, index: int) -> None:
+    if kind == EVALUATOR and kind not in addresses and index >= 0:
+        return  # TFJob lists none: nobody connects to it
     if kind not in addresses:
         raise ClusterConfigError(
             f"this process is of kind {kind!r}, but the cluster lists only "

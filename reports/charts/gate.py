@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Final
 
 from reports.charts import look, rows, svg, tips
-from reports.words import gate_brief
+from reports.words import formats, gate_brief
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -38,7 +38,7 @@ def draw(record: GateRecord) -> Markup | None:
             tip=tips.of_value(
                 case.name,
                 case.slowdown or 0.0,
-                gate_brief.signed_percent,
+                formats.signed_percent,
                 interval=(case.low, case.high),
                 n=case.n,
             ),

@@ -34,6 +34,7 @@ def draw(
     slug: str,
     title: str,
     description: str,
+    label: str = "studies, in order of time",
 ) -> Markup:
     """Draws a line of values per machine class, which are not joined.
 
@@ -45,6 +46,7 @@ def draw(
       slug: Prefix of its ids; unique in the page.
       title: Its accessible name.
       description: Its content in words, for screen readers.
+      label: Of the time axis; or of that of other studies in an order.
     """
     dots = [dot for line in drawn for dot in line.dots]
     ends = [end for dot in dots for end in (dot.low, dot.high) if end is not None]
@@ -57,7 +59,7 @@ def draw(
         shown = range(0, len(dates), step)
         axes.set_xticks(shown, [svg.short(dates[at]) for at in shown])
         axes.grid(visible=False, axis="x")
-        axes.set_xlabel("studies, in order of time")
+        axes.set_xlabel(label)
         for at in changes:
             axes.axvline(at, color=svg.WARN, linewidth=1.3, dashes=(2, 2), zorder=1)
         for start, end, value, series in levels:

@@ -1,4 +1,4 @@
-"""The formats of ``report``: one entry each, which is all that a new one needs.
+"""The formats of ``report``: one entry each, here or in a plugin.
 
 Nothing is imported here, since the help of the command line lists the names.
 """
@@ -9,6 +9,8 @@ import dataclasses
 import enum
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from results import plugins
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,6 +70,23 @@ class ExportFormat:
         if isinstance(found, dict):
             found = b"\n".join(found.values())
         return found if isinstance(found, str) else found.decode("utf-8")
+
+
+def find(name: str) -> ExportFormat | None:
+    """Returns a format by name, also of a plugin (``replicator_harness.formats``).
+
+    Raises:
+      PluginError: The plugin that has it cannot be used.
+    """
+    return plugins.find("formats", FORMATS, name, complain)
+
+
+def complain(found: object) -> str:
+    """Says what is wrong with what a plugin adds, or nothing."""
+    wrong = plugins.complaint_of(ExportFormat, "an")(found)
+    if wrong or not isinstance(found, ExportFormat):
+        return wrong
+    return "" if found.writer else "has no writer: name MODULE:FUNCTION"
 
 
 def _load(source: str) -> Any:

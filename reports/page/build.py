@@ -6,7 +6,7 @@ import pathlib
 from typing import TYPE_CHECKING
 
 from reports import output_file
-from reports.page import page
+from reports.page import page, plugin_sections
 from reports.page.sections import SECTIONS
 from reports.view.view import view_store
 from reports.words import brief, names, reproduce
@@ -36,6 +36,7 @@ def build_report(store: Store, references: Sequence[str] = ()) -> str:
         for section in SECTIONS
         if (body := section.render(view))
     ]
+    sections += plugin_sections.render(view, [section.SLUG for section in SECTIONS])
     commits = sorted(reproduce.commits_of(view.study.cases))
     document = page.render(
         "page",

@@ -95,6 +95,12 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
+def render_text(source: str, **context: Any) -> Markup:
+    """Renders a template that a plugin has as text; escapes as ``render`` does."""
+    text = _environment().from_string(source).render(**context)
+    return Markup(text)  # noqa: S704  # jinja2 has escaped what needed it
+
+
 def render(template: str, **context: Any) -> Markup:
     """Renders one template; everything but Markup is escaped."""
     text = _environment().get_template(f"{template}.html.j2").render(**context)

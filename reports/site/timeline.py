@@ -194,7 +194,7 @@ def _row(seen: Observation, machine: int) -> tuple[str, ...]:
         interval = formats.interval(
             throughput.low, throughput.high, formats.significant
         )
-    change = "" if seen.change is None else f"{100 * (seen.change - 1):+.1f} %"
+    change = "" if seen.change is None else formats.change(seen.change)
     return (
         formats.minute(seen.date),
         seen.study,

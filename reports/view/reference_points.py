@@ -109,8 +109,9 @@ def read(name: str) -> tuple[Source, ...]:
     if name in names():
         return _parse((_FOLDER / f"{name}.yaml").read_bytes(), name)
     path = pathlib.Path(name)
+    real = pathlib.Path(os.path.realpath(path))
     try:
-        content = untrusted.read_bytes(path.resolve(), max_bytes=_MAX_BYTES)
+        content = untrusted.read_bytes(real, max_bytes=_MAX_BYTES)
         if content is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     except OSError as error:

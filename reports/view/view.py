@@ -7,7 +7,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from reports.view import reference_points
-from results.figures import explain, points, scaling
+from results.figures import comparisons, explain, points, scaling
 from results.records.models import Control, Order
 from results.study.cases import load_study
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from reports.view.reference_points import Source
+    from results.figures.comparisons import Comparison
     from results.figures.explain import Explained
     from results.figures.recorded_loss import RecordedLoss
-    from results.figures.scaling import Comparison, Point
+    from results.figures.scaling import Point
     from results.records.models import ScalingMode
     from results.store.study_store import Store
     from results.study.cases import Case, Study
@@ -174,7 +175,7 @@ def view_store(store: Store, references: Sequence[str] = ()) -> View:
     """
     study = load_study(store)
     measured = scaling.points(study)
-    compared = scaling.comparisons(study)
+    compared = comparisons.of_study(study)
     explained = explain.explain(study)
     recorded = points.recorded_losses(measured, explained)
     return View(

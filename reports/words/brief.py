@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from reports.view.view import View
     from reports.words.marks import Mark
-    from results.figures.scaling import Comparison, Point
+    from results.figures.comparisons import Comparison
+    from results.figures.scaling import Point
     from results.statistics.estimates import Estimate
 
 _LONGEST_REASON = 20  # words
@@ -281,20 +282,19 @@ def _comparison(
         assert item.ratio is not None
         is_first = item.first.spec.backend == backend
         other = item.second if is_first else item.first
-        ratios.append((item.ratio, is_first, other.spec.backend))
-    conclusive = [
-        (ratio, is_first) for ratio, is_first, _ in ratios if ratio.excludes(1.0)
-    ]
+        ratios.append((item.ratio, is_first, other.spec.backend, item.holds))
+    conclusive = [(ratio, is_first) for ratio, is_first, _, holds in ratios if holds]
     wins = [is_first == (ratio.value > 1) for ratio, is_first in conclusive]
     if len(same) > 1:
+        among = verdict.among(same[0])
         if len(wins) == len(same) and all(wins):
-            return f"It is the fastest of {len(same) + 1} backends."
+            return f"It is the fastest of {len(same) + 1} backends, {among}."
         num_faster, num_slower = wins.count(False), wins.count(True)
         return (
             f"Of {len(same)} others, {num_slower} are slower, {num_faster} faster, "
-            f"{len(same) - len(wins)} inconclusive."
+            f"{len(same) - len(wins)} inconclusive, {among}."
         )
-    ratio, is_first, other_name = ratios[0]
+    ratio, is_first, other_name, _ = ratios[0]
     figures = formats.estimate(_of_leader(ratio, is_first=is_first), formats.times)
     # The ratio of one mode, where efficiencies of two are named.
     mode = f" in {points[0].mode.value} scaling" if len(points) > 1 else ""

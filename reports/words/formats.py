@@ -69,6 +69,23 @@ def percent(value: float) -> str:
     return f"{_fixed(100 * value, 0)}{THIN_SPACE}%"
 
 
+def signed_percent(value: float) -> str:
+    """Writes a change as a percentage, such as +3.0 %."""
+    shown = f"{100 * value:+.1f}"
+    shown = shown.lstrip("+-") if float(shown) == 0 else shown
+    return f"{shown}{THIN_SPACE}%"
+
+
+def change(found: Estimate) -> str:
+    """Writes a ratio as a change with its interval: -20.0 % [-21.3, -18.7]."""
+    return with_interval(
+        found.value - 1,
+        None if found.low is None else found.low - 1,
+        None if found.high is None else found.high - 1,
+        signed_percent,
+    )
+
+
 def seconds(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
     """Writes a duration in seconds, or in milliseconds below one second."""
     if value < 1:

@@ -62,7 +62,10 @@ class GateView:
         what = f"{record.metric} of {self.head} against {self.base}"
         counts = [case for case in record.cases if case.after is not None]
         rose = [case for case in counts if case.verdict == Verdict.REGRESS.value]
-        more = "".join(f" {case.name} is {change(case)}." for case in rose)
+        more = "".join(
+            f" {case.name} rose from {case.before:.15g} to {case.after:.15g}, exactly."
+            for case in rose
+        )
         timed = [case for case in record.cases if case not in counts]
         known = [case for case in timed if case.slowdown is not None]
         if not known:
@@ -80,14 +83,9 @@ def change(case: GateCase) -> str:
         return judgement.counted_text(case.before, case.after)
     if case.slowdown is None:
         return formats.ABSENT
-    return formats.with_interval(case.slowdown, case.low, case.high, signed_percent)
-
-
-def signed_percent(value: float) -> str:
-    """Writes a change, such as +3.0 %."""
-    shown = f"{100 * value:+.1f}"
-    shown = shown.lstrip("+-") if float(shown) == 0 else shown
-    return f"{shown}{formats.THIN_SPACE}%"
+    return formats.with_interval(
+        case.slowdown, case.low, case.high, formats.signed_percent
+    )
 
 
 def of_view(view: View) -> GateView | None:

@@ -46,7 +46,8 @@ def _interval(estimate: Estimate) -> str:
 
 def headline(gate: Gate) -> str:
     """Returns the verdict of a gate in one sentence."""
-    what = f"{gate.metric.name} against {gate.baseline}"
+    counted = dict.fromkeys(case.name.rpartition(": ")[2] for case in gate.counts)
+    what = f"{', '.join([gate.metric.name, *counted])} against {gate.baseline}"
     if gate.equal_code:
         digests = ", ".join(gate.equal_code)
         return (

@@ -32,6 +32,8 @@ BACKENDS = {
     "tf_multi_worker": "tf.distribute.MultiWorkerMirroredStrategy",
     "tpu": "tf.distribute.TPUStrategy",
     "tf_parameter_server": "tf.distribute.ParameterServerStrategy",
+    "torch_ddp": "PyTorch DistributedDataParallel: a process per replica, gloo",
+    "jax": "JAX: shard_map over the devices of one process",
 }
 """What a reader who has never seen the project must know of a backend; one line."""
 _NOISE = re.compile(

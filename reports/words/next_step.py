@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from typing import TYPE_CHECKING
 
-from reports.words import formats, main_loss, marks, reproduce
+from reports.words import main_loss, marks, reproduce
 from reports.words.marks import Level
 from results.judging import power
 from results.records.models import ScalingMode, TrialStatus
@@ -16,103 +14,45 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reports.view.view import View
-    from results.figures.scaling import Comparison, Point
+    from results.figures.comparisons import Comparison
+    from results.figures.scaling import Point
     from results.statistics.estimates import Estimate
 
+_NARROW = 1.02
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Need:
-    """What it takes to tell a figure from a value.
 
-    Attributes:
-      num_more: Generations or repetitions beyond those measured; None if
-        ``power.MOST_GENERATIONS`` do not suffice.
+def _narrower(view: View, open_figures: Sequence[Estimate]) -> str:
+    """Returns the command that narrows what is open; nothing where nothing is.
+
+    How many generations would settle a figure is not said: that supposes that the truth
+    is what was measured, and of equal backends it was kept in 0.09 to 0.67.
     """
-
-    num_more: int | None
-
-
-def spread_of(estimate: Estimate) -> float | None:
-    """Returns the standard deviation of the logarithm that an interval stands for."""
-    if estimate.low is None or estimate.high is None or estimate.n < 2:  # noqa: PLR2004 - one value has no spread
-        return None
-    if estimate.low <= 0 or not math.isfinite(estimate.high / estimate.low):
-        return None  # as wide as an interval can be
-    half = math.log(estimate.high / estimate.low) / 2
-    quantile = estimates.student_quantile(
-        estimate.n - 1, confidence=estimate.confidence
-    )
-    return half * math.sqrt(estimate.n) / quantile or None
-
-
-def to_exclude(estimate: Estimate, value: float) -> Need | None:
-    """Returns how many generations half of all studies need to exclude a value.
-
-    None without a spread, or where the estimate is the value.
-    """
-    spread = spread_of(estimate)
-    if spread is None or estimate.value <= 0 or estimate.value == value:
-        return None
-    effect = abs(math.log(estimate.value / value))
-    for number in range(estimate.n + 1, power.MOST_GENERATIONS + 1):
-        if power.median_half_width(spread, number) < effect:
-            more = number - estimate.n
-            return Need(num_more=more)
-    return Need(num_more=None)
-
-
-def _minutes_of_one(view: View) -> float:
-    """Minutes of one generation, or of one repetition of all cases."""
-    plan = view.study.plan
-    if plan.measuring.generation_sec is not None:
-        return plan.measuring.generation_sec / 60
-    seconds = math.fsum(
-        entry.trial.status.duration_sec
-        for entry in view.study.planned
-        if not entry.spec.budget
-        and entry.trial is not None
-        and entry.trial.status is not None
-    )
-    return seconds / 60 / max(plan.repeats, 1)
-
-
-def _cost(view: View, estimate: Estimate, number: int) -> str:
-    """Names the generations that are needed in all, their time, and the command."""
-    total = estimate.n + number
-    minutes = formats.whole(math.ceil(total * _minutes_of_one(view)))
-    cost = f"{total} {view.repetitions} ({minutes} min)"
-    typed = reproduce.with_repetitions(view.study.plan, total)
-    return f"{cost}, `{typed}`," if typed else cost
-
-
-def for_comparison(view: View, comparison: Comparison) -> str:
-    """Says what would tell which of two backends is faster; "" if nothing is open.
-
-    Nothing either where so many generations would be needed that equal backends are as
-    likely.
-    """
-    assert comparison.ratio is not None
-    need = to_exclude(comparison.ratio, 1.0)
-    if comparison.ratio.excludes(1.0) or need is None:
+    numbers = [of.n for of in open_figures if _is_wide(of)]
+    n = min(numbers, default=0)
+    if n < estimates.FEWEST_FOR_INTERVAL:
         return ""
-    if need.num_more is None:
-        return ""
-    return f"{_cost(view, comparison.ratio, need.num_more)} may rank them"
+    before, after = (power.median_half_width(1.0, number) for number in (n, 2 * n))
+    command = reproduce.with_repetitions(view.study.plan, 2 * n)
+    does = f"makes intervals about {after / before:.1f} times as wide"
+    return _typed(command, does)
 
 
-def for_efficiency(view: View, point: Point, target: float | None) -> str:
-    """Says what would show whether an efficiency meets its target; "" if it is known.
+def _is_wide(estimate: Estimate) -> bool:
+    """Whether a narrower interval could matter."""
+    if estimate.low is None or estimate.high is None or estimate.low <= 0:
+        return False
+    return estimate.high / estimate.low > _NARROW
 
-    Nothing either if it would take too long.
-    """
-    assert point.efficiency is not None
-    if target is None or point.efficiency.excludes(target):
-        return ""
-    need = to_exclude(point.efficiency, target)
-    if need is None or need.num_more is None:
-        return ""
-    cost = _cost(view, point.efficiency, need.num_more)
-    return f"{cost} may tell whether it keeps {formats.percent(target)}"
+
+def _open(
+    points: Sequence[Point], compared: Sequence[Comparison], target: float | None
+) -> list[Estimate]:
+    """Returns the figures that tell neither backends nor an efficiency apart."""
+    ratios = [item.ratio for item in compared if item.ratio and not item.holds]
+    if target is None:
+        return ratios
+    known = [point.efficiency for point in points if point.efficiency is not None]
+    return [*ratios, *(of for of in known if not of.excludes(target))]
 
 
 def choose(
@@ -138,8 +78,7 @@ def choose(
             reproduce.with_repetitions(view.study.plan, marks.ENOUGH_REPETITIONS),
             "gives intervals",
         ),
-        *(for_comparison(view, item) for item in compared),
-        *(for_efficiency(view, point, target) for point in points),
+        _narrower(view, _open(points, compared, target)),
         _controls(view, points) if view.study.program is None else "",
         main_loss.remedy(view, points),
         _wider(view, points),

@@ -7,12 +7,14 @@ import json
 import math
 from typing import TYPE_CHECKING
 
+from reports.words import formats
 from results.judging import power
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from results.judging.power import Need, OperatingPoint
+    from results.statistics.group_sequential import Design
 
 EFFECTS = (0.0, 0.02, 0.05, 0.08, 0.10)
 """True slowdowns in the tables, beside delta."""
@@ -20,24 +22,29 @@ EFFECTS = (0.0, 0.02, 0.05, 0.08, 0.10)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Power:
-    """What generations of a given spread can find.
+    """What a gate finds at a given spread.
 
     Attributes:
       spread: Standard deviation of the log ratio over generations.
       source: Where it is from, in words.
-      num_generations: Of the gate in the first table.
+      num_cases: Cases of the gate; the change is in one of them.
+      looks: After how many generations it looks.
+      num_generations: At its last look.
       minutes_per_generation: Start-up included.
       delta: The slowdown that matters, as a ratio.
-      alpha: The probability that a slowdown of exactly ``delta`` passes.
-      points: The probability of each verdict, by true slowdown.
-      needs: What the correct verdict takes, by true slowdown.
+      alpha: The accepted probability of an error of either kind.
+      points: The share of each verdict, by true slowdown.
+      needs: What the correct verdict takes with one look, by true slowdown.
       half_width: Median half width of a 95 % interval, as a ratio.
       smallest: The smallest slowdown that is found in 9 of 10 gates, as a ratio; None
         if none is.
+      num_gates: Simulated gates behind each share.
     """
 
     spread: float
     source: str
+    num_cases: int
+    looks: tuple[int, ...]
     num_generations: int
     minutes_per_generation: float
     delta: float
@@ -46,32 +53,40 @@ class Power:
     needs: tuple[Need, ...]
     half_width: float
     smallest: float | None
+    num_gates: int = power.NUM_GATES
 
 
 def text(found: Power) -> str:
     """Writes it for a terminal."""
     minutes = found.num_generations * found.minutes_per_generation
+    cases = formats.count(found.num_cases, "case")
+    when = f"one look after {found.num_generations} generations"
+    if len(found.looks) > 1:
+        when = f"looks after {', '.join(map(str, found.looks))} generations"
     lines = [
         f"spread between generations: {found.spread:.2%} ({found.source})",
         (
-            f"a slowdown of {found.delta:.1%} matters, and passes with probability"
-            f" {found.alpha:.1%}"
+            f"a slowdown of {found.delta:.1%} of one case matters, and passes with"
+            f" probability {found.alpha:.1%}"
         ),
         "",
         (
-            f"probability of each verdict, {found.num_generations} generations,"
-            f" {minutes:.1f} min:"
+            f"share of verdicts of gates of {cases}, simulated {found.num_gates} times;"
+            f" {when}, at most {minutes:.1f} min:"
         ),
-        "true change   pass  improve  regress  inconclusive",
+        "true change   pass  regress  inconclusive  generations",
     ]
     lines += [
-        f"{point.effect:+10.1%}  {point.passes:5.3f}  {point.improves:7.3f}"
-        f"  {point.regresses:7.3f}  {point.inconclusive:12.3f}"
+        f"{point.effect:+10.1%}  {point.passes:5.3f}  {point.regresses:7.3f}"
+        f"  {point.inconclusive:12.3f}  {point.generations:11.1f}"
         for point in found.points
     ]
     lines += [
         "",
-        f"for the correct verdict in {power.DEFAULT_POWER:.0%} of gates:",
+        (
+            f"for the correct verdict in {power.DEFAULT_POWER:.0%} of gates with one"
+            " look (--repeats):"
+        ),
         "true change  verdict  generations   minutes",
     ]
     lines += [_need_line(need) for need in found.needs]
@@ -104,12 +119,11 @@ def as_json(found: Power) -> str:
 
 def calculate(
     spread: float,
+    rule: Design,
     *,
     source: str,
-    num_generations: int,
+    num_cases: int,
     minutes_per_generation: float,
-    delta: float,
-    alpha: float,
     effects: Sequence[float] = EFFECTS,
 ) -> Power:
     """Calculates both tables.
@@ -117,27 +131,26 @@ def calculate(
     Raises:
       ResultsError: An argument that is out of range.
     """
-    shown = sorted({*effects, delta})
-    half_width = power.median_half_width(spread, num_generations)
+    shown = sorted({*effects, rule.delta})
+    last = rule.looks[-1]
     return Power(
         spread=spread,
         source=source,
-        num_generations=num_generations,
+        num_cases=num_cases,
+        looks=rule.looks,
+        num_generations=last,
         minutes_per_generation=minutes_per_generation,
-        delta=delta,
-        alpha=alpha,
-        points=power.operating_points(
-            spread, num_generations, delta, shown, alpha=alpha
-        ),
+        delta=rule.delta,
+        alpha=rule.alpha,
+        points=power.operating_points(spread, shown, rule, num_cases=num_cases),
         needs=power.needed(
             shown,
             spread=spread,
             minutes_per_generation=minutes_per_generation,
-            delta=delta,
-            alpha=alpha,
+            num_cases=num_cases,
+            delta=rule.delta,
+            alpha=rule.alpha,
         ),
-        half_width=math.expm1(half_width),
-        smallest=power.smallest_effect_found(
-            spread, num_generations, delta=delta, alpha=alpha
-        ),
+        half_width=math.expm1(power.median_half_width(spread, last)),
+        smallest=power.smallest_effect_found(spread, rule, num_cases=num_cases),
     )

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from reports.view.view import View
-    from results.figures.scaling import Comparison, Point
+    from results.figures.comparisons import Comparison
+    from results.figures.scaling import Point
     from results.statistics.estimates import Estimate
 
 NUM_KEY_FINDINGS = 4
@@ -126,19 +127,29 @@ def compare_text(comparison: Comparison) -> str:
             f"{first} ran {figures} as fast as {second} {where}; the spread is "
             "unknown, so the comparison is inconclusive."
         )
-    if not ratio.excludes(1.0):
+    # Oversubscribed ones are shown, and tested with no others.
+    is_alone = comparison.is_oversubscribed and ratio.excludes(1.0)
+    if not (comparison.holds or is_alone):
+        reason = _reason(ratio, "includes 1")
+        if ratio.excludes(1.0):
+            reason = f"does not hold {among(comparison)}"
         return (
             f"The comparison of {first} and {second} {where} is inconclusive: the "
-            f"ratio {figures} {_reason(ratio, 'includes 1')}."
+            f"ratio {figures} {reason}."
         )
     return f"{first} is {figures} as fast as {second} {where}."
+
+
+def among(comparison: Comparison) -> str:
+    """Says with how many ratios a difference was tested."""
+    return f"among all {comparison.num_compared} ratios together (Holm)"
 
 
 def _comparison_finding(comparison: Comparison) -> Finding:
     assert comparison.ratio is not None
     first, second = comparison.first.spec.backend, comparison.second.spec.backend
     replicas = formats.count(comparison.first.spec.num_replicas, "replica")
-    is_figure_shown = comparison.ratio.excludes(1.0)
+    is_figure_shown = comparison.holds
     return Finding(
         figure=formats.times(comparison.ratio.value)
         if is_figure_shown

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from results.figures import table
+from results.figures import table, trial_metrics
 from results.figures.points import points_frame
 from results.records.gpu_record import joules_per_example
 from results.study import cases
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from results.figures.trial_metrics import TrialMetric
     from results.store.study_store import Store
 
 __all__ = ["curves_frame", "points_frame", "steps_frame", "trials_frame"]
@@ -74,7 +77,7 @@ CURVE_COLUMNS = (
 STEP_COLUMNS = ("trial_id", "rank", "phase", "step_index", "step_time_sec")
 
 
-def _row(entry: cases.Entry) -> dict[str, Any]:
+def _row(entry: cases.Entry, metrics: Sequence[TrialMetric]) -> dict[str, Any]:
     spec = entry.spec
     row: dict[str, Any] = dict.fromkeys(TRIAL_COLUMNS)
     row |= {name: getattr(spec, name) for name in TRIAL_COLUMNS if hasattr(spec, name)}
@@ -114,6 +117,8 @@ def _row(entry: cases.Entry) -> dict[str, Any]:
             row[f"quality_{metric.name}"] = metric.value
         for metric in entry.result.window_metrics:
             row[f"window_{metric.name}"] = metric.value
+        for own in metrics:
+            row[own.name] = trial_metrics.value_of(own, entry)
     return row
 
 
@@ -126,14 +131,17 @@ def trials_frame(store: Store) -> pd.DataFrame:
     are in columns ``quality_<name>``, rates of the measured window in
     ``window_<name>``. Quality runs (``budget``), controls (``control``) and cases of
     other code (``revision``) are rows too, so that a mean over rows mixes them: the
-    figures of the report are in ``points_frame``.
+    figures of the report are in ``points_frame``. Metrics of plugins have a column
+    each (``trial_metrics.py``).
 
     Raises:
-      ResultsError: The plan is missing or unreadable, or a newer version wrote it.
+      ResultsError: The plan is missing or unreadable, a newer version wrote it, or a
+        plugin cannot be used.
     """
     rows: list[dict[str, Any]] = []
+    own = trial_metrics.installed(TRIAL_COLUMNS)
     for entry in cases.load_study(store).entries:
-        row = _row(entry)
+        row = _row(entry, own)
         rows.extend({**row, "mode": mode.value} for mode in entry.modes)
         if not entry.modes:
             rows.append(row)
@@ -141,7 +149,7 @@ def trials_frame(store: Store) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=[*TRIAL_COLUMNS, *quality])
     numbers = [name for name in frame if str(name).endswith(("_sec", "_replica"))]
     numbers += [name for name in frame if str(name).startswith(("quality_", "window_"))]
-    numbers.append("joules_per_example")
+    numbers += ["joules_per_example", *(of.name for of in own if of.name in frame)]
     return frame.astype(
         {name: "float64" for name in numbers if name != "cores_per_replica"}
         | {"peak_memory_bytes": "Int64", "is_oversubscribed": "boolean"}

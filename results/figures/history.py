@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from typing import TYPE_CHECKING, Any
 
 from results.figures import table
 from results.records import identity
-from results.statistics import change_points
+from results.statistics import change_points, estimates
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,15 +42,15 @@ class Observation:
       date: Start of its first trial, RFC 3339, UTC.
       commit: As ``MachineState.commit_text``; empty if unknown.
       throughput: With its interval.
-      change: Factor from the segment before to the one that begins here; None where
-        none begins.
+      change: Factor from the segment before to the one that begins here, with its
+        interval; None where none begins.
     """
 
     study: str
     date: str
     commit: str
     throughput: Estimate
-    change: float | None = None
+    change: Estimate | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,12 +206,9 @@ def _with_changes(ordered: Sequence[Observation]) -> list[Observation]:
     if len(found) < change_points.FEWEST:
         return found
     logs = [math.log(of.throughput.value) for of in found]
-    starts = [0, *change_points.change_points(logs), len(logs)]
-    for before, start, end in zip(starts, starts[1:], starts[2:], strict=False):
-        difference = statistics.fmean(logs[start:end]) - statistics.fmean(
-            logs[before:start]
-        )
-        found[start] = dataclasses.replace(found[start], change=math.exp(difference))
+    for point in change_points.change_points(logs):
+        change = estimates.from_logs(point.difference)
+        found[point.start] = dataclasses.replace(found[point.start], change=change)
     return found
 
 

@@ -1,14 +1,14 @@
 """What more replicas change in learning: better results, and less time to a target.
 
 Per quality metric and backend, runs with more replicas are compared with those of the
-fewest. A comparison needs three runs (seeds) of each. The target is the median of what
-the runs with the fewest replicas reached at the end, so half of these reach it.
+fewest. A comparison needs three runs (seeds) of each. The target is one of the worst
+results of the runs with the fewest replicas (``time_to_target.target_of``): equal cases
+reach it as well.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from typing import TYPE_CHECKING
 
 from results import errors
@@ -132,7 +132,7 @@ def _num_replicas(case: Case) -> int:
 def _of_backend(metric: str, cases: Sequence[Case], *, is_higher_better: bool) -> Gains:
     fewest = cases[0]
     reached = _reached(fewest, metric)
-    target = statistics.median(reached)
+    target = time_to_target.target_of(reached, is_higher_better=is_higher_better)
 
     def better(case: Case) -> Estimate | None:
         if case is fewest:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pandas as pd
 
+from results.figures import comparisons as of_pairs
 from results.figures import explain, recorded_loss, scaling, table
 from results.figures.point_columns import POINT_COLUMNS, modes_text, new_row, types
 from results.records.models import Control
@@ -16,10 +17,11 @@ from results.study.cases import Study, load_study
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from results.figures.comparisons import Comparison
     from results.figures.explain import Explained
     from results.figures.point_columns import Row
     from results.figures.recorded_loss import RecordedLoss
-    from results.figures.scaling import Comparison, Point
+    from results.figures.scaling import Point
     from results.statistics.estimates import Estimate
     from results.store.study_store import Store
 
@@ -60,7 +62,7 @@ def points_frame(source: Store | Study) -> pd.DataFrame:
     explained = explain.explain(study)
     losses: list[Explained | RecordedLoss] = [*explained]
     losses += recorded_losses(points, explained)
-    return frame_of(study, points, scaling.comparisons(study), losses)
+    return frame_of(study, points, of_pairs.of_study(study), losses)
 
 
 def recorded_losses(

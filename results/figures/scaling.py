@@ -22,12 +22,11 @@ the uncertainty of the baseline is part of the intervals of S and E.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from typing import TYPE_CHECKING
 
 from results.statistics import generations, repetitions
-from results.study import agreement, case_index
+from results.study import case_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -94,31 +93,6 @@ class Point:
             entry.trial_id for case in others if case for entry in case.ok_entries
         }
         return self.trial_ids + tuple(sorted(entries - set(self.trial_ids)))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """Throughput of one backend over another, all else equal.
-
-    Attributes:
-      first: Case of the numerator.
-      second: Case of the denominator.
-      modes: Scaling modes that have both cases.
-      ratio: X(first) / X(second), or None if one side has no ok trial.
-      is_oversubscribed: Whether either side is.
-    """
-
-    first: Case
-    second: Case
-    modes: tuple[ScalingMode, ...]
-    ratio: Estimate | None
-    is_oversubscribed: bool
-
-    @property
-    def trial_ids(self) -> tuple[str, ...]:
-        """Trials behind the ratio."""
-        entries = (*self.first.ok_entries, *self.second.ok_entries)
-        return tuple(entry.trial_id for entry in entries)
 
 
 def throughput_of(entry: Entry) -> float:
@@ -301,39 +275,4 @@ def points(study: Study) -> tuple[Point, ...]:
             baseline_n,
         )
         for key in keys
-    )
-
-
-def comparisons(study: Study) -> tuple[Comparison, ...]:
-    """Returns every pair of backends that ran under equal conditions.
-
-    A case that serves both modes is compared once. Pairs are in planned order: the
-    backend named first is the numerator. Pairs whose losses show that they do not
-    compute the same are left out (``results/study/agreement.py``).
-    """
-    index = case_index.by_mode_and_size(study)
-    broken = {pair.case_ids for pair in agreement.of_study(study).broken}
-    found: dict[tuple[str, str], list[ScalingMode]] = {}
-    cases = {case.case_id: case for case in study.cases}
-    sizes = sorted({key[2] for key in index})
-    for num_replicas, mode in itertools.product(sizes, study.modes):
-        present = [
-            index[backend, mode, num_replicas]
-            for backend in study.backends
-            if (backend, mode, num_replicas) in index
-        ]
-        for first, second in itertools.combinations(present, 2):
-            found.setdefault((first.case_id, second.case_id), []).append(mode)
-    return tuple(
-        Comparison(
-            first=cases[first],
-            second=cases[second],
-            modes=tuple(modes),
-            ratio=throughput_ratio(cases[first], cases[second]),
-            is_oversubscribed=(
-                cases[first].is_oversubscribed or cases[second].is_oversubscribed
-            ),
-        )
-        for (first, second), modes in found.items()
-        if (first, second) not in broken
     )

@@ -7,7 +7,14 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from results.figures import amdahl_fits, explain, learning_gains, scaling, table
+from results.figures import (
+    amdahl_fits,
+    comparisons,
+    explain,
+    learning_gains,
+    scaling,
+    table,
+)
 from results.study import agreement, matching
 from results.study import cases as study_module
 
@@ -44,7 +51,7 @@ def _point(point: scaling.Point) -> dict[str, Any]:
     }
 
 
-def _comparison(comparison: scaling.Comparison) -> dict[str, Any]:
+def _comparison(comparison: comparisons.Comparison) -> dict[str, Any]:
     return {
         "first": comparison.first.spec.backend,
         "second": comparison.second.spec.backend,
@@ -52,6 +59,8 @@ def _comparison(comparison: scaling.Comparison) -> dict[str, Any]:
         "modes": [mode.value for mode in comparison.modes],
         "is_oversubscribed": comparison.is_oversubscribed,
         "ratio": _estimate(comparison.ratio),
+        "holds": comparison.holds,
+        "num_compared": comparison.num_compared,
         "trial_ids": list(comparison.trial_ids),
     }
 
@@ -241,7 +250,7 @@ def summarize(study: study_module.Study) -> dict[str, Any]:
         "repeats": study.plan.repeats,
         "coverage": {"planned": len(study.planned), **dict(sorted(states.items()))},
         "points": [_point(point) for point in points],
-        "comparisons": [_comparison(item) for item in scaling.comparisons(study)],
+        "comparisons": [_comparison(item) for item in comparisons.of_study(study)],
         "agreement": _agreements(agreement.of_study(study)),
         "matches": [_match(match) for match in study.matches],
         "lost_time": [_explained(item) for item in explain.explain(study)],

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from results import errors
 from results.judging import gate_metrics
-from results.statistics import estimates, judge, simultaneous
+from results.statistics import estimates, generations, judge, simultaneous
 from results.study import case_pairs, study_differences
 
 if TYPE_CHECKING:
@@ -90,7 +90,11 @@ def of_studies(first: Study, second: Study, metric: Metric) -> RatioTable:
         if not here or not there:
             continue
         sides[case.label] = (case, other)
-        means[case.label] = estimates.two_groups(here, there)
+        factor = max(
+            generations.widening(len(logs), is_stopped_on_width=of.is_stopped_on_width)
+            for of, logs in ((case, here), (other, there))
+        )
+        means[case.label] = estimates.two_groups(here, there).widened(factor)
     if not means:
         raise errors.ResultsError(
             f"no case was measured in both {first.plan.study!r} and"
@@ -140,7 +144,10 @@ def within(study: Study, first: str, second: str, metric: Metric) -> RatioTable:
         if ratios:
             compared.add((case.case_id, other.case_id))
             name = ", ".join(f"{key} {value}" for key, value in rest) or "all"
-            means[name] = estimates.one_group(ratios)
+            factor = generations.widening(
+                len(ratios), is_stopped_on_width=case.is_stopped_on_width
+            )
+            means[name] = estimates.one_group(ratios).widened(factor)
             sides[name] = (case, other)
     if not means:
         raise errors.ResultsError(

@@ -2,8 +2,9 @@
 
 The baseline is another revision, measured in the same rounds
 (``results/judging/paired_gate.py``), or a stored study. That is weaker: its rounds are
-not those of the change, so nothing cancels, and what varies between days is not in the
-interval. Such a verdict is advice.
+not those of the change, so nothing cancels. What varies between days is in the interval
+if the baseline was measured on several (``results/judging/day_effect.py``); else such a
+verdict is advice.
 
 The verdict of a gate is the worst of its cases. There is none on a machine that
 disturbed too many turns, and none where the twin (one case measured twice) differs from
@@ -16,9 +17,15 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from results.figures import relay
-from results.judging import exact, gate_metrics, paired_gate, quality_gate
+from results.judging import (
+    day_effect,
+    exact,
+    gate_metrics,
+    paired_gate,
+    quality_gate,
+)
 from results.judging.judged_case import JudgedCase, name_of, worst
-from results.statistics import judge
+from results.statistics import estimates, generations, judge
 from results.statistics.judge import Verdict
 from results.study import case_pairs
 
@@ -157,8 +164,22 @@ def of_equal_code(rule: Rule, digests: tuple[str, ...], *, baseline: str) -> Gat
     )
 
 
-def of_studies(study: Study, stored: Study, rule: Rule, *, baseline: str) -> Gate:
+def of_studies(
+    study: Study,
+    stored: Study,
+    rule: Rule,
+    *,
+    baseline: str,
+    days: Sequence[Study] = (),
+) -> Gate:
     """Judges a study of this tree against a stored one.
+
+    Args:
+      study: Of this tree.
+      stored: The baseline.
+      rule: What is judged.
+      baseline: Its name.
+      days: The baseline measured on other days; with them the verdict is no advice.
 
     Raises:
       ResultsError: No case is in both, or quality runs do not measure this metric.
@@ -170,15 +191,36 @@ def of_studies(study: Study, stored: Study, rule: Rule, *, baseline: str) -> Gat
     ]
     for case, other in pairs:
         differences += case_pairs.settings(case, other)
-    gate = _conclude(study, pairs, rule, baseline, is_paired=False)
+    if days and not are_quality_runs:
+        gate = _of_study(study, rule, baseline, _of_days(pairs, days, rule))
+    else:
+        gate = _conclude(study, pairs, rule, baseline, is_paired=False)
     return dataclasses.replace(
         gate,
         counts=_counts(pairs),
         is_weaker=True,
         # What runs have learned does not depend on the day.
-        is_advice=not are_quality_runs,
+        is_advice=not (are_quality_runs or days),
         differences=tuple(dict.fromkeys(differences)),
     )
+
+
+def _of_days(
+    pairs: Sequence[tuple[Case, Case]], days: Sequence[Study], rule: Rule
+) -> list[JudgedCase]:
+    """Judges cases against their baseline on several days."""
+    others = [{case_pairs.key_of(case): case for case in day.cases} for day in days]
+    cases = []
+    for case, other in pairs:
+        key = case_pairs.key_of(other)
+        of_days = [other, *(day[key] for day in others if key in day)]
+        judgement, reason = day_effect.judged(case, of_days, rule, num_cases=len(pairs))
+        cases.append(
+            JudgedCase(
+                name=name_of(case), case=case, judgement=judgement, reason=reason
+            )
+        )
+    return cases
 
 
 def _conclude(
@@ -258,5 +300,15 @@ def _judged(
             f"{fewest} generation(s) have both, a verdict needs"
             f" {judge.FEWEST_GENERATIONS} or more"
         )
+    factor = max(
+        generations.widening(len(logs), is_stopped_on_width=of.is_stopped_on_width)
+        for of, logs in zip((case, other), costs, strict=True)
+    )
     change, stored = costs
-    return judge.judge_groups(change, stored, delta=rule.delta, alpha=rule.alpha), ""
+    judgement = judge.of_mean(
+        estimates.two_groups(change, stored).widened(factor),
+        delta=rule.delta,
+        alpha=rule.alpha,
+        method=judge.OF_TWO_STUDIES,
+    )
+    return judgement, ""

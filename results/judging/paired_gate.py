@@ -8,7 +8,7 @@ is what it was at the look that decided it.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -90,13 +90,17 @@ def judge(
     looks = spending.looks_until(number, planned)
     if not first.shape[0]:  # no trial is ok: nothing is known of any case
         logs = {main: np.full((1, len(pairs)), np.nan)}
-    design: dict[str, Any] = {"looks": looks, "most": max((number, *planned))}
-    design |= {"delta": rule.delta, "alpha": rule.alpha}
+    design = group_sequential.Design(
+        looks=looks,
+        most=max((number, *planned)),
+        delta=rule.delta,
+        alpha=rule.alpha,
+    )
     of_one = {kind: values[None] for kind, values in logs.items()}
-    found = group_sequential.outcomes(of_one, **design)
+    found = group_sequential.outcomes(of_one, design)
     end = int(found.ends[0])
     seen = {
-        (kind, look): group_sequential.look(values, kind, number=look, **design)
+        (kind, look): group_sequential.look(values, kind, design, number=look)
         for kind, values in logs.items()
         for look in {*found.decided_at[kind][0].tolist(), end} - {0}
     }
@@ -130,7 +134,7 @@ def judge(
                 },
             )
         )
-    singles = group_sequential.singles(logs[main], number=end, **design)
+    singles = group_sequential.singles(logs[main], design, number=end)
     is_decided = int(found.verdicts[0]) != group_sequential.UNDECIDED
     return JudgedPairs(
         cases=tuple(cases),
@@ -138,7 +142,7 @@ def judge(
             num_generations=first.shape[0],
             decided_after=end if is_decided else None,
             looks=looks,
-            most=design["most"],
+            most=design.most,
             num_slower=int(singles.num_slower),
             num_faster=int(singles.num_faster),
             stands_out=float(np.exp(singles.threshold)),

@@ -20,6 +20,10 @@ VOIDING_REASONS = frozenset(
 under full load most GPUs run at theirs."""
 
 
+def _is_empty(values: Sequence[object]) -> bool:
+    return not values
+
+
 class GpuUse(Record):
     """One GPU over a measured window or a turn. None: the driver did not say."""
 
@@ -45,6 +49,13 @@ class GpuUse(Record):
     num_foreign_processes: Total | None = Field(
         default=None, description="that had a context on it; the most in one reading"
     )
+    faults: tuple[Name, ...] = Field(
+        default=(),
+        max_length=8,
+        exclude_if=_is_empty,
+        description="what the driver said where it could not read it, and errors of its"
+        " memory that appeared",
+    )
     product_tflops: Amount | None = Field(
         default=None,
         description="TFLOP/s of a bfloat16 matrix product before the warm-up steps",
@@ -53,6 +64,8 @@ class GpuUse(Record):
     @property
     def void_reason(self) -> str:
         """Why nothing measured on it counts, as one phrase; empty if it does."""
+        if self.faults:
+            return self.faults[0]
         if self.num_foreign_processes:
             return others_text(self.num_foreign_processes, self.index)
         causes = [reason for reason in self.slowed_by if reason in VOIDING_REASONS]
@@ -63,14 +76,23 @@ class GpuUse(Record):
         return ""
 
 
+def unread_text(index: int, said: str) -> str:
+    """Says that the driver could not read a GPU."""
+    return f"GPU {index} could not be read ({said}): nobody knows who used it"
+
+
+def memory_text(count: int, index: int) -> str:
+    """Says that memory of a GPU has lost what was in it."""
+    errors = (
+        "1 uncorrected ECC error" if count == 1 else f"{count} uncorrected ECC errors"
+    )
+    return f"{errors} appeared on GPU {index}"
+
+
 def others_text(count: int, index: int) -> str:
     """Says that other processes used a GPU."""
     others = "1 other process" if count == 1 else f"{count} other processes"
     return f"{others} used GPU {index}"
-
-
-def _is_empty(uses: Sequence[GpuUse]) -> bool:
-    return not uses
 
 
 GpuUses = Annotated[

@@ -31,6 +31,7 @@ _ADDED = (
     "variables",
     "revision",
     "program",
+    "plugins",
     *StepSettings.model_fields,
 )
 _NOT_CASE = {"schema_version", "repetition_index", "seed"}

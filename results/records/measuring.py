@@ -153,11 +153,21 @@ class Measuring(Record):
     target: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="half width of the primary contrast to stop at"
     )
+    had_target: bool = Field(
+        default=False,
+        description="an earlier sweep of the study had a target, which may have ended"
+        " it: intervals stay widened",
+    )
     primary: Contrast | None = None
     efficiency_target: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="parallel efficiency that verdicts test"
     )
     gate: GateDesign | None = Field(default=None, description="None of a sweep")
+
+    @property
+    def is_stopped_on_width(self) -> bool:
+        """Whether the width of an interval decided how many generations there are."""
+        return self.target is not None or self.had_target
 
 
 def valid_rates(turns: tuple[Turn, ...], global_batch_size: int) -> dict[int, float]:

@@ -165,6 +165,11 @@ class TrialSpec(StepSettings, _Measured):
     program: Program | None = Field(
         default=None, description="of the user's; its readings take the place of steps"
     )
+    plugins: dict[Name, Line] = Field(
+        default_factory=dict,
+        max_length=10,
+        description="MODULE:NAME of a workload or a backend that a plugin has",
+    )
     is_evaluated: bool = Field(description="whether held-out quality is measured")
     budget: Budget | None = None
     options: dict[Name, OptionValue] = Field(default_factory=dict, max_length=1_000)
@@ -239,6 +244,12 @@ class Plan(Record):
         max_length=10,
         description="of a program of the user's: what its code digest is made of, by"
         " revision; empty for the present one",
+    )
+    plugins: dict[Name, Identity] = Field(
+        default_factory=dict,
+        max_length=100,
+        description="what packages of others had, such as 'workload mine': its object,"
+        " package and version, and the digest of its files",
     )
     trials: tuple[PlannedTrial, ...] = Field(max_length=limits.MAX_TRIALS)
 

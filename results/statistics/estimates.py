@@ -117,6 +117,12 @@ class Mean:
     degrees_of_freedom: float
     n: int
 
+    def widened(self, factor: float) -> Mean:
+        """Returns the same with a larger error, in its interval and in its test."""
+        if self.standard_error is None:
+            return self
+        return dataclasses.replace(self, standard_error=factor * self.standard_error)
+
     def half_width(self, confidence: float = CONFIDENCE) -> float | None:
         """Returns half the interval, or None where there is none."""
         if not self.standard_error:

@@ -124,12 +124,11 @@ def over_generations(
       ResultsError: No generation, or a number that is not finite.
     """
     mean = estimates.one_group(logs, "logs")
-    factor = widening(mean.n) if is_stopped_on_width else 1.0
-    found = mean.estimate(
+    factor = widening(mean.n, is_stopped_on_width=is_stopped_on_width)
+    found = mean.widened(factor).estimate(
         OVER_GENERATIONS if factor == 1 else STOPPED,
         otherwise=NO_GENERATIONS,
         unit=unit,
-        widening=factor,
     )
     return estimates.from_logs(found)
 
@@ -172,9 +171,10 @@ def these_processes_only(logs_by_round: Sequence[float], *, unit: str = "") -> E
     return dataclasses.replace(estimates.from_logs(found), is_conclusive=False)
 
 
-def widening(num_generations: int) -> float:
-    """Returns the factor of an interval whose width decided to measure no more."""
-    return _WIDENING if num_generations > FEWEST_TO_STOP else 1.0
+def widening(num_generations: int, *, is_stopped_on_width: bool = True) -> float:
+    """Returns the factor of an interval, above 1 if its width decided when to stop."""
+    is_widened = is_stopped_on_width and num_generations > FEWEST_TO_STOP
+    return _WIDENING if is_widened else 1.0
 
 
 def check_target(target: float) -> None:

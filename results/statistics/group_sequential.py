@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -78,6 +78,32 @@ PROCESSES = Kind(name="processes", share=0.85, margins=1.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Design:
+    """When a gate looks, and how strictly; decided before it measures.
+
+    Attributes:
+      looks: After how many generations: all looks so far and to come.
+      most: Generations after which all error is spent.
+      delta: The slowdown that matters, as a ratio.
+      alpha: The accepted probability of passing it, and of a false regression.
+      spend: The spending function.
+    """
+
+    looks: tuple[int, ...] = LOOKS
+    most: int = LOOKS[-1]
+    delta: float
+    alpha: float
+    spend: Spending = spending.pocock
+
+    def level(self, share: float, number: int) -> float:
+        """Returns the one-sided level of a share of ``alpha`` at one look."""
+        levels = spending.nominal_levels(
+            self.looks, self.most, share * self.alpha, self.spend
+        )
+        return levels[self.looks.index(number)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
     """What one kind of measurement says at one look; arrays over gates and cases.
 
@@ -99,28 +125,14 @@ def margin_of(kind: Kind, delta: float) -> float:
     return -math.inf if kind.margins is None else math.log1p(kind.margins * delta)
 
 
-def look(
-    logs: np.ndarray,
-    kind: Kind,
-    *,
-    number: int,
-    looks: tuple[int, ...],
-    most: int,
-    delta: float,
-    alpha: float,
-    spend: Spending = spending.pocock,
-) -> Look:
+def look(logs: np.ndarray, kind: Kind, design: Design, *, number: int) -> Look:
     """Judges one kind of measurement at one look.
 
     Args:
       logs: Log slowdowns; not a number where a generation has none.
       kind: What they are.
-      number: Generations so far, one of ``looks``.
-      looks: All looks so far and to come.
-      most: Generations after which all error is spent.
-      delta: The slowdown that matters, as a ratio.
-      alpha: The accepted probability of passing it, and of a false regression.
-      spend: The spending function.
+      design: When the gate looks, and how strictly.
+      number: Generations so far, one of ``design.looks``.
     """
     from scipy import special
 
@@ -137,20 +149,20 @@ def look(
         variance, degrees = squares, (safe - 1).astype(float)
     error = np.sqrt(variance / safe)
 
-    def level(share: float) -> float:
-        levels = spending.nominal_levels(looks, most, share * alpha, spend)
-        return levels[looks.index(number)]
-
     def quantile(share: float) -> np.ndarray:
-        found: np.ndarray = special.stdtrit(degrees, 1 - level(share))
+        level = design.level(share, number)
+        found: np.ndarray = special.stdtrit(degrees, 1 - level)
         return found
 
     num_cases = values.shape[-1]
     strict = quantile(kind.share / num_cases)
     low, high = mean - strict * error, mean + quantile(OF_PASSING) * error
     verdicts = np.full(mean.shape, UNDECIDED)
-    passed = high < margin_of(kind, delta)
-    steps = [level(kind.share / (num_cases - index)) for index in range(num_cases)]
+    passed = high < margin_of(kind, design.delta)
+    steps = [
+        design.level(kind.share / (num_cases - index), number)
+        for index in range(num_cases)
+    ]
     verdicts[_holm(mean, error, degrees, steps) & (mean > 0)] = REGRESSED
     verdicts[passed] = PASSED
     verdicts[passed & (mean + strict * error < 0)] = IMPROVED
@@ -207,16 +219,7 @@ class Singles:
     holds: np.ndarray
 
 
-def singles(
-    logs: np.ndarray,
-    *,
-    number: int,
-    looks: tuple[int, ...],
-    most: int,
-    delta: float,
-    alpha: float,
-    spend: Spending = spending.pocock,
-) -> Singles:
+def singles(logs: np.ndarray, design: Design, *, number: int) -> Singles:
     """Judges at one look whether single processes of the change are slow."""
     from scipy import special
 
@@ -224,7 +227,7 @@ def singles(
     flat = values.reshape(*values.shape[:-2], -1)
     residuals = np.abs(values - _median(values, axis=-2)).reshape(flat.shape)
     scale = _NORMAL_DEVIATION * np.squeeze(_median(residuals, axis=-1), axis=-1)
-    threshold = np.maximum(STANDS_OUT * scale, math.log1p(delta))
+    threshold = np.maximum(STANDS_OUT * scale, math.log1p(design.delta))
     slower = (flat > threshold[..., None]).sum(axis=-1)
     faster = (flat < -threshold[..., None]).sum(axis=-1)
     both = slower + faster
@@ -232,13 +235,12 @@ def singles(
     p_value = np.where(
         slower > 0, special.bdtrc(slower - 1, np.maximum(both, 1), 0.5), 1.0
     )
-    levels = spending.nominal_levels(looks, most, SINGLE.share * alpha, spend)
     return Singles(
         threshold=threshold,
         num_slower=slower,
         num_faster=faster,
         p_value=p_value,
-        holds=p_value <= levels[looks.index(number)],
+        holds=p_value <= design.level(SINGLE.share, number),
     )
 
 
@@ -259,39 +261,26 @@ class Outcomes:
     decided_at: dict[Kind, np.ndarray]
 
 
-def outcomes(
-    logs: Mapping[Kind, np.ndarray],
-    *,
-    delta: float,
-    alpha: float,
-    looks: tuple[int, ...] = LOOKS,
-    most: int | None = None,
-    spend: Spending = spending.pocock,
-) -> Outcomes:
+def outcomes(logs: Mapping[Kind, np.ndarray], design: Design) -> Outcomes:
     """Lets gates look at their generations until they end.
 
     Args:
       logs: Log slowdowns by kind, over gates, generations and cases. Single processes
         are judged by the first.
-      delta: The slowdown that matters, as a ratio.
-      alpha: The accepted probability of an error of either kind.
-      looks: After how many generations they look.
-      most: Generations after which all error is spent; those of the last look.
-      spend: The spending function.
+      design: When they look, and how strictly.
     """
     first = next(iter(logs.values()))
     num_gates, _, num_cases = first.shape
-    verdicts, ends = np.full(num_gates, UNDECIDED), np.full(num_gates, looks[-1])
+    verdicts = np.full(num_gates, UNDECIDED)
+    ends = np.full(num_gates, design.looks[-1])
     of_cases = {kind: np.full((num_gates, num_cases), UNDECIDED) for kind in logs}
     decided_at = {kind: np.zeros((num_gates, num_cases), dtype=int) for kind in logs}
-    design: dict[str, Any] = {"looks": looks, "most": most or looks[-1]}
-    design |= {"delta": delta, "alpha": alpha, "spend": spend}
-    for number in looks:
+    for number in design.looks:
         is_open = verdicts == UNDECIDED
-        slower = singles(first, number=number, **design).holds
+        slower = singles(first, design, number=number).holds
         passed = np.ones(num_gates, dtype=bool)
         for kind, values in logs.items():
-            now = look(values, kind, number=number, **design).verdicts
+            now = look(values, kind, design, number=number).verdicts
             is_new = is_open[:, None] & (of_cases[kind] == UNDECIDED)
             of_cases[kind] = np.where(is_new, now, of_cases[kind])
             decided_at[kind][is_new & (now != UNDECIDED)] = number

@@ -27,12 +27,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from results import errors
-from results.statistics.estimates import CONFIDENCE, Estimate
+from results.statistics.estimates import CONFIDENCE, Estimate, finite
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FEWEST_RUNS = 3
+MOST_MISSED = 0.1
+"""Of studies whose cases are equal: those in which one seems never to get there."""
 
 METHOD = "median of censored times, ends by order statistics"
 TOO_FEW = f"no interval: fewer than {FEWEST_RUNS} runs say too little about the spread"
@@ -94,6 +96,42 @@ def first_reached(
         if (value >= target) if is_higher_better else (value <= target):
             return Time(amount=position, is_reached=True)
     return Time(amount=positions[-1], is_reached=False)
+
+
+def target_of(reached: Sequence[float], *, is_higher_better: bool) -> float:
+    """Returns a quality that runs like these reach as well: one of their worst.
+
+    Of equal runs, half end below the median of the others, and would "never reach it".
+    This is the best of the qualities that the median of as many equal runs misses with
+    a probability of at most ``MOST_MISSED``, or the worst of all: with 3 or 4 runs
+    the probability is 0.2.
+
+    Args:
+      reached: The quality of each run at its end.
+      is_higher_better: Whether higher is better.
+
+    Raises:
+      ResultsError: No run, or a quality that is not finite.
+    """
+    values = sorted(finite(reached, "reached").tolist(), reverse=not is_higher_better)
+    n = len(values)
+    ranks = (rank for rank in range(n, 1, -1) if _missed(n, rank) <= MOST_MISSED)
+    return float(values[next(ranks, 1) - 1])
+
+
+def _missed(n: int, rank: int) -> float:
+    """Probability that the median of n equal runs ends below the rank-th worst of n.
+
+    Any order of both groups is as likely: at least (n + 1) // 2 of the one are worse
+    than ``rank`` of the other.
+    """
+    needed = (n + 1) // 2
+    orders = sum(
+        math.comb(needed - 1 + others, others)
+        * math.comb(2 * n - needed - others, n - others)
+        for others in range(rank)
+    )
+    return orders / math.comb(2 * n, n)
 
 
 def median(times: Sequence[Time], *, unit: str) -> TimeToTarget:

@@ -6,6 +6,10 @@ import contextlib
 import os
 import pathlib
 import tempfile
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 TEMPORARY_PREFIX = ".tmp-"
 """Files with this name were left by a killed writer; readers skip them."""
@@ -49,12 +53,18 @@ def sync_files(folder: pathlib.Path) -> None:
     sync(folder)
 
 
-def remove_leftovers(folder: pathlib.Path) -> None:
-    """Removes what writers left that were killed, or could not remove it."""
-    with contextlib.suppress(OSError):  # harmless where they are
-        for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
-            if path.is_file() and not path.is_symlink():
-                path.unlink(missing_ok=True)
+def remove_leftovers(folder: pathlib.Path, below: Sequence[str] = ()) -> None:
+    """Removes what writers left that were killed, or could not remove it.
+
+    Args:
+      folder: Where to look.
+      below: Patterns of folders in it, in which to look too.
+    """
+    for pattern in ("", *below):
+        with contextlib.suppress(OSError):  # harmless where they are
+            for path in folder.glob(f"{pattern}{TEMPORARY_PREFIX}*"):
+                if path.is_file() and not path.is_symlink():
+                    path.unlink(missing_ok=True)
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

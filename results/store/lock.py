@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 LOCK_NAME = ".lock"
 HOLDER_NAME = ".lock-holder"
 _MOST_BYTES = 100
+_FOLDERS = ("trials/*/", "match/trials/*/", "report/")
+"""Of a study, in which records are written."""
 
 
 def read_holder(root: pathlib.Path) -> int | None:
@@ -73,7 +75,7 @@ def lock_study(root: pathlib.Path) -> Iterator[None]:
             ) from error
         with _heartbeat(root):
             # Nobody else writes here now, on no machine.
-            atomic.remove_leftovers(root)
+            atomic.remove_leftovers(root, _FOLDERS)
             yield
     finally:
         with contextlib.suppress(OSError):

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 PLAN_NAME = "plan.json"
+VARIED_NAME = "vary.json"
+"""In a folder of studies that differ in one setting (``results.store.varied``)."""
 TRIALS_NAME = "trials"
 MATCHING_NAME = "match"
 
@@ -124,6 +126,11 @@ class Store:
             raise errors.OpenStoreError(
                 f"{str(root)!r} is a file, must be a study directory (the folder that "
                 f"holds {PLAN_NAME})"
+            )
+        if untrusted.is_there(root / VARIED_NAME):
+            raise errors.OpenStoreError(
+                f"{str(root)!r} is a varied study, whose folders are studies; name one"
+                " of them ('list studies' has them)"
             )
         if not _looks_like_study(root):
             raise errors.OpenStoreError(

@@ -159,6 +159,8 @@ class Study:
     @property
     def program(self) -> Program | None:
         """The program of the user's that was measured, if it is a study of one."""
+        if not self.plan.program_code:  # those of peers are the project's own
+            return None
         return self.planned[0].spec.program if self.planned else None
 
     @property
@@ -208,7 +210,7 @@ class Study:
                 case_id=case_id,
                 modes=group[0].modes,
                 entries=tuple(group),
-                is_stopped_on_width=self.plan.measuring.target is not None,
+                is_stopped_on_width=self.plan.measuring.is_stopped_on_width,
             )
             for case_id, group in groups.items()
         )

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from results.errors import MergeError, WriteStoreError
@@ -22,7 +23,6 @@ from results.study import merge_plans, study_differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from results.records.models import Environment
     from results.store.stored_trial import Problem, Trial
@@ -116,10 +116,10 @@ def _open(roots: Sequence[Path], output: Path) -> list[Store]:
         )
     seen: dict[Path, Path] = {}
     for root in roots:
-        place = root.resolve()
+        place = Path(os.path.realpath(root))
         if place in seen:
             raise MergeError(f"{str(root)!r} is given twice; name every store once")
-        if output.resolve().is_relative_to(place):
+        if Path(os.path.realpath(output)).is_relative_to(place):
             raise MergeError(
                 f"the output {str(output)!r} is inside of the store {str(root)!r};"
                 " choose a directory beside the stores"

@@ -158,7 +158,7 @@ def _plain(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _without_load(turn: Mapping[str, Any]) -> dict[str, Any]:
-    left_out = {*_LOADS, "gpus", "void_reason", "is_void"}
+    left_out = {*_LOADS, "gpus", "num_cores", "void_reason", "is_void"}
     return {name: value for name, value in turn.items() if name not in left_out}
 
 
@@ -198,7 +198,12 @@ def _verify_load(
         gpus = stated.get("gpus", [])
         _compare(gpus, derived["gpus"], _LOAD, f"{label}.gpus", check)
     reason = stated.get("void_reason", "")
+    cores = derived["num_cores"]
+    of_one = raw_trial.LARGEST_OF_ONE_CORE + raw_trial.OF_EVERY_CORE * cores
     numbers = {
+        cores,
+        round(100 * cores * (stated.get("foreign_cpu_fraction") or 0)),
+        round(100 * of_one),
         round(100 * (stated.get("foreign_cpu_fraction") or 0)),
         round(100 * (stated.get("stolen_cpu_fraction") or 0)),
         round(100 * raw_trial.LARGEST_FOREIGN),

@@ -26,6 +26,7 @@ Fields = dict[str, Any]
 
 LARGEST_FOREIGN = 0.03
 LARGEST_STOLEN = 0.01
+LARGEST_OF_ONE_CORE, OF_EVERY_CORE = 0.10, 0.002
 SLOWED_BY_THE_MACHINE = frozenset(
     ("hardware slowdown", "heat", "heat (hardware)", "power brake")
 )
@@ -263,6 +264,7 @@ def _turns(
         if loads is not None:
             load = loads[index]
             turn |= {name: load[name] for name in (*_LOADS, "num_throttled")}
+            turn["num_cores"] = load.get("num_cores", 0)
             turn["gpus"] = load.get("gpus", [])
             turn["is_sustained"] = load.get("is_sustained", False)
             turn["is_void"] = _is_void(load, turn["num_retraces"])
@@ -289,8 +291,11 @@ def _check_turns(rank: int, turns: Sequence[Fields], steps: Sequence[Fields]) ->
 
 def _is_void(load: Fields, num_retraces: int) -> bool:
     foreign, stolen = load["foreign_cpu_fraction"], load["stolen_cpu_fraction"]
+    cores = load.get("num_cores", 0)  # earlier studies judged the mean alone
     return bool(
         (foreign or 0.0) > LARGEST_FOREIGN + load["foreign_resolution"]
+        or (cores * (foreign or 0.0) - load.get("one_core_resolution", 0.0))
+        > LARGEST_OF_ONE_CORE + OF_EVERY_CORE * cores
         or (stolen or 0.0) > LARGEST_STOLEN + load["stolen_resolution"]
         or load["num_throttled"]
         or any(is_gpu_void(use) for use in load.get("gpus", ()))

@@ -14,6 +14,7 @@ OURS = {
     "harness/judging/program_revisions.py": "files of a checkout of the user's",
     "harness/judging/revisions.py": "files of a checkout of this tree",
     "harness/planning/code_digest.py": "sources of this tree",
+    "harness/planning/plugin_code.py": "sources of packages that are imported",
     "reports/page/page.py": "styles and scripts of this tree",
     "reports/site/assets.py": "styles and scripts of this tree",
     "reports/view/reference_points.py": "published figures of this tree",

@@ -17,6 +17,7 @@ WRITES = {
     ("pull_request.yml", "comment"): {"pull-requests"},
     ("weekly.yml", "publish"): {"pages", "id-token"},
 }
+ACTION = ROOT / ".github" / "actions" / "gate" / "action.yml"
 SAME_REPOSITORY = "github.event.pull_request.head.repo.full_name == github.repository"
 SAME_PROJECT = "$CI_MERGE_REQUEST_SOURCE_PROJECT_ID == $CI_PROJECT_ID"
 # These run with rights that a fork must not have.
@@ -93,7 +94,8 @@ def run_check(program: str, *arguments: str) -> str:
 
 def test_the_audit_of_workflows_finds_nothing() -> None:
     """With zizmor, and without a network: ``make lint`` runs the same."""
-    assert "" == run_check("zizmor", "--offline", "--quiet", ".github/workflows")
+    audited = (".github/workflows", str(ACTION))
+    assert "" == run_check("zizmor", "--offline", "--quiet", *audited)
 
 
 def test_the_audit_of_workflows_finds_an_unsafe_one(tmp_path: Path) -> None:
@@ -119,6 +121,13 @@ def test_pipelines_match_the_schemas_of_their_hosts(path: Path) -> None:
         schema.append("gitlab-ci")
 
     assert "" == run_check("check-jsonschema", *schema, str(path))
+
+
+def test_the_action_matches_the_schema_of_its_host() -> None:
+    """Its scripts run in ``tests/release/``."""
+    schema = ("--builtin-schema", "vendor.github-actions")
+
+    assert "" == run_check("check-jsonschema", *schema, str(ACTION))
 
 
 def test_there_is_a_pipeline_for_each_purpose() -> None:

@@ -306,6 +306,8 @@ def rank_of_several() -> int | None:
         return int(os.environ["SLURM_PROCID"])
     if os.environ.get("WORLD_SIZE", "1") != "1":
         return int(os.environ["RANK"])
+    if os.environ.get("REPLICATOR_NUM_WORKERS", "1") != "1":
+        return int(os.environ["JOB_COMPLETION_INDEX"])
     return None
 
 

@@ -373,7 +373,8 @@ def test_the_code_of_a_guide_passes_the_linter(path: Path) -> None:
         if not name.endswith(".py"):
             continue
         # A program from outside of the tree has rules of its own.
-        own = ["--isolated"] if path.stem == "loop" else ["--extend-ignore", "INP001"]
+        is_outside = path.stem in {"loop", "plugin"}
+        own = ["--isolated"] if is_outside else ["--extend-ignore", "INP001"]
         for command in (
             # Its package is made by the guide.
             ["check", "--no-cache", *own],
@@ -462,3 +463,36 @@ def test_a_loop_of_ones_own_takes_part(tmp_path: Path, monkeypatch: Any) -> None
     assert {"none", "twin"} == set(trials.control)
     (match,) = load_study(store).matches
     assert 1e-9 > match.loss_difference
+
+
+def test_a_package_of_plugins_is_installed(tmp_path: Path, monkeypatch: Any) -> None:
+    """By pip, in an empty folder: it is listed, planned, reported and verified."""
+    guide = (GUIDES / "plugin.md").read_text(encoding="utf-8")
+    plan, install, listing = commands_of(guide)
+    sources, site = tmp_path / "sources", tmp_path / "site"
+    apply(guide, sources)
+    lines = files_of(guide)["bench.py"].splitlines()
+    assert 15 >= sum(1 for line in lines if line)
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    planned = python(sources, plan)
+    assert re.search(r"in_graph x2 strong, .*runs/mine-own-", planned, re.DOTALL)
+    python(sources, [*install, "--no-index", "--target", str(site)])
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{site}")
+    there = tmp_path / "there"
+    there.mkdir()
+    listed = python(there, listing)
+    for kind in ("workload", "metric", "section", "format"):
+        assert f"({kind} of bench-of-mine 0.1, bench" in listed
+    named = ["mine" if word == "bench:WORKLOAD" else word for word in plan]
+    (of,) = json.loads(python(there, [*named, "--json"]))["plugins"].values()
+    assert ("bench:WORKLOAD", "bench-of-mine 0.1") == (of["object"], of["package"])
+
+    study = there / "runs" / "s"
+    shutil.copytree(ROOT / "docs" / "reports" / "sngan", study)
+    report = ["-m", "harness", "report", "s"]
+    assert "in_graph x" in python(there, [*report, "--format", "cases"])
+    python(there, report)
+    assert "<p>Slowest step: " in (study / "report" / "index.html").read_text()
+    verified = python(there, ["-m", "harness", "verify", "s"])
+    assert "section 'slowest' of bench-of-mine 0.1: what a plugin shows" in verified

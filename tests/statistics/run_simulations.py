@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support/studies"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import fixed_gates
 import gate_claims
 import simulated_designs as designs
 
-from results.judging import power
 from results.statistics import judge
 
 if TYPE_CHECKING:
@@ -107,9 +107,7 @@ def run_gates(num_gates: int, seed: int) -> list[str]:
     broken = []
     for effect in EFFECTS:
         found = designs.gates(num_gates, seed, effect=effect)
-        (expected,) = power.operating_points(
-            found.spread, 5, judge.DEFAULT_DELTA, [effect]
-        )
+        expected = fixed_gates.shares(found.spread, 5, effect)
         pairs = {
             "pass": (found.passes, expected.passes),
             "regress": (found.regresses, expected.regresses),

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 
+import fixed_gates
 import numpy as np
 import pytest
 import simulated_designs
 from simulated_designs import Coverage
 from simulated_sweeps import MACHINE, Sweeps, relay
-
-from results.judging import power
 
 NUM_SWEEPS = 300
 SEED = 22
@@ -111,7 +110,7 @@ def test_gates_on_a_noisy_machine_decide_as_calculated(effect: float) -> None:
     num_gates = 400
     tolerance = 3 * (0.25 / num_gates) ** 0.5  # three standard errors, at most
     found = simulated_designs.gates(num_gates, SEED, effect=effect)
-    (expected,) = power.operating_points(found.spread, 5, 0.05, [effect])
+    expected = fixed_gates.shares(found.spread, 5, effect)
 
     assert found.spread == pytest.approx(0.03, abs=0.003)
     assert expected.passes == pytest.approx(found.passes, abs=tolerance)

@@ -28,8 +28,9 @@ def test_operating_points(document: str, num_rows: int) -> None:
     rows = _rows(document, "generations | no change: pass")
     assert len(rows) == num_rows
     for number, *cells in rows:
+        rule = power.design(delta=DELTA, alpha=0.05, num_generations=int(number))
         same, two, five, eight = power.operating_points(
-            0.03, int(number), DELTA, [0, 0.02, 0.05, 0.08]
+            0.03, [0, 0.02, 0.05, 0.08], rule
         )
         expected = (
             same.passes,

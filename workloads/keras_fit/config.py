@@ -47,6 +47,24 @@ APPLICATIONS = (
 """What ``keras.applications`` can build without weights."""
 
 
+def check_jit_of_fit(jit: str, loop: str) -> None:
+    """Raises unless Keras can compile with XLA what is asked for.
+
+    Raises:
+      ValueError: It cannot; the message says what to use.
+    """
+    if jit == JIT_COMPUTE:
+        raise ValueError(
+            f"option jit={jit!r}: compile() of Keras takes a whole step or nothing; "
+            f"use jit 'step' or {JIT_OFF!r}"
+        )
+    if jit != JIT_OFF and loop != "fit":
+        raise ValueError(
+            f"option jit={jit!r} is that of compile(), which fit reads, but loop is "
+            f"{loop!r}: leave one of the two out"
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class KerasFitConfig(ImageConfig):
     """Settings of the model and of its training.
@@ -76,16 +94,7 @@ class KerasFitConfig(ImageConfig):
     def __post_init__(self) -> None:
         ImageConfig.__post_init__(self)
         check_choice("input_dtype", self.input_dtype, ("float32",))
-        if self.jit == JIT_COMPUTE:
-            raise ValueError(
-                f"option jit={self.jit!r}: compile() of Keras takes a whole step or "
-                f"nothing; use jit 'step' or {JIT_OFF!r}"
-            )
-        if self.jit != JIT_OFF and self.loop != "fit":
-            raise ValueError(
-                f"option jit={self.jit!r} is that of compile(), which fit reads, but "
-                f"loop is {self.loop!r}: leave one of the two out"
-            )
+        check_jit_of_fit(self.jit, self.loop)
         if self.function is None:
             check_choice("model", self.model, APPLICATIONS)
             smallest = _SMALLEST_OF.get(self.model, _SMALLEST)

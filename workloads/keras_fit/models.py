@@ -31,18 +31,24 @@ def make(config: KerasFitConfig, *, is_matched: bool) -> keras.Model:
     Raises:
       ValueError: The user's function returns something else.
     """
-    with _policy(config.compute_dtype):
+    with policy(config.compute_dtype):
         model = _application(config) if config.function is None else _own(config)
-    for layer in layers_of(model):
-        if hasattr(layer, "synchronized"):
-            layer.synchronized = config.batch_norm != "local"
-        if is_matched and isinstance(layer, keras.layers.Dropout):
-            layer.rate = 0.0
+    adapt(model, batch_norm=config.batch_norm, is_matched=is_matched)
     return model
 
 
+def adapt(model: keras.Model, *, batch_norm: str, is_matched: bool) -> None:
+    """Sets in the layers of a model what an option says, or matching needs."""
+    for layer in layers_of(model):
+        if hasattr(layer, "synchronized"):
+            layer.synchronized = batch_norm != "local"
+        if is_matched and isinstance(layer, keras.layers.Dropout):
+            layer.rate = 0.0
+
+
 @contextlib.contextmanager
-def _policy(compute_dtype: str) -> Iterator[None]:
+def policy(compute_dtype: str) -> Iterator[None]:
+    """Makes a number type that of the layers that are made in the block."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(compute_dtype)
     try:

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from workloads.spec import QualityMetric
 
 # Pixels have 256 integer levels; noise as wide as one level fills the gaps.
-_PIXEL_STEP = 2.0 / 255.0
+PIXEL_STEP = 2.0 / 255.0
 _DISCRIMINATOR_SEEDS = 1_000
 # Streams of random numbers where N replicas are matched with one.
-_NOISE_OF_GENERATOR, _NOISE_OF_DISCRIMINATOR, _NOISE_OF_PIXELS = 1, 2, 3
+NOISE_OF_GENERATOR, NOISE_OF_DISCRIMINATOR, NOISE_OF_PIXELS = 1, 2, 3
 
 
 class SNGANProgram(ImageProgram):
@@ -149,7 +149,7 @@ class SNGANProgram(ImageProgram):
         """Updates the generator, then the discriminator."""
         count = batch["label"].shape[0] * self._config.generator_batch_factor
         loss, gradients = self._differentiate_generator(
-            *self._draw(count, _NOISE_OF_GENERATOR)
+            *self._draw(count, NOISE_OF_GENERATOR)
         )
         self._of_generator.apply_gradients(
             zip(gradients, self.generator.trainable_variables, strict=True)
@@ -165,7 +165,7 @@ class SNGANProgram(ImageProgram):
         count = batch["label"].shape[0]
         real = batch["image"] + self._draw_noise(batch["image"])
         loss, gradients = self._differentiate_discriminator(
-            real, batch["label"], *self._draw(count, _NOISE_OF_DISCRIMINATOR)
+            real, batch["label"], *self._draw(count, NOISE_OF_DISCRIMINATOR)
         )
         self._of_discriminator.apply_gradients(
             zip(gradients, self.discriminator.trainable_variables, strict=True)
@@ -228,12 +228,12 @@ class SNGANProgram(ImageProgram):
         """Returns noise as wide as one level of a pixel."""
         if not self.is_matched:
             return replicator.draw(
-                lambda: tf.random.uniform(images.shape, 0.0, _PIXEL_STEP)
+                lambda: tf.random.uniform(images.shape, 0.0, PIXEL_STEP)
             )
         total = images.shape[0] * self._repl.num_replicas_in_sync
         return own_rows(
             tf.random.stateless_uniform(
-                [total, *images.shape[1:]], [_NOISE_OF_PIXELS, 0], 0.0, _PIXEL_STEP
+                [total, *images.shape[1:]], [NOISE_OF_PIXELS, 0], 0.0, PIXEL_STEP
             )
         )
 

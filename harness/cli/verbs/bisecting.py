@@ -19,7 +19,7 @@ from harness.errors import Interrupted, PlanError, RevisionError
 from harness.judging import bisect_file, commit_range
 from harness.judging.revisions import SHOWN_DIGITS
 from harness.planning import study as study_module
-from harness.planning.program_request import pattern_of, resolved
+from harness.planning.program_request import judged_metric, resolved
 from reports.words import bisection as words
 from results.judging.bisection import suspects
 from results.records import identity
@@ -137,7 +137,7 @@ def _note(text: str) -> None:
 def _rule(request: GateRequest, alpha: float) -> Rule:
     return make_rule(
         workload="",
-        metric=pattern_of(request.metric),
+        metric=judged_metric(request.metric, request.command),
         delta=request.delta,
         alpha=alpha,
     )

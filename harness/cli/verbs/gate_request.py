@@ -77,6 +77,7 @@ class GateRequest(RunRequest):
             "retry",
             "are_checkpoints_kept",
             "is_dry_run",
+            "vary",
             *HostRequest.model_fields,
         }
     )
@@ -269,7 +270,8 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
             " more"
         )
     request = request.model_copy(update={"budget": "none", "is_evaluated": False})
-    if rule.metric is gate_metrics.THROUGHPUT and request.program is None:
+    takes_turns = request.program is None or request.program.record.is_client
+    if rule.metric is gate_metrics.THROUGHPUT and takes_turns:
         return _with_repeats(request)
     # These exist once per process, and are measured best where it is alone.
     if request.order is Order.RELAY and rule.metric.name == gate_metrics.FIRST_STEP:

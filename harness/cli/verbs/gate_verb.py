@@ -25,8 +25,9 @@ from harness.judging import (
     this_machine,
 )
 from harness.planning import study as study_module
-from harness.planning.program_request import pattern_of, resolved
+from harness.planning.program_request import judged_metric, resolved
 from reports.words import judgement
+from results.judging import day_effect
 from results.judging import gate as gate_module
 from results.store import atomic, untrusted
 from results.store.study_store import PLAN_NAME, Store
@@ -69,14 +70,14 @@ def run(request: GateRequest, call: Call) -> int:
     request = resolved(request, Path.cwd())
     rule = make_rule(
         workload="" if request.program else request.workload,
-        metric=pattern_of(request.metric),
+        metric=judged_metric(request.metric, request.command),
         delta=request.delta,
         alpha=request.alpha,
     )
     request = of_gate(request, rule)
-    name, stored = _find_baseline(request.baseline_name, request.runs_dir)
+    name, stored, days = _find_baseline(request.baseline_name, request.runs_dir)
     if stored is not None:
-        return _against_study(request, call, stored, name, rule)
+        return _against_study(request, call, stored, name, rule, days)
     source = None
     if request.program is None:
         commit = revisions.find_commit(name)
@@ -96,8 +97,12 @@ def run(request: GateRequest, call: Call) -> int:
         return exit_codes.INTERRUPTED
 
 
-def _find_baseline(text: str | None, runs_dir: Path) -> tuple[str, Study | None]:
-    """Returns the name of a baseline, and its study; None if it is a revision.
+def _find_baseline(
+    text: str | None, runs_dir: Path
+) -> tuple[str, Study | None, tuple[Study, ...]]:
+    """Returns the name of a baseline, its study, and those of other days.
+
+    The study is None if it is a revision.
 
     Raises:
       StudyError: No baseline was given, and none is named default.
@@ -116,21 +121,28 @@ def _find_baseline(text: str | None, runs_dir: Path) -> tuple[str, Study | None]
         )
     if text in known:
         of = known[text]
-        return f"baseline {text} (study {of.study})", study_module.load(
-            of.study, runs_dir
-        )
+        stored = study_module.load(of.study, runs_dir)
+        days = tuple(study_module.load(day, runs_dir) for day in of.days)
+        if days:
+            day_effect.check(stored, days)
+        return f"baseline {text} (study {of.study})", stored, days
     if untrusted.is_there(study_module.find_study(text, runs_dir) / PLAN_NAME):
-        return f"study {text}", study_module.load(text, runs_dir)
-    return text, None
+        return f"study {text}", study_module.load(text, runs_dir), ()
+    return text, None, ()
 
 
 def _against_study(
-    request: GateRequest, call: Call, stored: Study, name: str, rule: Rule
+    request: GateRequest,
+    call: Call,
+    stored: Study,
+    name: str,
+    rule: Rule,
+    days: tuple[Study, ...],
 ) -> int:
     """Measures this tree alone, and judges it against a stored study."""
 
     def judge_studies(store: Store, study: Study, _trials: object) -> int:
-        found = gate_module.of_studies(study, stored, rule, baseline=name)
+        found = gate_module.of_studies(study, stored, rule, baseline=name, days=days)
         if found.differences and not request.is_different_allowed:
             # Seen only now: placement and machine are recorded with the trials.
             check_comparable(str(store.root), name, found.differences, False)

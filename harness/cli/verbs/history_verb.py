@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import click
@@ -79,7 +80,7 @@ def run(request: HistoryRequest, _: Call) -> int:
 def _named(studies: Sequence[str], runs_dir: Path) -> list[Study]:
     roots = [study_module.find_study(study, runs_dir) for study in studies]
     # The same study twice would count as two observations.
-    unique = {root.resolve(): root for root in roots}
+    unique = {os.path.realpath(root): root for root in roots}
     return [
         study_module.complete(load_study(Store.open(root))) for root in unique.values()
     ]
@@ -138,7 +139,7 @@ def _cells(seen: Observation) -> tuple[str, ...]:
         )
     change = ""
     if seen.change is not None:
-        change = f"{100 * (seen.change - 1):+.1f} % from here on"
+        change = f"{formats.change(seen.change)} from here on"
     return (
         seen.date[:_DATE_LENGTH].replace("T", " "),
         seen.study,

@@ -1,4 +1,4 @@
-"""The verb ``list``: workloads, backends, presets; the studies of a directory."""
+"""The verb ``list``: what a study can name, plugins too; the studies of a directory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from harness.catalog import BACKENDS, WORKLOADS
+from harness.catalog import BACKENDS, PEERS, WORKLOADS
 from harness.cli import exit_codes
 from harness.cli.arguments import one_line
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir
@@ -17,13 +17,14 @@ from results.errors import ResultsError
 from results.records.models import StatusRecord, TrialStatus
 from results.records.texts import printable
 from results.store import record_file
-from results.store.study_store import PLAN_NAME, Store
+from results.store.study_store import PLAN_NAME, VARIED_NAME, Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from harness.cli.verb import Call
+    from harness.cli.verbs.every_plugin import Listed
     from results.records.models import PlannedTrial
 
 _DATE_LENGTH = len("2026-01-01 00:00")
@@ -33,7 +34,7 @@ class ListRequest(Options):
     """What is listed."""
 
     what: Annotated[
-        Literal["workloads", "backends", "presets", "studies"] | None,
+        Literal["workloads", "backends", "presets", "plugins", "studies"] | None,
         Option(is_argument=True),
     ] = None
     runs_dir: RunsDir = RUNS_DIR
@@ -41,12 +42,22 @@ class ListRequest(Options):
 
 
 def run(request: ListRequest, _: Call) -> int:
-    """Lists workloads, backends and presets, or the studies of a directory."""
+    """Lists workloads, backends, presets and plugins, or the studies of a directory.
+
+    A plugin that cannot be used is named on stderr, and the exit code is then 2.
+    """
     if request.what == "studies":
         return show(request.runs_dir, is_json=request.is_json)
+    from harness.cli.verbs import every_plugin
+
+    found = every_plugin.read()
+    for plugin in found:
+        if plugin.problem:
+            click.echo(one_line(f"error: {plugin.problem}"), err=True)
     write = listing_json if request.is_json else listing_text
-    click.echo(write(request.what))
-    return exit_codes.OK
+    click.echo(write(request.what, found))
+    has_problem = any(plugin.problem for plugin in found)
+    return exit_codes.USAGE if has_problem else exit_codes.OK
 
 
 def show(runs_dir: Path, *, is_json: bool) -> int:
@@ -54,7 +65,15 @@ def show(runs_dir: Path, *, is_json: bool) -> int:
 
     One that cannot be read is named on stderr, and the exit code is then 2.
     """
-    found = [_read(path.parent) for path in sorted(runs_dir.glob(f"*/{PLAN_NAME}"))]
+    plans = [
+        *runs_dir.glob(f"*/{PLAN_NAME}"),
+        *(
+            plan
+            for varied in runs_dir.glob(f"*/{VARIED_NAME}")
+            for plan in varied.parent.glob(f"*/{PLAN_NAME}")
+        ),
+    ]
+    found = [_read(path.parent, runs_dir) for path in sorted(plans)]
     rows = [row for row in found if row is not None]
     code = exit_codes.OK if len(rows) == len(found) else exit_codes.USAGE
     rows.sort(key=lambda row: (row["created_at"], row["name"]))
@@ -69,20 +88,20 @@ def show(runs_dir: Path, *, is_json: bool) -> int:
     return code
 
 
-def _read(root: Path) -> dict[str, Any] | None:
+def _read(root: Path, runs_dir: Path) -> dict[str, Any] | None:
     try:
-        return _row(Store.open(root))
+        return _row(Store.open(root), root.relative_to(runs_dir).as_posix())
     except ResultsError as error:
         click.echo(one_line(f"error: {error}"), err=True)
         return None
 
 
-def _row(store: Store) -> dict[str, Any]:
+def _row(store: Store, name: str) -> dict[str, Any]:
     plan = store.read_plan()
     specs = [trial.spec for trial in plan.trials]
     return {
         # What the verbs take: the folder, which may have been renamed.
-        "name": store.root.name,
+        "name": name,
         "study": plan.study,
         "created_at": plan.created_at,
         "workloads": list(dict.fromkeys(spec.workload for spec in specs)),
@@ -139,27 +158,34 @@ def _presets() -> list[dict[str, Any]]:
 
 def _backends() -> list[dict[str, Any]]:
     fields = ("name", "description", "kind", "max_replicas")
-    return [{f: getattr(info, f) for f in fields} for info in BACKENDS.values()]
+    rows = (*BACKENDS.values(), *PEERS.values())
+    return [{f: getattr(info, f) for f in fields} for info in rows]
 
 
 _LISTS = {"workloads": _workloads, "presets": _presets, "backends": _backends}
 
 
-def _chosen(what: str | None) -> dict[str, list[dict[str, Any]]]:
-    return {name: rows() for name, rows in _LISTS.items() if what in (None, name)}
+def _chosen(
+    what: str | None, found: Iterable[Listed]
+) -> dict[str, list[dict[str, Any]]]:
+    lists = {name: rows() for name, rows in _LISTS.items() if what in (None, name)}
+    plugins = [of.row() for of in found if not of.problem]
+    if what == "plugins" or (what is None and plugins):
+        lists["plugins"] = plugins
+    return lists
 
 
-def listing_json(what: str | None) -> str:
+def listing_json(what: str | None, found: Iterable[Listed] = ()) -> str:
     """Returns one list, or all of them, as JSON."""
-    return json.dumps(_chosen(what), indent=2)
+    return json.dumps(_chosen(what, found), indent=2)
 
 
-def listing_text(what: str | None) -> str:
+def listing_text(what: str | None, found: Iterable[Listed] = ()) -> str:
     """Returns one list, or all of them, as aligned text."""
     blocks = []
-    for title, rows in _chosen(what).items():
-        lines = [title]
-        width = max(len(_name_of(row)) for row in rows)
+    for title, rows in _chosen(what, found).items():
+        lines = [title if rows else f"{title}: none is installed"]
+        width = max((len(_name_of(row)) for row in rows), default=0)
         lines += [f"  {_name_of(row):<{width}}  {_about(row)}" for row in rows]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
@@ -170,6 +196,8 @@ def _name_of(row: dict[str, Any]) -> str:
 
 
 def _about(row: dict[str, Any]) -> str:
+    if "package" in row:
+        return f"{row['title']} ({row['kind']} of {row['package']}, {row['object']})"
     if "workload" in row:
         return (
             f"{row['description']}; {row['data']},"

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from results.study.cases import Study
 
 
+MAX_CASES = 100
+
+
 class PowerRequest(Options):
     """Of which gate the power is shown."""
 
@@ -57,8 +60,16 @@ class PowerRequest(Options):
         Annotated[int, Field(ge=2, le=MAX_SEED)] | None,
         Option(
             name="generations",
-            help="Generations of the gate.",
-            default="those that the time allows",
+            help="One look after exactly so many.",
+            default="the looks of a gate for which there is time",
+        ),
+    ] = None
+    num_cases: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_CASES)] | None,
+        Option(
+            name="cases",
+            help="Cases of the gate; the change is in one of them.",
+            default="those of the study, or 1",
         ),
     ] = None
     minutes: Annotated[
@@ -66,7 +77,7 @@ class PowerRequest(Options):
         Option(
             kind=duration("min", unit="min"),
             help="Time of the gate; a bare number is minutes.",
-            default="that of the study, or `12min`",
+            default=f"`{defaults.MINUTES_OF_GATE:g}min`",
         ),
     ] = None
     target: Annotated[
@@ -90,7 +101,7 @@ class _Spread:
     value: float
     source: str
     minutes_per_generation: float
-    minutes: float
+    num_cases: int = 1
 
 
 def run(request: PowerRequest, _: Call) -> int:
@@ -104,7 +115,9 @@ def run(request: PowerRequest, _: Call) -> int:
     judge.check_alpha(request.alpha)
     found = _spread(request.study, request.spread, request.runs_dir)
     each = found.minutes_per_generation
-    minutes_in_all = found.minutes if request.minutes is None else request.minutes
+    minutes_in_all = (
+        defaults.MINUTES_OF_GATE if request.minutes is None else request.minutes
+    )
     number = request.num_generations or math.floor(minutes_in_all / each + 1e-9)
     if number < judge.FEWEST_GENERATIONS:
         needed = judge.FEWEST_GENERATIONS * each
@@ -117,11 +130,15 @@ def run(request: PowerRequest, _: Call) -> int:
         _check_target(request.target, found, number)
     table = power_table.calculate(
         found.value,
+        power_module.design(
+            delta=request.delta,
+            alpha=request.alpha,
+            num_generations=request.num_generations,
+            most=number,
+        ),
         source=found.source,
-        num_generations=number,
+        num_cases=request.num_cases or found.num_cases,
         minutes_per_generation=each,
-        delta=request.delta,
-        alpha=request.alpha,
     )
     click.echo(
         power_table.as_json(table) if request.is_json else power_table.text(table)
@@ -167,7 +184,6 @@ def _spread(study: str | None, spread: float | None, runs_dir: Path) -> _Spread:
             value=spread,
             source="given",
             minutes_per_generation=usual,
-            minutes=defaults.MINUTES,
         )
     loaded = study_module.load(study, runs_dir)
     each = _minutes_per_generation(loaded) or usual
@@ -178,7 +194,7 @@ def _spread(study: str | None, spread: float | None, runs_dir: Path) -> _Spread:
         value=spread,
         source=source,
         minutes_per_generation=each,
-        minutes=loaded.plan.measuring.minutes or each * loaded.plan.repeats,
+        num_cases=len(loaded.cases),
     )
 
 

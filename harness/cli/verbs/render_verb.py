@@ -76,7 +76,8 @@ class RenderRequest(Options):
         ),
     ] = Path()
     file_options: Annotated[
-        Options, Contributed(by="launcher", models=catalog.file_options)
+        Options,
+        Contributed(by="launcher", models=catalog.file_options, use=catalog.info),
     ] = NO_OPTIONS
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from harness.cli import exit_codes, running, terminal
+from harness.cli import exit_codes, running, terminal, varied
 from harness.cli.arguments import one_line
 from harness.cli.shared_options import (
     DEFAULT_METRIC,
@@ -26,6 +26,7 @@ from harness.options.kinds import TEXTS, choice
 from harness.options.option import Option, Options
 from harness.planning import study as study_module
 from reports import output_file
+from reports.exports import export_formats
 from reports.exports.export_formats import FORMATS, Output
 from results.judging import gate_metrics
 from results.store.study_store import Store
@@ -44,6 +45,12 @@ _NEEDS_NAME = {
     Output.FOLDER: "several files; name their directory",
     Output.FILE: "a binary file; name it",
 }
+
+
+def _read_format(value: object, what: str) -> str:
+    """Returns the name of a format of this project, or of a plugin."""
+    found = export_formats.find(str(value))
+    return choice(tuple(FORMATS)).read(value, what) if found is None else found.name
 
 
 class ReportRequest(Options):
@@ -65,7 +72,7 @@ class ReportRequest(Options):
         str | None,
         Option(
             name="format",
-            kind=choice(tuple(FORMATS)),
+            kind=dataclasses.replace(choice(tuple(FORMATS)), read=_read_format),
             help="What is written.",
             default="`html`",
         ),
@@ -106,6 +113,16 @@ class ReportRequest(Options):
         return FORMATS[self.form or "html"]
 
     @property
+    def is_page_of_varied(self) -> bool:
+        """Whether the page of a varied study is requested, if that is what is named."""
+        return (
+            len(self.studies) == 1
+            and self.form in (None, "html")
+            and self.output is None
+            and not (self.is_json or self.is_private_checked)
+        )
+
+    @property
     def is_site(self) -> bool:
         """Whether several studies go to a directory."""
         return (
@@ -124,6 +141,11 @@ def run(request: ReportRequest, _: Call) -> int:
       ResultsError: A study cannot be read, or the output cannot be written.
       StudyError: The options exclude each other.
     """
+    one = varied.names_of(request.studies[0], request.runs_dir)
+    if one is not None and request.is_page_of_varied:
+        return varied.rewrite_page(one[0])
+    names = tuple(varied.expanded(request.studies, request.runs_dir))
+    request = request.model_copy(update={"studies": names})
     _check(request)
     stores = [
         Store.open(study_module.find_study(name, request.runs_dir))

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from harness.cli import gpu_readiness, running
+from harness.cli import gpu_readiness, running, varied
 from harness.cli.host_options import Launcher
 from harness.cli.shared_options import (
     RUNS_DIR,
@@ -16,6 +16,7 @@ from harness.cli.shared_options import (
     RunsDir,
     StudyArgument,
 )
+from harness.command import peers
 from harness.launch import catalog
 from harness.options.durations import duration
 from harness.options.option import Option, Options
@@ -58,6 +59,16 @@ class ResumeRequest(Options):
 
 
 def run(request: ResumeRequest, call: Call) -> int:
+    """Runs the missing trials of a study, or of each study of a varied one.
+
+    Raises:
+      HarnessError: The study's code is not the code that would run now.
+      ResultsError: There is no such study, or it cannot be used.
+    """
+    return varied.for_each(_resume, varied.rewrite_page)(request, call)
+
+
+def _resume(request: ResumeRequest, call: Call) -> int:
     """Runs the missing trials of a study's plan, and reports.
 
     Raises:
@@ -72,6 +83,7 @@ def run(request: ResumeRequest, call: Call) -> int:
     launcher = catalog.start(request.launcher)
     launcher.check(trial.spec for trial in plan.trials)
     launcher.check_folder(root.absolute())
+    peers.check_environments(plan.trials, launcher.name, catalog.DEFAULT)
     with lock_study(root):
         missing = sweep_loop.missing_trials(
             store, plan.trials, is_failed_retried=request.retry is not None

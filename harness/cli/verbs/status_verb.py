@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import psutil
 
-from harness.cli import exit_codes, progress, running
+from harness.cli import exit_codes, progress, running, varied
 from harness.cli.arguments import one_line
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.options.option import Options
@@ -38,7 +38,16 @@ class StatusRequest(Options):
     is_json: IsJson = False
 
 
-def run(request: StatusRequest, _: Call) -> int:
+def run(request: StatusRequest, call: Call) -> int:
+    """Prints the progress of a study, or of each study of a varied one.
+
+    Raises:
+      ResultsError: There is no such study, or a newer version wrote it.
+    """
+    return varied.for_each(_show)(request, call)
+
+
+def _show(request: StatusRequest, _: Call) -> int:
     """Prints the progress of a study and its failures.
 
     Raises:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from pydantic import InstanceOf
+
 from harness.cli.host_options import HostRequest
 from harness.cli.shared_options import (
     RUNS_DIR,
@@ -15,7 +17,8 @@ from harness.cli.shared_options import (
 )
 from harness.options.option import Option
 from harness.planning.program_request import resolved
-from harness.planning.request import STUDY, SweepRequest
+from harness.planning.request import MEASURED, STUDY, SweepRequest
+from harness.planning.vary import VARY, Axis
 
 if TYPE_CHECKING:
     from harness.cli.verb import Call
@@ -32,6 +35,16 @@ class RunRequest(HostRequest, SweepRequest):
             help="Directory below `--runs-dir`.",
             default="`<workload>-<preset>-<digest>`, so that the same command resumes"
             " it",
+        ),
+    ] = None
+    vary: Annotated[
+        InstanceOf[Axis] | None,
+        Option(
+            group=MEASURED,
+            kind=VARY,
+            help="A study for each value of `data`, `global-batch-size`,"
+            " `per-replica-batch-size`, or an option of the workload, one after the"
+            " other, with a page of all: `--vary global-batch-size=256,512`.",
         ),
     ] = None
     runs_dir: RunsDir = RUNS_DIR
@@ -61,4 +74,9 @@ def run(request: RunRequest, call: Call) -> int:
     """Runs a sweep and writes the report, or prints its plan."""
     from harness.cli import commands
 
-    return commands.sweep(resolved(request, Path.cwd()), call)
+    request = resolved(request, Path.cwd())
+    if request.vary is not None:
+        from harness.cli import varied
+
+        return varied.sweep(request, call)
+    return commands.sweep(request, call)

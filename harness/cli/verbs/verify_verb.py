@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from harness.cli import exit_codes
+from harness.cli import exit_codes, varied
 from harness.cli.arguments import one_line
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.cli.terminal import console
@@ -19,7 +19,7 @@ from harness.options.option import Option, Options
 from harness.planning import study as study_module
 from results.store import untrusted
 from results.store.study_store import Store
-from results.verify import seals, signature
+from results.verify import plugin_parts, seals, signature
 from results.verify.against_raw import verify as verify_study
 
 if TYPE_CHECKING:
@@ -54,7 +54,16 @@ class VerifyRequest(Options):
     is_json: IsJson = False
 
 
-def run(request: VerifyRequest, _: Call) -> int:
+def run(request: VerifyRequest, call: Call) -> int:
+    """Verifies a study, or each study of a varied one and their page.
+
+    Raises:
+      ResultsError: There is no such study, or its plan cannot be read.
+    """
+    return varied.for_each(_verify, varied.compare_page)(request, call)
+
+
+def _verify(request: VerifyRequest, _: Call) -> int:
     """Compares a study with its raw observations and prints what was found.
 
     Raises:
@@ -64,8 +73,12 @@ def run(request: VerifyRequest, _: Call) -> int:
     check = verify_study(store)
     sealed = seals.compare(store, check)
     signer = signature.compare(store, request.signers, check)
-    _verify_page(store, check)
-    left = seals.not_covered(sealed, is_signed=bool(signer))
+    shown = _verify_page(store, check)
+    left = [
+        *seals.not_covered(sealed, is_signed=bool(signer)),
+        *plugin_parts.not_covered(store.read_plan()),
+        *(f"section {of}: what a plugin shows is its own" for of in shown),
+    ]
     if request.is_json:
         data = {
             "kinds": [dataclasses.asdict(kind) for kind in check.kinds],
@@ -88,11 +101,14 @@ def exit_code(check: Check) -> int:
     return exit_codes.OK if check.num_recomputed else exit_codes.NOTHING_MEASURED
 
 
-def _verify_page(store: Store, check: Check) -> None:
+def _verify_page(store: Store, check: Check) -> list[str]:
     """Compares the numbers on the stored page with those of a page made anew.
 
     The page is a function of the records, which were compared with the raw
-    observations before.
+    observations before. Sections of plugins are left out.
+
+    Returns:
+      The sections that were left out.
     """
     from reports.page import build
 
@@ -100,10 +116,11 @@ def _verify_page(store: Store, check: Check) -> None:
         stored = untrusted.read_text(store.report_path)
     except untrusted.DamagedFileError as error:
         check.differ(_PAGE, str(store.report_path), "readable", one_line(str(error)))
-        return
+        return []
     if stored is None:
-        return
-    made = build.build_report(store)
+        return []
+    stored, shown = plugin_parts.without_sections(stored)
+    made, _ = plugin_parts.without_sections(build.build_report(store))
     stated, derived = _NUMBER.findall(stored), _NUMBER.findall(made)
     if len(stated) != len(derived):
         check.differ(
@@ -113,13 +130,14 @@ def _verify_page(store: Store, check: Check) -> None:
             f"{len(derived)} numbers: made by another version, or changed; make it "
             "again with 'report'",
         )
-        return
+        return shown
     num_before = len(check.differences)
     for position, (one, other) in enumerate(zip(stated, derived, strict=True)):
         check.compare(_PAGE, f"report/index.html number {position + 1}", one, other)
     if stored != made and len(check.differences) == num_before:
         line, one, other = _first_difference(stored, made)
         check.differ(_PAGE_TEXT, f"report/index.html line {line}", one, other)
+    return shown
 
 
 def _first_difference(stored: str, made: str) -> tuple[int, str, str]:

@@ -7,17 +7,13 @@ one fails, all are ended: the others could only wait for it.
 
 from __future__ import annotations
 
-import math
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from harness.errors import ParseError, PlanError
+from harness.errors import PlanError
+from harness.launch import pods
 from harness.launch.info import LauncherInfo
-from harness.launch.options import A_DAY, TimeLimit
 from harness.launch.templating import render_template
-from harness.options import kinds
-from harness.options.option import Option, Options
 
 if TYPE_CHECKING:
     from harness.launch.job import Job
@@ -27,60 +23,6 @@ WORKERS = "worker"
 PORT = 2222
 _LONGEST_HOST_NAME = 63
 _TEMPLATE = Path(__file__).with_name("jobset.yaml.j2")
-_MEMORY = re.compile(r"[1-9]\d{0,11}(Ki|Mi|Gi|Ti|k|M|G|T)?")
-# [registry[:port]/]path[:tag][@digest]
-_IMAGE = re.compile(
-    r"[a-z0-9]([-._a-z0-9]*[a-z0-9])?(:\d{1,5})?(/[a-z0-9][-._a-z0-9]*)*"
-    r"(:[A-Za-z0-9_][-.A-Za-z0-9_]{0,127})?(@sha256:[0-9a-f]{64})?"
-)
-
-
-def parse_memory(text: str, *, what: str) -> str:
-    """Returns an amount of memory.
-
-    Raises:
-      ParseError: Kubernetes would not take it.
-    """
-    if not _MEMORY.fullmatch(text):
-        raise ParseError(
-            f"{what} {text!r} is not an amount of memory; write an integer with Ki,"
-            " Mi, Gi or Ti, such as 64Gi"
-        )
-    return text
-
-
-def parse_image(text: str, *, what: str) -> str:
-    """Returns the name of an image.
-
-    Raises:
-      ParseError: No registry would take it.
-    """
-    if not _IMAGE.fullmatch(text):
-        raise ParseError(
-            f"{what} {text!r} is not the name of an image; write [registry/]path[:tag],"
-            " in lower case, such as registry.example.com/team/replicator:1.0"
-        )
-    return text
-
-
-class JobSetFileOptions(Options):
-    """Options of ``launch render --launcher jobset``."""
-
-    image: Annotated[
-        str | None,
-        Option(
-            help="Container image that has this package; required.",
-            kind=kinds.parsed(parse_image),
-        ),
-    ] = None
-    memory_per_worker: Annotated[
-        str | None,
-        Option(
-            help="Memory of each worker, such as `64Gi`.",
-            kind=kinds.parsed(parse_memory, metavar="AMOUNT"),
-        ),
-    ] = None
-    time_limit: TimeLimit = A_DAY
 
 
 class JobSet(LauncherInfo):
@@ -88,33 +30,42 @@ class JobSet(LauncherInfo):
 
     name = "jobset"
     summary = "pods of Kubernetes, by a manifest for kubectl"
-    file_options = JobSetFileOptions
+    file_options = pods.PodOptions
 
-    def render(self, job: Job, options: JobSetFileOptions) -> dict[str, str]:
+    def render(self, job: Job, options: pods.PodOptions) -> dict[str, str]:
         """Returns the manifest, in YAML, by its file name.
 
         Raises:
           PlanError: There is no image, or the name of a pod would be too long.
         """
-        if options.image is None:
-            raise PlanError(
-                "--launcher jobset requires --image: pods run in a container; name an"
-                " image that has this package, such as"
-                " registry.example.com/team/replicator:1.0"
-            )
-        _check_name(job)
-        text = render_template(
-            _TEMPLATE,
-            job=job,
-            image=options.image,
-            memory_per_worker=options.memory_per_worker,
-            workers=WORKERS,
-            port=PORT,
-            timeout_sec=math.ceil(options.time_limit),
-            # Kubernetes replaces $(NAME) in a command, and $$(NAME) by $(NAME).
-            command=[argument.replace("$(", "$$(") for argument in job.command],
-        )
-        return {f"{job.name}.jobset.yaml": text}
+        pods.check(job, options, self.name)
+        runs = pods.runs_folder(job.directory)
+        return {f"{job.name}.jobset.yaml": manifest(job, options, runs)}
+
+
+def manifest(job: Job, options: pods.PodOptions, runs: str) -> str:
+    """Returns a JobSet, in YAML.
+
+    Args:
+      job: What runs in every pod.
+      options: What a pod is made of.
+      runs: Where the claim is mounted.
+
+    Raises:
+      PlanError: The name of a pod would be too long.
+    """
+    _check_name(job)
+    return render_template(
+        _TEMPLATE,
+        job=job,
+        options=options,
+        runs=runs,
+        group=pods.GROUP,
+        limits=pods.limits(job, options.memory_per_worker),
+        workers=WORKERS,
+        port=PORT,
+        command=pods.literal(job.command),
+    )
 
 
 def _check_name(job: Job) -> None:

@@ -14,14 +14,18 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
+_MODE = "RAY_AUTH_MODE"
+_TOKEN, _TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+_REFUSED = ("authenticationerror", "invalidauthtoken", "token authentication is enab")
 NAMESPACE = "replicator-harness"
 _TIMEOUT_SEC = 60.0
 _HOW = (
@@ -80,10 +84,14 @@ def connect() -> Any:
     """Connects this process, and returns the module of Ray.
 
     Raises:
-      LaunchError: Ray is not installed, or no cluster responds.
+      LaunchError: Ray is not installed, no cluster responds, or it wants another token.
     """
     # Ray would tell its makers how often it is used.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if has_token(os.environ):
+        # Since Ray 2.60 a head node that finds a token asks for it; but whoever joins
+        # it at an address shows none unless told to.
+        os.environ.setdefault(_MODE, "token")
     try:
         import ray
     except ImportError as error:
@@ -101,7 +109,18 @@ def connect() -> Any:
             log_to_driver=False,
             logging_level="ERROR",
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (
+        ConnectionError,
+        RuntimeError,
+        ValueError,
+        ray.exceptions.RayError,
+    ) as error:
+        if is_refusal(error):
+            raise LaunchError(
+                f"--launcher ray: not authorized by the Ray cluster at {_named()}:"
+                f" {_own_token(os.environ)}; copy ~/.ray/auth_token of its first host"
+                f" here, or set {_TOKEN} or {_TOKEN_PATH}, and export {_MODE}=token"
+            ) from error
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise LaunchError(
             f"--launcher ray: cannot connect to a Ray cluster at {_named()}: {why};"
@@ -111,6 +130,38 @@ def connect() -> Any:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return ray
+
+
+def has_token(environ: Mapping[str, str]) -> bool:
+    """Whether Ray would find a token for its clusters."""
+    if environ.get(_TOKEN):
+        return True
+    path = environ.get(_TOKEN_PATH)
+    return (Path(path) if path else Path.home() / ".ray" / "auth_token").is_file()
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a cluster, or Ray itself, wants another token than there is.
+
+    Ray raises that nothing responds, for the reason that it was not authorized.
+    """
+    reasons: list[BaseException] = []
+    reason: BaseException | None = error
+    while reason is not None and reason not in reasons:
+        reasons.append(reason)
+        reason = reason.__cause__ or reason.__context__
+    text = " ".join(f"{type(of).__name__} {of}" for of in reasons).lower()
+    return any(word in text for word in _REFUSED)
+
+
+def _own_token(environ: Mapping[str, str]) -> str:
+    """Says what this process has shown."""
+    if not has_token(environ):
+        return "it asks for a token, and there is none here"
+    mode = environ.get(_MODE, "")
+    if mode != "token":
+        return f"it asks for a token, and {_MODE} is {mode!r} here"
+    return "its token is another one than that of this process"
 
 
 def hosts_of(nodes: Sequence[dict[str, Any]]) -> tuple[RayHost, ...]:

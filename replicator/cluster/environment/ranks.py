@@ -1,7 +1,8 @@
 """Launchers that number processes, and do not say where the others are.
 
 The processes agree on their addresses through the one with rank 0, the chief, at
-``MASTER_ADDR:MASTER_PORT`` (``replicator.cluster.environment.address_exchange``).
+``MASTER_ADDR:MASTER_PORT`` (``replicator.cluster.environment.address_exchange``), which
+MPI's launchers may say in variables of their own (``mpi_chief``).
 """
 
 from __future__ import annotations
@@ -57,6 +58,14 @@ class RankEnvironment(DetectedEnvironment):
             self.local_rank = read_integer(
                 environ, self.LOCAL_RANK, least=0, most=rank, how=how
             )
+        found = self.find_chief(environ, size)
+        self._is_found = found is not None and not environ.get(HOST)
+        if found is not None:
+            environ = {
+                **environ,
+                HOST: environ.get(HOST) or found[0],
+                PORT: environ.get(PORT) or str(found[1]),
+            }
         everywhere = "set it in every process, the same: the host and a free port of"
         # Not at the top: of the other environments, launchers wait for the import.
         from replicator.cluster.environment.registration import Ranks
@@ -76,6 +85,19 @@ class RankEnvironment(DetectedEnvironment):
         return bool(environ.get(cls.RANK)) and bool(environ.get(cls.WORLD_SIZE))
 
     @classmethod
+    def find_chief(
+        cls, environ: Mapping[str, str], size: int
+    ) -> tuple[str, int] | None:
+        """Returns host and port of rank 0, where the launcher says them.
+
+        Args:
+          environ: Environment variables.
+          size: How many processes there are.
+        """
+        del environ, size
+        return None
+
+    @classmethod
     def variables(cls, environ: Mapping[str, str]) -> tuple[str, ...]:
         """What the launcher sets, and where the chief is."""
         names = (cls.RANK, cls.WORLD_SIZE, cls.LOCAL_RANK, HOST, PORT)
@@ -85,6 +107,7 @@ class RankEnvironment(DetectedEnvironment):
         """What the processes agree on; waits for all of them, once per process.
 
         Raises:
+          ClusterConfigError: Rank 0 is not where the launcher is.
           UnreachableError: Some do not respond.
         """
         return self._agree(is_trusted=False)
@@ -113,8 +136,10 @@ class RankEnvironment(DetectedEnvironment):
         )
 
     def _agree(self, *, is_trusted: bool) -> dict[str, tuple[str, ...]]:
-        from replicator.cluster.environment import address_exchange
+        from replicator.cluster.environment import address_exchange, mpi_chief
 
+        if self._is_found and self.ranks.rank == 0:
+            mpi_chief.check_is_here(self.ranks.chief_host, HOST)
         by_rank = address_exchange.agree(self.ranks, is_trusted=is_trusted)
         return roles.addresses(self._members, by_rank)
 
@@ -135,6 +160,16 @@ class OpenMpiEnvironment(RankEnvironment):
     WORLD_SIZE = "OMPI_COMM_WORLD_SIZE"
     LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
     HOW = "mpirun of OpenMPI sets it: do not change it"
+
+    @classmethod
+    def find_chief(
+        cls, environ: Mapping[str, str], size: int
+    ) -> tuple[str, int] | None:
+        """This host where all processes are on it, otherwise that of mpirun."""
+        from replicator.cluster.environment import mpi_chief
+
+        is_one_host = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(size)
+        return mpi_chief.find(environ, is_one_host=is_one_host)
 
 
 class HydraEnvironment(RankEnvironment):
@@ -167,3 +202,13 @@ class PmixEnvironment(RankEnvironment):
     def is_present(cls, environ: Mapping[str, str]) -> bool:
         """Whether PMIx started this process; the rest is explained if it is missing."""
         return bool(environ.get(cls.RANK))
+
+    @classmethod
+    def find_chief(
+        cls, environ: Mapping[str, str], size: int
+    ) -> tuple[str, int] | None:
+        """The host of ``prte`` or ``prterun``."""
+        del size
+        from replicator.cluster.environment import mpi_chief
+
+        return mpi_chief.find(environ, is_one_host=False)

@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING
 
 from replicator.cluster.environment import roles, slurm_lists
 from replicator.cluster.environment.base import DetectedEnvironment
-from replicator.cluster.environment.variables import read_integer, read_text
+from replicator.cluster.environment.variables import (
+    FIRST_PORT,
+    LAST_PORT,
+    read_integer,
+    read_text,
+)
 from replicator.errors import ClusterConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# Below the range from which kernels take ports for outgoing connections.
-FIRST_PORT, LAST_PORT = 20000, 31999
 _NODES = "SLURM_STEP_NODELIST"
 _TASKS = "SLURM_STEP_TASKS_PER_NODE"
 _RESERVED = "SLURM_STEP_RESV_PORTS"

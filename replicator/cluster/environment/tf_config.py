@@ -25,7 +25,8 @@ class TfConfigEnvironment(DetectedEnvironment):
     """TensorFlow's convention: the variable ``TF_CONFIG``, in JSON.
 
     It holds the addresses of all processes by kind (``chief``, ``worker``, ``ps``,
-    ``evaluator``), and the kind and index of this one.
+    ``evaluator``), and the kind and index of this one. A TFJob of Kubeflow lists no
+    evaluators, which nobody connects to.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -73,6 +74,12 @@ def _parse_tf_config(text: str) -> dict[str, Any]:
         raise ClusterConfigError(
             f"TF_CONFIG must be a JSON object, but is {text!r}; write it like "
             f"'{EXAMPLE}'"
+        )
+    if "cluster" not in config and "sparseCluster" in config:
+        raise ClusterConfigError(
+            f"TF_CONFIG has 'sparseCluster', but workers that update together need the"
+            " addresses of all, which are in 'cluster'; write"
+            f" enableDynamicWorker: false in the TFJob, which then has that: {text!r}"
         )
     for part in ("cluster", "task"):
         if not isinstance(config.get(part), dict) or not config[part]:

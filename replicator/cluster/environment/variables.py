@@ -9,6 +9,8 @@ from replicator.errors import ClusterConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# Below the range from which kernels take ports for outgoing connections.
+FIRST_PORT, LAST_PORT = 20000, 31999
 _MOST_DIGITS = 10
 
 

@@ -10,6 +10,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
+import click
 import covering
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +18,8 @@ from hypothesis import strategies as st
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
+from harness.errors import LaunchError
+from harness.launch.catalog import LAUNCHERS
 from reports.exports.export_formats import FORMATS
 from results.records.limits import MAX_TRIALS
 
@@ -115,48 +118,116 @@ REQUEST: dict[str, Any] = {
     "--json": None,
 }
 LISTS = ("workloads", "presets", "studies")
-STUDY: dict[str, Any] = {"--runs-dir": paths, "--json": None}
-VERBS: dict[str, dict[str, Any]] = {
-    "plan": REQUEST,
-    "sweep": {**REQUEST, "--retry": texts, "--keep-checkpoints": None},
-    "status": STUDY,
-    "report": {
-        **STUDY,
-        "-o": paths,
-        "--format": st.sampled_from(sorted(FORMATS)) | texts,
-        "--metric": st.sampled_from(("throughput", "peak_memory", "top_1")) | texts,
-        "--references": st.sampled_from(("nvidia", "mlperf", "none")) | paths,
-        "--allow-different": None,
-        "--check-private": None,
-    },
-    "resume": {**STUDY, "--timeout": numbers, "--data-dir": paths, "--retry": texts},
-    "list": {"--json": None, "--runs-dir": paths},
+studies = st.sampled_from(("s", "s", "s", "new")) | paths
+"""Mostly one that there is, so that what comes after it is reached."""
+VALUES: dict[str, Any] = {
+    **REQUEST,
+    "study": studies,
+    "studies": studies,
+    "command": texts | st.sampled_from(("list", "set", "show", "python3", "sweep")),
+    "what": st.sampled_from(LISTS) | texts,
+    "--command": texts | st.sampled_from(("true {replicas}", "no-such {seed}", "{")),
+    "--vary": st.builds("{}={},{}".format, texts | st.just("data"), anything, anything),
+    "--format": st.sampled_from(sorted(FORMATS)) | texts,
+    "--metric": st.sampled_from(("throughput", "peak_memory", "top_1")) | texts,
+    "--references": st.sampled_from(("nvidia", "mlperf", "none")) | paths,
+    "--baseline": st.sampled_from(("s", "HEAD", "main~1")) | texts,
+    "--launcher": st.sampled_from((*LAUNCHERS, "slrum")) | texts,
+}
+"""By the name of an option or an argument; others have values of their kind."""
+BASES = {
+    "plan": ("--workload=resnet50", "--preset=smoke"),
+    "sweep": ("--workload=resnet50", "--preset=smoke"),
+    "gate": ("--workload=resnet50", "--preset=smoke"),
+}
+WRITERS = (
+    "sweep",
+    "resume",
+    "gate",
+    "report",
+    "publish",
+    "store",
+    "baseline",
+    "launch",
+)
+DOCUMENTED = {
+    value
+    for name, value in vars(exit_codes).items()
+    if name.isupper() and name != "INTERNAL_FAULT"
+}
+
+
+def verbs_in(group: click.Group) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yields the words of every verb, and what click knows of it."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from (((name, *words), of) for words, of in verbs_in(command))
+        else:
+            yield (name,), command
+
+
+def values_of(param: click.Parameter) -> Any:
+    """Returns what an option or argument may be given; None for a flag."""
+    if isinstance(param, click.Option) and param.is_flag:
+        return None
+    for name in (*param.opts, str(param.name)):
+        if name in VALUES:
+            return VALUES[name]
+    declared = getattr(param, "declared", None) or getattr(param.type, "_of", None)
+    if declared is None:
+        return anything
+    if declared.kind.choices:
+        return st.sampled_from(declared.kind.choices) | texts
+    kinds = {"N": numbers, "X": numbers, "PATH": paths}
+    if declared.metavar in kinds:
+        return kinds[declared.metavar]
+    units = st.sampled_from(("", "s", "min", "h", "%", "x"))
+    return st.builds("{}{}".format, numbers, units) | anything
+
+
+def is_inside(text: str) -> bool:
+    """Whether what is written to a path of this name stays in the current folder."""
+    return not text.startswith(("/", "~")) and ".." not in text
+
+
+PARAMS = {
+    words: [param for param in command.params if "--help" not in param.opts]
+    for words, command in verbs_in(cli.cli)
 }
 
 
 @st.composite
 def command_lines(draw: Any) -> list[str]:
     """A verb, a few of its options with odd values, and sometimes an odd argument."""
-    verb = draw(st.sampled_from(("plan", "plan", "sweep", "sweep", *VERBS)))
-    line = [verb]
-    if verb == "sweep":
-        line.append("--dry-run")
-    if VERBS[verb] is REQUEST or verb == "sweep":
-        line += ["--workload=resnet50", "--preset=smoke"]
-    elif verb == "list":
-        line += draw(st.lists(st.sampled_from(LISTS) | texts))[:2]
-    else:
-        line.append(draw(st.just("s") | paths))
-    chosen = draw(st.lists(st.sampled_from(sorted(VERBS[verb])), max_size=5))
-    for name in chosen:
-        values = VERBS[verb][name]
-        if values is None:
-            line.append(name)
-        elif name.startswith("--") and draw(st.booleans()):
-            line.append(f"{name}={draw(values)}")
+    words = draw(st.sampled_from(sorted(PARAMS)))
+    line = [*words, *BASES.get(words[0], ())]
+    params = PARAMS[words]
+    chosen = draw(st.lists(st.sampled_from(params), max_size=5))
+    required = [of for of in params if of.required and of not in chosen]
+    for param in [*required, *chosen]:
+        values = values_of(param)
+        if values is not None and words[0] in WRITERS:
+            values = values.filter(is_inside)
+        if isinstance(param, click.Argument):
+            line.append(draw(values))
+        elif values is None:
+            line.append(draw(st.sampled_from([*param.opts, *param.secondary_opts])))
+        elif draw(st.booleans()) and param.opts[-1].startswith("--"):
+            line.append(f"{param.opts[-1]}={draw(values)}")
         else:
-            line += [name, draw(values)]
-    return line + draw(st.lists(anything, max_size=1) | st.just([]) | st.just([]))
+            line += [draw(st.sampled_from(param.opts)), draw(values)]
+    more = draw(st.lists(anything, max_size=1) | st.just([]) | st.just([]))
+    return line + [text for text in more if is_inside(text)]
+
+
+def test_every_verb_is_drawn_from_what_click_declares() -> None:
+    """Also those of groups; each with its own options."""
+    names = {" ".join(words) for words in PARAMS}
+
+    assert {"sweep", "gate", "verify", "store merge", "launch render"} <= names
+    assert {of.name for of in cli.VERBS} == {words[0] for words in PARAMS}
+    assert len(PARAMS["sweep",]) > 40
+    assert {0, 1, 2, 3, 4, 5, 6, 130} == DOCUMENTED
 
 
 @pytest.fixture(scope="module")
@@ -172,10 +243,19 @@ def place(template: Path, tmp_path_factory: Any) -> Iterator[Path]:
     def refuse(*_: object, **__: object) -> None:
         raise ValueError("no environment is made in this test")
 
+    def no_engine(*_: object, **__: object) -> None:
+        raise LaunchError("no engine is asked in this test")
+
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        # No trial starts, no process looks for MuJoCo, no figure is drawn.
-        patch.setattr("harness.run.sweep.run_trial", refuse)
+        # No trial starts, no process looks for MuJoCo, no figure is drawn, no machine
+        # is timed, no engine is asked.
+        patch.setattr("harness.run.sweep.run_trials", lambda *_: None)
+        patch.setattr("harness.doctor.diagnose.diagnose", lambda **_: [])
+        patch.setattr("harness.launch.slurm.programs.run", no_engine)
+        patch.setattr("harness.launch.kubernetes.programs._run", no_engine)
+        patch.setattr("harness.launch.ray.cluster.read_hosts", no_engine)
+        patch.setattr("reports.site.build.pages", lambda *_: iter([("a", "a page")]))
         patch.setattr("workloads.d4pg.requirements._make_environment", refuse)
         patch.setattr("reports.page.build.build_report", lambda *_: "a page\n")
         yield folder
@@ -213,21 +293,36 @@ def test_no_command_line_ends_in_a_traceback(place: Path, arguments: list[str]) 
     """
     before = listing(place)
     code, out, err, seconds = run(arguments)
+    after = listing(place)
+    remove(set(after) - set(before))
 
-    assert code in {exit_codes.OK, exit_codes.USAGE, exit_codes.NOTHING_MEASURED}, err
+    assert code in DOCUMENTED, err
     assert "Traceback" not in err
     assert "internal error" not in err
+    assert set(before) <= set(after), "something was removed"
     if code == exit_codes.USAGE:
+        *notes, last = err.splitlines()
         assert out == ""
-        assert err.count("\n") == 1
-        assert err.startswith("error: ")
-        assert len(err) < 2_000
-        assert re.search("[\x00-\x1f\x7f-\x9f\ud800-\udfff]", err[:-1]) is None
-        assert before == listing(place)
+        assert not [line for line in notes if not line.startswith(NOTES)], err
+        assert last.startswith("error: ")
+        assert len(last) < 2_000
+        assert re.search("[\x00-\x1f\x7f-\x9f\ud800-\udfff]", last) is None
+        assert before == after
         assert seconds < REFUSED_SEC
     assert seconds < PLANNED_SEC
 
 
+def remove(made: set[str]) -> None:
+    """Removes what a command has written, so that the next one finds the same."""
+    for path in sorted(made):  # a folder before what is in it, also its lock
+        if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114
+            shutil.rmtree(path)
+        elif os.path.lexists(path):
+            os.unlink(path)  # noqa: PTH108
+
+
+NOTES = ("checking for about", "s: ")
+"""What is said before a refusal that comes late."""
 HOSTILE = [
     (("--timeout=nan",), r"--timeout: 'nan' is not a duration; allowed are numb"),
     (("--timeout=1e300",), r"--timeout: '1e300' is not a duration; .* at most 1e\+09s"),
@@ -263,6 +358,43 @@ HOSTILE = [
         r"the sweep has 655360 trials, and each is a process; allowed are at most",
     ),
 ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("launch", "render", "--launcher"),
+        ("launch", "render", "--launcher", "--name=x"),
+    ],
+)
+def test_a_required_option_without_a_value_is_named(
+    harness: Any, words: tuple[str, ...]
+) -> None:
+    """It is neither left out nor given."""
+    code, out, err = harness(*words)
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert re.search(r"error: .*--launcher|error: unknown launcher '--name=x'", err)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("history", "loop"),
+        ("store", "merge", "loop", "runs/s", "-o", "new"),
+        ("store", "merge", "runs/s", "runs/t", "-o", "loop"),
+        ("report", "s", "--references=loop"),
+    ],
+)
+def test_a_link_to_itself_is_reported_in_one_line(
+    harness: Any, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """Also by Python before 3.13, which raises another error for it."""
+    (tmp_path / "loop").symlink_to("loop")
+    code, out, err = harness(*arguments)
+
+    assert (exit_codes.USAGE, "", 1) == (code, out, err.count("\n")), err
+    assert err.startswith("error: ")
 
 
 @pytest.mark.parametrize(("arguments", "message"), HOSTILE)

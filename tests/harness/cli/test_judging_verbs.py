@@ -104,8 +104,8 @@ def test_studies_that_are_not_comparable_are_refused_or_shown(
         (
             ("power", "--spread=3%", "--target=1%"),
             (
-                r"--target 1.00% needs 45 generations, about 108 min at .*, and 12.0"
-                r" min are time for 5, which reach 3.5%; use --minutes 108 or"
+                r"--target 1.00% needs 45 generations, about 108 min at .*, and 28.8"
+                r" min are time for 12, which reach 2.1%; use --minutes 108 or"
             ),
         ),
         (
@@ -146,6 +146,32 @@ def test_a_baseline_is_named_listed_and_replaced(
         path.name for path in (tmp_path / "runs").iterdir() if path.is_file()
     ]
     assert exit_codes.OK == harness("status", "a")[0]
+
+
+def test_days_of_a_baseline_are_other_days(
+    harness: Any, make_study: Any, tmp_path: Path
+) -> None:
+    """Nothing is written where they say nothing about days."""
+    for name in ("a", "b", "c"):
+        make_study(name)
+    code, _, err = harness("baseline", "set", "a", "--days=b,c")
+    of_list = harness("baseline", "list", "--days=b")
+
+    assert exit_codes.USAGE == code
+    assert re.fullmatch(
+        r"error: studies 'a' and 'b' were both measured on .*, which says nothing about"
+        r" other days; name studies of different days\n",
+        err,
+    ), err
+    assert (
+        exit_codes.USAGE,
+        "",
+        (
+            "error: --days has no effect with 'baseline list'; use it with"
+            " 'baseline set STUDY'\n"
+        ),
+    ) == of_list
+    assert not (tmp_path / "runs" / "baselines.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -208,13 +234,33 @@ def test_power_uses_the_spread_of_the_primary_contrast(
     assert [pytest.approx(1)] * len(probabilities) == probabilities
 
 
-def test_power_shows_the_expected_operating_points(harness: Any) -> None:
-    """At a spread of 3 % and five generations."""
-    code, out, _ = harness("power", "--spread=3%")
+def test_power_answers_for_the_gate_that_would_be_run(harness: Any) -> None:
+    """Its looks and its cases: with more of them equal programs pass later."""
+    tables = []
+    for num_cases in (1, 6):
+        code, out, _ = harness("power", "--spread=3%", f"--cases={num_cases}", "--json")
+        assert exit_codes.OK == code
+        tables.append(json.loads(out))
+    (of_one, of_six) = (table["points"][0] for table in tables)
+
+    assert [3, 4, 5, 6, 7, 8, 10, 12] == tables[0]["looks"]
+    assert of_one["passes"] > 0.92
+    assert of_six["passes"] > 0.92
+    assert of_six["generations"] > of_one["generations"] + 0.1
+
+
+def test_power_of_one_look_is_that_of_repeats(harness: Any) -> None:
+    """At a spread of 3 % and five generations of one case."""
+    code, out, _ = harness("power", "--spread=3%", "--generations=5")
 
     assert exit_codes.OK == code
-    rows = dict(
-        re.findall(r"^ +([+]\d+\.\d%) +(\d\.\d+ +\d\.\d+ +\d\.\d+)", out, re.MULTILINE)
-    )
-    assert ["0.905", "0.050", "0.013"] == rows["+0.0%"].split()
-    assert ["0.000", "0.000", "0.998"] == rows["+8.0%"].split()
+    assert "one look after 5 generations" in out
+    rows = {
+        change: [float(share) for share in shares.split()]
+        for change, shares in re.findall(
+            r"^ +([+]\d+\.\d%) +(\d\.\d+ +\d\.\d+ +\d\.\d+)", out, re.MULTILINE
+        )
+    }
+    # By the noncentral t, with 0.8 and 0.7 of alpha.
+    assert pytest.approx([0.87, 0.02], abs=0.04) == rows["+0.0%"][:2]
+    assert pytest.approx([0.0, 0.99], abs=0.02) == rows["+8.0%"][:2]

@@ -254,10 +254,19 @@ def test_each_shipped_study_can_be_planned(
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(8)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(requirements, "check", lambda *_, **__: None)
+    asked = study_file.parse(path)
+    if "vary" in asked:
+        code, out, err = harness("plan", "--file", str(path))
+        key, _, values = asked["vary"].partition("=")
+        found = re.findall(rf"^runs/.*/{key}-(\S+): \d+ trials of", out, re.MULTILINE)
+
+        assert exit_codes.OK == code, err
+        assert values.replace(":", "-").split(",") == found
+        assert [] == written()
+        return
     code, out, err = harness("plan", "--json", "--file", str(path))
 
     assert exit_codes.OK == code, err
-    asked = study_file.parse(path)
     specs = [trial["spec"] for trial in json.loads(out)["trials"]]
     assert {asked["workload"]} == {spec["workload"] for spec in specs}
     assert {asked.get("device", "cpu")} == {spec["device"] for spec in specs}

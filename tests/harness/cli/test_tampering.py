@@ -285,11 +285,15 @@ WORDS: dict[str, Callable[[str], str]] = {
 
 @pytest.mark.parametrize("name", WORDS)
 def test_a_change_of_the_pages_words_is_found(
-    study: Path, harness: Any, name: str
+    study: Path, harness: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page is compared byte for byte with the one that is built."""
+    """The page is compared byte for byte with the one that is built.
+
+    It is built once, by the sweep; the test of an untouched study builds it again.
+    """
     page = study / "report" / "index.html"
     text = page.read_text()
+    monkeypatch.setattr("reports.page.build.build_report", lambda _: text)
     changed = WORDS[name](text)
     assert changed != text
     page.write_text(changed)

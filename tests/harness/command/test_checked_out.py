@@ -56,6 +56,15 @@ def sides(root: Path, folder: Path | None = None) -> Any:
     return program_revisions.side_by_side(own, source, "HEAD", commit, print)
 
 
+def test_paths_of_both_sides_have_one_length(root: Path) -> None:
+    """Or the stack of one side would lie elsewhere than that of the other."""
+    with sides(root) as found:
+        lengths = {len(str(folder)) for folder in found.folders.values()}
+
+    assert 2 == len(found.folders)
+    assert 1 == len(lengths)
+
+
 def test_the_present_state_is_that_of_the_working_tree(root: Path) -> None:
     """Changed, new and removed files; ignored ones, byte code and studies are not."""
     (root / "src" / "train.py").write_text("changed")

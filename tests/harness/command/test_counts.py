@@ -60,10 +60,14 @@ def test_a_gate_finds_five_percent_more_bytes(harness: Any, tmp_path: Path) -> N
 
     assert exit_codes.REGRESSION == code, err
     assert 'failures="3"' in (tmp_path / "out" / "gate.xml").read_text()
-    assert "**REGRESS: throughput" in (tmp_path / "out" / "gate.md").read_text()
+    assert (
+        "**REGRESS: throughput, bytes against"
+        in (tmp_path / "out" / "gate.md").read_text()
+    )
     assert re.search(
         r"bench.py x2, weak: bytes +\+5.0 % +exact: 2000 to 2100 +2 +regress", out
     )
+    assert "REGRESS: throughput, bytes against revision HEAD^ (" in out
     assert "2 pass, 2 regress" in out
     assert "so there is no spread that an interval could show" in out
     code, out, _ = harness(*arguments, "--format=json")
@@ -76,7 +80,7 @@ def test_a_gate_finds_five_percent_more_bytes(harness: Any, tmp_path: Path) -> N
     code, out, err = harness("verify", "g")
     assert exit_codes.OK == code, out + err
     page = (tmp_path / "runs" / "g" / "report" / "index.html").read_text()
-    assert "bench.py x1, weak: bytes is exact: 1000 to 1050." in page
+    assert "bench.py x1, weak: bytes rose from 1000 to 1050, exactly." in page
     assert "Counted in the window" in page
     trial = next(iter(Store(tmp_path / "runs" / "g").trials()))
     (count,) = trial.result.window_metrics

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from harness.cli import exit_codes
+from harness.cli import main as cli
 
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).resolve().parents[3]
@@ -59,8 +60,11 @@ def git(root: Path, *arguments: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def run(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Returns a function that runs the harness where TensorFlow cannot be imported."""
+def start(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Returns a function that starts the harness where TensorFlow cannot be imported.
+
+    What is measured, and what shows it; other tests of this file stay in their process.
+    """
     folder = tmp_path_factory.mktemp("blocked")
     for name in ("tensorflow", "keras", "tensorflow_datasets"):
         (folder / f"{name}.py").write_text(BLOCKED)
@@ -79,10 +83,25 @@ def run(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return call
 
 
+@pytest.fixture
+def run(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> Any:
+    """Returns a function that runs the harness in the repository, in this process."""
+    monkeypatch.chdir(repository)
+    monkeypatch.setattr("reports.page.build.write_report", lambda *_: None)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = cli.main(arguments)
+        return code, *capsys.readouterr()
+
+    return call
+
+
 @pytest.fixture(scope="module")
-def study(run: Any) -> str:
+def study(start: Any) -> str:
     """The name of a study of two sizes."""
-    code, out, err = run(
+    code, out, err = start(
         "sweep", *OWN, "--replicas=1,2", "--mode=weak", "--repeats=2", "--study=own"
     )
     assert exit_codes.OK == code, err
@@ -90,9 +109,11 @@ def study(run: Any) -> str:
     return "own"
 
 
-def test_a_study_is_measured_verified_and_shown(run: Any, study: str) -> None:
+def test_a_study_is_measured_verified_and_shown(
+    start: Any, run: Any, study: str
+) -> None:
     """All figures are recomputed from the raw numbers; the page says the grade."""
-    code, out, err = run("verify", study)
+    code, out, err = start("verify", study)
 
     assert exit_codes.OK == code, out + err
     assert "figures are as recomputed" in out
@@ -202,18 +223,23 @@ def test_the_plan_has_the_parts_of_the_identity(repository: Path, study: str) ->
 
 
 @pytest.mark.parametrize(
-    ("baseline", "at", "expected"),
+    ("baseline", "at", "how", "expected"),
     [
-        ("fast", "slow", {exit_codes.REGRESSION}),
-        ("fast", "same", {exit_codes.OK}),
+        ("fast", "slow", "start", {exit_codes.REGRESSION}),
+        ("fast", "same", "run", {exit_codes.OK}),
     ],
 )
 def test_a_gate_judges_two_revisions_of_the_repository(
-    run: Any, repository: Path, baseline: str, at: str, expected: set[int]
+    request: pytest.FixtureRequest,
+    repository: Path,
+    baseline: str,
+    at: str,
+    how: str,
+    expected: set[int],
 ) -> None:
     """+10 % in a commit regresses, and the same code passes; nothing stays."""
     git(repository, "checkout", "--quiet", at)
-    code, out, err = run(
+    code, out, err = request.getfixturevalue(how)(
         "gate",
         *OWN,
         "--replicas=1",
@@ -261,25 +287,16 @@ def test_a_gate_that_cannot_be_prepared_says_where(
     assert message in err.splitlines()[-1]
 
 
-def test_a_gate_needs_a_commit(run: Any, tmp_path: Path) -> None:
+def test_a_gate_needs_a_commit(harness: Any, tmp_path: Path) -> None:
     """A folder without a repository, and a repository without commits."""
-    del run
     for prepare, message in (
         (lambda: None, "is not in a git repository, so it has no revisions"),
         (lambda: git(tmp_path, "init", "--quiet"), "has no commit yet; commit what"),
     ):
         prepare()
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "harness", "gate", *OWN, "--replicas=1"),
-                *("--mode=weak", "--baseline=main"),
-            ],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
+        code, _, err = harness(
+            "gate", *OWN, "--replicas=1", "--mode=weak", "--baseline=main"
         )
 
-        assert exit_codes.USAGE == done.returncode
-        assert message in done.stderr
+        assert exit_codes.USAGE == code
+        assert message in err

@@ -165,6 +165,18 @@ def test_hidden_gpus_are_not_checked(
     assert [("GPU 1", "ok"), ("GPU 3", "ok")] == [(f.check, f.level) for f in findings]
 
 
+def test_a_lost_gpu_is_a_bad_finding(install_gpus: Any) -> None:
+    """The others are described as ever."""
+    machine = make_gpus(2)
+    machine[1].is_lost = True
+    install_gpus(machine)
+    first, second = gpu.check_gpus(gpu_state.read_gpu_states(8))
+
+    assert "ok" == first.level
+    assert ("GPU 1", "bad") == (second.check, second.level)
+    assert "cannot be read: GPU is lost" in second.found
+
+
 def test_without_a_driver_there_is_no_gpu(install_gpus: Any) -> None:
     """No state of any."""
     install_gpus([], driver=None)

@@ -11,6 +11,7 @@ import pytest
 from harness.cli import exit_codes
 from harness.cli.verbs import beside
 from harness.errors import Interrupted, RevisionError
+from harness.judging import commit_range
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,6 +126,22 @@ def test_a_planted_slowdown_is_found_past_a_commit_that_does_not_run(
     assert exit_codes.REGRESSION == code
     assert found == json.loads(again)
     assert not err
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("without_reports", "root")
+@pytest.mark.parametrize(("ends", "expected"), [(("c3", "c4"), 4), (("c2", "c3"), 5)])
+def test_an_end_that_does_not_run_ends_it(
+    harness: Any, overrides: dict[str, Any], ends: tuple[str, str], expected: int
+) -> None:
+    """Nothing can be judged beside it, or is known to be bad; its failure is shown.
+
+    Where it is the first to run, nothing else is started.
+    """
+    code, out, err = harness(*OPTIONS, "--bisect", *ends, overrides=overrides)
+
+    assert (expected, "") == (code, out)
+    assert "cannot be measured: failed: the command exited with code 3" in err
 
 
 def test_the_first_bad_commit_is_named_with_its_subject(
@@ -251,6 +268,17 @@ def test_bad_requests_are_refused(
     assert message in err
     assert 1 == len(err.splitlines())
     assert not (root / "runs").exists()
+
+
+def test_a_history_that_is_too_long_is_refused(
+    harness: Any, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could not be recorded."""
+    monkeypatch.setattr(commit_range, "MAX_TRIALS", 5)
+    code, _, err = harness(*OPTIONS, "--bisect", "c0", "c6")
+
+    assert exit_codes.USAGE == code
+    assert "6 commits are between them, at most 5 can be; give a later good" in err
 
 
 def test_it_needs_a_command(harness: Any) -> None:

@@ -10,10 +10,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema.validators import validator_for
+from kubernetes_rules import expanded
 
+from harness.errors import PlanError
 from harness.launch import catalog
 from harness.launch.job import Job
-from harness.launch.jobset.launcher import JobSetFileOptions, parse_image
+from harness.launch.pods import PodOptions, parse_image
 
 SCHEMA = json.loads(
     (pathlib.Path(__file__).parent / "data" / "jobset-v0.9.1.schema.json").read_text()
@@ -23,7 +25,14 @@ VALIDATOR = validator_for(SCHEMA)(SCHEMA)
 IMAGE = "registry.example.com:5000/team/replicator:1.0"
 
 
-def parsed(command=("python", "train.py"), workers=4, gpus=2, cores=None, **options):
+def parsed(
+    command=("python", "train.py"),
+    workers=4,
+    gpus=2,
+    cores=None,
+    directory="/work",
+    **options,
+):
     """The manifest as Kubernetes reads it, after the check against the schema."""
     job = Job(
         name="study",
@@ -31,9 +40,9 @@ def parsed(command=("python", "train.py"), workers=4, gpus=2, cores=None, **opti
         workers=workers,
         gpus_per_worker=gpus,
         cores_per_worker=cores,
-        directory="/work",
+        directory=directory,
     )
-    own = JobSetFileOptions(**{"image": IMAGE, **options})
+    own = PodOptions(**{"image": IMAGE, **options})
     (text,) = catalog.info("jobset").render(job, own).values()
     manifest = yaml.safe_load(text)
     VALIDATOR.validate(manifest)
@@ -67,9 +76,9 @@ def test_every_worker_has_a_pod_and_its_gpus():
         spec["completionMode"],
         spec["backoffLimit"],
     )
-    assert {"nvidia.com/gpu": 2, "cpu": 8, "memory": "64Gi"} == container["resources"][
-        "limits"
-    ]
+    assert {"nvidia.com/gpu": "2", "cpu": "8", "memory": "64Gi"} == container[
+        "resources"
+    ]["limits"]
     assert "/work" == container["workingDir"]
     (rule,) = pod_of(manifest)["affinity"]["podAntiAffinity"][
         "requiredDuringSchedulingIgnoredDuringExecution"
@@ -133,9 +142,72 @@ def test_any_number_of_gpus_is_valid(gpus):
 def test_commands_arrive_as_they_were_given(command):
     """Whatever is in them: quotes, colons, line separators, variables of Kubernetes."""
     (container,) = pod_of(parsed(command=tuple(command)))["containers"]
-    arrived = [argument.replace("$$(", "$(") for argument in container["command"]]
 
-    assert [argument.replace("$$(", "$(") for argument in command] == arrived
+    assert list(command) == [expanded(word, {}) for word in container["command"]]
+
+
+@pytest.mark.parametrize(
+    "word", ["$(HOME)", "$$", "$$(HOME)", "a$", "$é", "$(", "$1 $$2", "cost: 5$"]
+)
+def test_kubernetes_changes_no_word_of_a_command(word):
+    """Its own expansion would change most of them."""
+    (container,) = pod_of(parsed(command=("echo", word)))["containers"]
+
+    assert word == expanded(container["command"][1], {"HOME": "/root"})
+
+
+def test_the_expansion_of_this_test_is_that_of_kubernetes():
+    """The examples of its documentation and of its source."""
+    assert ["$(A)", "b", "$$", "$(X", "$ x"] == [
+        expanded(word, {"A": "b"}) for word in ("$$(A)", "$(A)", "$$$$", "$(X", "$ x")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("directory", "expected", "runs"),
+    [("/work", "/work", "/work/runs"), (".", None, "/srv/harness/runs")],
+)
+def test_studies_are_on_a_claim(directory, expected, runs):
+    """Records outlive the pod; the image's own folder is that of this project's."""
+    pod = pod_of(parsed(directory=directory, claim="studies", gpus=0))
+    (container,) = pod["containers"]
+
+    assert expected == container.get("workingDir")
+    assert [{"name": "runs", "mountPath": runs}] == container["volumeMounts"]
+    (volume,) = pod["volumes"]
+    assert {"claimName": "studies"} == volume["persistentVolumeClaim"]
+    assert {"fsGroup": 1000} == pod["securityContext"]
+
+
+def test_secrets_are_named_and_not_written():
+    """The manifest has the name of the secret."""
+    (container,) = pod_of(parsed(secret="hub-token"))["containers"]
+
+    assert [{"secretRef": {"name": "hub-token"}}] == container["envFrom"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("python", "-m", "harness", "sweep", "--workload", "d4pg"),
+        ("/opt/venv/bin/replicator-harness", "gate", "main"),
+    ],
+)
+def test_a_sweep_without_a_claim_is_refused(command):
+    """Its records would end with the pod."""
+    with pytest.raises(
+        PlanError, match=r"requires --claim for a sweep, whose records would end .*pvc"
+    ):
+        parsed(command=command)
+    assert parsed(command=command, claim="studies")
+
+
+def test_a_relative_folder_is_refused():
+    """A container starts in an absolute one, or not at all."""
+    with pytest.raises(
+        PlanError, match=r"--directory 'work' is relative, .*begins with '/', or leave"
+    ):
+        parsed(directory="work")
 
 
 @pytest.mark.parametrize(

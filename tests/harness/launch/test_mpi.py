@@ -117,3 +117,29 @@ def test_the_time_of_a_gang_is_bounded(tmp_path):
 
     assert 124 == done.returncode
     assert b"" == left.stdout
+
+
+@needs_mpirun
+@pytest.mark.processes
+def test_mpirun_alone_says_where_rank_0_is(tmp_path):
+    """Without the script and without MASTER_ADDR: processes of one host."""
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "TF_CONFIG"}
+    }
+    as_root = ["--allow-run-as-root"] * (os.geteuid() == 0)
+    done = subprocess.run(
+        ["mpirun", *as_root, "--oversubscribe", "-np", "2", sys.executable, IDENTITY],
+        env=environ,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines() if "{" in line]
+
+    assert (0, 2) == (done.returncode, len(found)), done.stderr
+    assert {0, 1} == {one["worker_id"] for one in found}
+    assert found[0]["addresses"] == found[1]["addresses"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 
 import pytest
 
@@ -27,6 +28,66 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch):
     with pytest.raises(
         LaunchError, match=r"Ray cannot be imported .*pip install 'replicator-harness\["
     ):
+        ray_cluster.connect()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"RAY_AUTH_TOKEN": "x"}, True),
+        ({"RAY_AUTH_TOKEN_PATH": "other"}, True),
+        ({"RAY_AUTH_TOKEN_PATH": "missing"}, False),
+        ({}, False),
+    ],
+)
+def test_a_token_is_where_ray_looks_for_it(tmp_path, monkeypatch, given, expected):
+    """In a variable, in the file that one names, or below the home."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "other").write_text("x")
+
+    assert expected == ray_cluster.has_token(given)
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("x")
+    assert (given != {"RAY_AUTH_TOKEN_PATH": "missing"}) == ray_cluster.has_token(given)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            {},
+            r"not authorized by the Ray cluster at 'a:1': it asks for a token, and th",
+        ),
+        ({"RAY_AUTH_TOKEN": "x", "RAY_AUTH_MODE": "disabled"}, r"MODE is 'disabled'"),
+        ({"RAY_AUTH_TOKEN": "x"}, r"its token is another one .*copy ~/.ray/auth_tok"),
+    ],
+)
+def test_a_cluster_that_asks_for_a_token_is_named(
+    tmp_path, monkeypatch, variables, message
+):
+    """The message says what this process has shown, and where a token is put."""
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+        # Also removes what is set below.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(ray_cluster.ADDRESS_VARIABLE, "a:1")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    class RayError(Exception):
+        pass
+
+    def init(**options):
+        raise RayError("Token authentication is enabled, but ...")
+
+    stand_in = types.SimpleNamespace(
+        init=init, exceptions=types.SimpleNamespace(RayError=RayError)
+    )
+    monkeypatch.setitem(sys.modules, "ray", stand_in)
+
+    with pytest.raises(LaunchError, match=message):
         ray_cluster.connect()
 
 

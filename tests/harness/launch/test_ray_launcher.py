@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -31,18 +33,38 @@ needs_ray = pytest.mark.skipif(
 )
 PROBE = Path(__file__).with_name("gang_probe.py")
 LONGEST_SEC = 120.0
+CONNECT = """
+from harness.errors import LaunchError
+from harness.launch.ray import cluster
+try:
+    cluster.connect()
+except LaunchError as error:
+    print(error)
+"""
+TOKEN = "0123456789abcdef" * 4
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """Two nodes of one logical core each; their address is in ``RAY_ADDRESS``."""
+@pytest.fixture(
+    scope="module", params=["token", pytest.param("open", marks=pytest.mark.full)]
+)
+def cluster(request):
+    """Two nodes of one logical core each; their address is in ``RAY_ADDRESS``.
+
+    They ask for a token, as the documented commands set one up; in the full run also
+    without.
+    """
+    from ray._private.authentication_test_utils import reset_auth_token_state
     from ray.cluster_utils import Cluster
 
-    made = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 1, "include_dashboard": False},
-    )
     with pytest.MonkeyPatch.context() as patch:
+        if request.param == "token":
+            patch.setenv("RAY_AUTH_TOKEN", TOKEN)
+            patch.setenv("RAY_AUTH_MODE", "token")
+        reset_auth_token_state()  # Ray has read the variables when it was imported
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 1, "include_dashboard": False},
+        )
         patch.setenv(ray_cluster.ADDRESS_VARIABLE, made.address)
         made.add_node(num_cpus=1, include_dashboard=False)
         try:
@@ -95,6 +117,39 @@ def test_two_nodes_come_up():
 
     assert [(1, 0), (1, 0)] == [(host.num_cores, host.num_gpus) for host in hosts]
     assert 2 == len({host.node_id for host in hosts})
+
+
+@needs_ray
+@pytest.mark.processes
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [("", "it asks for a token"), (TOKEN[::-1], "its token is another one")],
+)
+def test_who_has_not_the_token_of_a_cluster_is_told_so(request, tmp_path, token, said):
+    """Ray itself says only that nobody responds, or less."""
+    if "open" in request.node.name:
+        pytest.skip("this cluster asks for no token")
+    environ = {
+        "HOME": str(tmp_path),
+        "RAY_AUTH_TOKEN": token,
+        "RAY_gcs_server_port_wait_time_s": "1",  # tries once
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", CONNECT],
+        env={
+            **os.environ,
+            **environ,
+            "RAY_AUTH_MODE": "token" if token else "disabled",
+        },
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_SEC,
+        check=False,
+    )
+
+    assert "not authorized by the Ray cluster at" in done.stdout, done.stderr[-2000:]
+    assert said in done.stdout
 
 
 @needs_ray

@@ -91,6 +91,16 @@ def test_an_engine_may_still_be_a_target(harness: Any, tmp_path: Path) -> None:
         ("jobset", ("--image=x:",), r"--image 'x:' is not the name of an image"),
         (
             "jobset",
+            (IMAGE, "--directory=work"),
+            r"--directory 'work' is relative, and a",
+        ),
+        (
+            "jobset",
+            (IMAGE, "--claim=A b"),
+            r"--claim 'A b' is not the name of an obj",
+        ),
+        (
+            "jobset",
             (IMAGE, "--memory-per-worker=64 GB"),
             r"--memory-per-worker '64 GB' is not an amount of memory; write an integer",
         ),
@@ -135,7 +145,7 @@ def test_limits_of_a_pod_come_from_the_options(harness: Any, tmp_path: Path) -> 
     (job,) = manifest["spec"]["replicatedJobs"]
     (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
 
-    assert {"cpu": 8, "memory": "64Gi"} == container["resources"]["limits"]
+    assert {"cpu": "8", "memory": "64Gi"} == container["resources"]["limits"]
 
 
 @pytest.mark.parametrize(

@@ -183,12 +183,17 @@ def test_options_of_a_launcher_are_checked(
 def test_the_help_has_the_options_of_a_launcher_below_its_name(harness: Any) -> None:
     """So that everybody sees with which they can be given."""
     _, out, _ = harness("sweep", "--help")
-    own = out.partition("Options of --launcher slurm:")[2].partition("\n\n")[0]
+    _, *launchers = out.split("Options of --launcher ")
+    own = {text.partition(":")[0]: text.partition("\n\n")[0] for text in launchers}
+    elsewhere = out
+    for text in own.values():
+        elsewhere = elsewhere.replace(text, "")
 
+    assert ["slurm", "kubernetes"] == list(own)
     for option in ("--nodes", "--partition", "--time-limit", "--array"):
-        assert option in own
-        assert 1 == out.count(f" {option} ")
-    assert "--launcher ray" not in out.replace(own, "")
+        assert 1 == own["slurm"].count(f" {option} ")
+        assert f" {option} " not in elsewhere
+    assert "--partition" not in own["kubernetes"]
 
 
 @pytest.mark.parametrize(

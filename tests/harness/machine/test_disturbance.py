@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import random
 import subprocess
 import sys
 import time
@@ -175,6 +176,15 @@ def test_throttling_by_quota_and_by_heat_is_added() -> None:
             0,
             "other processes used 7 % of its cores (limit 3 %)",
         ),
+        ({"foreign_cpu_fraction": 0.008, "num_cores": 16}, 0, ""),
+        (
+            {"foreign_cpu_fraction": 0.02, "num_cores": 16},
+            0,
+            (
+                "other processes used 32 % of one core of its 16, if all on one"
+                " (limit 13 %)"
+            ),
+        ),
         (
             {"stolen_cpu_fraction": 0.02},
             0,
@@ -194,6 +204,71 @@ def test_the_reason_of_a_void_turn_is_one_phrase(
 ) -> None:
     """Each limit, at it and beyond it, with what can be rounding on top."""
     assert reason == disturbance.void_reason(_disturbance(**fields), num_retraces)
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "is_exact", "turn_sec"),
+    [
+        (4, True, 0.3),
+        (16, True, 0.3),
+        (48, True, 0.3),
+        (4, False, 0.3),
+        (16, False, 0.3),
+        (48, False, 1.0),
+    ],
+)
+def test_an_endless_process_on_one_of_many_cores_voids_every_turn(
+    num_cores: int, *, is_exact: bool, turn_sec: float
+) -> None:
+    """It gets half of that core beside the trial's thread; 40 turns.
+
+    The mean over 16 cores is 3.1 %, which ticks could be. With 48 cores half a core is
+    within the rounding of ticks at 0.3 s, and no longer at 1 s.
+    """
+    reasons = [
+        disturbance.void_reason(found, 0)
+        for found in _turns(num_cores, 0.5, is_exact=is_exact, turn_sec=turn_sec)
+    ]
+
+    assert all(reasons)
+    if num_cores == 48:
+        assert "of one core of its 48, if all on one (limit 20 %)" in reasons[0]
+
+
+@pytest.mark.parametrize("num_cores", [1, 2, 4, 16, 48])
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_services_of_a_quiet_machine_void_no_turn(
+    num_cores: int, *, is_exact: bool
+) -> None:
+    """0.2 % of every core, and 2 % of one; 40 turns of 0.3 s at any tick."""
+    load = 0.02 + 0.002 * num_cores
+    turns = _turns(num_cores, load, is_exact=is_exact)
+
+    assert not any(disturbance.void_reason(found, 0) for found in turns)
+
+
+def _turns(
+    num_cores: int, load: float, *, is_exact: bool, turn_sec: float = 0.3
+) -> list[Disturbance]:
+    """Turns in which others use so much of all cores together, of one core."""
+    generator = random.Random(num_cores)
+    found = []
+    for _ in range(40):
+        idle_sec = turn_sec * 0.2  # of each core
+        starts, ends = 0, 0
+        for _ in range(num_cores):  # each counter in ticks of its own phase
+            before_sec = generator.random()
+            starts += int(before_sec / TICK_SEC)
+            ends += int((before_sec + idle_sec) / TICK_SEC)
+        own_sec = num_cores * (turn_sec - idle_sec) - turn_sec * load
+        run_sec = own_sec + turn_sec * load if is_exact else None
+        start = _clock(0, num_cores=num_cores, idle=starts * TICK_SEC)
+        end = _clock(turn_sec, num_cores=num_cores, idle=ends * TICK_SEC, own=own_sec)
+        if is_exact:
+            start = dataclasses.replace(start, run_sec=0.0)
+            end = dataclasses.replace(end, run_sec=run_sec)
+        found.append(disturbance.between(start, end))
+    return found
 
 
 @pytest.mark.parametrize("offset", [0.0, 0.2, 0.5, 0.9, 0.999])

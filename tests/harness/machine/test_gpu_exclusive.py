@@ -138,3 +138,16 @@ def test_who_uses_a_gpu_before_a_trial_is_of_others(
     install_gpus(machine)
 
     assert re.fullmatch(expected, gpu_exclusive.wait_until_free(gpus.read_gpus()))
+
+
+def test_a_gpu_that_cannot_be_read_is_not_free(install_gpus: Any) -> None:
+    """Nobody knows who uses it."""
+    machine = make_gpus(1)
+    install_gpus(machine)
+    chosen = gpus.read_gpus()
+    machine[0].is_lost = True
+
+    assert (
+        "GPU 0 could not be read (GPU is lost): nobody knows who used it"
+        == gpu_exclusive.wait_until_free(chosen)
+    )

@@ -217,3 +217,60 @@ def test_energy_is_per_example_of_all_gpus() -> None:
     assert 0.6 == joules_per_example(uses, 2000.0)
     assert joules_per_example([*uses, summarize(2, [_reading()])], 2000.0) is None
     assert joules_per_example([], 2000.0) is None
+
+
+def test_a_gpu_that_is_lost_voids_what_follows(install_gpus: Any) -> None:
+    """Not what was measured before; nobody knows who uses it then."""
+    machine = make_gpus(2)
+    install_gpus(machine)
+    with GpuWatch(gpus.read_gpus(), period_sec=0.01) as watch:
+        time.sleep(0.05)
+        before_ns = time.monotonic_ns()
+        machine[1].is_lost = True
+        time.sleep(0.05)
+    first, second = watch.uses()
+
+    assert () == first.faults
+    assert second.num_samples
+    said = "GPU 1 could not be read (GPU is lost): nobody knows who used it"
+    assert (said,) == second.faults
+    assert said == void_reason(watch.uses())
+    assert "" == void_reason(watch.uses(before_ns - 10_000_000, before_ns))
+
+
+def test_a_gpu_that_was_never_read_is_not_left_out(install_gpus: Any) -> None:
+    """Without a record of it, it would look free and quiet."""
+    machine = make_gpus(1)
+    install_gpus(machine)
+    chosen = gpus.read_gpus()
+    machine[0].is_lost = True
+    with GpuWatch(chosen) as watch:
+        pass
+    (use,) = watch.uses()
+
+    assert 0 == use.num_samples
+    assert "GPU 0 could not be read" in void_reason([use])
+
+
+def test_errors_of_the_memory_that_appear_void_a_trial(install_gpus: Any) -> None:
+    """Those from before it say nothing of it."""
+    machine = make_gpus(2, uncorrected_errors=3)
+    install_gpus(machine)
+    with GpuWatch(gpus.read_gpus(), period_sec=0.01) as watch:
+        time.sleep(0.03)
+        machine[1].uncorrected_errors += 2
+    first, second = watch.uses()
+
+    assert () == first.faults
+    assert ("2 uncorrected ECC errors appeared on GPU 1",) == second.faults
+    assert "faults" not in first.model_dump()
+    assert GpuUse.model_validate(second.model_dump()) == second
+
+
+def test_without_a_counter_of_errors_none_is_claimed(install_gpus: Any) -> None:
+    """GPUs for games have no ECC."""
+    install_gpus(make_gpus(1, unsupported=frozenset({"nvmlDeviceGetTotalEccErrors"})))
+    with GpuWatch(gpus.read_gpus()) as watch:
+        pass
+
+    assert "" == void_reason(watch.uses())

@@ -189,6 +189,53 @@ def test_the_first_visible_gpus_are_a_trials(install_gpus: Any) -> None:
     assert ["MIG-1"] == [g.cuda_id for g in gpu_choice.choose(gpus.read_gpus(), 1)]
 
 
+def test_a_lost_gpu_is_no_free_one(install_gpus: Any) -> None:
+    """It is named with what the driver says; another choice leaves it out."""
+    machine = make_gpus(3)
+    machine[1].is_lost = True
+    install_gpus(machine)
+
+    assert ["", "GPU is lost", ""] == [gpu.fault for gpu in gpus.read_gpus()]
+    with pytest.raises(
+        PlanError,
+        match=r"GPU 1 cannot be read \(GPU is lost\), .*CUDA_VISIBLE_DEVICES=0,2",
+    ):
+        _visible(None)
+    assert ["0", "2"] == _visible("0,2")
+    assert 3 == len(gpu_choice.listed_gpus({}))
+
+
+@pytest.mark.parametrize(
+    ("number", "is_none"),
+    [
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, True),
+        (pynvml.NVML_ERROR_NO_PERMISSION, True),
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, True),
+        (pynvml.NVML_ERROR_GPU_IS_LOST, False),
+        (pynvml.NVML_ERROR_RESET_REQUIRED, False),
+        (pynvml.NVML_ERROR_TIMEOUT, False),
+        (pynvml.NVML_ERROR_UNKNOWN, False),
+    ],
+)
+def test_errors_of_the_driver_are_told_apart(number: int, is_none: bool) -> None:
+    """What a GPU does not have is None; what is unknown is an error."""
+
+    class Driver:
+        NVMLError = pynvml.NVMLError
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(pynvml, name)
+
+        def nvmlDeviceGetTemperature(self) -> int:  # noqa: N802
+            raise pynvml.NVMLError(number)
+
+    if is_none:
+        assert gpus.ask(Driver(), "nvmlDeviceGetTemperature") is None
+        return
+    with pytest.raises(pynvml.NVMLError):
+        gpus.ask(Driver(), "nvmlDeviceGetTemperature")
+
+
 def test_the_stand_in_refuses_what_it_does_not_know(install_gpus: Any) -> None:
     """A new question to the driver needs an answer that somebody wrote."""
     nvml = install_gpus(make_gpus(1))

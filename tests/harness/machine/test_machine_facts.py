@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_root import FakeRoot
 
 from harness.machine import canary, environment
 from harness.run import trial_tree
@@ -161,15 +162,24 @@ def test_the_canary_gives_the_cores_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("a 1\noom_kill 3\n", 3), ("a 1\n", None)]
+    ("group", "name", "text", "expected"),
+    [
+        ("0::/a/b", "a/b/memory.events", "oom 4\noom_kill 3\n", 3),
+        ("0::/a/b", "memory.events", "oom_kill 2\n", 2),
+        ("4:memory:/a", "memory/a/memory.oom_control", "under_oom 0\noom_kill 1", 1),
+        ("0::/a", "a/memory.events", "oom 4\n", None),
+        ("4:memory:/a", "memory/a/memory.stat", "oom_kill 1", None),
+    ],
 )
-def test_out_of_memory_kills_are_counted_where_the_kernel_does(
-    tmp_path: Path, text: str, expected: int | None
+def test_out_of_memory_kills_are_those_of_the_own_control_group(
+    tmp_path: Path, group: str, name: str, text: str, expected: int | None
 ) -> None:
-    """Without the counter, nothing is claimed."""
+    """Kills of others on the machine are none; without a counter nothing is claimed."""
     assert trial_tree.read_oom_kills(tmp_path) is None
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/vmstat").write_text(text)
+    root = FakeRoot(tmp_path)
+    root.write("proc/vmstat", "oom_kill 9\n")
+    root.write("proc/self/cgroup", f"{group}\n")
+    root.write(f"sys/fs/cgroup/{name}", text)
 
     assert expected == trial_tree.read_oom_kills(tmp_path)
 

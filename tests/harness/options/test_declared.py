@@ -61,7 +61,9 @@ class TryRequest(Options):
     of_engine: Annotated[
         Options,
         Contributed(
-            by="engine", models=lambda: {"fast": FastOptions, "slow": SlowOptions}
+            by="engine",
+            models=lambda: {"fast": FastOptions, "slow": SlowOptions},
+            use=str,
         ),
     ] = NO_OPTIONS
 

@@ -57,6 +57,7 @@ MODULES_THAT_DO_NOT = {
     "harness.__main__",
     "harness.run.listener",
     "harness.run.match_runs",
+    "harness.run.peer_exports",
     "harness.run.phase_watch",
     "harness.run.sweep",
 }

@@ -15,7 +15,7 @@ from harness.cli import exit_codes
 from harness.machine import topology
 from harness.machine.topology import CpuTopology, LogicalCpu
 from harness.planning import code_digest
-from results.records import identity
+from results.records import identity, variables
 from workloads.catalog import WORKLOADS
 from workloads.d4pg import requirements
 
@@ -35,6 +35,8 @@ def plan(harness: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(code_digest, "of_trial", lambda *_: "00")
     monkeypatch.setattr(requirements, "check", lambda *_, **__: None)
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(2)))
+    for name in variables.IDENTITY:
+        monkeypatch.delenv(name, raising=False)
     for name, info in WORKLOADS.items():
         monkeypatch.setitem(WORKLOADS, name, dataclasses.replace(info, version="1"))
 
@@ -52,11 +54,14 @@ def test_a_request_has_the_plan_that_was_kept(plan: Any, command: str) -> None:
     found = plan(command)
     recorded = {k: v for k, v in found.items() if k not in _LEFT_OUT}
     recorded["command"] = found["command"][:3]
-    assert recorded["measuring"].pop("gate") is None  # added later, for gates
+    # Added later, for gates.
+    assert recorded["measuring"].pop("gate") is None
+    assert not recorded["measuring"].pop("had_target")
     recorded = json.loads(
         json.dumps(recorded)
         .replace('"schema_version": 6', '"schema_version": 5')
         .replace('"program": null, ', "")
+        .replace('"plugins": {}, ', "")
     )
 
     assert KEPT[command]["study"] == found["study"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from harness.run import aggregate
@@ -86,6 +89,41 @@ def test_a_rank_without_a_file_is_the_one_behind(
     assert made.failure is not None
     assert made.failure.phase is Phase.LAUNCH
     assert "rank 1 was in phase launch" in made.failure.reason
+
+
+def test_a_rank_file_that_appears_late_is_waited_for(
+    tmp_path: Path, make_spec: Any
+) -> None:
+    """A network file system shows what another host wrote after a while."""
+    write_rank(tmp_path, 0, start=0, step=1)
+    late = threading.Timer(0.3, write_rank, (tmp_path, 1), {"start": 0, "step": 1})
+    late.start()
+    made = conclude(tmp_path, make_spec(), late_sec=20.0)
+    late.join()
+
+    assert made.status is TrialStatus.OK
+
+
+def test_a_rank_file_that_never_appears_is_waited_for_only_so_long(
+    tmp_path: Path, make_spec: Any
+) -> None:
+    """And not at all where the trial has failed."""
+    write_rank(tmp_path, 0, start=0, step=1)
+    start = time.monotonic()
+    made = conclude(tmp_path, make_spec(), late_sec=0.6)
+    waited_sec = time.monotonic() - start
+    aggregate.conclude(
+        TRIAL_ID,
+        make_spec(),
+        tmp_path,
+        dataclasses.replace(GOOD_EXIT, exit_code=1),
+        num_ranks=2,
+        late_sec=60.0,
+    )
+
+    assert made.status is TrialStatus.FAILED
+    assert 0.6 <= waited_sec < 10
+    assert time.monotonic() - start < 20
 
 
 def test_a_broken_rank_file_is_a_failure_not_a_crash(

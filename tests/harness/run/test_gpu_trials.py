@@ -185,9 +185,13 @@ def test_one_mig_instance_is_enough(sweep: Any, tmp_path: Path) -> None:
         (
             {"users": STRANGERS},
             (
-                r"1 other process used GPU 1 before it was started; end the others"
-                r" \('nvidia-smi' lists them\), then repeat .* with --retry failed"
+                r"1 other process used GPU 1 before it was started; end the others,"
+                r" or reset .* \('nvidia-smi' says which\), then .* --retry failed"
             ),
+        ),
+        (
+            {"is_lost": True},
+            r"GPU 1 could not be read \(GPU is lost\): nobody .* before it was started",
         ),
         (
             {"reasons": 0x40},

@@ -99,8 +99,16 @@ def test_a_process_that_a_library_ended_is_out_of_memory(
     ("count", "status", "said"),
     [
         (2, TrialStatus.OUT_OF_MEMORY, "the kernel counted 2 out-of-memory kills"),
-        (0, TrialStatus.FAILED, "the kernel counted no out-of-memory kills"),
-        (None, TrialStatus.FAILED, "nobody counted out-of-memory kills on its host"),
+        (
+            0,
+            TrialStatus.FAILED,
+            "cause unknown: the kernel counted no out-of-memory kills",
+        ),
+        (
+            None,
+            TrialStatus.FAILED,
+            "cause unknown: nobody counted out-of-memory kills of its control group",
+        ),
     ],
 )
 def test_an_unexplained_sigkill_is_a_failure(

@@ -190,6 +190,25 @@ def test_the_end_of_the_data_is_a_position_too(make):
     assert list(range(16)) == after.read(2)
 
 
+def test_an_end_that_was_reached_by_skipping_is_saved_and_restored(make):
+    """Of 13 examples, 3 steps of 6 have read all, and no step follows on 3 replicas."""
+    make_here = functools.partial(make, global_batch_size=6, global_batches=True)
+    before = make_here(2, count(13))
+    before.read(3)
+    before.save()
+    for _ in range(3):
+        after = make_here(3, count(13))
+        how = after.restore()
+        after.save()
+
+    assert how.startswith("exact")
+    assert 3 == after.inputs.num_steps
+    with pytest.raises(tf.errors.OutOfRangeError):
+        after.read()
+    after.inputs.reinitialize()
+    assert list(range(13)) == after.read(3)
+
+
 def test_another_global_batch_continues_at_the_same_example(make):
     """Three steps of 8 are two of 12; 24 is not divisible by 16."""
     before, after, wrong = (

@@ -106,6 +106,18 @@ def test_a_resolver_is_as_good_as_the_environment():
             r"index 2 .* 2 of kind 'worker'.*0 to 1",
         ),
         (tf_config({"worker": WORKERS}, index=-1), r"index -1 .* out of range"),
+        (tf_config({"worker": WORKERS}, "evaluator", -1), r"of kind 'evaluator', but"),
+        (
+            {
+                "TF_CONFIG": json.dumps(
+                    {
+                        "sparseCluster": {"worker": {"1": "a:1"}, "ps": []},
+                        "task": {"type": "worker", "index": 1},
+                    }
+                )
+            },
+            r"'sparseCluster', but workers .* need the addr.*enableDynamicWorker: f",
+        ),
         (tf_config({"worker": WORKERS}, index="x"), r"index 'x' .* is not an integer"),
         (tf_config({"worker": WORKERS}, index=1.5), r"index 1.5 .* is not an integer"),
     ],
@@ -122,6 +134,29 @@ def test_a_server_is_no_worker():
 
     with pytest.raises(errors.ClusterConfigError, match=r"ps:0, not a worker"):
         config.worker_id  # noqa: B018 (the property raises)
+
+
+@pytest.mark.parametrize("others", [{}, {"evaluator": ["localhost:9"]}])
+def test_an_evaluator_reads_its_cluster_and_takes_no_part(others):
+    """A TFJob does not list it; whoever does may."""
+    config = read(tf_config({"worker": WORKERS, **others}, "evaluator"))
+
+    assert ("evaluator", 0, 2) == (config.kind, config.index, config.num_workers)
+    with pytest.raises(
+        errors.ClusterConfigError,
+        match=r"evaluator:0, not a worker; .* restores the checkpoints .*'in_graph'",
+    ):
+        config.worker_id  # noqa: B018 (the property raises)
+
+
+def test_an_evaluator_that_nobody_lists_listens_nowhere():
+    """It is told what to do instead."""
+    config = read(tf_config({"worker": WORKERS}, "evaluator"))
+
+    with pytest.raises(
+        errors.ClusterConfigError, match=r"evaluator:0, which the cluster does not li"
+    ):
+        config.address  # noqa: B018 (the property raises)
 
 
 def test_those_who_do_not_answer_are_named(listener):

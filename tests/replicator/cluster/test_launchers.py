@@ -155,6 +155,86 @@ def test_a_launcher_is_recognized(environ, kind, rank, local_rank):
     assert local_rank == found.local_rank
 
 
+OPENMPI_4 = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "3512795137",
+    "OMPI_MCA_orte_hnp_uri": "3512795136.0;tcp://10.0.0.7,172.17.0.1:41231",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "host"),
+    [
+        (OPENMPI_4, "10.0.0.7"),
+        (OPENMPI_4 | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, "127.0.0.1"),
+        (OPENMPI_4 | {"MASTER_ADDR": "10.0.0.9"}, "10.0.0.9"),
+        (
+            {
+                "PMIX_RANK": "1",
+                "WORLD_SIZE": "4",
+                "PMIX_NAMESPACE": "prterun-gpu-node7.example-4711@1",
+            },
+            "gpu-node7.example",
+        ),
+    ],
+)
+def test_mpirun_says_where_rank_0_is(environ, host):
+    """On this host, or on that of mpirun; the port is one, the same in every rank."""
+    ranks = environment.detect(environ).ranks
+
+    assert (host, 1) == (ranks.chief_host, ranks.rank)
+    assert 20_000 <= ranks.chief_port < 32_000
+    rank = next(name for name in environ if name.endswith("_RANK"))
+    assert ranks.chief == environment.detect(environ | {rank: "0"}).ranks.chief
+    given = environment.detect(environ | {"MASTER_PORT": "4711"}).ranks
+    assert (host, 4711) == (given.chief_host, given.chief_port)
+
+
+def test_two_jobs_of_mpirun_meet_at_different_ports():
+    """They may be on one host."""
+    ports = {
+        environment.detect(
+            OPENMPI_4 | {"PMIX_NAMESPACE": str(3512795137 + job)}
+        ).ranks.chief_port
+        for job in range(20)
+    }
+
+    assert len(ports) > 15
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_where_mpirun_says_nothing_the_address_is_asked_for(is_whole):
+    """In one line, as without mpirun."""
+    silent = {
+        name: value
+        for name, value in OPENMPI_4.items()
+        if not name.startswith(("PMIX", "OMPI_MCA"))
+    }
+    if is_whole:
+        silent["PMIX_NAMESPACE"] = "of-another-launcher"
+
+    with pytest.raises(
+        errors.ClusterConfigError, match=r"MASTER_ADDR is not set.*rank"
+    ):
+        environment.detect(silent)
+
+
+def test_rank_0_notices_that_mpirun_is_elsewhere():
+    """The others would look for it there until their time is over."""
+    elsewhere = OPENMPI_4 | {
+        "OMPI_COMM_WORLD_RANK": "0",
+        "OMPI_MCA_orte_hnp_uri": "1.0;tcp://192.0.2.1:41231",
+    }
+
+    with pytest.raises(
+        errors.ClusterConfigError,
+        match=r"rank 0 is not on 192.0.2.1, where its launcher runs .*mpirun -x MASTER",
+    ):
+        environment.detect(elsewhere).addresses()
+
+
 @pytest.mark.parametrize(
     ("environ", "message"),
     [

@@ -195,7 +195,7 @@ def test_a_change_is_drawn_and_named(make_study: Any, slow_down: Any) -> None:
 
     assert "1 change in 10 studies" == case.conclusion
     assert ["day-7"] == [row[1] for row in changes]
-    assert re.fullmatch(r"-(19|20)\.\d %", changes[0][-1])
+    assert re.fullmatch(r"-(19|20)\.\d.% \[-2\d\.\d,.-19\.\d\]", changes[0][-1])
     assert 1 == case.drawing.count("stroke:var(--warn)")
 
 

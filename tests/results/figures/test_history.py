@@ -78,7 +78,9 @@ def test_a_slower_version_is_a_change_where_it_began(make_studies: Any) -> None:
         of.date for of in seen
     ]
     assert [6] == [i for i, of in enumerate(seen) if of.change is not None]
-    assert pytest.approx(0.9, abs=0.02) == seen[6].change
+    change = seen[6].change
+    assert pytest.approx(0.9, abs=0.02) == change.value
+    assert change.low < 0.9 < change.high < 1
     assert ("resnet50", "laptop") == (series.workload, series.preset)
     assert "in_graph, 1 replica x 8" == series.case
     assert "0123456789ab" == seen[0].commit
@@ -178,5 +180,5 @@ def test_the_change_is_the_ratio_of_the_segments(make_studies: Any) -> None:
     logs = [math.log(of.throughput.value) for of in series.observations]
     expected = math.exp(sum(logs[6:]) / 6 - sum(logs[:6]) / 6)
 
-    assert pytest.approx(expected) == series.observations[6].change
+    assert pytest.approx(expected) == series.observations[6].change.value
     assert dataclasses.asdict(series)["observations"][6]["change"] is not None

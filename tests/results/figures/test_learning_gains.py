@@ -44,13 +44,13 @@ def reached(study: Study, num_replicas: int) -> list[float]:
     ]
 
 
-def test_the_target_is_what_half_of_the_fewest_replicas_reach(study: Study) -> None:
-    """At least half of these runs do, at their end or before."""
+def test_the_target_is_what_the_fewest_replicas_reach(study: Study) -> None:
+    """The worst of five runs: all reach it, at their end or before."""
     (found,) = learning_gains.of_study(study)
     first, second = found.cases
 
-    assert statistics.median(reached(study, 1)) == found.target
-    assert first.examples.num_reached >= 3
+    assert min(reached(study, 1)) == found.target
+    assert first.examples.num_reached == 5
     assert (5, 5) == (first.seconds.median.n, second.seconds.median.n)
     assert "s" == first.seconds.median.unit
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from results import errors
-from results.figures import scaling
+from results.figures import comparisons, scaling
 from results.records import identity
 from results.records.models import PlannedTrial, ScalingMode, TrialStatus
 from results.store.study_store import Store
@@ -165,7 +165,7 @@ def test_backends_are_compared_once_per_pair_of_cases(
     tmp_path: pathlib.Path, synthetic: Any
 ) -> None:
     """The shared baseline is compared once, for both modes."""
-    found = scaling.comparisons(_load(tmp_path, synthetic))
+    found = comparisons.of_study(_load(tmp_path, synthetic))
 
     assert [(1, (WEAK, STRONG)), (2, (WEAK,)), (2, (STRONG,))] == [
         (item.first.spec.num_replicas, item.modes) for item in found

@@ -30,6 +30,11 @@ NONE = Disturbance(
             "other processes used more than 3 % of its cores",
         ),
         (
+            [{"foreign_cpu_fraction": v, "num_cores": 16} for v in (0.02, 0.028)],
+            0,
+            "other processes used more than 13 % of one core of its 16, if all on one",
+        ),
+        (
             [{"stolen_cpu_fraction": value} for value in (0.02, 0.5)],
             0,
             "the hypervisor gave more than 1 % of its cores to other guests",

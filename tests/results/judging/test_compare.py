@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from typing import TYPE_CHECKING, Any
@@ -181,3 +182,26 @@ def test_metrics_are_named_in_the_message() -> None:
     with pytest.raises(ResultsError, match="of what this workload learns nothing"):
         gate_metrics.metric_of_gate("fid", [])
     assert re.fullmatch(r"\w+", METRIC.name)
+
+
+def test_the_widening_of_a_target_is_in_comparisons_too(relay: Any) -> None:
+    """A study that stopped on its width compares with intervals as wide as its own."""
+    study = relay(repeats=8)
+    measuring = study.plan.measuring.model_copy(update={"target": 0.03})
+    stopped = dataclasses.replace(
+        study, plan=study.plan.model_copy(update={"measuring": measuring})
+    )
+    for one, other in (
+        (
+            compare.within(study, "in_graph", "tf_mirrored", METRIC),
+            compare.within(stopped, "in_graph", "tf_mirrored", METRIC),
+        ),
+        (
+            compare.of_studies(study, study, METRIC),
+            compare.of_studies(stopped, study, METRIC),
+        ),
+    ):
+        for row, wider in zip(one.rows, other.rows, strict=True):
+            before, after = row.difference.ratio, wider.difference.ratio
+            widths = [math.log(of.high / of.low) for of in (before, after)]
+            assert widths[1] == pytest.approx(1.1 * widths[0])

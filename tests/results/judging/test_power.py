@@ -3,90 +3,96 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
+import fixed_gates
 import numpy as np
 import pytest
 from scipy import stats
 
 from results import errors
 from results.judging import power
-from results.statistics import generations, judge
+from results.statistics import generations, group_sequential
 from results.statistics.judge import Verdict
+
+if TYPE_CHECKING:
+    from results.statistics.group_sequential import Design
 
 SPREAD = 0.03
 # Of the numerical average over standard deviations.
 ACCURACY = 1e-3
+# Three standard errors of a share of the simulated gates.
+TOLERANCE = 3 * (0.25 / power.NUM_GATES) ** 0.5
 
 
-def test_operating_points_of_the_default_gate() -> None:
-    """Four generations with a spread of 0.03, delta of 5 %."""
-    same, at_delta, slow = power.operating_points(SPREAD, 4, 0.05, [0, 0.05, 0.08])
+def one_look(number: int, alpha: float = 0.05) -> Design:
+    """The rule of a gate with ``--repeats``."""
+    return power.design(delta=0.05, alpha=alpha, num_generations=number)
 
-    assert same.regresses == pytest.approx(0.015, abs=0.002)
-    assert same.passes == pytest.approx(0.79, abs=0.005)
-    assert at_delta.passes == pytest.approx(0.05, abs=ACCURACY)
-    assert slow.regresses == pytest.approx(0.98, abs=0.005)
+
+@pytest.mark.parametrize("number", [3, 5, 8])
+@pytest.mark.parametrize("effect", [0.0, 0.02, 0.05, 0.08])
+def test_one_look_at_one_case_is_as_calculated(number: int, effect: float) -> None:
+    """By the distribution of t, with the shares of alpha that the gate spends."""
+    (point,) = power.operating_points(SPREAD, [effect], one_look(number))
+    of_passing = 0.05 * group_sequential.OF_PASSING
+    of_regressing = 0.05 * group_sequential.TURNS.share
+    expected = fixed_gates.shares(
+        SPREAD,
+        number,
+        effect,
+        of_passing=of_passing,
+        of_regressing=of_regressing,
+    )
+
+    assert expected.passes == pytest.approx(point.passes, abs=TOLERANCE)
+    assert expected.regresses == pytest.approx(point.regresses, abs=TOLERANCE)
+    assert point.generations == number
 
 
 @pytest.mark.parametrize("num_generations", [2, 4, 10])
 @pytest.mark.parametrize("effect", [-0.05, 0.0, 0.03, 0.05, 0.1])
-def test_pass_and_improve_follow_the_noncentral_t(
+def test_the_calculation_follows_the_noncentral_t(
     num_generations: int, effect: float
 ) -> None:
     """The closed form, by another library."""
-    (point,) = power.operating_points(SPREAD, num_generations, 0.05, [effect])
+    found = fixed_gates.shares(SPREAD, num_generations, effect)
     error = SPREAD / num_generations**0.5
     degrees = num_generations - 1
     quantile = stats.t.ppf(0.95, degrees)
     shifts = [(math.log1p(effect) - limit) / error for limit in (math.log(1.05), 0.0)]
     passes, improves = (stats.nct.cdf(-quantile, degrees, shift) for shift in shifts)
 
-    assert passes == pytest.approx(point.passes, abs=ACCURACY)
-    assert improves == pytest.approx(point.improves, abs=ACCURACY)
+    assert passes == pytest.approx(found.passes, abs=ACCURACY)
+    assert improves == pytest.approx(found.improves, abs=ACCURACY)
 
 
-@pytest.mark.parametrize(("num_generations", "effect"), [(2, 0.0), (4, 0.03), (6, 0.1)])
-def test_probabilities_are_the_shares_of_simulated_gates(
-    num_generations: int, effect: float
-) -> None:
-    """The rule itself on normal generations, without any formula."""
-    num_gates = 4000
-    tolerance = 4 * (0.25 / num_gates) ** 0.5  # four standard errors of a share
-    generator = np.random.default_rng(num_generations)
-    draws = generator.normal(
-        math.log1p(effect), SPREAD, (num_gates, num_generations)
-    ).tolist()
-    verdicts = [judge.judge(draw).verdict for draw in draws]
-    (point,) = power.operating_points(SPREAD, num_generations, 0.05, [effect])
-    passes = sum(verdict.is_pass for verdict in verdicts) / num_gates
+def test_more_cases_pass_later() -> None:
+    """Power for one case said 0.90 of a default gate that passed in 0.08 to 0.17."""
+    rule = power.design(delta=0.05, alpha=0.05)
+    points = [
+        power.operating_points(SPREAD, [0.0, 0.05], rule, num_cases=number)
+        for number in (1, 6)
+    ]
 
-    assert point.passes == pytest.approx(passes, abs=tolerance)
-    for verdict, expected in (
-        (Verdict.IMPROVE, point.improves),
-        (Verdict.REGRESS, point.regresses),
-        (Verdict.INCONCLUSIVE, point.inconclusive),
-    ):
-        share = verdicts.count(verdict) / num_gates
-        assert expected == pytest.approx(share, abs=tolerance)
+    assert points[0][0].generations + 0.1 < points[1][0].generations < 7
+    for equal, slower in points:
+        assert equal.regresses < 0.05 + TOLERANCE
+        assert slower.passes < 0.05 + TOLERANCE
+        assert equal.passes + equal.regresses + equal.inconclusive == pytest.approx(1)
 
 
-@pytest.mark.parametrize("spread", [0.003, 0.03, 0.3])
-@pytest.mark.parametrize("alpha", [0.01, 0.05])
-def test_delta_itself_passes_with_probability_alpha(
-    spread: float, alpha: float
-) -> None:
-    """Whatever the noise."""
-    (point,) = power.operating_points(spread, 4, 0.05, [0.05], alpha=alpha)
+def test_a_gate_without_time_for_all_looks_decides_less() -> None:
+    """Five of twelve generations."""
+    short = power.design(delta=0.05, alpha=0.05, most=5)
+    whole = power.design(delta=0.05, alpha=0.05)
 
-    assert alpha == pytest.approx(point.passes, abs=ACCURACY)
-
-
-def test_probabilities_add_up_to_one() -> None:
-    """Improve is a part of pass."""
-    for point in power.operating_points(SPREAD, 3, 0.05, [-0.1, 0, 0.02, 0.05, 0.2]):
-        total = point.passes + point.regresses + point.inconclusive
-        assert total == pytest.approx(1.0)
-        assert point.improves <= point.passes
+    assert ((3, 4, 5), 12) == (short.looks, short.most)
+    (of_short,), (of_whole,) = (
+        power.operating_points(SPREAD, [0.0], rule, num_cases=6)
+        for rule in (short, whole)
+    )
+    assert of_short.passes < of_whole.passes - 0.2
 
 
 def test_what_each_effect_needs() -> None:
@@ -94,17 +100,23 @@ def test_what_each_effect_needs() -> None:
     same, slow = power.needed([0.0, 0.10], spread=SPREAD, minutes_per_generation=2.5)
 
     assert (Verdict.PASS, Verdict.REGRESS) == (same.verdict, slow.verdict)
-    assert (5, 3) == (same.num_generations, slow.num_generations)
-    assert (12.5, 7.5) == (same.minutes, slow.minutes)
+    assert same.num_generations > slow.num_generations
+    assert same.minutes == 2.5 * same.num_generations
 
 
 def test_fewer_generations_are_not_enough() -> None:
-    """The number is the smallest that has the power."""
+    """The number is the smallest that has the power; of six cases it is larger."""
     (need,) = power.needed([0.08], spread=SPREAD, minutes_per_generation=1, power=0.9)
+    (of_six,) = power.needed(
+        [0.0], spread=SPREAD, minutes_per_generation=1, num_cases=6
+    )
+    (of_one,) = power.needed([0.0], spread=SPREAD, minutes_per_generation=1)
     assert need.num_generations is not None
-    for number, is_enough in ((need.num_generations, True), (3, False)):
-        (point,) = power.operating_points(SPREAD, number, 0.05, [0.08])
+    for more, is_enough in ((0, True), (-1, False)):
+        rule = one_look(need.num_generations + more)
+        (point,) = power.operating_points(SPREAD, [0.08], rule)
         assert (point.regresses >= 0.9) is is_enough
+    assert of_six.num_generations > of_one.num_generations
 
 
 def test_an_effect_just_below_delta_cannot_be_shown_to_be() -> None:
@@ -116,13 +128,13 @@ def test_an_effect_just_below_delta_cannot_be_shown_to_be() -> None:
 
 def test_smallest_effect_found_has_the_power() -> None:
     """More generations find less; a hopeless number finds nothing."""
-    four = power.smallest_effect_found(SPREAD, 4, power=0.9)
-    (point,) = power.operating_points(SPREAD, 4, 0.05, [four])
+    four = power.smallest_effect_found(SPREAD, one_look(4), power=0.9)
+    (point,) = power.operating_points(SPREAD, [four], one_look(4))
 
-    assert point.regresses == pytest.approx(0.9, abs=0.01)
-    assert power.smallest_effect_found(SPREAD, 8, power=0.9) < four
-    assert power.smallest_effect_found(0.001, 20, power=0.9) == 0.05
-    assert power.smallest_effect_found(10.0, 2, power=0.9) is None
+    assert point.regresses == pytest.approx(0.9, abs=0.02)
+    assert power.smallest_effect_found(SPREAD, one_look(8), power=0.9) < four
+    assert power.smallest_effect_found(0.001, one_look(20), power=0.9) == 0.05
+    assert power.smallest_effect_found(10.0, one_look(2), power=0.9) is None
 
 
 def test_half_of_all_measurements_reach_the_median_half_width() -> None:
@@ -149,23 +161,23 @@ def test_generations_for_a_target() -> None:
     ("call", "message"),
     [
         (
-            lambda: power.operating_points(0.0, 4, 0.05, [0]),
+            lambda: power.operating_points(0.0, [0], one_look(4)),
             r"spread is 0\.0, must be positive and finite: the standard deviation",
         ),
         (
-            lambda: power.operating_points(SPREAD, 1, 0.05, [0]),
+            lambda: one_look(1),
             r"num_generations is 1, must be 2 or more: one says nothing about",
         ),
         (
-            lambda: power.operating_points(SPREAD, 4, -0.05, [0]),
+            lambda: power.design(delta=-0.05, alpha=0.05),
             r"delta is -0\.05, must be more than 0 and at most 1",
         ),
         (
-            lambda: power.operating_points(SPREAD, 4, 0.05, [0], alpha=0.7),
+            lambda: one_look(4, alpha=0.7),
             r"alpha is 0\.7, must be more than 0 and less than 0\.5",
         ),
         (
-            lambda: power.operating_points(SPREAD, 4, 0.05, [-1.0]),
+            lambda: power.operating_points(SPREAD, [-1.0], one_look(4)),
             r"effect is -1\.0, must be a ratio above -1: 0\.05 is 5 % slower",
         ),
         (
@@ -179,8 +191,8 @@ def test_generations_for_a_target() -> None:
             r"power is 1\.0, must be more than 0 and less than 1: the probability of",
         ),
         (
-            lambda: power.smallest_effect_found(SPREAD, 1),
-            r"num_generations is 1, must be 2 or more",
+            lambda: power.operating_points(SPREAD, [0], one_look(4), num_cases=0),
+            r"num_cases is 0, must be 1 or more: those that the gate judges",
         ),
         (
             lambda: power.median_half_width(math.nan, 4),

@@ -7,13 +7,21 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from results import errors
 from results.statistics.change_points import (
     FEWEST,
     PENALTY,
+    WIDENING,
+    candidates,
     change_points,
 )
+
+
+def starts(values: np.ndarray) -> tuple[int, ...]:
+    """Returns where the changes of a series are."""
+    return tuple(point.start for point in change_points(list(values)))
 
 
 def noise(length: int, seed: int = 3) -> np.ndarray:
@@ -26,7 +34,7 @@ def test_a_step_is_found_where_it_is() -> None:
     values = noise(20)
     values[10:] += 8
 
-    assert change_points(list(values)) == (10,)
+    assert starts(values) == (10,)
 
 
 def test_two_changes_are_found() -> None:
@@ -34,7 +42,7 @@ def test_two_changes_are_found() -> None:
     values = noise(30)
     values[8:19] += 8
 
-    assert change_points(list(values)) == (8, 19)
+    assert starts(values) == (8, 19)
 
 
 def test_a_single_outlier_is_no_change() -> None:
@@ -42,7 +50,7 @@ def test_a_single_outlier_is_no_change() -> None:
     values = noise(20)
     values[9] -= 30
 
-    assert change_points(list(values)) == ()
+    assert starts(values) == ()
 
 
 def test_equal_values_have_no_change() -> None:
@@ -69,7 +77,32 @@ def test_the_partition_is_the_best_of_all() -> None:
         for number in range(4)
         for changes in itertools.combinations(range(1, len(values)), number)
     ]
-    assert min(partitions, key=cost) == change_points(list(values)) == (4,)
+    assert min(partitions, key=cost) == candidates(values) == (4,)
+
+
+def test_the_interval_of_a_change_is_that_of_its_segments() -> None:
+    """A pooled t test by another library, and wider, since the place was chosen."""
+    values = noise(24)
+    values[12:] += 8
+    (point,) = change_points(list(values))
+    expected = stats.ttest_ind(values[12:], values[:12]).confidence_interval(0.95)
+    difference = point.difference
+    half = (expected.high - expected.low) / 2
+
+    assert difference.value == pytest.approx(values[12:].mean() - values[:12].mean())
+    assert difference.high - difference.value == pytest.approx(WIDENING * half)
+    assert difference.low < 8 < difference.high
+    assert difference.n == 12
+
+
+def test_the_weakest_candidate_goes_first() -> None:
+    """What is left is tested with the longer segments."""
+    values = noise(40)
+    values[20:] += 1.6
+    values[30:] += 8
+
+    assert 30 in starts(values)
+    assert set(starts(values)) <= set(candidates(values))
 
 
 def test_too_few_values_are_refused() -> None:

@@ -16,7 +16,10 @@ from results.statistics.group_sequential import (
     SUSTAINED,
     TAIL,
     TURNS,
+    Design,
 )
+
+DESIGN = Design(delta=0.05, alpha=0.05)
 
 NUM_GATES = 150
 # Three standard errors of a share near 0.95 of so many gates.
@@ -29,7 +32,7 @@ def ends(change: Change, model: str = "this machine") -> group_sequential.Outcom
         model, change, num_gates=NUM_GATES, num_generations=12, num_cases=6, seed=5
     )
     of = {TURNS: logs.turns, SUSTAINED: logs.sustained, TAIL: logs.tail}
-    return group_sequential.outcomes(of, delta=0.05, alpha=0.05)
+    return group_sequential.outcomes(of, DESIGN)
 
 
 def share(found: group_sequential.Outcomes, verdict: int) -> float:
@@ -119,7 +122,7 @@ def test_a_case_that_passed_has_passed() -> None:
     """And a case without numbers stays undecided."""
     logs = np.full((1, 12, 2), np.nan)
     logs[0, :, 0] = [-0.001, 0.001, 0.0] + [0.3, -0.3, 0.2] * 3
-    found = group_sequential.outcomes({TURNS: logs}, delta=0.05, alpha=0.05)
+    found = group_sequential.outcomes({TURNS: logs}, DESIGN)
 
     assert [PASSED, group_sequential.UNDECIDED] == found.of_cases[TURNS][0].tolist()
     assert 3 == found.decided_at[TURNS][0, 0]
@@ -128,12 +131,12 @@ def test_a_case_that_passed_has_passed() -> None:
 
 def test_single_processes_are_judged_by_their_sign() -> None:
     """As many to either side are noise; eight to one side are not."""
-    design = {"number": 8, "looks": (8,), "most": 8, "delta": 0.05, "alpha": 0.05}
+    design = Design(looks=(8,), most=8, delta=0.05, alpha=0.05)
     both, one = np.zeros((8, 6)), np.zeros((8, 6))
     both[0, :4], both[1, :4] = 0.4, -0.4
     one[0] = one[1, :2] = 0.4
 
-    assert not group_sequential.singles(both, **design).holds
-    found = group_sequential.singles(one, **design)
+    assert not group_sequential.singles(both, design, number=8).holds
+    found = group_sequential.singles(one, design, number=8)
     assert found.holds
     assert (8, 0) == (int(found.num_slower), int(found.num_faster))

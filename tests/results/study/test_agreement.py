@@ -11,7 +11,7 @@ from changed_study import with_results
 
 from reports.view.view import view_store
 from reports.words import trust
-from results.figures import scaling, summary
+from results.figures import comparisons, summary
 from results.records.models import Control, Matching
 from results.study import agreement
 from results.study.cases import Study, load_study
@@ -78,7 +78,7 @@ def test_a_backend_that_computes_something_else_has_no_ratio(store: Store) -> No
     view = dataclasses.replace(view_store(store), study=study)
 
     assert 0.04 < broken.difference < 0.06
-    assert [1] == [pair.first.spec.num_replicas for pair in scaling.comparisons(study)]
+    assert [1] == [pair.first.spec.num_replicas for pair in comparisons.of_study(study)]
     assert any(
         re.match(
             r"tf_mirrored, 2 replicas x 8 does not do the same work as in_graph: their "
@@ -101,7 +101,7 @@ def test_programs_that_do_not_repeat_themselves_are_not_compared(store: Store) -
 
     assert not found.repeats_itself
     assert not found.pairs
-    assert 2 == len(scaling.comparisons(study))
+    assert 2 == len(comparisons.of_study(study))
     (text,) = trust.same_work(view)
     assert text.startswith("Equal programs do not repeat themselves here")
 

@@ -36,7 +36,8 @@ def test_both_say_the_same_of_simulated_gates(change: Change) -> None:
         "this machine", change, num_gates=2, num_generations=12, num_cases=3, seed=8
     )
     of = {TURNS: logs.turns, SUSTAINED: logs.sustained, TAIL: logs.tail}
-    found = group_sequential.outcomes(of, delta=0.05, alpha=0.05)
+    design = group_sequential.Design(delta=0.05, alpha=0.05)
+    found = group_sequential.outcomes(of, design)
     for index in range(2):
         plain = {kind.name: values[index].T.tolist() for kind, values in of.items()}
         again = gates.judge(plain, planned=planned, delta=0.05, alpha=0.05)
@@ -47,14 +48,6 @@ def test_both_say_the_same_of_simulated_gates(change: Change) -> None:
             verdict = int(found.of_cases[TURNS][index, case])
             assert NAMES[verdict] == again.cases[case][0]
             at = int(found.decided_at[TURNS][index, case]) or again.after
-            seen = group_sequential.look(
-                of[TURNS][index],
-                TURNS,
-                number=at,
-                looks=planned,
-                most=12,
-                delta=0.05,
-                alpha=0.05,
-            )
+            seen = group_sequential.look(of[TURNS][index], TURNS, design, number=at)
             ends = np.exp([seen.mean[case], seen.low[case], seen.high[case]])
             assert ends == pytest.approx(again.cases[case][1:], rel=1e-6)

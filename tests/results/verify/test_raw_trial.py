@@ -174,6 +174,13 @@ def test_a_failed_check_makes_a_trial_incomplete(tmp_path: Path) -> None:
         ({"foreign_cpu_fraction": 0.05}, 0, False),
         ({"foreign_cpu_fraction": 0.0501}, 0, True),
         ({"foreign_cpu_fraction": None, "stolen_cpu_fraction": None}, 0, False),
+        ({"num_cores": 16, "one_core_resolution": 0.03}, 0, False),
+        (
+            {"num_cores": 16, "foreign_cpu_fraction": 0.0104}
+            | {"one_core_resolution": 0.03},
+            0,
+            True,
+        ),
         ({"stolen_cpu_fraction": 0.03}, 0, False),
         ({"stolen_cpu_fraction": 0.0301}, 0, True),
         ({"num_throttled": 1}, 0, True),
@@ -184,7 +191,7 @@ def test_a_failed_check_makes_a_trial_incomplete(tmp_path: Path) -> None:
 def test_the_void_rule(
     fields: dict[str, Any], num_retraces: int, *, is_void: bool
 ) -> None:
-    """3 % of foreign and 1 % of stolen time, and what can be rounding."""
+    """3 % of foreign and 1 % of stolen time, and what can be rounding; one core."""
     assert is_void == raw_trial._is_void(LOAD | fields, num_retraces)
 
 

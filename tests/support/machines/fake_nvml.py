@@ -51,6 +51,7 @@ class FakeGpu:
       uncorrected_errors: ECC errors since the last reset.
       mig: Its instances in MIG mode; None if it is not in MIG mode.
       unsupported: Names of functions that it does not support.
+      is_lost: Whether the driver has lost it: every question is an error.
     """
 
     uuid: str = "GPU-00"
@@ -73,6 +74,7 @@ class FakeGpu:
     uncorrected_errors: int = 0
     mig: list[FakeMig] | None = None
     unsupported: frozenset[str] = frozenset()
+    is_lost: bool = False
 
 
 def make_gpus(count: int, **fields: Any) -> list[FakeGpu]:
@@ -142,6 +144,8 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:  # noqa: N802
         """The handle is the GPU itself."""
         self._check_open()
+        if self.gpus[index].is_lost:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         return self.gpus[index]
 
     def nvmlDeviceGetUUID(self, handle: FakeGpu | FakeMig) -> str:  # noqa: N802
@@ -247,5 +251,7 @@ class FakeNvml:
 
     def _check(self, handle: FakeGpu, name: str) -> None:
         self._check_open()
+        if handle.is_lost:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         if name in handle.unsupported:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)

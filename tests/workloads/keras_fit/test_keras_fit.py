@@ -102,7 +102,7 @@ def test_fit_is_one_call_that_waits_between_steps(monkeypatch):
         return fit(self, *args, **kwargs)
 
     monkeypatch.setattr(keras.Model, "fit", recorded)
-    monkeypatch.setattr("workloads.keras_fit.workload._STEPS_PER_EPOCH", 4)
+    monkeypatch.setattr("workloads.keras_fit.loop_program.STEPS_PER_EPOCH", 4)
     options = {"data": "synthetic", "loop": "fit"}
     program = made(replicator.create("in_graph", num_replicas=2), **options)
     losses = [program.run()]
@@ -122,7 +122,7 @@ def test_fit_is_one_call_that_waits_between_steps(monkeypatch):
 
 def test_losses_are_those_of_steps_not_the_means_that_keras_logs(monkeypatch):
     """A loop over repl.run has the same, of the same batches; also in a later epoch."""
-    monkeypatch.setattr("workloads.keras_fit.workload._STEPS_PER_EPOCH", 3)
+    monkeypatch.setattr("workloads.keras_fit.loop_program.STEPS_PER_EPOCH", 3)
     losses = {}
     for loop in config.LOOPS:
         program = made(replicator.create("single"), data="synthetic", loop=loop)

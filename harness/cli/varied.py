@@ -1,0 +1,214 @@
+"""Varied studies: one command that measures a study for each value of one setting.
+
+Each of them is a study as any other, which the same command without ``--vary`` would
+make; the folder around them has a page of all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from harness.cli import commands, exit_codes, running
+from harness.errors import DifferentStudyError, PlanError, StudyError
+from harness.machine.time_of_day import now_text
+from harness.planning import study as study_module
+from harness.planning import vary
+from results.records import identity
+from results.store import untrusted, varied
+from results.store.study_store import PLAN_NAME
+from results.store.varied import Varied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from harness.cli.verb import Call
+    from harness.cli.verbs.sweep_verb import RunRequest
+
+RequestT = TypeVar("RequestT")
+
+
+def sweep(request: RunRequest, call: Call) -> int:
+    """Measures a study for each value, and writes the page of all.
+
+    Raises:
+      HarnessError: One of them cannot be planned; nothing was written.
+      ResultsError: The folder has something else.
+    """
+    axis = request.vary
+    assert axis is not None
+    if request.is_json:
+        raise PlanError(
+            "--json is for one study, and --vary makes several; leave it out, and use"
+            " 'report NAME/STUDY --format json'"
+        )
+    asked = vary.requests(request.model_copy(update={"vary": None}), axis)
+    names = [commands.planned_name(of) for of in asked.values()]
+    name = request.study or f"{_stem(names[0])}-{axis.key}-{identity.digest(names)[:8]}"
+    study_module.check_name(name)
+    root = request.runs_dir / name
+    known = _existing(root, axis)
+    if not request.is_dry_run:
+        studies = tuple(dict.fromkeys((*(known.studies if known else ()), *asked)))
+        if known is None or studies != known.studies:
+            made = Varied(
+                key=axis.key,
+                studies=studies,
+                created_at=known.created_at if known else now_text(),
+                command=call.command,
+            )
+            root.mkdir(parents=True, exist_ok=True)
+            varied.write(root, made)
+    codes = []
+    for value, (study, of) in zip(axis.values, asked.items(), strict=True):
+        running.note(f"{name}: {axis.key} {value}")
+        words = vary.command(call.command, axis, value, runs_dir=str(root), study=study)
+        own = of.model_copy(update={"runs_dir": root, "study": study})
+        codes.append(commands.sweep(own, dataclasses.replace(call, command=words)))
+        if codes[-1] == exit_codes.INTERRUPTED:
+            return exit_codes.INTERRUPTED
+    if not request.is_dry_run and not request.info.is_submitted():
+        write_page(root)
+    return combined(codes)
+
+
+def _stem(name: str) -> str:
+    return name.rpartition("-")[0]
+
+
+def _existing(root: Path, axis: vary.Axis) -> Varied | None:
+    """Returns what a folder has.
+
+    Raises:
+      StudyError: It has a study, or something else.
+      DifferentStudyError: It varies another setting.
+    """
+    if not untrusted.is_there(root):
+        return None
+    known = varied.read(root) if root.is_dir() else None
+    if known is None:
+        raise StudyError(
+            f"{str(root)!r} exists and is no varied study; choose another --study"
+        )
+    if known.key != axis.key:
+        raise DifferentStudyError(
+            f"study {root.name!r} varies {known.key!r}, and this sweep {axis.key!r};"
+            " choose another --study"
+        )
+    return known
+
+
+def combined(codes: Sequence[int]) -> int:
+    """Returns the exit code of several studies: of the worst, or that some are."""
+    distinct = set(codes)
+    if len(distinct) == 1:
+        return codes[0]
+    for code in (exit_codes.INTERRUPTED, exit_codes.USAGE, exit_codes.UNFIT):
+        if code in distinct:
+            return code
+    return exit_codes.SOME_TRIALS_FAILED
+
+
+def write_page(root: Path) -> None:
+    """Writes the page of all studies in a folder.
+
+    Raises:
+      ResultsError: One cannot be read, or the page cannot be written.
+    """
+    from reports import output_file
+    from reports.site import varied as page
+
+    path = root / "report" / "index.html"
+    output_file.write(path, page.build(root), what="report")
+    running.note(f"report: {path}")
+
+
+def names_of(text: str, runs_dir: Path) -> tuple[Path, tuple[str, ...]] | None:
+    """Returns the folder of a varied study and its studies; None of any other study.
+
+    Raises:
+      ResultsError: What says which they are cannot be read.
+    """
+    root = study_module.find_study(text, runs_dir)
+    found = varied.read(root)
+    if found is None:
+        return None
+    begun = [n for n in found.studies if untrusted.is_there(root / n / PLAN_NAME)]
+    return root, tuple(begun)
+
+
+def expanded(texts: Iterable[str], runs_dir: Path) -> list[str]:
+    """Returns the names of studies, each varied one replaced by its own."""
+    names = []
+    for text in texts:
+        found = names_of(text, runs_dir)
+        root, studies = found or (None, ())
+        names += (
+            [text] if root is None else [str((root / n).absolute()) for n in studies]
+        )
+    return names
+
+
+def for_each(
+    run: Callable[[Any, Call], int], after: Callable[[Path], int] | None = None
+) -> Callable[[Any, Call], int]:
+    """Lets a verb of one study take a varied one, and runs it for each study.
+
+    Args:
+      run: The verb.
+      after: What it does with the folder in the end; returns an exit code.
+    """
+
+    @functools.wraps(run)
+    def each(request: Any, call: Call) -> int:
+        found = names_of(request.study, request.runs_dir)
+        if found is None:
+            return run(request, call)
+        root, names = found
+        if request.is_json:
+            raise StudyError(
+                f"--json is for one study, and {root.name!r} has {len(names)}; name"
+                f" one, such as {root.name}/{names[0] if names else 'STUDY'}"
+            )
+        codes = []
+        for name in names:
+            click.echo(f"{root.name}/{name}")
+            own = {"study": str((root / name).absolute())}
+            codes.append(run(request.model_copy(update=own), call))
+            if codes[-1] == exit_codes.INTERRUPTED:
+                return codes[-1]
+        if after is not None:
+            codes.append(after(root))
+        return combined(codes) if codes else exit_codes.NOTHING_MEASURED
+
+    return each
+
+
+def rewrite_page(root: Path) -> int:
+    """Writes the page again."""
+    write_page(root)
+    return exit_codes.OK
+
+
+def compare_page(root: Path) -> int:
+    """Compares the page with one that is made from the records, byte for byte.
+
+    Raises:
+      ResultsError: A study cannot be read.
+    """
+    from reports.site import varied as page
+
+    path = root / "report" / "index.html"
+    try:
+        stored = untrusted.read_text(path)
+    except untrusted.DamagedFileError as error:
+        click.echo(f"differs: {path}: stated {error}, recomputed a page")
+        return exit_codes.SOME_TRIALS_FAILED
+    if stored is None or stored == page.build(root):
+        return exit_codes.OK
+    click.echo(f"differs: {path} is not what the records say; 'report' writes it again")
+    return exit_codes.SOME_TRIALS_FAILED

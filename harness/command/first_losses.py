@@ -1,0 +1,118 @@
+"""Whether a peer repeats our first losses: without that, none of its numbers counts.
+
+It begins with exported weights, and takes its first steps on exported batches. Our own
+process compares the losses that its processes have recorded with those of ``in_graph``,
+when they have ended, and adds the result to the checks of the trial.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import TYPE_CHECKING, Final
+
+from harness.trial.rank_file import RankFileError, rank_path, read_rank
+from results.records.models import Control
+from results.study.matching import LOSS_TOLERANCE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from results.records.models import TrialSpec
+
+FILE: Final = "first_losses.json"
+"""In the directory of a trial of a peer: what it has to repeat."""
+NAME: Final = "first_losses_agree"
+_AS_EVER: Final = (Control.NONE, Control.TWIN)
+
+
+def write(trial_dir: Path, spec: TrialSpec, losses: Sequence[float], of: str) -> None:
+    """Writes what a trial has to repeat.
+
+    Args:
+      trial_dir: Its directory.
+      spec: The trial. Of a control that leaves something out, the first loss alone is
+        to be that of a whole step.
+      losses: Of the first steps.
+      of: Whose losses they are, such as ``in_graph x2``.
+    """
+    number = min(len(losses), spec.num_warmup_steps)
+    if spec.control not in _AS_EVER:
+        number = 1
+    fields = {"of": of, "losses": list(losses[:number])}
+    (trial_dir / FILE).write_text(json.dumps(fields) + "\n", encoding="utf-8")
+
+
+def check(trial_dir: Path) -> None:
+    """Adds the check to the records of a trial of a peer; nothing for other trials.
+
+    What its processes have not recorded fails by itself.
+    """
+    try:
+        expected = json.loads((trial_dir / FILE).read_text(encoding="utf-8"))
+        found = _mean_losses(trial_dir)
+    except (FileNotFoundError, RankFileError):
+        return
+    reason = disagreement(found, expected["losses"], expected["of"])
+    fields = {
+        "kind": "sanity",
+        "name": NAME,
+        "is_passed": not reason,
+        "detail": reason or _agreement(found, expected["losses"], expected["of"]),
+    }
+    with rank_path(trial_dir, 0).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(fields) + "\n")
+
+
+def _mean_losses(trial_dir: Path) -> list[float | None]:
+    """Returns the loss of each step, the mean over processes."""
+    first = read_rank(trial_dir, 0)
+    logs = [first]
+    logs += [read_rank(trial_dir, rank) for rank in range(1, first.num_ranks or 1)]
+    found: list[float | None] = []
+    for steps in zip(*(log.steps for log in logs), strict=False):
+        losses = [step.loss for step in steps if step.loss is not None]
+        is_whole = len(losses) == len(steps)
+        found.append(statistics.fmean(losses) if is_whole else None)
+    return found
+
+
+def difference(first: float, second: float) -> float:
+    """Returns the relative difference of two losses."""
+    return abs(first - second) / max(abs(first), abs(second), 1e-30)
+
+
+def disagreement(
+    found: Sequence[float | None], expected: Sequence[float], of: str
+) -> str:
+    """Returns how first losses differ from those that are expected; empty if not.
+
+    Args:
+      found: Of the steps of a peer.
+      expected: Of ours.
+      of: Whose they are.
+    """
+    start = f"from the same weights and batches, {of} has"
+    for index, wanted in enumerate(expected):
+        loss = found[index] if index < len(found) else None
+        if loss is None:
+            return f"step {index} has no loss; {start} {wanted:.6g}"
+        apart = difference(loss, wanted)
+        if not apart <= LOSS_TOLERANCE:
+            return (
+                f"the loss of step {index} is {loss:.6g}; {start} {wanted:.6g}, which"
+                f" is {apart:.1e} apart (at most {LOSS_TOLERANCE:g}, relative)"
+            )
+    return ""
+
+
+def _agreement(
+    found: Sequence[float | None], expected: Sequence[float], of: str
+) -> str:
+    pairs = zip(found, expected, strict=False)
+    apart = max(difference(loss or 0.0, wanted) for loss, wanted in pairs)
+    return (
+        f"{len(expected)} first losses, from the weights and batches of {of}: at most"
+        f" {apart:.1e} apart, relative"
+    )

@@ -1,0 +1,177 @@
+"""Peers: the steps of our workloads in other frameworks, as programs with a client.
+
+A peer is a backend of the catalogue whose trials start a program of
+``workloads/peers``, in an environment of its own, in place of our worker. Its processes
+take turns as those of any program that connects.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from harness import catalog
+from harness.command import first_losses
+from harness.errors import PlanError
+from results.records import identity
+from results.records.limits import MAX_NAME
+from results.records.models import Program
+from results.records.program import CLIENT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from harness.catalog import BackendInfo, PeerInfo, WorkloadInfo
+    from results.records.models import PlannedTrial, TrialSpec
+
+SOURCE_ROOT: Final = Path(__file__).resolve().parents[2]
+"""The folder of our packages: a checkout, where there are environments."""
+STAMP: Final = ".installed"
+"""In an environment: the digest of the lock that it was made from."""
+_CLIENT: Final = "harness/client"
+
+
+def lock_digest(root: Path, peer: PeerInfo) -> str:
+    """Returns the digest of the lock of a peer.
+
+    Args:
+      root: The folder of our packages.
+      peer: The peer.
+    """
+    return identity.digest((root / peer.lock).read_text(encoding="utf-8"))
+
+
+def environment_of(root: Path, peer: PeerInfo) -> Path:
+    """Returns the folder of the environment of a peer, whether it is there or not."""
+    return root / "build" / "peers" / peer.environment
+
+
+def check(
+    info: WorkloadInfo,
+    backends: Sequence[BackendInfo],
+    *,
+    preset: str,
+    options: Mapping[str, Any],
+    data: str,
+    device: str,
+    steps_per_sync: int | None,
+) -> None:
+    """Checks that the peers among backends can take the steps of a workload.
+
+    Raises:
+      PlanError: One cannot; the message says what it can.
+    """
+    for peer in backends:
+        if not isinstance(peer, catalog.PeerInfo):
+            continue
+        reason = catalog.why_not_peer(info, peer, preset, options, data)
+        if device != "cpu":
+            reason = f"device {device!r}, but runs on CPUs only"
+        if (steps_per_sync or 1) > 1:
+            reason = f"--steps-per-sync {steps_per_sync}, but reads each loss"
+        if reason:
+            raise PlanError(
+                f"backend {peer.name!r} does not have {reason}; leave it out of"
+                " --backends"
+            )
+
+
+def check_environments(
+    trials: Iterable[PlannedTrial], launcher: str, only: str, root: Path = SOURCE_ROOT
+) -> None:
+    """Checks that the peers of a plan can start here, before anything is written.
+
+    Args:
+      trials: What is planned.
+      launcher: The name of what starts them.
+      only: That of the one that can.
+      root: The folder of our packages.
+
+    Raises:
+      PlanError: One cannot; the message says what makes its environment.
+    """
+    specs = {trial.spec.backend: trial.spec for trial in trials}
+    for name, spec in specs.items():
+        peer = catalog.peer(name)
+        if peer is None:
+            continue
+        if launcher != only:
+            raise PlanError(
+                f"backend {name!r} does not start by --launcher {launcher}, but by"
+                f" {only} only; leave it out of --backends"
+            )
+        if spec.revision:
+            raise PlanError(
+                f"backend {name!r} is no code of a revision: a gate judges this tree;"
+                " leave it out of --backends"
+            )
+        folder = environment_of(root, peer)
+        try:
+            made_from = (folder / STAMP).read_text(encoding="utf-8").strip()
+        except OSError:
+            made_from = ""
+        if made_from != lock_digest(root, peer):
+            why = "is of another lock" if made_from else "is not there"
+            raise PlanError(
+                f"backend {name!r} runs in the environment 'build/peers/"
+                f"{peer.environment}' of a checkout, which {why}; run 'make"
+                " setup-peers', or leave it out of --backends"
+            )
+
+
+def program(workload: str, backend: str, unit: str) -> Program | None:
+    """Returns what the trials of a peer start; None of other backends."""
+    peer = catalog.peer(backend)
+    if peer is None:
+        return None
+    return Program(command=peer.command(workload), metric=CLIENT, unit=unit)
+
+
+def packages(root: Path, peer: PeerInfo) -> dict[str, str]:
+    """Returns what the environment of a peer has, and the digest of its lock."""
+    folder = environment_of(root, peer)
+    paths = [str(path) for path in folder.glob("lib/python*/site-packages")]
+    found = {
+        str(of.metadata["Name"])[:MAX_NAME]: of.version[:MAX_NAME]
+        for of in importlib.metadata.distributions(path=paths)
+    }
+    return {**dict(sorted(found.items())), peer.lock: lock_digest(root, peer)}
+
+
+def variables(root: Path, given: Mapping[str, str], export: Path) -> dict[str, str]:
+    """Returns the variables of a trial of a peer: it can import the client.
+
+    Args:
+      root: The folder of our packages.
+      given: The variables of any trial.
+      export: The folder of what it begins with.
+    """
+    paths = given.get("PYTHONPATH", "").split(os.pathsep)
+    places = [*paths[:1], str(root / _CLIENT), *paths[1:]]
+    return {
+        **given,
+        "PYTHONPATH": os.pathsep.join(places),
+        catalog.EXPORT_VARIABLE: str(export),
+    }
+
+
+def write_expected(trial_dir: Path, spec: TrialSpec, export: Path) -> None:
+    """Writes the losses that a trial of a peer has to repeat into its directory."""
+    text = (export / catalog.EXPORT_SETTINGS).read_text(encoding="utf-8")
+    of = f"{catalog.EXPORTED_BACKEND} x{spec.num_replicas}"
+    first_losses.write(trial_dir, spec, json.loads(text)["losses"], of)
+
+
+def main() -> None:
+    """Prints a line for each peer: its environment, its lock, and the lock's digest."""
+    for peer in catalog.PEERS.values():
+        digest = lock_digest(SOURCE_ROOT, peer)
+        sys.stdout.write(f"{peer.environment} {peer.lock} {digest}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,369 @@
+"""What packages of others add: objects by ``MODULE:NAME``, or by an entry point.
+
+An entry point of the group ``replicator_harness.<kind>`` names an object that stands in
+a catalogue as if it were one of this project. A module of the current folder needs
+none: its object is named as ``package.module:NAME``. Nothing is looked up for what is
+built in; the metadata of packages are read where a name is unknown, or names are
+listed. Nothing but the standard library is imported here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from results.errors import ResultsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    # Says what is wrong with an object, or nothing.
+    Complaint = Callable[[Any], str]
+
+T = TypeVar("T")
+
+PREFIX: Final = "replicator_harness."
+KINDS: Final = {
+    "workloads": "workload",
+    "backends": "backend",
+    "launchers": "launcher",
+    "metrics": "metric",
+    "sections": "section",
+    "formats": "format",
+}
+"""The groups without their prefix, and what one entry is called."""
+API_VERSION: Final = 1
+API_NAME: Final = "HARNESS_API"
+"""A module that says which version of these interfaces it was written for; 1 if not."""
+OURS: Final = ("harness", "replicator", "reports", "results", "workloads")
+_REFERENCE: Final = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
+_HEAVY: Final = "tensorflow"
+_MOST_SAID: Final = 200
+
+
+class PluginError(ResultsError):
+    """A plugin that cannot be used; exit code 2."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Plugin:
+    """An object of a package of others, not imported yet.
+
+    Attributes:
+      kind: One of ``KINDS``.
+      name: Of the entry point; that of the object otherwise.
+      target: ``module:NAME``.
+      distribution: Name and version of its package; empty if it is a module of the
+        current folder.
+    """
+
+    kind: str
+    name: str
+    target: str
+    distribution: str = ""
+
+    @property
+    def what(self) -> str:
+        """It in words, for messages."""
+        of = f" of {self.distribution}" if self.distribution else ""
+        return f"{KINDS[self.kind]} {self.name!r}{of}"
+
+    @property
+    def module(self) -> str:
+        """The module that it is in."""
+        return self.target.partition(":")[0]
+
+
+_used: dict[tuple[str, str], Plugin] = {}
+_folders: list[str] = []
+
+
+def used(kind: str, name: str) -> Plugin | None:
+    """Returns what an entry of a catalogue came from; None for one of this project."""
+    return _used.get((kind, name))
+
+
+def folders() -> tuple[str, ...]:
+    """Folders that modules were taken from, which processes of trials need as well."""
+    return tuple(_folders)
+
+
+def is_reference(text: str) -> bool:
+    """Whether a text is ``MODULE:NAME``, and no name of a catalogue."""
+    return _REFERENCE.fullmatch(text) is not None
+
+
+def installed(kind: str, built_in: Collection[str]) -> dict[str, Plugin]:
+    """Returns the entry points of a kind, by name; imports none.
+
+    Args:
+      kind: One of ``KINDS``.
+      built_in: The names that this project has.
+
+    Raises:
+      PluginError: Two have one name, or one has that of this project.
+    """
+    found: dict[str, Plugin] = {}
+    for plugin in _entry_points(kind):
+        if plugin.name in built_in:
+            raise PluginError(
+                f"{plugin.what} has the name of a {KINDS[kind]} of this project, which"
+                " stays what it is; choose another name in the entry points of that"
+                " package, or uninstall it"
+            )
+        other = found.get(plugin.name)
+        if other is not None:
+            raise PluginError(
+                f"{KINDS[kind]} {plugin.name!r} is in two packages,"
+                f" {other.distribution} ({other.target}) and {plugin.distribution}"
+                f" ({plugin.target}); uninstall one of the two, or give MODULE:NAME"
+            )
+        found[plugin.name] = plugin
+    return found
+
+
+def _entry_points(kind: str) -> list[Plugin]:
+    import importlib.metadata
+
+    found: dict[Plugin, None] = {}
+    for entry in importlib.metadata.entry_points(group=f"{PREFIX}{kind}"):
+        of = entry.dist
+        plugin = Plugin(
+            kind=kind,
+            name=entry.name,
+            target=entry.value,
+            distribution=f"{of.name} {of.version}" if of else "an unnamed package",
+        )
+        found[plugin] = None  # a path that is listed twice shows a package twice
+    return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution))
+
+
+def find(
+    kind: str,
+    table: dict[str, T],
+    text: str,
+    complain: Complaint,
+    folder: Path | None = None,
+) -> T | None:
+    """Returns an entry of a catalogue to which plugins add; it stays in the table.
+
+    Args:
+      kind: One of ``KINDS``.
+      table: The entries of this project, and of plugins that were used.
+      text: The name of an entry or of an entry point, or ``MODULE:NAME``.
+      complain: Checks what a plugin has.
+      folder: Whose modules are importable as well, for ``MODULE:NAME``.
+
+    Returns:
+      The entry; None if there is no such name.
+
+    Raises:
+      PluginError: It cannot be used; says why and what to do.
+    """
+    if text in table:
+        return table[text]
+    plugin = _used_by_target(kind, text) or _plugin_of(kind, table, text, folder)
+    if plugin is None:
+        return None
+    found: T = load(plugin, built_in_of(kind, table), complain)
+    table[name_of(found)] = found
+    return found
+
+
+def _plugin_of(
+    kind: str, table: Mapping[str, object], text: str, folder: Path | None
+) -> Plugin | None:
+    if ".py:" in text:
+        module = text.replace(".py:", ":").replace("/", ".").lstrip(".")
+        raise PluginError(
+            f"{KINDS[kind]} {text!r} names a file; name its module, as for 'python"
+            f" -m': {module}"
+        )
+    if is_reference(text):
+        entries = [of for of in _entry_points(kind) if of.target == text]
+        if not entries and folder is not None:
+            use_folder(folder)
+        return entries[0] if entries else Plugin(kind=kind, name=text, target=text)
+    return installed(kind, built_in_of(kind, table)).get(text)
+
+
+def canonical(kind: str, text: str) -> str:
+    """Returns the name in its catalogue of what was found as ``MODULE:NAME``."""
+    plugin = _used_by_target(kind, text)
+    return text if plugin is None else plugin.name
+
+
+def built_in_of(kind: str, table: Iterable[str]) -> list[str]:
+    """Returns the names in a catalogue that no plugin has added."""
+    return [name for name in table if used(kind, name) is None]
+
+
+def names(kind: str, table: Mapping[str, object]) -> list[str]:
+    """Returns every name that can be given: of a catalogue, and of entry points.
+
+    Raises:
+      PluginError: See ``installed``.
+    """
+    return [*dict.fromkeys((*table, *installed(kind, built_in_of(kind, table))))]
+
+
+def _used_by_target(kind: str, text: str) -> Plugin | None:
+    for (of_kind, _), plugin in _used.items():
+        if of_kind == kind and plugin.target == text:
+            return plugin
+    return None
+
+
+def use_folder(folder: Path) -> None:
+    """Makes the modules of a folder importable, as ``python -m`` does in it.
+
+    The packages of this project stay those that run, whatever the folder has.
+    """
+    text = str(folder)
+    if text in _folders:
+        return
+    for name in OURS:
+        importlib.import_module(name)
+    sys.path.insert(0, text)
+    _folders.append(text)
+    importlib.invalidate_caches()
+
+
+def load(plugin: Plugin, built_in: Collection[str], complain: Complaint) -> Any:
+    """Imports a plugin and checks it.
+
+    Args:
+      plugin: What is imported.
+      built_in: The names that this project has.
+      complain: Says what is wrong with the object, or nothing.
+
+    Raises:
+      PluginError: It cannot be used; says why and what to do.
+    """
+    is_new = _HEAVY not in sys.modules
+    module = _imported(plugin)
+    attribute = plugin.target.partition(":")[2]
+    version = getattr(module, API_NAME, 1)
+    if version != API_VERSION:
+        raise PluginError(
+            f"{plugin.what} was written for version {version!r} of the interfaces"
+            f" ({API_NAME} in {plugin.module}), and this is version {API_VERSION};"
+            " install the release of that package, or of the harness, that fits"
+        )
+    try:
+        found = getattr(module, attribute) if attribute else module
+    except AttributeError:
+        raise PluginError(
+            f"{plugin.what}: module {plugin.module!r} has no {attribute!r}"
+            f"{_others(module, complain)}; check the spelling"
+        ) from None
+    wrong = complain(found)
+    if wrong:
+        raise PluginError(
+            f"{plugin.what}: {plugin.target} {wrong}; docs/howto/plugin.md has an"
+            f" example of a {KINDS[plugin.kind]}"
+        )
+    if is_new and _HEAVY in sys.modules:
+        raise PluginError(
+            f"{plugin.what}: importing {plugin.module} imports TensorFlow, which the"
+            " planner must not; import it within the functions that need it, or in a"
+            " module of its own"
+        )
+    return _under_its_name(plugin, found, built_in)
+
+
+def _under_its_name(plugin: Plugin, found: Any, built_in: Collection[str]) -> Any:
+    """Notes where an object comes from, under the name that it has."""
+    name = name_of(found)
+    if name in built_in and used(plugin.kind, name) is None:
+        raise PluginError(
+            f"{plugin.what} calls itself {name!r}, which is a {KINDS[plugin.kind]} of"
+            " this project; choose another name for it"
+        )
+    other = used(plugin.kind, name)
+    if other is not None and other.target != plugin.target:
+        raise PluginError(
+            f"{plugin.what} calls itself {name!r}, as {other.target} does; choose"
+            " another name for one of the two"
+        )
+    if plugin.name not in (name, plugin.target):
+        raise PluginError(
+            f"{plugin.what} calls itself {name!r}; give its entry point the same name"
+        )
+    _used[plugin.kind, name] = dataclasses.replace(plugin, name=name)
+    return found
+
+
+def name_of(found: Any) -> str:
+    """Returns the name of an object in its catalogue; of a section, its slug."""
+    return str(getattr(found, "name", None) or getattr(found, "SLUG", ""))
+
+
+def _imported(plugin: Plugin) -> Any:
+    try:
+        return importlib.import_module(plugin.module)
+    except ModuleNotFoundError as error:
+        missing = str(error.name)
+        if plugin.module != missing and not plugin.module.startswith(f"{missing}."):
+            raise PluginError(
+                f"{plugin.what} needs the module {missing!r}, which is not installed;"
+                " install it in the environment of the harness"
+            ) from error
+        top = plugin.module.partition(".")[0]
+        if top in OURS:
+            advice = (
+                f"{top!r} is a package of the harness; give yours another name, since a"
+                " name can mean one package only"
+            )
+        elif plugin.distribution:
+            advice = "its package is damaged: install it again"
+        else:
+            advice = (
+                "it is looked for in the current folder and among installed packages;"
+                " check the spelling, or go to its folder"
+            )
+        raise PluginError(
+            f"{plugin.what}: there is no module {missing!r}: {advice}"
+        ) from None
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"{plugin.what} raises an error when it is imported: {said(error)}; repair"
+            f" {plugin.module}"
+            + (", or uninstall its package" if plugin.distribution else "")
+        ) from error
+
+
+def said(error: BaseException) -> str:
+    """Returns an error with the place it came from, in one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"{text[:_MOST_SAID]}{place}"
+
+
+def _others(module: Any, complain: Complaint) -> str:
+    names = _fitting(vars(module).items(), complain)
+    return f"; it has {', '.join(names)}" if names else ""
+
+
+def _fitting(items: Iterable[tuple[str, Any]], complain: Complaint) -> list[str]:
+    return [n for n, value in items if not n.startswith("_") and not complain(value)]
+
+
+def complaint_of(kind: type, article: str = "a") -> Complaint:
+    """Returns a check that an object is of a class."""
+
+    def complain(found: Any) -> str:
+        if isinstance(found, kind):
+            return ""
+        return (
+            f"is of type {type(found).__name__}, and has to be {article}"
+            f" {kind.__module__}.{kind.__qualname__}"
+        )
+
+    return complain

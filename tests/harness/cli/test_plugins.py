@@ -1,0 +1,253 @@
+"""Workloads, launchers, formats, sections and metrics of other packages, in verbs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugin_packages import install
+
+from harness.cli import exit_codes
+from harness.planning import code_digest, plugin_code
+from results import plugins
+from results.figures import frame
+from results.store.study_store import Store
+
+__all__ = ["install"]
+
+ROOT = Path(__file__).resolve().parents[3]
+
+WORKLOAD = """
+from workloads.keras_fit.own_model import keras_workload
+
+def model(): ...
+def data(): ...
+
+WORKLOAD = keras_workload("mine", model, data, example_unit="images")
+"""
+LAUNCHER = """
+from typing import Annotated
+
+from harness.launch.info import LauncherInfo
+from harness.options.option import Option, Options
+
+class BoatOptions(Options):
+    harbour: Annotated[str, Option(help="Where it lies.")] = "home"
+
+class Boat(LauncherInfo):
+    name, summary = "boat", "by boat"
+    options = BoatOptions
+
+    def start(self, options):
+        from harness.launch.local import LocalLauncher
+        assert "far" == options.harbour, options
+        return LocalLauncher()
+
+LAUNCHER = Boat()
+"""
+SHOWN = """
+from results.figures.trial_metrics import TrialMetric
+from reports.exports.export_formats import ExportFormat, Output
+from reports.page import page
+
+TITLE, SLUG = "Own", "own"
+
+def render(view):
+    return page.render_text("<p>{{ of }} &amp; {{ n }}</p>", of="<b>", n=4.25)
+
+def write(study, metric):
+    return f"{metric.name}\\n"
+
+METRIC = TrialMetric(name="ranks", title="Ranks", unit="1",
+                     of=lambda entry: len(entry.result.ranks))
+FORMAT = ExportFormat(name="own-format", output=Output.TEXT, writer="shown:write")
+"""
+PLAN = ("plan", "--json", "--workload", "near:WORKLOAD", "--backends", "in_graph")
+
+
+@pytest.fixture
+def near(install: Any, tmp_path: Path) -> Path:
+    """A workload in the current folder, which nobody installed."""
+    path = tmp_path / "near.py"
+    path.write_text(WORKLOAD, encoding="utf-8")
+    return path
+
+
+def test_a_workload_of_the_folder_is_planned(near: Path, harness: Any) -> None:
+    """Trials say where it is; the plan says in which state its files were."""
+    code, out, err = harness(*PLAN)
+
+    assert exit_codes.OK == code, err
+    plan = json.loads(out)
+    spec = plan["trials"][0]["spec"]
+    assert ("mine", {"workload": "near:WORKLOAD"}) == (
+        spec["workload"],
+        spec["plugins"],
+    )
+    of = plan["plugins"]["workload mine"]
+    assert ("near:WORKLOAD", "not an installed package") == (
+        of["object"],
+        of["package"],
+    )
+    assert of["files"].startswith("1 (")
+
+
+def test_its_code_is_part_of_the_code_digest(near: Path, install: Any) -> None:
+    """What it imports of the same folder too; a file that it does not use is none."""
+    from harness import catalog
+
+    near.with_name("other.py").write_text("A = 1\n", encoding="utf-8")
+    near.write_text(f"import other\n{WORKLOAD}", encoding="utf-8")
+    plugins.use_folder(near.parent)
+    assert "images" == catalog.workload("near:WORKLOAD").example_unit
+    sources = code_digest.Sources(root=ROOT)
+
+    def code() -> dict[str, str]:
+        return code_digest.measured_code("mine", "in_graph", sources)
+
+    before = code()
+    near.with_name("unused.py").write_text("A = 1\n", encoding="utf-8")
+    assert before == code()
+    near.with_name("other.py").write_text("A = 2\n", encoding="utf-8")
+    after = code()
+    assert {"plugin workload mine"} == {
+        name for name in before if before[name] != after[name]
+    }
+    assert "workloads.keras_fit.own_program" in after
+
+
+def test_a_study_of_another_state_of_a_plugin_is_not_resumed(
+    near: Path, harness: Any, overrides: Any
+) -> None:
+    """The message says which plugin, and what of it."""
+    sweep = ("sweep", *PLAN[2:], "--replicas=1", "--mode=weak", "--no-match")
+    sweep = (*sweep, "--order=sequential", "--repeats=1", "--study=s")
+    code, _, err = harness(*sweep, overrides=overrides)
+    assert exit_codes.OK == code, err
+    near.write_text(WORKLOAD.replace("images", "apples"), encoding="utf-8")
+
+    for again in (("resume", "s"), (*sweep, "--repeats=2")):
+        code, _, err = harness(*again, overrides=overrides)
+        assert exit_codes.USAGE == code
+        assert "was made with another state of workload mine: files '1 (" in err
+        assert 1 == err.count("\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--workload=near:WORKLOD"], "has no 'WORKLOD'; it has WORKLOAD"),
+        (["--workload=near:model"], "is of type function, and has to be a workloads."),
+        (["--workload=near.py:WORKLOAD"], "name its module, as for 'python -m': near:"),
+        (["--workload=afar"], "unknown workload 'afar'; known are "),
+        (["--workload=near:WORKLOAD", "--backends=near:WORKLOAD"], "is of type Workl"),
+        (["--workload=near:WORKLOAD", "--preset=big"], "of mine 'big'; known are own"),
+        (["--workload=near:WORKLOAD", "--option=loop=fit", "--option=jit=compute"],
+         "compile() of Keras takes a whole step"),
+        (["--workload=near:WORKLOAD", "--launcher=near:WORKLOAD"], "LauncherInfo"),
+        (["--workload=near:WORKLOAD", "--launcher=ship"], "unknown launcher 'ship'"),
+    ],
+)  # fmt: skip
+def test_a_name_that_cannot_be_used(
+    near: Path, harness: Any, options: list[str], message: str
+) -> None:
+    """One line, exit code 2, and nothing is written."""
+    code, out, err = harness("sweep", *options)
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert message in err
+    assert 1 == err.count("\n")
+    assert not (near.parent / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["boat", "sea:LAUNCHER"])
+def test_a_launcher_of_a_package_starts_trials_with_its_options(
+    install: Any, harness: Any, overrides: Any, forked_trials: Any, name: str
+) -> None:
+    """Its options are those of the command, and refused with another launcher."""
+    install("sea", LAUNCHER, launchers={"boat": "sea:LAUNCHER"})
+    sweep = ("sweep", "--workload=resnet50", "--preset=smoke", "--replicas=1")
+    sweep = (*sweep, "--backends=in_graph", "--mode=weak", "--no-match")
+    sweep = (*sweep, "--order=sequential", "--repeats=1", "--study=s")
+
+    code, _, err = harness(*sweep, f"--launcher={name}", "--harbour=far",
+                           overrides=overrides)  # fmt: skip
+    assert exit_codes.OK == code, err
+    plan = Store.open(next(iter(Path("runs").iterdir())))
+    assert "sea_pack 1.2" == plan.read_plan().plugins["launcher boat"]["package"]
+    code, _, err = harness(*sweep, "--harbour=far", overrides=overrides)
+    assert exit_codes.USAGE == code
+    assert "--harbour far has no effect with --launcher local; add --launcher" in err
+
+
+def test_what_a_package_shows_is_in_reports_and_apart_in_verify(
+    install: Any, harness: Any, finished: None
+) -> None:
+    """A column, a section after the others, a format; verify recomputes none of it."""
+    install(
+        "shown",
+        SHOWN,
+        metrics={"ranks": "shown:METRIC"},
+        sections={"own": "shown"},
+        formats={"own-format": "shown:FORMAT"},
+    )
+
+    code, out, err = harness("report", "s")
+    assert exit_codes.OK == code, err
+    root = Store.open(Path("runs/s"))
+    page = root.report_path.read_text()
+    assert 'data-plugin="shown_pack 1.2"' in page
+    assert "<p>&lt;b&gt; &amp; 4.25</p>" in page
+    assert (frame.trials_frame(root).ranks == 1).all()
+    assert "throughput\n" in harness("report", "s", "--format", "own-format")[1]
+    code, out, err = harness("verify", "s")
+    assert exit_codes.OK == code, out + err
+    assert "section 'own' of shown_pack 1.2: what a plugin shows is its own" in out
+
+
+def test_a_section_that_fails_says_so_in_its_place(
+    install: Any, harness: Any, finished: None
+) -> None:
+    """The study is as good as without it."""
+    text = "TITLE, SLUG = 'Own', 'own'\ndef render(view):\n    return 1 / 0\n"
+    install("shown", text, sections={"own": "shown:nothing"})
+    install("torn", text, sections={"torn": "torn"})
+
+    code, _, err = harness("report", "s")
+    assert exit_codes.OK == code, err
+    page = Store.open(Path("runs/s")).report_path.read_text()
+    assert "This section is missing: " in page
+
+
+def test_list_shows_where_each_came_from(install: Any, harness: Any) -> None:
+    """And names those that cannot be used; the exit code is then 2."""
+    assert (0, "plugins: none is installed\n", "") == harness("list", "plugins")
+    install("near", WORKLOAD, workloads={"mine": "near:WORKLOAD"})
+    install("sea", LAUNCHER, launchers={"boat": "sea:LAUNCHER"})
+
+    code, out, err = harness("list", "plugins")
+    assert (0, "") == (code, err)
+    assert "a Keras model of the user's (workload of near_pack 1.2, near:WORKL" in out
+    assert "by boat (launcher of sea_pack 1.2, sea:LAUNCHER)" in out
+    rows = json.loads(harness("list", "--json")[1])
+    assert {"mine", "boat"} == {row["name"] for row in rows["plugins"]}
+
+    install("torn", "1 / 0", workloads={"torn": "torn:WORKLOAD"})
+    code, out, err = harness("list", "plugins")
+    assert exit_codes.USAGE == code
+    assert "workload 'torn' of torn_pack 1.2 raises an error when it is impo" in err
+    assert "boat" in out
+
+
+def test_a_built_in_name_is_not_shadowed(install: Any, harness: Any) -> None:
+    """It stays what it is; who lists plugins is told."""
+    install("near", WORKLOAD, workloads={"resnet50": "near:WORKLOAD"})
+
+    code, _, err = harness("plan", "--workload=resnet50", "--preset=smoke")
+    assert exit_codes.OK == code, err
+    code, _, err = harness("list", "plugins")
+    assert exit_codes.USAGE == code
+    assert "has the name of a workload of this project, which stays what it is" in err
+    assert plugin_code.of_trial("resnet50", "in_graph") == {}

@@ -1,0 +1,267 @@
+"""``sweep --vary``: a study for each value of one setting, and a page of all."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.cli import exit_codes
+from harness.errors import ParseError
+from harness.planning import vary
+from results.store import varied
+from results.store.study_store import Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SWEEP = (
+    "sweep", "--workload=resnet50", "--preset=smoke", "--replicas=1,2", "--repeats=2",
+    "--order=sequential", "--no-match",
+)  # fmt: skip
+BATCHES = (*SWEEP, "--mode=strong", "--study=s", "--vary=global-batch-size=8,16")
+FIRST, SECOND = "s/global-batch-size-8", "s/global-batch-size-16"
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first test leaves the study for the others."""
+    return tmp_path_factory.mktemp("template") / "s"
+
+
+@pytest.fixture
+def made(
+    harness: Any, overrides: Any, forked_trials: None, tmp_path: Path, template: Path
+) -> Path:
+    """A varied study of two batch sizes."""
+    study = tmp_path / "runs" / "s"
+    if not template.exists():
+        code, _, err = harness(*BATCHES, "--budget=20steps", overrides=overrides)
+        assert exit_codes.OK == code, err
+        shutil.copytree(study, template)
+    elif not study.exists():
+        shutil.copytree(template, study)
+    return tmp_path / "runs"
+
+
+def plan_of(runs: Path, name: str) -> Any:
+    """The plan of one study."""
+    return Store.open(runs / name).read_plan()
+
+
+def page_of(runs: Path) -> str:
+    """The page of all."""
+    return (runs / "s" / "report" / "index.html").read_text()
+
+
+@pytest.mark.processes
+def test_each_value_has_the_study_that_it_would_have_alone(
+    made: Path, harness: Any, overrides: Any, forked_trials: None
+) -> None:
+    """The same trials, by their ids; the recorded command makes it again."""
+    plan = plan_of(made, FIRST)
+    alone = ("--mode=strong", "--global-batch-size=8", "--study=alone")
+    assert (
+        exit_codes.OK
+        == harness(*SWEEP, *alone, "--budget=20steps", overrides=overrides)[0]
+    )
+
+    assert [t.trial_id for t in plan_of(made, "alone").trials] == [
+        trial.trial_id for trial in plan.trials
+    ]
+    assert {16} == {t.spec.global_batch_size for t in plan_of(made, SECOND).trials}
+    text = " ".join(plan.command)
+    assert "--vary" not in text
+    assert text.endswith(
+        "--global-batch-size 8 --runs-dir runs/s --study global-batch-size-8"
+    )
+
+
+@pytest.mark.processes
+def test_the_page_has_a_row_per_value_and_case(made: Path) -> None:
+    """Quality at the end of the runs, and throughput; a chart of each."""
+    page = page_of(made)
+    rows = re.findall(
+        r'<th scope="row"><a href="([^"]+)">(\d+)</a></th>(.*?)</tr>', page
+    )
+    batches = [re.findall(r"<td.*?>(.*?)</td>", cells)[2] for _, _, cells in rows]
+
+    assert "s: global-batch-size varied" in page
+    assert [value for _, value, _ in rows] == batches
+    assert {"8", "16"} == set(batches)
+    assert "../global-batch-size-8/report/index.html" == rows[0][0]
+    assert 'id="quality"' in page
+    assert 'id="speed"' in page
+    assert page.count("<svg") >= 2
+
+
+@pytest.mark.processes
+def test_the_same_command_resumes_and_more_values_extend(
+    made: Path, harness: Any, overrides: Any, forked_trials: None
+) -> None:
+    """What is measured is not measured again."""
+    before = {
+        path: path.stat().st_mtime_ns for path in made.glob("s/*/trials/*/status.json")
+    }
+    extended = [word.replace("8,16", "16,24") for word in BATCHES]
+    code, _, err = harness(*extended, "--budget=20steps", overrides=overrides)
+
+    assert exit_codes.OK == code, err
+    assert "study global-batch-size-16: resumed" in err
+    assert [8, 16, 24] == [
+        int(varied.value_of(store.read_plan(), "global-batch-size"))
+        for store in varied.stores(made / "s", varied.read(made / "s"))
+    ]
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    assert ">24</a>" in page_of(made)
+
+
+@pytest.mark.processes
+def test_the_verbs_of_a_study_take_all_or_one(
+    made: Path, harness: Any, overrides: Any, forked_trials: None
+) -> None:
+    """Progress, verification, export, the list; JSON is of one."""
+    code, out, _ = harness("status", "s")
+    assert exit_codes.OK == code
+    assert [FIRST, SECOND] == [line for line in out.splitlines() if "/" in line]
+    assert exit_codes.OK == harness("status", FIRST, "--json")[0]
+    code, _, err = harness("status", "s", "--json")
+    assert (exit_codes.USAGE, True) == (
+        code,
+        "--json is for one study, and 's' has 2" in err,
+    )
+    code, out, _ = harness("list", "studies", "--json")
+    assert [FIRST, SECOND] == sorted(
+        (of["name"] for of in json.loads(out)["studies"]), key=len
+    )
+    code, out, _ = harness("report", "s", "--format=csv")
+    assert exit_codes.OK == code
+    assert {"8", "16"} <= set(re.split(r"[,\n]", out))
+    code, out, err = harness("compare", "s", FIRST)
+    assert exit_codes.USAGE == code
+    assert "is a varied study, whose folders are studies; name one of them" in err
+
+
+@pytest.mark.processes
+def test_a_lost_trial_is_measured_again(
+    made: Path, harness: Any, overrides: Any, forked_trials: None
+) -> None:
+    """Resume goes through all studies, and writes the page of all again."""
+    (status,) = list(made.glob(f"{SECOND}/trials/*/status.json"))[:1]
+    status.unlink()
+    (made / "s" / "report" / "index.html").unlink()
+    code, _, err = harness("resume", "s", overrides=overrides)
+
+    assert exit_codes.OK == code, err
+    assert status.is_file()
+    assert ">16</a>" in page_of(made)
+
+
+@pytest.mark.processes
+def test_the_page_is_verified_with_its_studies(made: Path, harness: Any) -> None:
+    """Values come from the records: exchanged names exchange no figure."""
+    path = made / "s" / "report" / "index.html"
+    written = page_of(made)
+    code, out, _ = harness("verify", "s")
+    path.write_text(written.replace("not between values", "and between values"))
+    changed, said, _ = harness("verify", "s")
+
+    assert "differs" not in out
+    assert exit_codes.OK == code
+    assert exit_codes.SOME_TRIALS_FAILED == changed
+    assert "index.html is not what the records say" in said
+    names = made / "s" / "vary.json"
+    record = json.loads(names.read_text())
+    record["studies"].reverse()
+    names.write_text(json.dumps(record))
+    assert exit_codes.OK == harness("report", "s")[0]
+    assert sorted(re.findall(r"<tr>.*</tr>", written)) == sorted(
+        re.findall(r"<tr>.*</tr>", page_of(made))
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data", r"--vary: 'data' is not KEY=A,B,...; write for example global-batch-"),
+        ("data=a,,b", r"'data=a,,b' is not KEY=A,B"),
+        ("data=a,a", r"'a' is given twice, or its study would have the name of"),
+        ("data=a:b,a/b", r"'a:b' is given twice, or its study would have the name"),
+        ("data=a", r"has 1 values; allowed are 2 to 100; of one, use --data"),
+    ],
+)
+def test_a_malformed_axis_is_refused(text: str, message: str) -> None:
+    """In one line."""
+    with pytest.raises(ParseError, match=message):
+        vary.parse_vary(text, what="--vary")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--vary=global-batch-size=8,x", "--mode=strong"), r"'x' is not an integer"),
+        (
+            ("--vary=global-batch-size=8,16",),
+            r"--global-batch-size 8 has no effect with",
+        ),
+        (("--vary=data=digits,nothing",), r"unknown data|'nothing'"),
+        (("--vary=no_such=1,2",), r"no_such"),
+        (
+            ("--vary=data=digits,synthetic", "--json"),
+            r"--json is for one study, and --",
+        ),
+        (
+            ("--vary=data=digits,synthetic", "--data=digits"),
+            r"--vary data=... varies data, which is 'digits' by an option of its own",
+        ),
+    ],
+)
+def test_what_cannot_be_varied_is_refused_before_anything_is_written(
+    harness: Any, written: Any, options: tuple[str, ...], message: str
+) -> None:
+    """Also where only the last value is wrong."""
+    mode = () if "--mode=strong" in options else ("--mode=weak",)
+    code, out, err = harness(*SWEEP, *mode, *options)
+
+    assert (exit_codes.USAGE, "", 1) == (code, out, err.count("\n")), err
+    assert re.search(message, err), err
+    assert [] == written()
+
+
+def test_a_plan_shows_every_value(harness: Any, written: Any) -> None:
+    """And writes nothing."""
+    code, out, err = harness("plan", *BATCHES[1:])
+
+    assert exit_codes.OK == code, err
+    planned = re.findall(r"^runs/s/global-batch-size-\d+: 8 trials", out, re.MULTILINE)
+    assert 2 == len(planned)
+    assert [] == written()
+
+
+@pytest.mark.processes
+def test_a_folder_of_something_else_is_not_used(
+    made: Path, harness: Any, overrides: Any, forked_trials: None
+) -> None:
+    """Neither another setting's, nor that of a study."""
+    other = [
+        w.replace("global-batch-size=8,16", "data=digits,synthetic") for w in BATCHES
+    ]
+    code, _, err = harness(*other, overrides=overrides)
+
+    assert exit_codes.USAGE == code
+    assert "study 's' varies 'global-batch-size', and this sweep 'data'; choose" in err
+    (made / "t").mkdir()
+    code, _, err = harness(*(w.replace("--study=s", "--study=t") for w in BATCHES))
+    assert exit_codes.USAGE == code
+    assert "exists and is no varied study; choose another --study" in err
+
+
+def test_an_option_of_a_workload_can_be_varied() -> None:
+    """By its name; options of the command line keep theirs."""
+    axis = vary.parse_vary("learning_rate=0.1,0.2", what="--vary")
+
+    assert ("--option", "learning_rate=0.2") == axis.words("0.2")
+    assert "learning_rate-0.2" == axis.folder("0.2")

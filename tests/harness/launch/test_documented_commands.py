@@ -1,0 +1,273 @@
+"""Every command of ``docs/clusters.md`` is run as it stands there.
+
+Engines that this machine does not have are stand-ins: programs that note their words
+and check what they are given, and a server of Kubernetes that checks schemas. Ray and
+``mpirun`` are real where they are installed; a whole Ray cluster starts in the full
+run. A new command in the document fails here until somebody says how it is run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import kubernetes_api
+import pytest
+import yaml
+
+from harness.cli import exit_codes
+from harness.launch.kubernetes import programs as kubernetes
+from results.store.study_store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCUMENT = ROOT / "docs" / "clusters.md"
+PROGRAMS = (
+    "python", "srun", "sbatch", "scancel", "salloc", "kubectl", "sh", "ray", "mpirun",
+)  # fmt: skip
+HARNESS = "python -m harness "
+# Notes its words, and answers as the real one would.
+STAND_IN = """#!/bin/sh
+printf '%s' "${0##*/}" >> "$NOTED"
+for word in "$@"; do printf ' %s' "$word" >> "$NOTED"; done
+printf '\\n' >> "$NOTED"
+case "${0##*/}" in
+  sinfo) echo "main* 8" ;;
+  sbatch) if [ "$#" = 1 ] && [ -f "$1" ]; then bash -n "$1"; else bash -n /dev/stdin; fi
+    echo 4711 ;;
+esac
+"""
+TRAIN = """
+import json, os
+from replicator.cluster import environment
+config = environment.detect().config()
+name = f"said-{config.worker_id}-of-{config.num_workers}"
+open(os.path.join(os.environ["SAID"], name), "x").close()
+"""
+SRUN = f"""#!{sys.executable}
+import os, subprocess, sys
+words = [word for word in sys.argv[1:]]
+given = dict(word[2:].split("=") for word in words if word.startswith("--"))
+command = [word for word in words if not word.startswith("--")]
+nodes, tasks = int(given["nodes"]), int(given["ntasks"])
+running = []
+for rank in range(tasks):
+    place = rank * nodes // tasks
+    running.append(subprocess.Popen(command, env={{
+        **os.environ, "SLURM_PROCID": str(rank), "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0", "SLURM_NODEID": str(place), "SLURM_LOCALID": "0",
+        "SLURM_STEP_NODELIST": "node[1-%d]" % nodes,
+        "SLURM_STEP_TASKS_PER_NODE": "%d(x%d)" % (tasks // nodes, nodes)}}))
+sys.exit(max(one.wait() for one in running))
+"""
+
+
+def documented() -> list[str]:
+    """Returns the commands of the page: of its blocks, and those named in its text."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    blocks = re.findall(r"^ {4}(\S.*)$", text, re.MULTILINE)
+    found = [line.partition(" #")[0].strip() for line in blocks]
+    prose = re.sub(r"^ {4}.*$", "", text, flags=re.MULTILINE)
+    quoted = (code for code in re.findall(r"`([^`\n]+)`", prose))
+    found += [code for code in quoted if " " in code and code.split()[0] in PROGRAMS]
+    return list(dict.fromkeys(found))
+
+
+class Place:
+    """A folder in which the commands are run, one after the other."""
+
+    def __init__(self, folder: Path, harness: Any, overrides: Any) -> None:
+        self.folder, self.harness, self.overrides = folder, harness, overrides
+        self.noted = folder / "noted"
+        self.noted.touch()
+        self.said = folder / "said"
+        self.said.mkdir()
+
+    def verb(self, command: str, *more: str) -> str:
+        """Runs a command of the harness in this process; returns what it prints."""
+        words = [*shlex.split(command)[3:], *more]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.argv", ["harness", *words])
+            code, out, err = self.harness(*words, overrides=self.overrides)
+        assert exit_codes.OK == code, err
+        return str(out)
+
+    def shell(self, command: str, **variables: str) -> str:
+        """Runs a command in a shell; returns what it prints."""
+        done = subprocess.run(
+            ["sh", "-c", command],
+            cwd=self.folder,
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert 0 == done.returncode, done.stdout + done.stderr
+        return done.stdout
+
+    def was_called(self, start: str) -> bool:
+        """Whether a stand-in was called with words that begin like this."""
+        return any(
+            line.startswith(start) for line in self.noted.read_text().splitlines()
+        )
+
+
+@pytest.fixture
+def place(
+    tmp_path: Path,
+    harness: Any,
+    overrides: Any,
+    forked_trials: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Place]:
+    """A folder with stand-ins before the programs of this machine."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("sinfo", "sbatch", "squeue", "scancel", "ray", "timeout"):
+        (programs / name).write_text(STAND_IN)
+    (programs / "srun").write_text(SRUN)
+    (programs / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for path in programs.iterdir():
+        path.chmod(0o755)
+    made = Place(tmp_path, harness, overrides)
+    (tmp_path / "train.py").write_text(TRAIN)
+    for name, value in {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "NOTED": str(made.noted),
+        "SAID": str(made.said),
+        "HOME": str(tmp_path),
+    }.items():
+        monkeypatch.setenv(name, value)
+    for name in ("SLURM_JOB_ID", "TF_CONFIG", "RANK", "WORLD_SIZE", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    server = tmp_path / "server"
+    server.mkdir()
+    claims = {"studies": ["ReadWriteMany"]}
+    with kubernetes_api.running(server, claims, has_images=False) as made_server:
+        monkeypatch.setenv("KUBECONFIG", str(made_server.kubeconfig))
+        yield made
+
+
+def tasks(place: Place, command: str) -> None:
+    """``srun`` and ``mpirun`` start workers that know each other."""
+    place.shell(command)
+    assert {"said-0-of-2", "said-1-of-2"} == {of.name for of in place.said.iterdir()}
+
+
+def submitted(place: Place, command: str) -> None:
+    """The batch file is valid, and the id of the job is printed."""
+    assert "4711" in place.verb(command)
+    assert place.was_called("sbatch --parsable")
+
+
+def on_kubernetes(place: Place, command: str) -> None:
+    """The server accepts the Job; its pod would have no image here."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("needs kubectl")
+    assert place.verb(command).startswith("resnet50-")
+
+
+def on_ray(place: Place, command: str) -> None:
+    """Parses and plans; the cluster is started in the full run."""
+    words = shlex.split(command)
+    if words[0] == "ray":
+        place.shell(command.replace("FIRST_HOST", "127.0.0.1"))
+        assert place.was_called(words[0])
+    elif words[0] == "export":
+        place.shell(command)
+
+
+def rendered(place: Place, command: str) -> None:
+    """The manifest is one that the server accepts."""
+    place.verb(command)
+    if shutil.which("kubectl") is None:
+        pytest.skip("needs kubectl")
+    made = yaml.safe_load((place.folder / "study.jobset.yaml").read_text())
+    created = kubernetes.create(kubernetes.JOBSETS.format("team"), made, "dryRun=All")
+    assert "study" == created["metadata"]["name"]
+
+
+def script(launcher: str, file: str, *options: str) -> Callable[[Place, str], None]:
+    """Renders a file, and runs the command that starts it."""
+
+    def run(place: Place, command: str) -> None:
+        # A worker of the gang is the program above.
+        own = ("--name=study", "--workers=2", f"--launcher={launcher}", *options)
+        place.verb(HARNESS + "launch render " + " ".join(own) + " -- python train.py")
+        as_root = " --allow-run-as-root" * (os.geteuid() == 0)
+        place.shell(
+            command.replace("NAME", "study"), MPIRUN_FLAGS=f"--oversubscribe{as_root}"
+        )
+        assert (place.folder / file).is_file()
+
+    return run
+
+
+def merged(place: Place, command: str) -> None:
+    """Shards of two machines become one study."""
+    for number, machine in enumerate(("machine-a", "machine-b"), start=1):
+        place.verb(
+            HARNESS + "sweep --workload resnet50 --preset smoke --replicas 1 --mode"
+            " weak --repeats 2 --order sequential --no-match --budget none"
+            f" --study study --shard {number}/2 --runs-dir {machine}/runs"
+        )
+        shard = place.folder / machine / "runs" / f"study-shard-{number}-of-2"
+        shard.rename(shard.with_name("study"))
+    place.verb(command)
+    merged_study = Store.open(place.folder / "runs" / "study")
+    assert 4 == sum(1 for _ in merged_study.trials())
+
+
+def named_only(_: Place, __: str) -> None:
+    """Ends or requests something of a user's: the words are those of its manual."""
+
+
+RUNS: dict[str, Callable[[Place, str], None]] = {
+    "srun ": tasks,
+    HARNESS + "sweep --workload resnet50 --backends multi_worker": submitted,
+    HARNESS + "sweep --workload resnet50 --repeats 20 --launcher slurm": submitted,
+    HARNESS + "sweep --launcher kubernetes": on_kubernetes,
+    HARNESS + "launch render --launcher jobset": rendered,
+    HARNESS + "store merge": merged,
+    "ray ": on_ray,
+    "export RAY_AUTH_MODE=token": on_ray,
+    "RAY_ADDRESS=": on_ray,
+    "kubectl apply -f NAME.jobset.yaml": named_only,  # with the manifest above
+    "kubectl delete jobset NAME": named_only,
+    "sbatch NAME.sbatch": script("slurm", "study.sbatch"),
+    "sh NAME.mpi.sh": script("mpi", "study.mpi.sh"),
+    "sh NAME.ray.sh head": script("ray", "study.ray.sh"),
+    "mpirun -x MASTER_ADDR=HOST": named_only,  # an option beside the user's own
+    "scancel JOB": named_only,
+    "srun --resv-ports": named_only,
+}
+"""How a command is run, by how it begins; the longest beginning counts."""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("command", documented())
+def test_a_documented_command_runs(place: Place, command: str) -> None:
+    """As it stands in the document."""
+    starts = [start for start in RUNS if command.startswith(start)]
+    assert starts, f"nobody says how {command!r} is run; add it to RUNS"
+    RUNS[max(starts, key=len)](place, command)
+
+
+def test_the_table_has_no_command_that_the_page_lacks() -> None:
+    """What was taken out of the page is taken out here."""
+    commands = documented()
+
+    assert len(commands) > 12
+    assert [] == [
+        start for start in RUNS if not any(of.startswith(start) for of in commands)
+    ]

@@ -1,0 +1,387 @@
+"""Sweeps and gangs on Kubernetes: a real kubectl, a stand-in for its server."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import kubernetes_api
+import kubernetes_rules
+import pytest
+
+from harness.cli import exit_codes
+from harness.errors import LaunchError, PlanError
+from harness.launch import catalog
+from harness.launch import kubernetes as names
+from harness.launch.contract import HOSTS_VARIABLE
+from harness.launch.engine import Gang
+from harness.launch.job import Job
+from harness.launch.kubernetes import gang_set, programs, sweep_job
+from harness.launch.kubernetes.options import KubernetesOptions
+from harness.run.trial_runner import run_trial
+from results.records import identity
+from results.records.models import PlannedTrial, ScalingMode, TrialStatus
+from results.store.study_store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kubernetes_api import StandIn
+
+ROOT = Path(__file__).resolve().parents[3]
+IMAGE = "example/replicator:1"
+ASKED = ("--launcher=kubernetes", f"--image={IMAGE}", "--claim=studies")
+LONGEST_SEC = 120.0
+PROGRAM = """
+import sys, time
+print("cells/s: 1.0", flush=True)
+for step in range(8):
+    print("cells/s:", 100 + step + int(sys.argv[1]), flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+needs_kubectl = pytest.mark.skipif(
+    shutil.which(programs.PROGRAM) is None,
+    reason="needs kubectl (a package of that name, or kubernetes-client)",
+)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """A stand-in with two claims, which kubectl finds."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    claims = {"studies": ["ReadWriteMany"], "alone": ["ReadWriteOnce"]}
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with kubernetes_api.running(folder, claims) as made:
+        monkeypatch.setenv("KUBECONFIG", str(made.kubeconfig))
+        yield made
+
+
+@pytest.fixture
+def harness(harness: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The command line, whose own words are those of the process."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["harness", *words])
+        found: tuple[int, str, str] = harness(*words)
+        return found
+
+    return run
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> tuple[str, ...]:
+    """A sweep of two trials of a program that prints numbers."""
+    program = tmp_path / "bench.py"
+    program.write_text(PROGRAM)
+    return (
+        "sweep", f"--command=python3 {program} {{replicas}} 0.05",
+        "--metric=throughput=cells/s: ([0-9.]+)", "--unit=cells", "--replicas=1",
+        "--mode=weak", "--repeats=2", "--order=sequential", "--study=s",
+        "--per-replica-batch-size=8", *ASKED,
+    )  # fmt: skip
+
+
+def until(condition: Any, what: str) -> Any:
+    """Waits for a condition, for a bounded time; returns what it is."""
+    deadline = time.monotonic() + LONGEST_SEC
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.05)
+    return found
+
+
+def conditions_of(server: StandIn, job: str) -> list[str]:
+    """How a Job has ended."""
+    status = server.objects["jobs", job].get("status", {})
+    return [one["type"] for one in status.get("conditions", ())]
+
+
+def job_of(options: KubernetesOptions, **fields: Any) -> dict[str, Any]:
+    """The Job of a sweep, which the schema allows."""
+    job = Job(name="s", command=(sys.executable, "-m", "harness", "sweep"), **fields)
+    made = sweep_job.of_sweep(job, options, "runs")
+    assert [] == kubernetes_rules.problems("jobs", made)
+    return made
+
+
+def pod_of(made: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The pod of a Job and its container."""
+    pod = made["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    return pod, container
+
+
+def test_a_job_has_the_claim_the_secret_and_the_gpus() -> None:
+    """GPUs are limits; what is secret is named; records are on the claim."""
+    options = KubernetesOptions(
+        image=IMAGE, claim="studies", secret="hub", service_account="sweeper"
+    )
+    pod, container = pod_of(job_of(options, gpus_per_worker=8))
+
+    assert {"nvidia.com/gpu": "8"} == container["resources"]["limits"]
+    assert [{"secretRef": {"name": "hub"}}] == container["envFrom"]
+    assert ["/srv/harness/runs", "/dev/shm"] == [
+        mount["mountPath"] for mount in container["volumeMounts"]
+    ]
+    claim = pod["volumes"][0]["persistentVolumeClaim"]
+    assert {"claimName": "studies"} == claim
+    assert "sweeper" == pod["serviceAccountName"]
+    assert ["python", "-m", "harness", "sweep"] == container["command"]
+
+
+def test_the_schema_refuses_what_it_does_not_know() -> None:
+    """A schema that accepts everything would check nothing."""
+    options = KubernetesOptions(image=IMAGE, claim="studies")
+    made, other = job_of(options), job_of(options)
+    made["spec"]["podFailurePolicy"]["rules"][0]["when"] = "always"
+    del other["spec"]["template"]["spec"]["containers"][0]["name"]
+
+    assert "'when' was unexpected" in kubernetes_rules.problems("jobs", made)[0]
+    assert "'name' is a required" in kubernetes_rules.problems("jobs", other)[0]
+
+
+@needs_kubectl
+@pytest.mark.processes
+def test_a_sweep_runs_in_its_pod_and_survives_an_eviction(
+    server: StandIn, harness: Any, sweep: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Its first host is taken away after a trial; what has ended is not repeated."""
+    code, out, err = harness(*sweep)
+    job = out.strip()
+    study = tmp_path / "server" / "claims" / "studies" / "s"
+
+    assert (0, True) == (code, job.startswith("s-")), err
+    assert f"'kubectl logs --namespace=team --follow job/{job}'" in err
+    tried, made = [line for line in server.asked if line.startswith("POST")]
+    assert "dryRun=All" in tried
+    assert "fieldValidation=Strict" in made
+    assert "dryRun" not in made
+    until(lambda: list(study.glob("trials/*/status.json")), "a trial")
+    server.evict(server.pods[0])
+    until(lambda: conditions_of(server, job), "the end of the job")
+    first, second = (pod.log.read_text() for pod in server.pods)
+
+    assert ["Complete"] == conditions_of(server, job), first + second
+    assert "interrupted (SIGTERM); finished trials are kept" in first
+    assert "study s: resumed" in second
+    trials = Store.open(study).trials()
+    assert [TrialStatus.OK] * 2 == [trial.status.status for trial in trials]
+
+
+@needs_kubectl
+@pytest.mark.processes
+def test_a_sweep_that_fails_is_not_started_again(
+    server: StandIn, harness: Any, sweep: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Its exit code is the answer, not a reason for another pod."""
+    (tmp_path / "bench.py").write_text("raise SystemExit(3)")
+    job = harness(*sweep)[1].strip()
+    until(lambda: conditions_of(server, job), "the end of the job")
+
+    assert ["Failed"] == conditions_of(server, job)
+    (pod,) = server.pods
+    assert exit_codes.NOTHING_MEASURED == pod.process.poll(), pod.log.read_text()
+
+
+@needs_kubectl
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--claim=other",), r"--claim 'other' is not in namespace 'team'; known are"),
+        (
+            ("--claim=alone", "--nodes=2"),
+            r"--claim 'alone' has the access modes \['ReadWriteOnce'\], but pods of --",
+        ),
+        (("--namespace=theirs",), r"kubectl get is refused: .*Forbidden.*can-i --list"),
+    ],
+)
+def test_what_kubernetes_does_not_have_is_refused_before_anything_is_made(
+    server: StandIn,
+    harness: Any,
+    sweep: tuple[str, ...],
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    """In one line, with what there is."""
+    given = [word for word in sweep if word.partition("=")[0] not in str(options)]
+    if "--nodes=2" in options:
+        given = [
+            "sweep", "--workload=resnet50", "--preset=smoke", "--replicas=2",
+            "--backends=multi_worker", "--mode=weak", *ASKED[:2],
+        ]  # fmt: skip
+    code, out, err = harness(*given, *options)
+
+    assert (exit_codes.USAGE, "", 1) == (code, out, err.count("\n")), err
+    assert [] == [line for line in server.asked if line.startswith("POST")]
+    assert re.search(message, err), err
+
+
+@pytest.mark.parametrize(
+    ("left_out", "message"),
+    [
+        ("--image", r"--launcher kubernetes requires --image: pods run in a container"),
+        ("--claim", r"--launcher kubernetes requires --claim for a sweep, whose recor"),
+    ],
+)
+def test_what_a_pod_needs_is_asked_for(
+    harness: Any, sweep: tuple[str, ...], left_out: str, message: str
+) -> None:
+    """Before the server is."""
+    code, _, err = harness(*(word for word in sweep if not word.startswith(left_out)))
+
+    assert exit_codes.USAGE == code
+    assert message in err
+
+
+def test_without_kubectl_the_message_says_so(
+    harness: Any,
+    sweep: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """And where to run the command."""
+    (tmp_path / "bin").mkdir()
+    for program in ("git", "python3"):
+        (tmp_path / "bin" / program).symlink_to(str(shutil.which(program)))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    code, _, err = harness(*sweep)
+
+    assert exit_codes.USAGE == code
+    assert "'kubectl' is not in PATH; run the command where it is" in err
+
+
+def test_gangs_start_in_the_pod_of_a_sweep_only() -> None:
+    """Elsewhere nothing could reach the harness."""
+    with pytest.raises(PlanError, match=r"this process is in no pod of a sweep .*REPL"):
+        catalog.info("kubernetes").start(KubernetesOptions(nodes=2))
+
+
+def test_a_pod_runs_one_process(make_spec: Any) -> None:
+    """More than there are hosts are refused, with what to choose."""
+    launcher = gang_set.KubernetesLauncher(KubernetesOptions(nodes=2))
+    spec = make_spec(
+        backend="multi_worker",
+        num_replicas=4,
+        global_batch_size=16,
+        variables={HOSTS_VARIABLE: "2"},
+    )
+
+    with pytest.raises(
+        PlanError, match=r"has 4 processes, and a pod runs one; use --n"
+    ):
+        launcher.check([spec])
+
+
+@pytest.fixture
+def in_pod(server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is the pod of a sweep."""
+    for name, value in {
+        names.POD_VARIABLE: "s-1",
+        names.UID_VARIABLE: "0000-1",
+        names.NAMESPACE_VARIABLE: "team",
+        names.ADDRESS_VARIABLE: "127.0.0.1",
+        names.RUNS_VARIABLE: str(tmp_path),
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("A_TOKEN", "not-for-everybody")
+
+
+OPTIONS = KubernetesOptions(image=IMAGE, claim="studies", nodes=2)
+
+
+@needs_kubectl
+@pytest.mark.processes
+@pytest.mark.usefixtures("in_pod")
+def test_a_trial_is_a_jobset_of_two_pods(
+    server: StandIn, store: Store, make_spec: Any, settings: Any
+) -> None:
+    """Measured as anywhere; afterwards nothing of it is left on the server."""
+    spec = make_spec(backend="multi_worker", variables={HOSTS_VARIABLE: "2"})
+    trial_id, case_id = identity.ids(spec)
+    trial = PlannedTrial(
+        trial_id=trial_id, case_id=case_id, modes=(ScalingMode.WEAK,), spec=spec
+    )
+    launcher = gang_set.KubernetesLauncher(OPTIONS)
+    run_trial(store, trial, dataclasses.replace(settings, launcher=launcher))
+    (found,) = store.trials()
+
+    assert TrialStatus.OK is found.status.status, found.status.failure
+    assert 2 == len(server.pods)
+    assert {"persistentvolumeclaims"} == {kind for kind, _ in server.objects}
+    assert [] == [pod.name for pod in server.pods if pod.process.poll() is None]
+
+
+@needs_kubectl
+@pytest.mark.processes
+@pytest.mark.usefixtures("in_pod")
+def test_variables_of_a_gang_are_in_a_secret(server: StandIn, tmp_path: Path) -> None:
+    """Whoever may read pods sees its name only; it ends with the pod of the sweep."""
+    gang = Gang(
+        trial_dir=tmp_path,
+        members=(("worker", 0), ("worker", 1)),
+        members_per_host=1,
+        command=(sys.executable, "-c", "print('said'); raise SystemExit(3)"),
+        variables={**os.environ, "REPLICATOR_HARNESS_GANG": "host:4711"},
+    )
+    engine = gang_set.GangSet(gang, OPTIONS, os.environ)
+    (jobset,) = (
+        made for (kind, _), made in server.objects.items() if kind == "jobsets"
+    )
+    (secret,) = (
+        made for (kind, _), made in server.objects.items() if kind == "secrets"
+    )
+
+    assert "not-for-everybody" not in json.dumps(jobset)
+    assert "not-for-everybody" == secret["stringData"]["A_TOKEN"]
+    assert "127.0.0.1:4711" == secret["stringData"]["REPLICATOR_HARNESS_GANG"]
+    for made in (jobset, secret):
+        (owner,) = made["metadata"]["ownerReferences"]
+        assert ("Pod", "s-1", "0000-1") == (owner["kind"], owner["name"], owner["uid"])
+    until(lambda: engine.poll() is not None, "the end of the gang")
+    assert 1 == engine.poll()
+    assert "said" in engine.output()
+    engine.cancel()
+    engine.cancel()
+    assert {"persistentvolumeclaims"} == {kind for kind, _ in server.objects}
+
+
+def test_why_a_pod_waits_is_said() -> None:
+    """No host has room; an image cannot be pulled."""
+    status = {
+        "conditions": [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        ],
+        "containerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull"}}}],
+    }
+
+    assert ["Unschedulable", "ErrImagePull"] == [
+        one["reason"] for one in gang_set._waiting(status)
+    ]
+
+
+@needs_kubectl
+@pytest.mark.usefixtures("in_pod")
+def test_a_refused_gang_leaves_no_secret(
+    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The JobSet is refused, for example since the cluster has none."""
+    monkeypatch.delitem(kubernetes_rules.KINDS, "jobsets")
+    gang = Gang(
+        trial_dir=tmp_path,
+        members=(("worker", 0),),
+        members_per_host=1,
+        command=("true",),
+        variables={"REPLICATOR_HARNESS_GANG": "host:4711"},
+    )
+
+    with pytest.raises(LaunchError, match=r"kubectl create is refused: .*NotFound"):
+        gang_set.GangSet(gang, OPTIONS, os.environ)
+    assert {"persistentvolumeclaims"} == {kind for kind, _ in server.objects}

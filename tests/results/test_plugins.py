@@ -1,0 +1,243 @@
+"""What packages of others add, and what is said where they cannot be used."""
+
+from __future__ import annotations
+
+import math
+import re
+import types
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from plugin_packages import install
+
+from results import plugins
+from results.figures import trial_metrics
+from results.records.models import Plan
+from results.verify import plugin_parts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["install"]
+
+METRIC = """
+from results.figures.trial_metrics import TrialMetric
+
+OWN = TrialMetric(name="own_sec", title="Own", unit="s", of=lambda entry: {of})
+"""
+
+
+def found_of(columns: tuple[str, ...] = ("trial_id",)) -> list[Any]:
+    """Returns the metrics that are installed."""
+    return trial_metrics.installed(columns)
+
+
+def test_nothing_is_added_where_nothing_is_installed(install: Any) -> None:
+    """And a name that nobody has is no plugin."""
+    assert [] == found_of()
+    assert plugins.find("formats", {"csv": 1}, "pdf", lambda _: "") is None
+
+
+def test_an_entry_point_is_found_and_its_package_known(install: Any) -> None:
+    """Name and version of the package are in every message, and in records."""
+    install("mine", METRIC.format(of="1.5"), metrics={"own_sec": "mine:OWN"})
+
+    (metric,) = found_of()
+    entry = types.SimpleNamespace(trial_id="t1")
+    assert 1.5 == trial_metrics.value_of(metric, entry)
+    plugin = plugins.used("metrics", "own_sec")
+    assert plugin is not None
+    assert "metric 'own_sec' of mine_pack 1.2" == plugin.what
+
+
+@pytest.mark.parametrize(
+    ("text", "entries", "message"),
+    [
+        (
+            "1 / 0",
+            {"own_sec": "mine:OWN"},
+            (
+                r"metric 'own_sec' of mine_pack 1\.2 raises an error when it is"
+                r" imported: ZeroDivisionError: division by zero \(mine\.py, line 1\);"
+                r" repair mine, or uninstall its package$"
+            ),
+        ),
+        (
+            "raise SystemExit('no')",
+            {"own_sec": "mine:OWN"},
+            "SystemExit: no",
+        ),
+        (
+            "import nosuch_library",
+            {"own_sec": "mine:OWN"},
+            "needs the module 'nosuch_library', which is not installed; install it in",
+        ),
+        (
+            METRIC.format(of="1"),
+            {"own_sec": "mine:OWNN"},
+            "module 'mine' has no 'OWNN'; it has OWN; check the spelling",
+        ),
+        (
+            METRIC.format(of="1"),
+            {"own_sec": "gone:OWN"},
+            "there is no module 'gone': its package is damaged: install it again",
+        ),
+        (
+            METRIC.format(of="1"),
+            {"own_sec": "results.gone:OWN"},
+            "'results' is a package of the harness; give yours another name",
+        ),
+        (
+            "OWN = 7",
+            {"own_sec": "mine:OWN"},
+            (
+                r"mine:OWN is of type int, and has to be a results\.figures\."
+                r"trial_metrics\.TrialMetric; docs/howto/plugin\.md has an example of a"
+                " metric$"
+            ),
+        ),
+        (
+            METRIC.format(of="1").replace("own_sec", "Own time"),
+            {"Own time": "mine:OWN"},
+            "is called 'Own time', but a column has small letters, digits and _",
+        ),
+        (
+            METRIC.format(of="1"),
+            {"trial_id": "mine:OWN"},
+            "has the name of a metric of this project, which stays what it is; choose",
+        ),
+        (
+            METRIC.format(of="1").replace("own_sec", "trial_id"),
+            {"own_sec": "mine:OWN"},
+            "calls itself 'trial_id', which is a metric of this project; choose",
+        ),
+        (
+            METRIC.format(of="1"),
+            {"other_sec": "mine:OWN"},
+            "calls itself 'own_sec'; give its entry point the same name",
+        ),
+        (
+            METRIC.format(of="1") + "HARNESS_API = 9",
+            {"own_sec": "mine:OWN"},
+            (
+                r"was written for version 9 of the interfaces \(HARNESS_API in mine\),"
+                " and this is version 1; install the release of that package, or of the"
+            ),
+        ),
+    ],
+)
+def test_one_that_cannot_be_used_is_said_in_one_line(
+    install: Any, text: str, entries: dict[str, str], message: str
+) -> None:
+    """What it is, why not, and what to do."""
+    install("mine", text, metrics=entries)
+
+    with pytest.raises(plugins.PluginError, match=message) as caught:
+        found_of()
+    assert "\n" not in str(caught.value)
+
+
+def test_one_name_in_two_packages_is_refused(install: Any) -> None:
+    """Which of the two is meant is not guessed."""
+    for module in ("mine", "yours"):
+        install(module, METRIC.format(of="1"), metrics={"own_sec": f"{module}:OWN"})
+
+    with pytest.raises(
+        plugins.PluginError,
+        match=r"'own_sec' is in two packages, mine_pack 1\.2 \(mine:OWN\) and"
+        r" yours_pack 1\.2 \(yours:OWN\); uninstall one of the two",
+    ):
+        found_of()
+
+
+def test_two_objects_cannot_share_a_name(install: Any) -> None:
+    """Even where their modules are named."""
+    for module in ("mine", "yours"):
+        install(module, METRIC.format(of="1"))
+    table: dict[str, Any] = {}
+    plugins.find("metrics", table, "mine:OWN", trial_metrics.complain)
+
+    with pytest.raises(
+        plugins.PluginError, match="calls itself 'own_sec', as mine:OWN does; choose"
+    ):
+        plugins.find("metrics", table, "yours:OWN", trial_metrics.complain)
+
+
+def test_one_that_imports_tensorflow_is_refused(
+    install: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planner would take seconds, and memory and GPUs of the trials."""
+    install("heavy", "")
+    install("mine", "import heavy\n" + METRIC.format(of="1"))
+    monkeypatch.setattr(plugins, "_HEAVY", "heavy")
+
+    with pytest.raises(
+        plugins.PluginError, match="importing mine imports TensorFlow, which the"
+    ):
+        plugins.find("metrics", {}, "mine:OWN", trial_metrics.complain)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sub/mine.py:OWN", r"names a file; name its module, as for .*: sub\.mine:OWN"),
+        ("mine.py:OWN", r"names a file; name its module, as for 'python -m': mine:OWN"),
+        ("gone:OWN", "it is looked for in the current folder and among installed"),
+    ],
+)
+def test_a_reference_that_names_nothing(
+    install: Any, tmp_path: Path, text: str, message: str
+) -> None:
+    """The message says how to write it."""
+    with pytest.raises(plugins.PluginError, match=message):
+        plugins.find("metrics", {}, text, trial_metrics.complain, tmp_path)
+
+
+def test_a_module_of_the_folder_needs_no_entry_point(
+    install: Any, tmp_path: Path
+) -> None:
+    """It stays under its name, and processes of trials are given the folder."""
+    (tmp_path / "near.py").write_text(METRIC.format(of="2"), encoding="utf-8")
+    table: dict[str, Any] = {}
+
+    for text in ("near:OWN", "own_sec", "near:OWN"):
+        found = plugins.find("metrics", table, text, trial_metrics.complain, tmp_path)
+        assert "own_sec" == found.name
+    assert (str(tmp_path),) == plugins.folders()
+    assert "own_sec" == plugins.canonical("metrics", "near:OWN")
+
+
+@pytest.mark.parametrize("of", ["entry.gone", "'many'"])
+def test_a_metric_that_fails_names_the_trial(install: Any, of: str) -> None:
+    """What was written is not a number, or nothing."""
+    install("mine", METRIC.format(of=of), metrics={"own_sec": "mine:OWN"})
+    (metric,) = found_of()
+
+    with pytest.raises(
+        plugins.PluginError,
+        match=r"metric 'own_sec' of mine_pack 1\.2 raises an error for trial t1: \w+:"
+        ".* repair it, or uninstall its package",
+    ):
+        trial_metrics.value_of(metric, types.SimpleNamespace(trial_id="t1"))
+
+
+def test_a_metric_without_a_value_is_missing(install: Any) -> None:
+    """Infinite ones would make a mean of them infinite."""
+    install("mine", METRIC.format(of="1e999"), metrics={"own_sec": "mine:OWN"})
+    (metric,) = found_of()
+
+    value = trial_metrics.value_of(metric, types.SimpleNamespace(trial_id="t1"))
+    assert math.isnan(value)
+
+
+def test_verify_says_what_of_a_study_it_cannot_look_at() -> None:
+    """By package, and whether that is here."""
+    of = {"object": "a:B", "package": "gone 1.0", "files": "2 (ab)"}
+    plan = Plan.model_construct(plugins={"workload mine": of})
+
+    (line,) = plugin_parts.not_covered(plan)
+    assert re.fullmatch(
+        r"workload mine is a plugin \(a:B, gone 1\.0, files 2 \(ab\)\), which is not"
+        r" installed here: its figures are recomputed, and its code is not looked at",
+        line,
+    )

@@ -1,0 +1,244 @@
+"""What peers begin with: bit by bit what was written, in the layout that they read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from workloads.data import images
+from workloads.peers import catalog, exported, inputs
+from workloads.resnet50.config import PRESETS
+from workloads.resnet50.schedule import GoyalSchedule
+from workloads.sngan.schedule import LinearDecay
+
+ROUNDING = 1e-5  # relative, of sums in float32 in another order
+
+
+def make_export(**settings):
+    """Returns an export of two replicas with three examples each."""
+    rng = np.random.default_rng(0)
+    fields = {
+        "config": {"image_size": 12},
+        "num_replicas": 2,
+        "per_replica_batch_size": 3,
+        "num_train_examples": 10,
+        "augmentation": dataclasses.asdict(images.DIGITS),
+        "losses": [0.1, 0.2, 1 / 3],
+    }
+    return exported.Export(
+        settings={**fields, **settings},
+        arrays={
+            "weights/model.stem.kernel": rng.normal(size=(3, 3, 2, 4)).astype("f4"),
+            "weights/model.stem.norm.moving_mean": np.zeros(4, "f4"),
+            "batches/image": rng.normal(size=(3, 2, 3, 12, 12, 3)).astype("f4"),
+            "batches/label": rng.integers(0, 10, (3, 2, 3)).astype("i4"),
+            "data/image": rng.integers(0, 256, (10, 8, 8, 3)).astype("u1"),
+            "data/label": np.arange(10, dtype="i4"),
+        },
+    )
+
+
+def test_an_export_is_read_bit_by_bit(tmp_path):
+    """Weights, batches and losses, subnormal numbers and signs of zero included."""
+    export = make_export()
+    export.arrays["weights/odd"] = np.array([-0.0, 1e-45, np.pi], "f4")
+    exported.write(tmp_path / "a" / "b", export)
+    found = exported.read(tmp_path / "a" / "b")
+
+    assert json.loads(json.dumps(export.settings)) == found.settings
+    assert export.arrays.keys() == found.arrays.keys()
+    for name, value in export.arrays.items():
+        assert value.dtype == found.arrays[name].dtype
+        assert value.tobytes() == found.arrays[name].tobytes()
+    assert [tmp_path / "a" / "b"] == [*(tmp_path / "a").iterdir()]
+
+
+def test_only_what_is_trained_is_counted():
+    """Moving statistics are not."""
+    assert 72 == exported.num_parameters(make_export())
+
+
+def test_each_process_has_its_replicas_of_the_first_batches():
+    """One process has those of both, one after the other; two have one each."""
+    export = make_export()
+    whole = inputs.first_batches(export, 0, 1)
+    halves = [inputs.first_batches(export, process, 2) for process in (0, 1)]
+
+    assert 3 == len(whole)
+    for index, (image, label) in enumerate(whole):
+        parts = [half[index] for half in halves]
+        np.testing.assert_array_equal(image, np.concatenate([p[0] for p in parts]))
+        np.testing.assert_array_equal(label, np.concatenate([p[1] for p in parts]))
+        np.testing.assert_array_equal(
+            label, export.arrays["batches/label"][index].ravel()
+        )
+
+
+def test_later_batches_are_of_the_shard_and_shuffled():
+    """Each epoch has every example of the shard once; the seed says the order."""
+    export = make_export()
+
+    def labels(process, seed):
+        made = inputs.batches(export, process=process, num_processes=2, seed=seed)
+        taken = [next(made) for _ in range(8)]
+        assert {(3, 12, 12, 3)} == {image.shape for image, _ in taken}
+        return np.concatenate([label for _, label in taken[3:]])
+
+    assert [*range(5, 10)] == sorted(labels(1, 0)[:5])
+    assert [*range(5, 10)] == sorted(labels(1, 0)[5:10])
+    assert labels(0, 1).tolist() == labels(0, 1).tolist()
+    assert labels(0, 1).tolist() != labels(0, 2).tolist()
+
+
+def test_the_control_repeats_the_first_batch():
+    """As ours does."""
+    export = make_export()
+    made = inputs.batches(export, process=0, num_processes=2, seed=0, is_repeated=True)
+    taken = [next(made) for _ in range(5)]
+
+    for image, _ in taken:
+        np.testing.assert_array_equal(export.arrays["batches/image"][0, 0], image)
+
+
+@pytest.mark.parametrize("augmentation", [images.DIGITS, images.UNCHANGED])
+def test_crops_are_those_of_tensorflow(augmentation):
+    """The same boxes give the same pixels, cropped, resized and normalised."""
+    rng = np.random.default_rng(1)
+    stored = rng.integers(0, 256, (5, 8, 8, 3)).astype("u1")
+    fields = dataclasses.asdict(augmentation)
+    boxes = inputs.random_boxes(5, fields, rng).astype("f4")
+    ours = images.normalise(
+        images.crop_batch(stored, tf.constant(boxes), 20), augmentation
+    )
+    found = inputs.normalise(inputs.crop(stored, boxes, 20), fields)
+
+    np.testing.assert_allclose(ours, found, rtol=ROUNDING, atol=1e-4)
+
+
+def test_boxes_keep_the_ranges_of_the_augmentation():
+    """Area and aspect are within them, and boxes within the image."""
+    fields = dataclasses.asdict(images.DIGITS)
+    boxes = inputs.random_boxes(2_000, fields, np.random.default_rng(2))
+    height, width = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+
+    assert boxes.min() >= 0
+    assert boxes.max() <= 1 + 1e-12
+    assert 0.69 <= (height * width).min()
+    assert 0.89 <= (width / height).min()
+    assert (width / height).max() <= 1.11
+
+
+@pytest.mark.parametrize("num_replicas", [1, 64])
+def test_the_learning_rate_of_resnet50_is_ours(num_replicas):
+    """Before, within and after the ramp, and after each fall."""
+    config = dataclasses.asdict(PRESETS["laptop"])
+    export = make_export(
+        config=config,
+        num_replicas=num_replicas,
+        per_replica_batch_size=8,
+        num_train_examples=1_437,
+    )
+    ours = GoyalSchedule(
+        global_batch_size=8 * num_replicas,
+        num_train_examples=1_437,
+        learning_rate_per_256=config["learning_rate_per_256"],
+        lr_warmup_epochs=config["lr_warmup_epochs"],
+        num_epochs=config["num_epochs"],
+    )
+
+    for step in (0, 1, 5, 13, 40, 600, 1_100, 1_500):
+        expected = float(ours(tf.constant(step)))
+        assert expected == pytest.approx(inputs.goyal_rate(export, step), rel=1e-5)
+
+
+@pytest.mark.parametrize("decay_start", [0.0, 0.5, 1.0])
+def test_the_learning_rates_of_sngan_are_ours(decay_start):
+    """Those of both networks, whose numbers of updates differ."""
+    config = {
+        "decay_start": decay_start,
+        "num_steps": 1_000,
+        "num_discriminator_steps": 5,
+        "generator_learning_rate": 2e-4,
+        "discriminator_learning_rate": 4e-4,
+    }
+    for network, num_steps in (("generator", 200), ("discriminator", 1_000)):
+        rate = config[f"{network}_learning_rate"]
+        ours = LinearDecay(rate, num_steps=num_steps, decay_start=decay_start)
+        for update in (0, 50, 150, 199):
+            expected = float(ours(tf.constant(update)))
+            found = inputs.sngan_rate(config, network, update)
+            assert expected == pytest.approx(found, rel=1e-5)
+
+
+def test_tuning_is_said_on_the_command_line():
+    """With the types of the defaults; what is not known is an error."""
+    defaults = {"compile": True, "bucket_mb": 25.0, "flags": ""}
+
+    assert defaults == inputs.tuning([], defaults)
+    assert {"compile": False, "bucket_mb": 1.0, "flags": "--a=b"} == inputs.tuning(
+        ["compile=0", "bucket_mb=1", "flags=--a=b"], defaults
+    )
+    with pytest.raises(KeyError):
+        inputs.tuning(["bucket=0"], defaults)
+
+
+def test_the_paths_of_variables_are_those_of_attributes():
+    """Lists and layers inside layers; layers of Keras have the names of variables."""
+    from workloads.peers import export
+    from workloads.sngan.config import PRESETS as OF_SNGAN
+    from workloads.sngan.networks import Discriminator, Generator
+
+    config = OF_SNGAN["smoke"]
+    models = {
+        "generator": Generator(config, seed=0),
+        "discriminator": Discriminator(config, seed=0),
+    }
+    found = {
+        name: value
+        for root, model in models.items()
+        for name, value in export.variables_of(model, root)
+    }
+
+    assert len(found) == sum(len(model.variables) for model in models.values())
+    assert {
+        "generator.dense.kernel",
+        "generator.blocks.0.norm_1.gamma",
+        "generator.blocks.0.norm_1.norm.moving_mean",
+        "generator.blocks.1.shortcut.bias",
+        "generator.last_norm.beta",
+        "discriminator.first_block.conv_1.u",
+        "discriminator.blocks.0.shortcut.kernel",
+        "discriminator.embedding.kernel",
+    } <= found.keys()
+    kernel = models["discriminator"].embedding.kernel.numpy()
+    np.testing.assert_array_equal(kernel, found["discriminator.embedding.kernel"])
+
+
+@pytest.mark.parametrize(
+    ("workload", "options", "data", "message"),
+    [
+        ("resnet50", {}, "digits", ""),
+        ("sngan", {}, "synthetic", ""),
+        ("resnet50", {}, "cifar10", r"data 'cifar10', but reads digits and synthetic"),
+        (
+            "resnet50",
+            {"compute_dtype": "mixed_bfloat16"},
+            "digits",
+            r"option compute_dtype='mixed_bfloat16', but implements .*='float32' only",
+        ),
+        ("sngan", {"layout": "imagenet"}, "digits", r"option layout='imagenet'"),
+    ],
+)
+def test_what_peers_do_not_implement_is_known(workload, options, data, message):
+    """Every setting of a step that could have another value, and the data."""
+    from workloads import catalog as workloads
+
+    config = workloads.make_config(workload, "laptop", options)
+    found = catalog.unsupported(workload, config, data)
+
+    assert bool(message) == bool(found)
+    assert message.split(".*")[0] in found

@@ -1,0 +1,57 @@
+"""Peers in their own environments: they repeat our losses, and are measured.
+
+`make test-peers` makes the environments; elsewhere these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.command.first_losses import NAME
+from workloads.peers.catalog import PEERS
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(
+        not os.environ.get("REQUIRE_PEERS"),
+        reason="other frameworks are in environments of their own: make test-peers",
+    ),
+]
+ROOT = Path(__file__).resolve().parents[3]
+TIME_LIMIT_SEC = 600
+
+
+def test_peers_repeat_our_first_losses_and_are_measured(tmp_path: Path) -> None:
+    """Each trial has the check, passed, and images/s of at least one turn."""
+    backends = ["in_graph", *PEERS]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "harness", "sweep", "--workload", "resnet50"),
+            *("--preset", "smoke", "--data", "synthetic", "--replicas", "2"),
+            *("--mode", "weak", "--backends", ",".join(backends), "--repeats", "2"),
+            *("--minutes", "3", "--study", "peers", "--runs-dir", str(tmp_path)),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT_SEC,
+        check=False,
+    )
+
+    assert 0 == done.returncode, done.stdout[-2000:] + done.stderr[-2000:]
+    found: dict[str, list[bool]] = {}
+    for path in tmp_path.glob("peers/trials/*/result.json"):
+        result = json.loads(path.read_text())
+        spec = json.loads(path.with_name("spec.json").read_text())
+        checks = {check["name"]: check for check in result["sanity"]}
+        if spec["backend"] in PEERS:
+            found.setdefault(spec["backend"], []).append(checks[NAME]["is_passed"])
+        assert result["turns"]
+    assert {name: [True] * len(seen) for name, seen in found.items()} == found
+    assert set(PEERS) == set(found)

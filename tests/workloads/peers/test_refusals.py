@@ -1,0 +1,91 @@
+"""What a peer cannot do is refused by name, before anything starts or is timed."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from harness import catalog
+from harness.command import first_losses, peers
+from harness.errors import PlanError
+
+
+def trial(backend="jax", revision=""):
+    """Returns what is looked at of a planned trial."""
+    return SimpleNamespace(spec=SimpleNamespace(backend=backend, revision=revision))
+
+
+@pytest.mark.parametrize(
+    ("workload", "fields", "message"),
+    [
+        ("sngan", {}, "'jax' does not have workload sngan, but has resnet50 only"),
+        ("resnet50", {"data": "cifar10"}, "'jax' does not have data 'cifar10'"),
+        ("resnet50", {"device": "gpu"}, "'jax' does not have device 'gpu'"),
+        ("resnet50", {"steps_per_sync": 4}, "--steps-per-sync 4, but reads each loss"),
+    ],
+)
+def test_what_a_peer_lacks_is_refused(workload, fields, message):
+    """With what it has, and what to do."""
+    given = {
+        "preset": "laptop",
+        "options": {},
+        "data": "digits",
+        "device": "cpu",
+        "steps_per_sync": None,
+    }
+    with pytest.raises(PlanError, match=re.escape(message)) as caught:
+        peers.check(
+            catalog.workload(workload),
+            [catalog.backend("in_graph"), catalog.backend("jax")],
+            **{**given, **fields},
+        )
+    assert str(caught.value).endswith("leave it out of --backends")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "revision", "stamp", "message"),
+    [
+        ("slurm", "", None, "does not start by --launcher slurm, but by local only"),
+        ("local", "old", None, "is no code of a revision"),
+        ("local", "", None, "which is not there; run 'make setup-peers'"),
+        ("local", "", "abc", "which is of another lock; run 'make setup-peers'"),
+    ],
+)
+def test_a_peer_that_cannot_start_is_refused(
+    tmp_path, launcher, revision, stamp, message
+):
+    """Its environment is made of its lock as it is now."""
+    peer = catalog.PEERS["jax"]
+    lock = tmp_path / peer.lock
+    lock.parent.mkdir(parents=True)
+    lock.write_text("jax==0\n")
+    folder = peers.environment_of(tmp_path, peer)
+    folder.mkdir(parents=True)
+    if stamp is not None:
+        (folder / peers.STAMP).write_text(stamp)
+    planned = [trial("in_graph", "old"), trial("jax", revision)]
+    with pytest.raises(PlanError, match=re.escape(message)):
+        peers.check_environments(planned, launcher, "local", tmp_path)
+
+    (folder / peers.STAMP).write_text(peers.lock_digest(tmp_path, peer))
+    peers.check_environments([trial()], "local", "local", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ([2.0, 1.0], ""),
+        ([2.0, 1.0 + 5e-4], ""),
+        ([2.0, 1.01], "the loss of step 1 is 1.01; from the same weights and batches"),
+        ([2.0, float("nan")], "the loss of step 1 is nan"),
+        ([2.0], "step 1 has no loss"),
+        ([None, 1.0], "step 0 has no loss"),
+    ],
+)
+def test_first_losses_agree_or_the_step_that_does_not_is_named(found, message):
+    """At most 1e-3 apart, relative."""
+    reason = first_losses.disagreement(found, [2.0, 1.0], "in_graph x2")
+    assert bool(message) == bool(reason)
+    assert reason.startswith(message)

@@ -1,0 +1,140 @@
+"""A Keras model of anybody's as a workload: two functions, and no further file.
+
+    from workloads.keras_fit.own_model import keras_workload
+
+    def model(): ...    # returns a compiled model
+    def data(): ...     # returns a tf.data.Dataset of single (inputs, targets)
+
+    WORKLOAD = keras_workload("mine", model, data)
+
+The planner imports that module and this one, so neither imports TensorFlow: the two
+functions do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Final
+
+from workloads.facts import Matching, PresetInfo, WorkloadInfo
+from workloads.keras_fit.config import COMPUTE_DTYPES, LOOPS, check_jit_of_fit
+from workloads.options import configurations
+from workloads.settings import STATISTICS, TrainingConfig, limited
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from workloads.metric import Metric
+
+PRESET: Final = "own"
+AS_WRITTEN: Final = "as_written"
+METRICS: tuple[Metric, ...] = ()
+"""What it learns is the user's to measure; the loss of each step is recorded."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OwnModelConfig(TrainingConfig):
+    """How a model of the user's is trained.
+
+    Attributes:
+      model: ``MODULE:FUNCTION``, a function that returns the compiled model.
+      loop: ``run``: a loop over ``repl.run`` with the model's own optimizer, wrapped,
+        on every backend; ``fit``: that of Keras, on backends that have it.
+      compute_dtype: Of layers that name none; ``as_written`` leaves the policy alone.
+      batch_norm: ``cross_replica`` sets ``synchronized`` of Keras' layers.
+    """
+
+    model: str = ""
+    loop: str = limited("run", choices=(*reversed(LOOPS),))
+    compute_dtype: str = limited(AS_WRITTEN, choices=(AS_WRITTEN, *COMPUTE_DTYPES))
+    batch_norm: str = limited("local", choices=STATISTICS)
+
+    def __post_init__(self) -> None:
+        # Of a class with slots, super() finds another class.
+        TrainingConfig.__post_init__(self)
+        check_jit_of_fit(self.jit, self.loop)
+
+
+make_config = configurations("a Keras model of yours", {PRESET: OwnModelConfig()})
+
+
+def keras_workload(
+    name: str,
+    model: Callable[[], Any],
+    data: Callable[[], Any],
+    *,
+    per_replica_batch_size: int = 32,
+    num_warmup_steps: int = 3,
+    num_measured_steps: int = 30,
+    example_unit: str = "examples",
+    version: str = "1",
+) -> WorkloadInfo:
+    """Returns a workload that trains a compiled Keras model.
+
+    Args:
+      name: What reports call it.
+      model: Returns the model after ``compile``; a function of a module.
+      data: Returns a ``tf.data.Dataset`` of single examples, ``(inputs, targets)``. It
+        is divided among the pipelines, repeated and batched; its order is the user's.
+      per_replica_batch_size: Examples per replica and step, unless others are asked
+        for.
+      num_warmup_steps: Steps before the measured window.
+      num_measured_steps: Steps of the measured window.
+      example_unit: Plural unit of an example, such as ``images``.
+      version: Changes whenever the meaning of a measured number changes.
+
+    Raises:
+      ValueError: A function cannot be found again by the process of a trial.
+    """
+    made = reference(data)
+    return WorkloadInfo(
+        name=name,
+        version=version,
+        example_unit=example_unit,
+        description="a Keras model of the user's",
+        module="workloads.keras_fit.own_program",
+        config_module="workloads.keras_fit.own_model",
+        metrics_module="workloads.keras_fit.own_model",
+        presets=(
+            PresetInfo(
+                name=PRESET,
+                description="as it is written",
+                data=made,
+                per_replica_batch_size=per_replica_batch_size,
+                num_warmup_steps=num_warmup_steps,
+                num_measured_steps=num_measured_steps,
+                options={"model": reference(model)},
+            ),
+        ),
+        default_preset=PRESET,
+        builtin_data=(made,),
+        other_data="no other",
+        # Deep networks at their initial weights amplify rounding to percents.
+        matching=Matching(
+            options={
+                "compute_dtype": "float64",
+                "batch_norm": "cross_replica",
+                "jit": "off",
+                "tf32": False,
+            },
+            remark="batch normalization over the global batch, in float64, without"
+            " dropout",
+        ),
+        draws_random_numbers=True,
+    )
+
+
+def reference(function: Callable[[], Any]) -> str:
+    """Returns a function of a module as ``MODULE:FUNCTION``.
+
+    Raises:
+      ValueError: It has no name there.
+    """
+    name = getattr(function, "__qualname__", "")
+    module = getattr(function, "__module__", "")
+    if not name.isidentifier() or module == "__main__":
+        raise ValueError(
+            f"{function!r} cannot be found by the process of a trial: give a function "
+            "that is defined at the top of a module"
+        )
+    return f"{module}:{name}"

@@ -1,0 +1,1 @@
+"""The steps of our workloads in other frameworks, measured beside the backends."""

@@ -1,0 +1,125 @@
+"""Names and facts of the peers; imports neither their frameworks nor TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Final
+
+from replicator.catalog import BackendInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+LOCK: Final = "requirements.lock"
+"""In the folder of each peer: the versions of its environment, by hash."""
+REFERENCE: Final = "in_graph"
+"""The backend whose first losses every peer has to repeat."""
+BUILTIN_DATA: Final = ("digits", "synthetic")
+
+_STEP: Final = {
+    "compute_dtype": "float32",
+    "jit": "off",
+    "batch_norm": "local",
+    "input_dtype": "float32",
+}
+SETTINGS: Final[Mapping[str, Mapping[str, object]]] = {
+    "resnet50": {**_STEP, "optimizer": "momentum", "label_smoothing": 0.0},
+}
+"""What the programs of the peers implement, by workload: the value of each setting
+that could have another."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PeerInfo(BackendInfo):
+    """A program of another framework, which is measured as a backend is.
+
+    Attributes:
+      environment: Name of its environment, which ``make setup-peers`` creates.
+      launch: What starts a module with the interpreter of the environment; with the
+        placeholders of a command.
+      programs: The module that takes the steps of each workload.
+      exporter: The module that writes what they begin with; it needs TensorFlow.
+    """
+
+    environment: str
+    launch: str
+    programs: Mapping[str, str]
+    exporter: str
+
+    def command(self, workload: str) -> str:
+        """Returns what starts its program, from the folder of the sources."""
+        return (
+            f"build/peers/{self.environment}/bin/python {self.launch}".rstrip()
+            + f" -m {self.programs[workload]}"
+        )
+
+    @property
+    def lock(self) -> str:
+        """Its lock file, from the folder of the sources."""
+        folder = self.target.replace(".", "/")
+        return f"{folder}/{LOCK}"
+
+
+_LACKS: Final = {
+    "synchronous_training": (
+        "its first losses are compared with those of in_graph, in every trial"
+    ),
+}
+
+PEERS: dict[str, PeerInfo] = {
+    info.name: info
+    for info in (
+        PeerInfo(
+            name="torch_ddp",
+            target="workloads.peers.torch_ddp",
+            description="PyTorch DistributedDataParallel: a process per replica, gloo",
+            kind="program",
+            lacks=_LACKS,
+            environment="torch",
+            launch="-m torch.distributed.run --nnodes 1 --nproc-per-node {replicas}"
+            " --master-addr 127.0.0.1 --master-port {port}",
+            programs={
+                "resnet50": "workloads.peers.torch_ddp.resnet50",
+            },
+            exporter="workloads.peers.export",
+        ),
+        PeerInfo(
+            name="jax",
+            target="workloads.peers.jax",
+            description="JAX: shard_map over the devices of one process",
+            kind="program",
+            lacks=_LACKS,
+            environment="jax",
+            launch="",
+            programs={
+                "resnet50": "workloads.peers.jax.resnet50",
+            },
+            exporter="workloads.peers.export",
+        ),
+    )
+}
+
+
+def exports_dir() -> Path:
+    """Returns the folder of what peers begin with, among prepared data."""
+    from workloads.data import names  # --help needs none
+
+    return names.cache_dir() / "peers"
+
+
+def unsupported(workload: str, config: Any, data: str) -> str:
+    """Returns what of a workload's settings no peer implements; empty if all do.
+
+    Args:
+      workload: One with programs of peers.
+      config: Its configuration.
+      data: The name of its data set.
+    """
+    if data not in BUILTIN_DATA:
+        return f"data {data!r}, but reads {' and '.join(BUILTIN_DATA)} only"
+    for name, value in SETTINGS[workload].items():
+        found = getattr(config, name)
+        if found != value:
+            return f"option {name}={found!r}, but implements {name}={value!r} only"
+    return ""

@@ -1,0 +1,200 @@
+"""Writes what a peer begins with: weights, batches, and our losses.
+
+    python -m workloads.peers.export <folder> <request as JSON>
+
+The request has the arguments of ``make``. The losses are those of ``in_graph`` with as
+many replicas, each normalizing by its own batch, in the step that is measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import replicator
+from workloads import catalog
+from workloads.data import images, pipeline, reading
+from workloads.data.sources import TRAIN_SPLIT, Source
+from workloads.delegating import Delegating
+from workloads.matching import MatchingReplicator
+from workloads.peers import exported
+from workloads.peers.catalog import REFERENCE
+from workloads.peers.exported import NUM_STEPS, Export
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+SEED = 1
+"""Of weights and batches: the same for all repetitions of a study, which differ
+in what follows the first steps."""
+
+
+class RecordingReplicator(Delegating):
+    """A replicator that keeps the batches of the first steps.
+
+    Attributes:
+      original: What it was made of.
+      kept: The batches, one per replica and step, in order.
+    """
+
+    def __init__(self, original: replicator.Replicator) -> None:
+        super().__init__(original)
+        self.kept: list[dict[str, np.ndarray]] = []
+
+    def make_input_iterator(
+        self,
+        input_fn: Callable[[replicator.InputContext], tf.data.Dataset],
+        *args: Any,
+        **options: Any,
+    ) -> replicator.InputIterator:
+        """Makes a pipeline of the batches that it keeps."""
+
+        def kept_fn(context: replicator.InputContext) -> tf.data.Dataset:
+            count = NUM_STEPS * self.original.num_replicas_in_sync
+            self.kept = list(input_fn(context).take(count).as_numpy_iterator())
+            stacked = {
+                name: np.stack([batch[name] for batch in self.kept])
+                for name in self.kept[0]
+            }
+            return tf.data.Dataset.from_tensor_slices(stacked)
+
+        return self.original.make_input_iterator(kept_fn, *args, **options)
+
+
+def make(
+    *,
+    workload: str,
+    preset: str,
+    options: Mapping[str, Any],
+    data: str,
+    per_replica_batch_size: int,
+    num_replicas: int,
+) -> Export:
+    """Trains the first steps, and returns what they began with and their losses.
+
+    Args:
+      workload: A name in the catalogue.
+      preset: One of its presets.
+      options: Names and values.
+      data: ``digits`` or ``synthetic``.
+      per_replica_batch_size: Examples of a replica in a step.
+      num_replicas: How many there are.
+    """
+    of_catalogue: Any = importlib.import_module(
+        catalog.WORKLOADS[workload].module
+    ).WORKLOAD
+    config = of_catalogue.make_config(preset, options)
+    recording = RecordingReplicator(
+        replicator.create(REFERENCE, num_replicas=num_replicas)
+    )
+    program = of_catalogue.build(
+        # Its batches are shares of global ones.
+        MatchingReplicator(recording),  # type: ignore[arg-type]
+        preset=preset,
+        data=data,
+        per_replica_batch_size=per_replica_batch_size,
+        seed=SEED,
+        options=options,
+    )
+    arrays = {
+        f"weights/{name}": np.array(value)
+        for name, value in variables_of(program.model, "model")
+    }
+    losses = [program.run() for _ in range(NUM_STEPS)]
+    for name in ("image", "label"):
+        stacked = np.stack([batch[name] for batch in recording.kept])
+        arrays[f"batches/{name}"] = stacked.reshape(
+            NUM_STEPS, num_replicas, *stacked.shape[1:]
+        )
+    augmentation = program.augmentation or images.augmentation_of(data)
+    num_train_examples = 0
+    if program.source is not None:
+        arrays |= _examples(program.source)
+        num_train_examples = program.source.num_train_examples
+    return Export(
+        settings={
+            "workload": workload,
+            "config": dataclasses.asdict(config),
+            "num_replicas": num_replicas,
+            "per_replica_batch_size": per_replica_batch_size,
+            # As ``ResNet50Program`` assumes of synthetic data.
+            "num_train_examples": num_train_examples or 1_281_167,
+            "augmentation": dataclasses.asdict(augmentation),
+            "losses": losses,
+        },
+        arrays=arrays,
+    )
+
+
+def variables_of(layer: Any, path: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the variables of a layer and of those inside, with their paths.
+
+    A path has the attributes that lead to a variable, and its own name.
+
+    Args:
+      layer: A Keras layer or model.
+      path: Its own path.
+    """
+    inside: set[int] = set()
+    for name, value in vars(layer).items():
+        if name.startswith("_"):
+            continue
+        if isinstance(value, keras.layers.Layer):
+            found = [(f"{path}.{name}", value)]
+        elif isinstance(value, (list, tuple)):
+            found = [
+                (f"{path}.{name}.{index}", each)
+                for index, each in enumerate(value)
+                if isinstance(each, keras.layers.Layer)
+            ]
+        else:
+            continue
+        for place, each in found:
+            inside |= {id(variable) for variable in each.variables}
+            yield from variables_of(each, place)
+    for variable in layer.variables:
+        if id(variable) not in inside:
+            yield f"{path}.{variable.name}", variable.numpy()
+
+
+def _examples(source: Source) -> dict[str, np.ndarray]:
+    """Returns all training examples as they are stored."""
+    plain = pipeline.PipelineConfig(
+        per_replica_batch_size=1,
+        image_size=1,
+        seed=0,
+        shuffle_buffer_size=1,
+        num_threads=1,
+    )
+    dataset = reading.read(source, TRAIN_SPLIT, plain, is_training=False)
+    decoded = dataset.map(
+        lambda example: {
+            "image": images.decode(
+                example["image"], encoding=source.encoding, shape=source.image_shape
+            ),
+            "label": example["label"],
+        }
+    )
+    found = list(decoded.as_numpy_iterator())
+    return {
+        f"data/{name}": np.stack([example[name] for example in found])
+        for name in ("image", "label")
+    }
+
+
+def main(argv: Sequence[str]) -> None:
+    """Writes the export that is requested."""
+    folder, request = argv
+    exported.write(Path(folder), make(**json.loads(request)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

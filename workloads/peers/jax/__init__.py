@@ -1,0 +1,1 @@
+"""JAX: ``shard_map`` over the devices of a process, or of a process per replica."""

@@ -1,0 +1,1 @@
+"""PyTorch: DistributedDataParallel, a process per replica, gloo."""

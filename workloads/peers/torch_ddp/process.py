@@ -1,0 +1,105 @@
+"""One process of a peer in PyTorch: its cores, its group, and its run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import scaling_client  # of the harness, which puts its folder into the path
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from workloads.peers import exported, inputs
+from workloads.peers.names import EXPORT_VARIABLE
+
+DEFAULTS: dict[str, Any] = {
+    "channels_last": True,
+    "compile": False,
+    "bucket_mb": 25.0,
+    "bucket_view": True,
+    "static_graph": True,
+    "own_cores": True,
+    "fused": True,
+}
+"""How it is tuned; ``README.md`` of the peers has what each brings."""
+
+
+class Process:
+    """A replica: what it begins with, how it is tuned, and its run.
+
+    Attributes:
+      export: What it begins with.
+      tuning: As ``DEFAULTS``.
+      run: That of the client.
+      is_alone: Whether replicas do not communicate: one, or a control.
+    """
+
+    def __init__(self) -> None:
+        self.tuning = inputs.tuning(sys.argv[1:], DEFAULTS)
+        self.rank, self.num_ranks = scaling_client.find_rank()
+        self._choose_cores()
+        self.export = exported.read(Path(os.environ[EXPORT_VARIABLE]))
+        self.run = scaling_client.connect(
+            unit="images", num_parameters=exported.num_parameters(self.export)
+        )
+        if self.num_ranks > 1:
+            dist.init_process_group("gloo")
+        self.is_alone = self.run.controls.nosync or self.num_ranks == 1
+
+    def _choose_cores(self) -> None:
+        """Takes an equal share of the cores, and as many threads."""
+        cores = sorted(os.sched_getaffinity(0))
+        share = max(1, len(cores) // self.num_ranks)
+        first = self.rank * share % len(cores)
+        if self.tuning["own_cores"]:
+            os.sched_setaffinity(0, cores[first : first + share])
+        torch.set_num_threads(share)
+
+    def replicated(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Returns a model whose gradients are averaged over the replicas."""
+        if self.tuning["channels_last"]:
+            model = model.to(memory_format=torch.channels_last)
+        if not self.is_alone:
+            model = DistributedDataParallel(
+                model,
+                # Batch normalization is local, as in our workloads.
+                broadcast_buffers=False,
+                bucket_cap_mb=self.tuning["bucket_mb"],
+                gradient_as_bucket_view=self.tuning["bucket_view"],
+                static_graph=self.tuning["static_graph"],
+            )
+        return torch.compile(model) if self.tuning["compile"] else model
+
+    def batches(self) -> Any:
+        """Yields images, as PyTorch has them, and labels."""
+        layout = (
+            torch.channels_last
+            if self.tuning["channels_last"]
+            else torch.contiguous_format
+        )
+        for images, labels in inputs.batches(
+            self.export,
+            process=self.rank,
+            num_processes=self.num_ranks,
+            seed=self.run.seed,
+            is_repeated=self.run.controls.synthetic,
+        ):
+            made = torch.from_numpy(images).permute(0, 3, 1, 2)
+            yield made.contiguous(memory_format=layout), torch.from_numpy(labels).long()
+
+    def weight(self, name: str) -> torch.Tensor:
+        """Returns a variable of ours in the layout of PyTorch."""
+        value = torch.from_numpy(self.export.arrays[f"weights/{name}"])
+        if value.ndim == 4:  # noqa: PLR2004 - height, width, inputs, outputs
+            value = value.permute(3, 2, 0, 1)
+        elif name.endswith("kernel"):
+            value = value.T
+        return value.contiguous().clone()
+
+    def end(self) -> None:
+        """Leaves the group."""
+        if self.num_ranks > 1:
+            dist.destroy_process_group()
