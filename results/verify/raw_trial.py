@@ -248,6 +248,10 @@ def _turns(
         (load["round_index"], load["attempt"]) for load in loads
     ]:
         raise RawError("turns.jsonl and the rank files have different turns")
+    if len(cores := {load.get("num_cores") for load in loads or ()}) > 1:
+        raise RawError(
+            f"turns.jsonl has turns of {' and '.join(map(str, cores))} cores"
+        )
     found = []
     for index, together in enumerate(zip(*of_ranks, strict=True)):
         turn = {

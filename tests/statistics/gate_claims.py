@@ -161,7 +161,8 @@ def _outcomes(
         group_sequential.SUSTAINED: logs.sustained,
         group_sequential.TAIL: logs.tail,
     }
-    return group_sequential.outcomes(of, delta=0.05, alpha=0.05, spend=spend)
+    design = group_sequential.Design(delta=0.05, alpha=0.05, spend=spend)
+    return group_sequential.outcomes(of, design)
 
 
 def table(found: list[Row]) -> list[str]:

@@ -123,7 +123,7 @@ def test_ratios_keep_their_percentages() -> None:
 def test_what_more_replicas_change_is_in_the_section(section: str) -> None:
     """Probability of a better run, and time to the target, with trials."""
     assert "in_graph: what more replicas change" in section
-    assert "the median at the end of the runs with 1 replica" in section
+    assert "which runs with 1 replica reached at the end: not their median" in section
     assert "reached by 5 of 5 runs" in section
 
 

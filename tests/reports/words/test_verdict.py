@@ -193,7 +193,9 @@ def test_one_generation_is_shown_and_not_judged(complete: Store) -> None:
         ),
         comparisons=tuple(
             dataclasses.replace(
-                item, ratio=item.ratio and dataclasses.replace(item.ratio, **own)
+                item,
+                ratio=item.ratio and dataclasses.replace(item.ratio, **own),
+                holds=False,
             )
             for item in seen.comparisons
         ),

@@ -137,9 +137,10 @@ class MadeGates:
             logs = self._generator.normal(
                 math.log1p(slowdown), self._spread, (2_000, self._looks[-1], 1)
             )
-            of = group_sequential.outcomes(
-                {PROCESSES: logs}, delta=0.05, alpha=level, looks=self._looks
+            design = group_sequential.Design(
+                looks=self._looks, most=self._looks[-1], delta=0.05, alpha=level
             )
+            of = group_sequential.outcomes({PROCESSES: logs}, design)
             self._pools[key] = of.verdicts.tolist(), of.ends.tolist()
         verdicts, ends = self._pools[key]
         self.num_generations += ends.pop()
