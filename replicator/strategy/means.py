@@ -57,7 +57,7 @@ def check(model: Any, batch: Any) -> None:
     _check_reductions(model)
     graph = _Graph(batch, tf.compat.v1.get_default_graph())
     updates = graph.updates(model.trainable_variables)
-    for op in sums.find(updates, graph.is_of_examples):
+    for op in sums.find(updates, graph.before, graph.is_of_examples):
         raise StrategyError(_at(model, op, _SUM))
     suspects = [
         (op, message)
@@ -65,7 +65,7 @@ def check(model: Any, batch: Any) -> None:
         for message in (_quotient(graph, op) or _comparison(graph, op),)
         if message
     ]
-    trains = _all_before(updates) if suspects else set()
+    trains = graph.all_before(updates) if suspects else set()
     for op, message in suspects:
         if op in trains:
             raise StrategyError(_at(model, op, message))
@@ -164,7 +164,11 @@ class _Graph:
         self._sources = {leaf.op for leaf in leaves if leaf.shape.rank != 0}
         context: Any = context_lib.get_replica_context()  # that of a trace
         collectives = context.collectives
-        self._results = {marker for call in collectives for marker in call.markers}
+        self._operands = {
+            marker: graph.get_operation_by_name(operand)
+            for call in collectives
+            for marker, operand in zip(call.markers, call.operands, strict=True)
+        }
         self._is_of_examples: dict[Any, bool] = {}
 
     def is_of_examples(self, tensor: Any) -> bool:
@@ -178,10 +182,25 @@ class _Graph:
             if op in passed or op in self._is_of_examples:
                 continue
             passed.add(op)
-            if op.type not in _OF_SHAPE and op.name not in self._results:
+            if op.type not in _OF_SHAPE and op.name not in self._operands:
                 stack += [one.op for one in op.inputs]
         self._is_of_examples.update(dict.fromkeys(passed, False))
         return False
+
+    def before(self, op: Any) -> list[Any]:
+        """What an operation reads; of a collective's result, the operand."""
+        operand = self._operands.get(op.name)
+        return [one.op for one in op.inputs] if operand is None else [operand]
+
+    def all_before(self, operations: Iterable[Any]) -> set[Any]:
+        """Operations, and all that they depend on."""
+        stack, found = list(operations), set()
+        while stack:
+            op = stack.pop()
+            if op not in found:
+                found.add(op)
+                stack += self.before(op)
+        return found
 
     def updates(self, variables: Iterable[Any]) -> list[Any]:
         """The operations whose results variables are updated with."""
@@ -193,14 +212,3 @@ class _Graph:
             if op.type not in _READS and any(one.op in own for one in op.inputs)
             for one in op.inputs
         ]
-
-
-def _all_before(operations: Iterable[Any]) -> set[Any]:
-    """Operations, and all that they depend on."""
-    stack, found = list(operations), set()
-    while stack:
-        op = stack.pop()
-        if op not in found:
-            found.add(op)
-            stack += [one.op for one in op.inputs]
-    return found

@@ -24,15 +24,18 @@ _SHAPED = frozenset({"ExpandDims", "Identity", "Reshape"})
 
 
 def find(
-    updates: Iterable[Any], is_of_examples: Callable[[tf.Tensor], bool]
+    updates: Iterable[Any],
+    before: Callable[[Any], list[Any]],
+    is_of_examples: Callable[[tf.Tensor], bool],
 ) -> Iterator[Any]:
     """Finds operations that begin, or broadcast, the gradient of such a sum.
 
     Args:
       updates: The operations whose results variables of the model are updated with.
+      before: What an operation reads.
       is_of_examples: Whether a value depends on the examples of this replica alone.
     """
-    for op in _backward(updates):
+    for op in _backward(updates, before):
         if op.type in _ONES:
             is_found = _is_ones(op) and op.outputs[0].shape.rank != 0
         else:
@@ -42,7 +45,9 @@ def find(
             yield op
 
 
-def _backward(updates: Iterable[Any]) -> Iterator[Any]:
+def _backward(
+    updates: Iterable[Any], before: Callable[[Any], list[Any]]
+) -> Iterator[Any]:
     """The backward pass of an update: not those of gradients that a loss is made of."""
     stack, found = list(updates), set()
     while stack:
@@ -54,9 +59,10 @@ def _backward(updates: Iterable[Any]) -> Iterator[Any]:
         if is_own or _is_ones(op):
             yield op
         # Beyond it is the forward pass, and in that any other backward pass.
-        inputs = [tensor.op for tensor in op.inputs]
         stack += [
-            one for one in inputs if not is_own or _SCOPE in one.name or _is_ones(one)
+            one
+            for one in before(op)
+            if not is_own or _SCOPE in one.name or _is_ones(one)
         ]
 
 

@@ -228,7 +228,7 @@ def vision_transformer(strategy):
         patches = layers.Conv2D(8, 4, strides=4)(inputs)
         patches = layers.Reshape((4, 8))(patches)
         normed = layers.LayerNormalization()(patches)
-        attended = layers.MultiHeadAttention(2, 4)(normed, normed)
+        attended = layers.MultiHeadAttention(2, 4, use_bias=False)(normed, normed)
         hidden = layers.Add()([attended, patches])
         hidden = layers.Dense(8, activation="gelu")(layers.LayerNormalization()(hidden))
         outputs = layers.Dense(3)(layers.Flatten()(hidden))

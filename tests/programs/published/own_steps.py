@@ -318,7 +318,7 @@ class TripletModel(keras.Model):
 
     def call(self, x):
         """Keras asks for one in order to build a model, under any strategy."""
-        return x
+        return self.tower(x)
 
     @property
     def metrics(self):
@@ -389,7 +389,7 @@ class SimSiam(keras.Model):
 
     def call(self, x):
         """Keras asks for one in order to build a model, under any strategy."""
-        return x
+        return self.predictor(self.encoder(x))
 
     def train_step(self, data):
         """No negatives: a mean over images."""
