@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from replicator.collectives import reducible, reductions
 from replicator.errors import SplitBatchError
-from replicator.inputs.batch_rows import part
+from replicator.inputs.batch_rows import element_of, part
 from replicator.inputs.context import InputContext
 from replicator.step import context as context_lib
 from replicator.step.tensors import tensor_of
@@ -81,8 +81,8 @@ def split_global_batches(
         )
     first = ctx.input_pipeline_id * num_in_turn
 
-    def parts(*batch: Any) -> tf.data.Dataset:
-        nest = batch[0] if len(batch) == 1 else batch
+    def parts(*arguments: Any) -> tf.data.Dataset:
+        nest = element_of(arguments, dataset)
         return tf.data.Dataset.range(first, first + num_in_turn).map(
             lambda replica_id: part(nest, replica_id, num_replicas)
         )

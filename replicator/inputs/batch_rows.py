@@ -57,3 +57,11 @@ def without_rows(spec: Any) -> Any:
         splits = tf.zeros([1], spec.row_splits_dtype)
         value = tf.RaggedTensor.from_row_splits(value, splits)
     return value
+
+
+def element_of(arguments: tuple[Any, ...], dataset: tf.data.Dataset) -> Any:
+    """The element of a dataset, from the arguments with which ``map`` calls a function.
+
+    A tuple is unpacked, one of a single component too.
+    """
+    return arguments if type(dataset.element_spec) is tuple else arguments[0]

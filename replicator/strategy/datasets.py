@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from replicator._tf import data as _tf_data
 from replicator.errors import StrategyError
-from replicator.inputs.batch_rows import part, without_rows
+from replicator.inputs.batch_rows import element_of, part, without_rows
 from replicator.strategy.values import batch_of
 from replicator.validation.arguments import shown
 
@@ -62,8 +62,8 @@ def split(
                 "batches of one replica"
             )
 
-    def parts(*elements: Any) -> Any:
-        batch = elements[0] if len(elements) == 1 else elements
+    def parts(*arguments: Any) -> Any:
+        batch = element_of(arguments, dataset)
         return parts_of(batch, num_replicas, first_replica, num_local)
 
     return _distributed(dataset.map(parts).prefetch(1))
@@ -116,7 +116,7 @@ def take_turns(
 
     @tf.autograph.experimental.do_not_convert
     def turn(*windows: Any) -> Any:
-        window = tf.data.Dataset.zip(windows[0] if len(windows) == 1 else windows)
+        window = tf.data.Dataset.zip(element_of(windows, dataset))
         if has_any_size:
             empty = tf.nest.map_structure(without_rows, spec)
             none = tf.data.Dataset.from_tensors(empty).repeat(num_local)

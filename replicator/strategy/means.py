@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Operation -> which input divides.
 _DIVISORS = {"RealDiv": 1, "DivNoNan": 1, "Reciprocal": 0, "Rsqrt": 0}
-_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
+_UPDATES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
 # Whose values are not those of their input.
 _OF_SHAPE = frozenset(
     {"OnesLike", "Rank", "Shape", "ShapeN", "Size", "VariableShape", "ZerosLike"}
@@ -56,7 +56,7 @@ def check(model: Any, batch: Any) -> None:
     """
     _check_reductions(model)
     graph = _Graph(batch, tf.compat.v1.get_default_graph())
-    updates = graph.updates(model.trainable_variables)
+    updates = graph.updates(_not_trained(model))
     for op in sums.find(updates, graph.before, graph.is_of_examples):
         raise StrategyError(_at(model, op, _SUM))
     suspects = [
@@ -68,7 +68,11 @@ def check(model: Any, batch: Any) -> None:
     trains = graph.all_before(updates) if suspects else set()
     for op, message in suspects:
         if op in trains:
-            raise StrategyError(_at(model, op, message))
+            # Gradients divide by what their loss divided by, at a line of the user's.
+            first = next(
+                o for o, _ in suspects if o is op or _divisor(o) is _divisor(op)
+            )
+            raise StrategyError(_at(model, first, message))
 
 
 def _at(model: Any, op: Any, message: str) -> str:
@@ -90,6 +94,12 @@ def _check_reductions(model: Any) -> None:
             )
 
 
+def _not_trained(model: Any) -> list[Any]:
+    """The variables of a model that no loss moves: statistics, seeds and metrics."""
+    metrics = [variable for metric in model.metrics for variable in metric.variables]
+    return [*model.non_trainable_variables, *metrics]
+
+
 def _leaves(held: Any) -> Iterator[Any]:
     """What lists and dictionaries hold; keys of the latter need not be in an order."""
     if isinstance(held, dict):
@@ -101,12 +111,17 @@ def _leaves(held: Any) -> Iterator[Any]:
         yield held
 
 
+def _divisor(op: Any) -> Any:
+    """The tensor that an operation divides by; the operation itself if by none."""
+    place = _DIVISORS.get(op.type)
+    return op if place is None else op.inputs[place]
+
+
 def _quotient(graph: _Graph, op: Any) -> str | None:
     """What is wrong if an operation divides by a number that all examples make."""
-    place = _DIVISORS.get(op.type)
-    if place is None:
+    if op.type not in _DIVISORS:
         return None
-    divisor = op.inputs[place]
+    divisor = _divisor(op)
     if divisor.shape.rank != 0 or not graph.is_of_examples(divisor):
         return None
     return (
@@ -202,13 +217,19 @@ class _Graph:
                 stack += self.before(op)
         return found
 
-    def updates(self, variables: Iterable[Any]) -> list[Any]:
-        """The operations whose results variables are updated with."""
-        handles = {id(getattr(v, "value", v).handle) for v in variables}
-        own = {op for op, found in self._captures.items() if id(found) in handles}
+    def updates(self, others: Iterable[Any]) -> list[Any]:
+        """The operations whose results weights and their slots are updated with.
+
+        Slots too: an optimizer writes them, and weights with what it reads from them.
+
+        Args:
+          others: All other variables.
+        """
+        handles = {id(getattr(v, "value", v).handle) for v in others}
+        own = {op for op, found in self._captures.items() if id(found) not in handles}
         return [
             one.op
             for op in self.operations
-            if op.type not in _READS and any(one.op in own for one in op.inputs)
+            if op.type.startswith(_UPDATES) and op.inputs[0].op in own
             for one in op.inputs
         ]

@@ -85,32 +85,30 @@ def _feeds(
     nodes = {node.name: node for node in body.nodes}
     effects = EffectTable(body.library)
     follows = {m: c.operands for c in traced.collectives for m in c.markers}
-    stack = [n for n in body.nodes if _writes(n, nodes, trained, effects)]
-    pending, seen = [ref.node for node in stack for ref in node.inputs], set()
+    writers: dict[str, list[Node]] = {handle: [] for handle in traced.variables}
+    for node in body.nodes:
+        for handle in _written(node, nodes, effects) & writers.keys():
+            writers[handle].append(node)
+    pending, seen = list(trained), set()
     while pending:
         name = pending.pop()
         if name in collective.markers:
             return True
         if name not in seen:
             seen.add(name)
+            # Through state too: a step of Adam reads the moments that it has written.
+            pending += [r.node for node in writers.get(name, ()) for r in node.inputs]
             pending += follows.get(name, ())
             pending += [ref.node for ref in nodes[name].inputs] if name in nodes else []
     return False
 
 
-def _writes(
-    node: Node,
-    nodes: dict[str, Node],
-    trained: Collection[str],
-    effects: EffectTable,
-) -> bool:
-    """Whether a node may write a trained variable."""
+def _written(node: Node, nodes: dict[str, Node], effects: EffectTable) -> set[str]:
+    """The handles of the variables that a node may write."""
     if node.op in READ_OPS:
-        return False
-    places = [p for p, ref in enumerate(node.inputs) if _origin(ref, nodes) in trained]
-    return bool(places) and not effects.of(
-        node.proto, len(node.inputs)
-    ).writes.isdisjoint(places)
+        return set()
+    written = effects.of(node.proto, len(node.inputs)).writes
+    return {_origin(node.inputs[place], nodes) for place in written}
 
 
 def _origin(ref: Ref, nodes: dict[str, Node]) -> str:

@@ -56,6 +56,8 @@ class Program:
 _SUM = "is the gradient of a sum over examples"
 _DIVIDED = "divides a loss by a sum over its own examples"
 _COMPARED = "compares the examples of its batch"
+# Keras builds a compiled loss from labels before the first step, under any strategy.
+_NO_LABELS = "None values not supported"
 _STATE = "is assigned a value that differs between replicas"
 _ROWS: dict[tuple[str, str], dict[str, tuple[str, str | None]]] = {
     ("images", FIT): {
@@ -102,13 +104,15 @@ _ROWS: dict[tuple[str, str], dict[str, tuple[str, str | None]]] = {
         "vector_quantized_autoencoder": ("Keras: VQ-VAE", None),
         "knowledge_distillation": ("Keras: knowledge distillation", None),
         "masked_language_model": ("Keras: masked language modelling", _SUM),
-        "masked_autoencoder": ("Keras: masked autoencoder", None),
+        "masked_autoencoder": ("Keras: masked autoencoder", _NO_LABELS),
+        "diffusion": ("Keras: denoising diffusion", _NO_LABELS),
+        "adversarial_training": ("TensorFlow: adversarial regularization", None),
+    },
+    ("contrasts", FIT): {
         "triplet_loss": ("Keras: siamese network, triplet loss", _SUM),
         "metric_learning": ("Keras: metric learning", _COMPARED),
         "self_supervised": ("Keras: SimSiam", None),
         "nearest_neighbour_contrast": ("Keras: NNCLR", _STATE),
-        "diffusion": ("Keras: denoising diffusion", None),
-        "adversarial_training": ("TensorFlow: adversarial regularization", None),
         "translation_with_padding": ("TensorFlow: Transformer", _DIVIDED),
         "tagging_with_a_mask": ("Keras: named entities, masked", _DIVIDED),
     },
@@ -121,11 +125,13 @@ _ROWS: dict[tuple[str, str], dict[str, tuple[str, str | None]]] = {
         "deep_q_learning": ("Keras: deep Q-learning", None),
         "basic_loop": ("TensorFlow: basic training loops", None),
         "graph_attention": ("Keras: graph attention", None),
+        "mixed_datasets": ("TensorFlow: distributed input", None),
+    },
+    ("image_gradients", LOOP): {
         "neural_style": ("TensorFlow: neural style transfer", None),
         "deep_dream": ("TensorFlow: DeepDream", None),
         "integrated_gradients": ("TensorFlow: integrated gradients", None),
         "fast_gradient_sign": ("TensorFlow: adversarial example, FGSM", None),
-        "mixed_datasets": ("TensorFlow: distributed input", None),
     },
 }
 PROGRAMS = {
@@ -147,7 +153,7 @@ def run_on(name: str, repl: replicator.Replicator) -> Any:
     """What a program returns on replicas; the text of its error if it is refused."""
     try:
         return run(name, repl.as_strategy())
-    except replicator.ReplicatorError as error:
+    except (replicator.ReplicatorError, ValueError) as error:
         if PROGRAMS[name].refusal is None:
             raise
         return str(error)

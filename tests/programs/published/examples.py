@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
+from keras import layers
 
 NUM_EXAMPLES = 16
 BATCH = 8
@@ -66,3 +68,10 @@ def batches(*arrays: Any) -> tf.data.Dataset:
     """Global batches of arrays, all of the same size."""
     data = tf.data.Dataset.from_tensor_slices(arrays if len(arrays) > 1 else arrays[0])
     return data.batch(BATCH, drop_remainder=True)
+
+
+def small(width: int) -> Any:
+    """A classifier of images with a hidden layer."""
+    return keras.Sequential(
+        [layers.Flatten(), layers.Dense(width, activation="relu"), layers.Dense(3)]
+    )

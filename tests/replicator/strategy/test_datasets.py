@@ -40,6 +40,23 @@ def test_parts_have_static_shapes_where_batches_have(strategy):
     assert [(2,), (2,)] == [p.shape for p in strategy.experimental_local_results(batch)]
 
 
+@pytest.mark.parametrize("is_in_turn", [False, True])
+def test_a_tuple_of_one_component_stays_one(strategy, is_in_turn):
+    """Keras reads ``((anchor, positive),)`` as inputs without labels."""
+    dataset = tf.data.Dataset.range(4).batch(2).map(lambda x: ((x, -x),))
+    if is_in_turn:
+        distributed = strategy.distribute_datasets_from_function(lambda ctx: dataset)
+    else:
+        distributed = strategy.experimental_distribute_dataset(dataset)
+
+    ((first, second),) = next(iter(distributed))
+
+    parts = [strategy.experimental_local_results(value) for value in (first, second)]
+    of_first, of_second = ([part.numpy().tolist() for part in of] for of in parts)
+    assert of_first == ([[0, 1], [2, 3]] if is_in_turn else [[0], [1]])
+    assert of_second == [[-x for x in part] for part in of_first]
+
+
 def test_ragged_and_sparse_batches_are_split(strategy):
     """By their rows."""
     ragged = tf.ragged.constant([[1], [], [2, 3]])
