@@ -41,7 +41,7 @@ def find(
         else:
             is_broadcast = op.type in ("BroadcastTo", "Tile")
             is_found = is_broadcast and _is_of_sum(op, is_of_examples)
-        if is_found and not _is_of_inner_tape(op):
+        if is_found:
             yield op
 
 
@@ -64,26 +64,6 @@ def _backward(
             for one in before(op)
             if not is_own or _SCOPE in one.name or _is_ones(one)
         ]
-
-
-def _is_of_inner_tape(op: Any) -> bool:
-    """Whether a loss is made of what it leads to, as a penalty on slopes is.
-
-    Such a gradient is read by a forward pass, which is differentiated again; that of a
-    loss is only joined over replicas.
-    """
-    stack, seen = [(op, False)], set()
-    while stack:
-        one, is_past_forward = stack.pop()
-        for reader in _consumers(one):
-            is_own = _SCOPE in reader.name
-            if is_own and is_past_forward:
-                return True
-            state = reader, is_past_forward or not is_own
-            if state not in seen:
-                seen.add(state)
-                stack.append(state)
-    return False
 
 
 def _is_ones(op: Any) -> bool:
