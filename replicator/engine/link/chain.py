@@ -25,7 +25,7 @@ from replicator.placement.collective_types import NCCL_DTYPES
 from replicator.placement.worker_group import place_group_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import TypeAlias
 
     from replicator.engine.graph.body import Ref
@@ -137,19 +137,7 @@ class Chain:
         keys: Mapping[str, int],
     ) -> dict[str, Ref]:
         """Emits a reduction that waits for batches only."""
-        found = {}
-        for place, (device, ref) in enumerate(operands.items()):
-            if self._before and device not in self._begins:
-                # One on each device: batches are on many, and an edge from another
-                # device is a transfer.
-                begin = f"{name}_{place}/begin"
-                self._emit.add(begin, "NoOp", [], device, "", {}, self._before)
-                self._begins[device] = begin
-            begins = [self._begins[device]] if self._before else []
-            found[device] = self._emit_part(
-                f"{name}_{place}", device, ref, attrs, keys, begins
-            )
-        return found
+        return self._emit_parts(name, operands, attrs, keys, self._begin_of)
 
     def _emit_ended(
         self,
@@ -159,16 +147,7 @@ class Chain:
         keys: Mapping[str, int],
     ) -> dict[str, Ref]:
         """Emits a reduction that waits for the end of its predecessor."""
-        found = {}
-        for place, (device, ref) in enumerate(operands.items()):
-            found[device] = self._emit_part(
-                f"{name}_{place}",
-                device,
-                ref,
-                attrs,
-                keys,
-                self._before_of(device),
-            )
+        found = self._emit_parts(name, operands, attrs, keys, self._before_of)
         self._before_on.update({device: ref.node for device, ref in found.items()})
         return found
 
@@ -199,7 +178,7 @@ class Chain:
                 device,
                 "data:0",
                 fixed,
-                self._before_of(device),
+                self._before_of(device, name),
             )
             for place, (device, ref) in enumerate(operands.items())
         }
@@ -210,23 +189,45 @@ class Chain:
         )
         return found
 
-    def _emit_part(
+    def _emit_parts(
         self,
         name: str,
-        device: str,
-        ref: Tensor,
+        operands: Mapping[str, Tensor],
         attrs: dict[str, Any],
         keys: Mapping[str, int],
-        before: Sequence[str],
-    ) -> Ref:
-        """Emits what one device does of a reduction over all replicas."""
-        inputs = [ref, *self._keys(name, device, keys)]
-        op = "CollectiveReduceV2"
-        return self._emit.add(name, op, inputs, device, "data:0", attrs, before)
+        before_of: Callable[[str, str], Sequence[str]],
+    ) -> dict[str, Ref]:
+        """Emits what each device does of a reduction over all replicas."""
+        found = {}
+        for place, (device, ref) in enumerate(operands.items()):
+            part = f"{name}_{place}"
+            found[device] = self._emit.add(
+                part,
+                "CollectiveReduceV2",
+                [ref, *self._keys(part, device, keys)],
+                device,
+                "data:0",
+                attrs,
+                before_of(device, part),
+            )
+        return found
 
-    def _before_of(self, device: str) -> Sequence[str]:
+    def _before_of(self, device: str, _name: str) -> Sequence[str]:
         before = self._before_on.get(device)
         return self._before if before is None else [before]
+
+    def _begin_of(self, device: str, name: str) -> Sequence[str]:
+        """The node that waits for batches on a device, emitted for its first op.
+
+        One on each device: batches are on many, and an edge from another device is a
+        transfer.
+        """
+        if not self._before:
+            return []
+        if device not in self._begins:
+            self._begins[device] = f"{name}/begin"
+            self._emit.add(f"{name}/begin", "NoOp", [], device, "", {}, self._before)
+        return [self._begins[device]]
 
     def add(
         self,

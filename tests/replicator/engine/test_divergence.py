@@ -116,3 +116,22 @@ def test_state_as_published_is_told_to_be_averaged(in_graph):
         r"probability\.assign.*, so the copies.*average the value that you assign",
     ):
         in_graph.run(step, _batches())
+
+
+def test_gradients_reach_weights_through_the_state_of_an_optimizer():
+    """Keras' own Adam writes moments, and weights with what it reads from them."""
+    repl = replicator.create("in_graph", num_replicas=2)
+    with repl.context():
+        weight = tf.Variable([1.0])
+        moment = tf.Variable([0.0], trainable=False)
+        state = tf.Variable([1.0], trainable=False, name="state")
+
+    def step(x):
+        gradient = replicator.all_mean(weight * state * x)
+        moment.assign(0.9 * moment + gradient)
+        weight.assign_sub(moment)
+        state.assign(x)
+
+    x = replicator.PerReplica([tf.constant([1.0]), tf.constant([2.0])])
+    with pytest.raises(UnsynchronisedUpdateError, match=r"variable 'state"):
+        repl.run(step, x)

@@ -13,7 +13,6 @@ from workloads.data import images
 from workloads.peers import catalog, exported, inputs
 from workloads.resnet50.config import PRESETS
 from workloads.resnet50.schedule import GoyalSchedule
-from workloads.sngan.schedule import LinearDecay
 
 ROUNDING = 1e-5  # relative, of sums in float32 in another order
 
@@ -155,25 +154,6 @@ def test_the_learning_rate_of_resnet50_is_ours(num_replicas):
         assert expected == pytest.approx(inputs.goyal_rate(export, step), rel=1e-5)
 
 
-@pytest.mark.parametrize("decay_start", [0.0, 0.5, 1.0])
-def test_the_learning_rates_of_sngan_are_ours(decay_start):
-    """Those of both networks, whose numbers of updates differ."""
-    config = {
-        "decay_start": decay_start,
-        "num_steps": 1_000,
-        "num_discriminator_steps": 5,
-        "generator_learning_rate": 2e-4,
-        "discriminator_learning_rate": 4e-4,
-    }
-    for network, num_steps in (("generator", 200), ("discriminator", 1_000)):
-        rate = config[f"{network}_learning_rate"]
-        ours = LinearDecay(rate, num_steps=num_steps, decay_start=decay_start)
-        for update in (0, 50, 150, 199):
-            expected = float(ours(tf.constant(update)))
-            found = inputs.sngan_rate(config, network, update)
-            assert expected == pytest.approx(found, rel=1e-5)
-
-
 def test_tuning_is_said_on_the_command_line():
     """With the types of the defaults; what is not known is an error."""
     defaults = {"compile": True, "bucket_mb": 25.0, "flags": ""}
@@ -222,7 +202,6 @@ def test_the_paths_of_variables_are_those_of_attributes():
     ("workload", "options", "data", "message"),
     [
         ("resnet50", {}, "digits", ""),
-        ("sngan", {}, "synthetic", ""),
         ("resnet50", {}, "cifar10", r"data 'cifar10', but reads digits and synthetic"),
         (
             "resnet50",
@@ -230,7 +209,6 @@ def test_the_paths_of_variables_are_those_of_attributes():
             "digits",
             r"option compute_dtype='mixed_bfloat16', but implements .*='float32' only",
         ),
-        ("sngan", {"layout": "imagenet"}, "digits", r"option layout='imagenet'"),
     ],
 )
 def test_what_peers_do_not_implement_is_known(workload, options, data, message):
