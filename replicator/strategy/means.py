@@ -57,7 +57,7 @@ def check(model: Any, batch: Any) -> None:
     _check_reductions(model)
     graph = _Graph(batch, tf.compat.v1.get_default_graph())
     updates = graph.updates(_not_trained(model))
-    for op in sums.find(updates, graph.before, graph.is_of_examples):
+    for op in sums.find(updates, graph.before, graph.is_of_examples, graph.operations):
         raise StrategyError(_at(model, op, _SUM))
     suspects = [
         (op, message)
