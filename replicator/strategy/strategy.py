@@ -147,7 +147,11 @@ class ReplicatorStrategy(StepStrategy):
         elif _tf_distribute.is_of_keras_trainer(fn):
             args = self._split(args)
         arguments = arguments_of(args, kwargs, self._repl.num_local_replicas)
-        step = self._steps.of(self._repl, fn, arguments)
+        try:
+            step = self._steps.of(self._repl, fn, arguments)
+        except RuntimeError as error:
+            _check_is_no_mixture(error)
+            raise
         if tf.executing_eagerly():
             flat = self._repl.run_step(step.program, step.name, arguments.batches)
         else:
@@ -277,12 +281,17 @@ class _Scope:
         trace: types.TracebackType | None,
     ) -> None:
         self._scope.__exit__(kind, error, trace)
-        if isinstance(error, RuntimeError) and _tf_distribute.mixes_strategies(error):
-            raise StrategyError(
-                "an optimizer that was made outside of scope() is used inside; write "
-                "`with repl.scope():` around keras.optimizers.Adam(...) too, or pass "
-                'compile("adam", ...)'
-            ) from error
+        _check_is_no_mixture(error)
+
+
+def _check_is_no_mixture(error: BaseException | None) -> None:
+    """Says what to write where Keras meets an optimizer of another strategy."""
+    if isinstance(error, RuntimeError) and _tf_distribute.mixes_strategies(error):
+        raise StrategyError(
+            "an optimizer that was made outside of scope() is used inside; write "
+            "`with repl.scope():` around keras.optimizers.Adam(...) too, or pass "
+            'compile("adam", ...)'
+        ) from error
 
 
 def _check_is_traced(fn: Any) -> None:
