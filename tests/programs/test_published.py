@@ -66,6 +66,7 @@ def workers(request, tmp_path_factory):
         tmp_path_factory.mktemp(request.param),
         path=FOLDER,
         num_workers=2,
+        timeout_sec=1800.0,  # 57 programs, on two processes
         options={"backend": request.param},
         **served,
     )

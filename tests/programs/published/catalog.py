@@ -103,10 +103,12 @@ _ROWS: dict[tuple[str, str], dict[str, tuple[str, str | None]]] = {
         "variational_autoencoder": ("Keras: variational autoencoder", None),
         "vector_quantized_autoencoder": ("Keras: VQ-VAE", None),
         "knowledge_distillation": ("Keras: knowledge distillation", None),
+        "adversarial_training": ("TensorFlow: adversarial regularization", None),
+    },
+    ("restorations", FIT): {
         "masked_language_model": ("Keras: masked language modelling", _SUM),
         "masked_autoencoder": ("Keras: masked autoencoder", _NO_LABELS),
         "diffusion": ("Keras: denoising diffusion", _NO_LABELS),
-        "adversarial_training": ("TensorFlow: adversarial regularization", None),
     },
     ("contrasts", FIT): {
         "triplet_loss": ("Keras: siamese network, triplet loss", _SUM),
@@ -121,11 +123,13 @@ _ROWS: dict[tuple[str, str], dict[str, tuple[str, str | None]]] = {
         "dcgan": ("TensorFlow: DCGAN", None),
         "convolutional_vae": ("TensorFlow: convolutional VAE", None),
         "translation_with_attention": ("TensorFlow: translation, attention", None),
-        "actor_critic": ("TensorFlow: actor-critic", None),
-        "deep_q_learning": ("Keras: deep Q-learning", None),
         "basic_loop": ("TensorFlow: basic training loops", None),
         "graph_attention": ("Keras: graph attention", None),
         "mixed_datasets": ("TensorFlow: distributed input", None),
+    },
+    ("agents", LOOP): {
+        "actor_critic": ("TensorFlow: actor-critic", None),
+        "deep_q_learning": ("Keras: deep Q-learning", None),
     },
     ("image_gradients", LOOP): {
         "neural_style": ("TensorFlow: neural style transfer", None),
