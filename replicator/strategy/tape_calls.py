@@ -45,10 +45,8 @@ def is_first(op: Any) -> bool:
     scopes = op.name.split("/")
     if not any(scope.rstrip("_0123456789") in _ONES for scope in scopes):
         return False  # without a look at its lines
-    names = [frame.name for frame in op.traceback or ()]
-    if _PASS not in names:
-        return False
-    return names[names.index(_PASS) + 1] in _MAKERS
+    names = iter([frame.name for frame in op.traceback or ()])
+    return _PASS in names and next(names, "") in _MAKERS
 
 
 def _calls(operations: Sequence[Any]) -> dict[Any, int]:
