@@ -2,8 +2,9 @@
 
 In a step of ``repl.run`` they are left as they are: ``wrap_optimizer`` has averaged
 them. In a step of ``strategy.run`` they are summed, since losses were divided by the
-number of replicas. In the training step of a Keras model, a replica counts by its
-examples, so that the last, partial batch of an epoch is one like all others.
+number of replicas. In the step of a Keras model nothing divides losses, whether Keras
+computes them or the step does, and gradients are averaged. A replica counts by its
+examples there, so that the last, partial batch of an epoch is one like all others.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from replicator.errors import StrategyError
 from replicator.optimizer.gradients import times
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 from replicator.step import context as context_lib
-from replicator.validation.user_functions import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,39 +33,41 @@ class GradientSum:
         self,
         num_replicas: int = 1,
         *,
-        trainer_step: Callable[..., Any] | None = None,
+        is_of_model: bool = False,
         num_examples: tf.Tensor | None = None,
     ) -> None:
         """Prepares.
 
         Args:
-          num_replicas: By what losses are divided; 1 in steps of ``repl.run``.
-          trainer_step: The training step of a Keras model, if that is what runs.
+          num_replicas: Those that the optimizer joins; 1 in steps of ``repl.run``.
+          is_of_model: Whether the step is that of a Keras model.
           num_examples: Those of this replica, a scalar, if they weigh its gradients.
         """
-        self._trainer_step = trainer_step
         self._num_replicas = num_replicas
+        self._is_of_model = is_of_model
         self._num_examples = num_examples
-        self._is_divided = trainer_step is None
 
-    def note_scaling(self) -> None:
-        """Notes that the step has asked for the number of replicas.
-
-        Keras does when it divides a loss. In the step of a Keras model that never asks,
-        no loss is divided.
-        """
-        self._is_divided = True
+    @property
+    def divisor(self) -> int:
+        """By what losses are to be divided."""
+        return 1 if self._is_of_model else self._num_replicas
 
     def of(self, grads: Any, optimizer: Any = None) -> Any:
-        """Sums gradients over replicas, for an optimizer.
+        """Joins gradients over replicas, for an optimizer.
 
         Raises:
-          StrategyError: The sum would not be the gradient of one device.
+          StrategyError: The result would not be the gradient of one device.
         """
         if not context_lib.are_gradients_divided() or self._num_replicas == 1:
             return grads
-        self._check(optimizer)
-        return reductions.all_sum(self._weighted(grads))
+        _check_does_not_clip(optimizer)
+        if self._is_of_model:
+            return reductions.all_mean(self._weighted(grads))
+        return reductions.all_sum(grads)
+
+    def mean(self, value: tf.Tensor) -> tf.Tensor:
+        """The mean over all examples of what is one over those of each replica."""
+        return reductions.all_mean(self._weighted([value])[0])
 
     def of_scaler(self, grads: Any, scaler: Any) -> Any:
         """Sums gradients before Keras' ``LossScaleOptimizer`` asks if they are finite.
@@ -87,8 +89,8 @@ class GradientSum:
 
     def undivided(self, grads: list[Any]) -> list[Any]:
         """Multiplies gradients, so that their mean is the sum; see ``of``."""
-        factor = self._num_replicas if self._is_divided else 1
         grads = self._weighted(grads)
+        factor = self.divisor
         return grads if factor == 1 else [times(grad, factor) for grad in grads]
 
     def of_merge(self, merge_fn: Callable[..., Any]) -> Callable[[Any], Any]:
@@ -99,40 +101,34 @@ class GradientSum:
         return self.of if is_optimizer or library in _LIBRARIES else reductions.all_sum
 
     def _weighted(self, grads: Any) -> Any:
-        """Gradients of replicas that count by their examples."""
+        """Gradients of replicas that count by their examples.
+
+        Of a replica that has none, a mean is not a number, and counts nothing.
+        """
         if self._num_examples is None or self._num_replicas == 1:
             return grads
         own = tf.cast(self._num_examples, tf.float32)
         total = reductions.all_sum(own)
         # Exactly 1 where all have as many.
         weight = tf.math.divide_no_nan(own * float(self._num_replicas), total)
-        return [times(grad, weight) for grad in grads]
+        return [_counted(grad, weight) for grad in grads]
 
-    def _check(self, optimizer: Any) -> None:
-        clips = [name for name in _CLIPPING if getattr(optimizer, name, None)]
+
+def _counted(grad: Any, weight: tf.Tensor) -> Any:
+    """A gradient times a weight; a mean over no examples, no number, is not counted."""
+    if isinstance(grad, tf.IndexedSlices):
+        values = _counted(grad.values, weight)
+        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
+    return tf.math.multiply_no_nan(grad, tf.cast(weight, grad.dtype))
+
+
+def _check_does_not_clip(optimizer: Any) -> None:
+    clips = [name for name in _CLIPPING if getattr(optimizer, name, None)]
+    if clips:
         kind = type(optimizer).__name__
-        if clips:
-            raise StrategyError(
-                f"{kind}({clips[0]}={getattr(optimizer, clips[0])!r}) clips the "
-                "gradient of each replica before their sum, so an update is not that "
-                f"of one device; write repl.wrap_optimizer({kind}(...)), which "
-                "averages first"
-            )
-        if not self._is_divided:
-            assert self._trainer_step is not None
-            model = getattr(self._trainer_step, "__self__", None)
-            kind = type(getattr(model, "optimizer", optimizer)).__name__
-            raise StrategyError(
-                f"{place_of(self._trainer_step)} computes a loss that is not divided "
-                f"by the number of replicas, {self._num_replicas}, and {kind} sums "
-                "over them; use self.compute_loss() or a keras.losses.Loss, write "
-                "loss / tf.distribute.get_strategy().num_replicas_in_sync, or "
-                f"repl.wrap_optimizer({kind}(...)), which averages"
-            )
-
-
-def place_of(function: Callable[..., Any]) -> str:
-    """The name, file and line of a function, for messages."""
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
-    return f"{name_of(function)}{where}"
+        raise StrategyError(
+            f"{kind}({clips[0]}={getattr(optimizer, clips[0])!r}) clips the "
+            "gradient of each replica before they are joined, so an update is not "
+            f"that of one device; write repl.wrap_optimizer({kind}(...)), which "
+            "averages first"
+        )

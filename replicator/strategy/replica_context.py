@@ -4,11 +4,11 @@ A step is traced once, as one replica that stands for all, so what TensorFlow do
 "cross-replica context" within a step (``merge_call``) is done here by that replica with
 collectives.
 
-Two conventions exist of how gradients are averaged. In steps of ``repl.run``, the loss
-is the mean of the replica's own batch and ``wrap_optimizer`` averages. In steps of
-``strategy.run``, as ``tf.distribute`` has it, losses are divided by the number of
-replicas (Keras' own do that) and optimizers sum. So ``num_replicas_in_sync`` of the
-*strategy* is 1 in a step of ``repl.run``, where losses are not to be divided.
+Two conventions exist of how gradients are averaged. In steps of ``repl.run`` and of
+``fit``, the loss is the mean of the replica's own batch and the optimizer averages. In
+other steps of ``strategy.run``, as ``tf.distribute`` has it, losses are divided by the
+number of replicas (Keras' own do that) and optimizers sum. So ``num_replicas_in_sync``
+of the *strategy* is 1 in the former, where losses are not to be divided.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ class StepReplicaContext(tf.distribute.ReplicaContext):
     @property
     def num_replicas_in_sync(self) -> int:
         """Replicas that collectives join."""
-        self.gradient_sum.note_scaling()
         return _engine().num_replicas_in_sync
 
     @as_written

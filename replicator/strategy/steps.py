@@ -14,6 +14,7 @@ from replicator._tf import grappler as _tf_grappler
 from replicator.collectives import gathering, reductions
 from replicator.inputs.batch_rows import num_rows
 from replicator.step import identity
+from replicator.strategy import means
 from replicator.strategy.calls import Arguments, Outputs
 from replicator.strategy.gradients import GradientSum
 from replicator.strategy.replica_context import entered_by
@@ -132,13 +133,18 @@ class Steps:
             args, kwargs = arguments.packed(tensors)
             sums = GradientSum(
                 num_replicas,
-                trainer_step=trainer_step(fn),
+                is_of_model=is_trainer_step(fn),
                 num_examples=_num_examples(fn, tensors),
             )
             with entered_by(strategy, sums):
                 result = called(*args, **kwargs)
-                if is_over_programs:
-                    result = _for_keras(fn, result, outputs)
+                if is_trainer_step(fn):
+                    if num_replicas > 1:
+                        means.check(trainer_of(fn), tensors)
+                    result = _logs(fn, result, sums, is_over_programs=is_over_programs)
+                elif is_over_programs and _tf_distribute.is_of_keras_trainer(fn):
+                    outputs.are_whole = True
+                    result = tf.nest.map_structure(_whole, result)
                 return outputs.flat(result, fn)
 
         replica_step.__qualname__ = name_of(fn)
@@ -181,36 +187,34 @@ def trainer_of(fn: Callable[..., Any]) -> Any:
     return _tf_distribute.tf_keras_trainer(fn)
 
 
-def trainer_step(fn: Callable[..., Any]) -> Callable[..., Any] | None:
-    """The step that ``fit`` runs, as its author wrote it, if that is what ``fn`` is."""
-    model = trainer_of(fn)
-    if model is None or getattr(fn, "__self__", None) is model:
-        return None if model is None else fn
-    return model.train_step
-
-
 def is_trainer_step(fn: Callable[..., Any]) -> bool:
     """Whether a function is a step of ``fit`` or ``evaluate`` of a Keras model."""
     return trainer_of(fn) is not None
 
 
-def _for_keras(fn: Callable[..., Any], result: Any, outputs: Outputs) -> Any:
-    """Results of a step of a Keras model, which every process is to have whole.
+def _logs(
+    fn: Callable[..., Any], logs: Any, sums: GradientSum, *, is_over_programs: bool
+) -> Any:
+    """What the step of a Keras model returns, as one device would.
 
-    Keras combines those of local replicas. By the logs of training its callbacks decide
-    when to stop, which all processes have to do together.
+    Where it names the model's metrics and nothing else, Keras asks them for their
+    values of the end itself, and averages over local replicas until then. Any other
+    logs it takes as they are: numbers are means over the examples of a replica.
+    Callbacks decide by them when to stop, which all processes have to do together.
     """
-    if is_trainer_step(fn):
-        return tf.nest.map_structure(_mean_of, result)
-    if _tf_distribute.is_of_keras_trainer(fn):
-        outputs.are_whole = True
-        return tf.nest.map_structure(_whole, result)
-    return result
+    names = {metric.name for metric in trainer_of(fn).metrics}
+    if isinstance(logs, dict) and set(logs) == names:
+        if not is_over_programs:
+            return logs
+        mean = reductions.all_mean
+    else:
+        mean = sums.mean
 
+    def whole(value: Any) -> Any:
+        is_mean = isinstance(value, tf.Tensor) and value.dtype.is_floating
+        return mean(value) if is_mean else value
 
-def _mean_of(value: Any) -> Any:
-    is_mean = isinstance(value, tf.Tensor) and value.dtype.is_floating
-    return reductions.all_mean(value) if is_mean else value
+    return tf.nest.map_structure(whole, logs)
 
 
 def _whole(value: Any) -> Any:

@@ -33,7 +33,7 @@ class ReplicatorExtended(StepExtended):
     def _num_replicas_in_sync(self) -> int:
         replica = tf.distribute.get_replica_context()
         if isinstance(replica, StepReplicaContext):
-            replica.gradient_sum.note_scaling()
+            return replica.gradient_sum.divisor
         return int(self.replicator.num_replicas_in_sync)
 
     @property
@@ -88,7 +88,8 @@ class ReplicatorStrategy(StepStrategy):
 
     Its steps are traced, like those of ``repl.run``. Losses are divided by the number
     of replicas and optimizers sum gradients, as ``tf.distribute`` has it: Keras' losses
-    and ``tf.nn.compute_average_loss`` do that by themselves.
+    and ``tf.nn.compute_average_loss`` do that by themselves. Steps of ``fit`` are those
+    of one device: nothing is divided, and optimizers average.
     """
 
     def __init__(self, replicator: Any) -> None:
@@ -146,7 +147,11 @@ class ReplicatorStrategy(StepStrategy):
         elif _tf_distribute.is_of_keras_trainer(fn):
             args = self._split(args)
         arguments = arguments_of(args, kwargs, self._repl.num_local_replicas)
-        step = self._steps.of(self._repl, fn, arguments)
+        try:
+            step = self._steps.of(self._repl, fn, arguments)
+        except RuntimeError as error:
+            _check_is_no_mixture(error)
+            raise
         if tf.executing_eagerly():
             flat = self._repl.run_step(step.program, step.name, arguments.batches)
         else:
@@ -276,12 +281,17 @@ class _Scope:
         trace: types.TracebackType | None,
     ) -> None:
         self._scope.__exit__(kind, error, trace)
-        if isinstance(error, RuntimeError) and _tf_distribute.mixes_strategies(error):
-            raise StrategyError(
-                "an optimizer that was made outside of scope() is used inside; write "
-                "`with repl.scope():` around keras.optimizers.Adam(...) too, or pass "
-                'compile("adam", ...)'
-            ) from error
+        _check_is_no_mixture(error)
+
+
+def _check_is_no_mixture(error: BaseException | None) -> None:
+    """Says what to write where Keras meets an optimizer of another strategy."""
+    if isinstance(error, RuntimeError) and _tf_distribute.mixes_strategies(error):
+        raise StrategyError(
+            "an optimizer that was made outside of scope() is used inside; write "
+            "`with repl.scope():` around keras.optimizers.Adam(...) too, or pass "
+            'compile("adam", ...)'
+        ) from error
 
 
 def _check_is_traced(fn: Any) -> None:

@@ -70,6 +70,11 @@ class Coherence:
         self._published = [entry for entry in self.entries if _is_published(entry)]
         self._values = OutsideValues(self._published, topology, group)
 
+    @property
+    def communicates(self) -> bool:
+        """Whether ``publish`` asks other workers."""
+        return self._values.are_sent
+
     def refresh(self) -> None:
         """Emits the check for outside writes, and the reset of changed variables."""
         if self.entries and self._detects_writes:

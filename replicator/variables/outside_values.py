@@ -59,6 +59,11 @@ class OutsideValues:
                 # Drawn once: a function that is traced again uses the same.
                 self._keys.setdefault(wire, next(group.keys))
 
+    @property
+    def are_sent(self) -> bool:
+        """Whether reading them is communication with other workers."""
+        return bool(self._keys)
+
     def read(self) -> list[tf.Tensor]:
         """Emits the value of each entry."""
         # Here sums, where they are sent to be added to those of other workers.

@@ -74,12 +74,27 @@ class Chain:
         # their inputs come, which differs from worker to worker, and two workers that
         # hold all threads of a ring in different ones wait forever (record 0011).
         self._before = list(first_controls)
+        self._first_controls = tuple(first_controls)
         # By device, what replaces that where the last op ran on several devices.
         self._before_on: dict[str, str] = {}
         # The last op that orders its successor by its start, and the one before it.
         self._started, self._started_before = _Started(), _Started()
         # By device, the node that waits for batches.
         self._begins: dict[str, str] = {}
+        # Ops that nothing in the program waits for, without and with the last one.
+        self._free_before: list[str] = []
+        self._free: list[str] = []
+
+    @property
+    def ends(self) -> list[str]:
+        """The nodes after which all ops have ended, so that another program may begin.
+
+        Two programs at once would meet the ops of other workers in another order, and
+        if they are two calls of one program, under the same keys.
+        """
+        before = () if tuple(self._before) == self._first_controls else self._before
+        on_devices = self._before_on.values()
+        return sorted({*before, *on_devices, *self._started.nodes, *self._free})
 
     def continue_after(self, node: str) -> None:
         """Makes the next op wait for a node instead of the last one."""
@@ -92,6 +107,7 @@ class Chain:
         self._before_on.update(nodes)
         # A skipped op never starts, but the one before it does.
         self._started = self._started_before
+        self._free = self._free_before
 
     def reduce_all(
         self,
@@ -137,7 +153,10 @@ class Chain:
         keys: Mapping[str, int],
     ) -> dict[str, Ref]:
         """Emits a reduction that waits for batches only."""
-        return self._emit_parts(name, operands, attrs, keys, self._begin_of)
+        found = self._emit_parts(name, operands, attrs, keys, self._begin_of)
+        self._free_before = self._free
+        self._free = [*self._free, *(ref.node for ref in found.values())]
+        return found
 
     def _emit_ended(
         self,

@@ -28,10 +28,7 @@ class Linker:
 
     Attributes:
       results: By marker name, the result on each replica.
-      awaited: Nodes that the step waits for besides its outputs and effects: none.
     """
-
-    awaited: Sequence[str] = ()
 
     def __init__(
         self,
@@ -67,6 +64,11 @@ class Linker:
     def nodes(self) -> list[Any]:
         """``NodeDef``s emitted so far."""
         return self._emit.nodes
+
+    @property
+    def awaited(self) -> list[str]:
+        """Nodes that the step waits for, besides its outputs and effects."""
+        return self._chain.ends
 
     def link(self, plan: CollectivePlan, operand: Operand) -> None:
         """Emits one collective for all replicas."""

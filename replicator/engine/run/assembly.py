@@ -145,6 +145,11 @@ class Assembly:
         return outputs
 
     @property
+    def has_collectives(self) -> bool:
+        """Whether it has ops that meet those of other devices or processes by keys."""
+        return bool(self._linker.awaited)
+
+    @property
     def output_specs(self) -> list[tf.TensorSpec]:
         """Shapes and types of what ``call`` returns."""
         return list(self._traced.output_specs) * len(self._replicas)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,11 @@ import tensorflow as tf
 
 from replicator._tf.dispatch import Dispatch
 from replicator.engine.analysis.analyze import analyze
-from replicator.engine.run import compiled
+from replicator.engine.run import compiled, turns
 from replicator.engine.run.assembly import Assembly
 from replicator.engine.run.uneven_inputs import UnevenInputs, read
 from replicator.inputs.reads import Source
+from replicator.placement import devices as device_lib
 from replicator.step import loop
 from replicator.variables.coherence import Coherence
 from replicator.variables.used import UsedVariables
@@ -165,11 +167,17 @@ class Program:
         Returns:
           By local replica, the tensors that the step returns, which are a list.
         """
-        self._coherence.refresh()
-        flat = self._assembly.call(self._assembly.captured, batches)
-        self._coherence.publish()
+        with self._in_turn():
+            self._coherence.refresh()
+            flat = self._assembly.call(self._assembly.captured, batches)
+            self._coherence.publish()
         size = len(flat) // len(batches)
         return [flat[r * size : (r + 1) * size] for r in range(len(batches))]
+
+    def _in_turn(self) -> contextlib.AbstractContextManager[None]:
+        if not (self._assembly.has_collectives or self._coherence.communicates):
+            return contextlib.nullcontext()
+        return turns.taken(device_lib.cpu_of(self._topology.replica_devices[0]))
 
     def _make_function(
         self, num_steps: int, end: UnevenInputs | None, source: Any

@@ -175,3 +175,23 @@ def test_devices_of_one_place_form_a_group_of_their_own():
 
     assert keys[0] == keys[1]
     assert len(places) == len(set(keys[0]))
+
+
+def test_a_caller_waits_for_the_ends_of_all_collectives():
+    """Of the last one where each waits for the one before; of none that is skipped."""
+    nothing, rings, started, gated = (Emitted(["batch"]) for _ in range(4))
+    for name in ("a", "b"):
+        rings.add(name)
+        started.reduce_all(name)
+        gated.reduce_all(name)
+    gated.chain.continue_after_gate(dict(zip(OPERANDS, ("m_0", "m_1"), strict=True)))
+    free = Emitted(["batch"])
+    free.chain = Chain(None, free.emit, ["batch"])
+    for name in ("a", "b"):
+        free.reduce_all(name)
+
+    assert [] == nothing.chain.ends
+    assert ["b"] == rings.chain.ends
+    assert ["b_0", "b_1"] == started.chain.ends
+    assert ["a_0", "a_1", "m_0", "m_1"] == gated.chain.ends
+    assert ["a_0", "a_1", "b_0", "b_1"] == free.chain.ends

@@ -319,34 +319,48 @@ def test_a_wrapped_optimizer_scales_the_loss_itself():
                 model.fit(X, Y, verbose=0)
 
 
-class Undivided(keras.Sequential):
-    """A loss that Keras has not made, as in programs for one device."""
+class OfOneDevice(keras.Sequential):
+    """A step that knows nothing of replicas, as published programs have it."""
 
     def train_step(self, data):
-        """Its mean is that of the own batch."""
-        x, y = data
+        """A mean of its own, and one of Keras, which would divide by replicas."""
+        x, y = data[:2]
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self(x) - y) ** 2)
+            y_pred = self(x, training=True)
+            error = tf.reduce_mean(tf.square(y_pred - y))
+            loss = error + keras.losses.MeanAbsoluteError()(y, y_pred)
         grads = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply(grads, self.trainable_variables)
-        return {"loss": loss}
+        return {"loss": loss, "error": error}
 
 
 @pytest.mark.parametrize(
-    ("model", "optimizer", "compiled", "error", "message"),
+    ("is_wrapped", "num_examples"), [(False, 17), (False, 22), (True, 22)]
+)
+def test_a_step_written_for_one_device_is_that_of_one_device(is_wrapped, num_examples):
+    """Weights and logs, with a last batch that is smaller, or leaves a replica none."""
+    outcomes = []
+    repl = replicator.create("in_graph", num_replicas=2)
+    for scope in (contextlib.nullcontext(), repl.scope()):
+        keras.utils.set_random_seed(1)
+        with scope:
+            model = OfOneDevice(_layers())
+            optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+            if is_wrapped and outcomes:
+                optimizer = repl.wrap_optimizer(optimizer)
+            model.compile(optimizer)
+        x, y = X[:num_examples], Y[:num_examples]
+        history = model.fit(x, y, batch_size=16, epochs=2, verbose=0).history
+        outcomes.append([*history["loss"], *history["error"], *model.get_weights()])
+
+    for one, two in zip(*outcomes, strict=True):
+        np.testing.assert_allclose(two, one, rtol=1e-5, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "compiled", "error", "message"),
     [
         (
-            Undivided,
-            keras.optimizers.SGD,
-            {},
-            StrategyError,
-            (
-                r"Undivided\.train_step \(.*test_fit.py:\d+\) .* not divided by .* 2, "
-                r".*get_strategy\(\)\.num_replicas"
-            ),
-        ),
-        (
-            keras.Sequential,
             lambda: keras.optimizers.SGD(0.1, clipnorm=1.0),
             {},
             StrategyError,
@@ -356,14 +370,12 @@ class Undivided(keras.Sequential):
             ),
         ),
         (
-            keras.Sequential,
             keras.optimizers.SGD,
             {"run_eagerly": True},
             StrategyError,
             "run_eagerly=True, .* remove run_eagerly",
         ),
         (
-            keras.Sequential,
             lambda: keras.optimizers.SGD(gradient_accumulation_steps=2),
             {},
             ReplicatorError,
@@ -372,12 +384,12 @@ class Undivided(keras.Sequential):
     ],
 )
 def test_what_would_not_equal_one_device_is_refused(
-    model, optimizer, compiled, error, message
+    optimizer, compiled, error, message
 ):
     """Each error names the line, or says what to write."""
     repl = replicator.create("in_graph", num_replicas=2)
     with repl.scope():
-        made = model(_layers())
+        made = keras.Sequential(_layers())
         made.compile(optimizer(), "mse", **compiled)
 
     with pytest.raises(error, match=message):
@@ -438,3 +450,61 @@ def test_a_model_that_is_compiled_again_trains_as_it_was_compiled_last():
 
     for one, two in zip(*outcomes, strict=True):
         np.testing.assert_allclose(two, one, rtol=1e-5, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("placement", ["shared", "mirrored"])
+@pytest.mark.parametrize(
+    ("is_fit", "has_slots"), [(True, False), (False, False), (False, True)]
+)
+def test_an_optimizer_that_was_made_outside_and_makes_no_slots_trains_alike(
+    placement, is_fit, has_slots
+):
+    """``fit``, and a loop of one's own; without slots, or with those made before."""
+    outcomes = []
+    repl = replicator.create("in_graph", num_replicas=2, variable_placement=placement)
+    for strategy in (tf.distribute.get_strategy(), repl.as_strategy()):
+        keras.utils.set_random_seed(1)
+        momentum = 0.9 if has_slots else 0.0
+        optimizer = keras.optimizers.SGD(0.05, momentum, weight_decay=0.01)
+        with strategy.scope():
+            model = keras.Sequential(_layers())
+            model.compile(optimizer, "mse")
+        if has_slots:
+            optimizer.build(model.trainable_variables)
+        if is_fit:
+            model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+        else:
+            _loop(strategy, model, optimizer)
+        outcomes.append([int(optimizer.iterations.numpy()), *model.get_weights()])
+
+    for one, two in zip(*outcomes, strict=True):
+        np.testing.assert_allclose(two, one, rtol=1e-5, atol=TOLERANCE)
+
+
+def _loop(strategy, model, optimizer):
+    def step(inputs):
+        x, y = inputs
+        with tf.GradientTape() as tape:
+            loss = tf.nn.compute_average_loss(
+                tf.square(model(x) - y)[:, 0], global_batch_size=16
+            )
+        grads = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+
+    @tf.function
+    def train(inputs):
+        strategy.run(step, args=(inputs,))
+
+    for inputs in strategy.experimental_distribute_dataset(_batches().take(2)):
+        train(inputs)
+
+
+def test_an_optimizer_whose_slots_are_to_be_made_outside_is_named_in_a_loop():
+    """Keras would make them for one device, in the first update."""
+    strategy = replicator.create("in_graph", num_replicas=2).as_strategy()
+    optimizer = keras.optimizers.Adam()
+    with strategy.scope():
+        model = keras.Sequential(_layers())
+
+    with pytest.raises(StrategyError, match=r"outside of scope\(\) is used inside"):
+        _loop(strategy, model, optimizer)

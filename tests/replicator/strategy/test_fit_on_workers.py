@@ -66,6 +66,15 @@ def test_values_of_all_workers_are_reduced_and_joined(workers):
         assert [0.0, *[1.0] * 2, *[2.0] * 3, *[3.0] * 4] == found["gathered"]
 
 
+def test_steps_and_reductions_of_one_function_take_turns(workers):
+    """They ran at once: an error of keys, or sums of what does not belong together."""
+    ran, _ = workers
+
+    for outcome in ran.values("turns"):
+        assert [[18.0, 406.0, 6.0]] * 2 == outcome["found"]
+        assert 812.0 == outcome["total"]
+
+
 def test_batches_in_an_unknown_order_are_refused(workers):
     """Where each process takes its part."""
     ran, backend = workers

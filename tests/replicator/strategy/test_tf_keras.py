@@ -36,20 +36,15 @@ def _fit(model, repl, optimizer="sgd", **options):
     return model.get_weights()[0]
 
 
-def test_a_loss_that_nothing_divides_is_refused_with_its_step(in_graph):
-    """tf_keras would sum the gradients, and train twice as fast in silence."""
-    with pytest.raises(StrategyError, match=r"train_step .*is not divided .*SGD sums"):
-        _fit(OwnStep, in_graph)
-
-
-def test_a_wrapped_optimizer_averages_such_a_loss(in_graph):
-    """As the message says; minimize() averages as well."""
+@pytest.mark.parametrize("optimizer", ["sgd", "wrapped"])
+def test_a_loss_of_the_step_itself_is_that_of_one_device(in_graph, optimizer):
+    """Gradients are averaged, by minimize() too, whoever computes the loss."""
     expected = np.ones([4, 1]) - 0.01 * np.mean(
         2 * X[:8, :, None] * (X[:8].sum(axis=1, keepdims=True) - Y[:8])[:, None], axis=0
     )
 
     np.testing.assert_allclose(
-        _fit(OwnStep, in_graph, "wrapped"), expected, rtol=1e-5, atol=1e-6
+        _fit(OwnStep, in_graph, optimizer), expected, rtol=1e-5, atol=1e-6
     )
 
 

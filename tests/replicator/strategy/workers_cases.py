@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import keras
 import numpy as np
@@ -65,6 +66,45 @@ def values(repl):
     }
 
 
+def turns(repl):
+    """Reductions and a step of one function, which each worker could begin with.
+
+    One after the other, in each process another of them is late.
+    """
+    strategy = repl.as_strategy()
+    with strategy.scope():
+        total = tf.Variable(0.0)
+    own = strategy.experimental_distribute_values_from_function(
+        lambda ctx: tf.cast(ctx.replica_id_in_sync_group, tf.float32)
+    )
+    large = strategy.run(lambda x: x + 100.0, args=(own,))
+
+    def step(x):
+        replica = tf.distribute.get_replica_context()
+        total.assign_add(replica.all_reduce("SUM", x))
+
+    def late(worker):
+        """An operation that takes a while on one worker."""
+        return tf.numpy_function(
+            lambda: time.sleep(0.1 * (repl.worker_id == worker)), [], []
+        )
+
+    @tf.function
+    def train(x, y):
+        both = late(0), late(1)
+        with tf.control_dependencies([both[0]]):
+            first = strategy.reduce("SUM", x, axis=None)
+        with tf.control_dependencies([both[1]]):
+            second = strategy.reduce("SUM", y, axis=None)
+        for _ in tf.range(2):
+            first += strategy.reduce("SUM", x, axis=None)
+        strategy.run(step, args=(y,))
+        return first, second, strategy.reduce("SUM", x, axis=None)
+
+    found = [list(map(float, train(own, large))) for _ in range(2)]
+    return {"found": found, "total": float(total)}
+
+
 def unseeded(repl):
     """Why workers cannot share out the batches of a dataset in any order."""
     tf.random.set_seed(None)
@@ -81,5 +121,6 @@ CASES = {
     "fit": lambda repl: fitted(repl.scope()),
     "wrapped": lambda repl: fitted(repl.scope(), repl.wrap_optimizer),
     "values": values,
+    "turns": turns,
     "unseeded": unseeded,
 }

@@ -1,0 +1,136 @@
+"""Programs in the shape of published ones are equal to one device, or refused.
+
+Each is one function of a strategy (``published/``), and ``README.md`` has the table.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import case_cluster
+import numpy as np
+import pytest
+import tensorflow as tf
+from published import catalog
+
+import replicator
+
+FOLDER = Path(__file__).parent
+# A loss that Keras divides, one that the step takes, state of a replica, text, a loop
+# of ``tf.distribute`` in a function: what is done differently.
+OFTEN = {
+    "shared": ("image_translation", "recurrent_text_classification", "dcgan"),
+    "mirrored": ("variational_autoencoder", "nearest_neighbour_contrast"),
+}
+PLACED = [
+    pytest.param(
+        name,
+        placement,
+        id=f"{name}-{placement}",
+        marks=[] if name in often else pytest.mark.full,
+    )
+    for placement, often in OFTEN.items()
+    for name in catalog.PROGRAMS
+]
+
+
+@functools.cache
+def _on_one_device(name):
+    return catalog.run(name, tf.distribute.get_strategy())
+
+
+@pytest.mark.parametrize(("name", "placement"), PLACED)
+def test_a_published_program_is_equal_or_refused(name, placement):
+    """Histories, losses, predictions and weights, with half of each batch a replica.
+
+    Five programs; the full run has all, on shared variables and on copies.
+    """
+    devices = {"devices": ["CPU:0", "CPU:1"]} if placement == "mirrored" else {}
+    repl = replicator.create(
+        "in_graph", num_replicas=2, variable_placement=placement, **devices
+    )
+
+    found = catalog.run_on(name, repl)
+
+    catalog.check(name, _on_one_device(name), found)
+
+
+@pytest.fixture(scope="module", params=["multi_worker", "multi_worker_in_graph"])
+def workers(request, tmp_path_factory):
+    """Two workers of a replica each that ran all programs."""
+    served = {"runners": [("worker", 0)]} if "in_graph" in request.param else {}
+    return case_cluster.ran(
+        "published.catalog",
+        tmp_path_factory.mktemp(request.param),
+        path=FOLDER,
+        num_workers=2,
+        timeout_sec=1800.0,  # 57 programs, on two processes
+        options={"backend": request.param},
+        **served,
+    )
+
+
+@pytest.mark.full
+@pytest.mark.processes
+@pytest.mark.parametrize("name", catalog.PROGRAMS)
+def test_a_published_program_on_workers_is_equal_or_refused(workers, name):
+    """In the full run: by programs of each worker, and by one that uses both."""
+    for found in workers.values(name):
+        catalog.check(name, _on_one_device(name), found)
+
+
+@pytest.mark.parametrize("name", catalog.PROGRAMS)
+def test_a_program_changes_the_lines_that_are_promised(name):
+    """Two for ``fit``: a strategy is made and entered; the constructor for the others.
+
+    The argument of the function stands for what is constructed.
+    """
+    program = catalog.PROGRAMS[name]
+    first, *rest = program.source
+
+    assert f"def {name}(strategy):" == first
+    lines = [line.strip() for line in rest if re.search(r"\bstrategy\b", line)]
+    if program.kind == catalog.FIT:
+        assert ["with strategy.scope():"] == [x for x in lines if '"""' not in x]
+    module = (FOLDER / "published" / f"{program.module}.py").read_text()
+    assert "replicator" not in module
+
+
+def test_the_table_has_every_program_of_the_folder():
+    """A program that nobody lists would not be tested."""
+    defined = {
+        match
+        for path in (FOLDER / "published").glob("*.py")
+        for match in re.findall(
+            r"^def (\w+)\(strategy\):", path.read_text(), re.MULTILINE
+        )
+    }
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", _readme(), re.MULTILINE)
+
+    assert set(catalog.PROGRAMS) == defined
+    assert list(catalog.PROGRAMS) == [name for name, _, _ in rows]
+    for name, like, outcome in rows:
+        program = catalog.PROGRAMS[name]
+        assert program.like == like
+        assert outcome.startswith("equal" if program.refusal is None else "refused")
+    num_equal = sum(program.refusal is None for program in catalog.PROGRAMS.values())
+    num_refused = len(rows) - num_equal
+    counts = f"{num_equal} programs are equal, {num_refused} are refused"
+    assert counts in _readme().replace("\n", " ")
+
+
+def _readme():
+    return (FOLDER / "README.md").read_text()
+
+
+def test_a_wrong_number_of_a_published_program_is_seen():
+    """The comparison looks at every value."""
+    name = "convolutional_network"
+    expected = _on_one_device(name)
+    for number in range(len(expected)):
+        wrong = [np.asarray(value) for value in expected]
+        wrong[number] = wrong[number] * 1.01 + 1e-3
+        with pytest.raises(AssertionError, match=f"{name}: value {number}"):
+            catalog.check(name, expected, wrong)
