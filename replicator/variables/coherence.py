@@ -14,7 +14,7 @@ the copies: that is what makes ``tf.Variable``, Keras and checkpoints work uncha
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -71,12 +71,22 @@ class Coherence:
         self._published = [entry for entry in self.entries if _is_published(entry)]
         self._values = OutsideValues(self._published, topology, group)
 
-    def refresh(self) -> None:
-        """Emits the check for outside writes, and the reset of changed variables."""
-        checked = list(filter(self._is_checked, self.entries))
+    def refresh(self, switch: Any = None) -> None:
+        """Emits the check for outside writes, and the reset of changed variables.
+
+        Args:
+          switch: A variable that says whether all are checked, when the graph runs;
+            by default, those are that are to be now.
+        """
+        is_any = switch is not None
+        checked = [e for e in self.entries if is_any or self._is_checked(e)]
+
+        def reset() -> None:
+            self._reset_if(WriteCheck(checked).is_changed(), checked)
+
         if checked:
             with _tf_handles.own():
-                self._reset_if(WriteCheck(checked).is_changed(), checked)
+                self._only_if(switch, reset)
 
     def reset(self) -> None:
         """Resets copies that differ from what the user has written, unchecked.
@@ -89,8 +99,12 @@ class Coherence:
                 call, variables = self._resets.of(entry, is_certain=False)
                 call(*map(_tf_handles.of, variables))
 
-    def publish(self) -> None:
-        """Emits the update of the user's variables and records their state."""
+    def publish(self, switch: Any = None) -> None:
+        """Emits the update of the user's variables and records their state.
+
+        Args:
+          switch: As in ``refresh``.
+        """
         published = self._published
         with _tf_handles.own():
             values = self._values.read()
@@ -102,6 +116,10 @@ class Coherence:
                 e for e in self.entries if id(e) in known or self._is_checked(e)
             ]
             WriteCheck(recorded).record([known.get(id(entry)) for entry in recorded])
+            others = [entry for entry in self.entries if id(entry) not in known]
+            if switch is not None and others:
+                nothing = [None] * len(others)
+                self._only_if(switch, lambda: WriteCheck(others).record(nothing))
 
     def repair(self) -> None:
         """Emits the ops that make variables coherent after a run that failed.
@@ -127,6 +145,19 @@ class Coherence:
                 entry.seen.assign(state(entry.variable, entry.kind), read_value=False)
         alike = (Kind.MIRRORED, Kind.RANDOM)
         self._resets.force(entry for entry in self.entries if entry.kind in alike)
+
+    def _only_if(self, switch: Any, emit: Callable[[], None]) -> None:
+        """Emits ops, which run only where a switch is on when they are to."""
+        if switch is None:
+            emit()
+            return
+        traced = traced_once(
+            emit, experimental_attributes={"_noinline": True}
+        ).get_concrete_function()
+        captured = traced.captured_inputs
+        branch = Branch(traced, [of.dtype for of in captured], switch.device)
+        branch.call(switch.read_value(), captured)
+        self._branches.append(branch)
 
     def _reset_if(self, is_changed: tf.Tensor, checked: Sequence[Entry]) -> None:
         """Emits the reset where a variable is changed."""

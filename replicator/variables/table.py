@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf import distribute as _tf_distribute
 from replicator._tf import handles as _tf_handles
 from replicator._tf.writes import tell_of_writes
+from replicator.placement import devices as device_lib
 from replicator.step import creation
 from replicator.variables import foreign
 from replicator.variables.copy_values import replica_value
@@ -94,6 +96,11 @@ class VariableTable:
         self._entries: weakref.WeakValueDictionary[int, Entry] = (
             weakref.WeakValueDictionary()
         )
+        # Of steps in graphs of the user's, while none of their variables is checked.
+        self._in_graphs: weakref.WeakValueDictionary[int, Entry] = (
+            weakref.WeakValueDictionary()
+        )
+        self._switch: Any = None
         self._restored: dict[int, tuple[bytes, LocalState]] = {}
 
     def kind(self, variable: Any) -> Kind:
@@ -155,6 +162,33 @@ class VariableTable:
             with tf.init_scope(), _tf_handles.own():
                 entry.seen.assign(state(entry.variable, entry.kind))
             self.num_exposed += 1
+        if entry is self._in_graphs.get(id(entry)):
+            together = [*self._in_graphs.values()]
+            self._in_graphs.clear()
+            self.expose(together)
+            with tf.init_scope():
+                self._switch.assign(True)
+
+    def switch(self, entries: Sequence[Entry]) -> Any:
+        """Returns what says when it runs whether a graph checks variables, if any does.
+
+        Nobody traces a graph of the user's again when somebody else can write one of
+        them. Where one can be written already, all are checked: None is returned.
+        """
+        copied = [entry for entry in entries if entry.seen is not None]
+        is_off = self._switch is None or bool(self._in_graphs)
+        is_compiled = _tf_distribute.is_compiled_graph()
+        if not is_off or is_compiled or any(map(self.is_checked, copied)):
+            self.expose(copied)
+            return None
+        if not copied or not self.detects_writes:
+            return None
+        if self._switch is None:
+            place = device_lib.cpu_of(self._topology.replica_devices[0])
+            with tf.init_scope(), tf.device(place), creation.allowed():
+                self._switch = tf.Variable(False, trainable=False)
+        self._in_graphs.update({id(entry): entry for entry in copied})
+        return self._switch
 
     def entries(self) -> list[Entry]:
         """All entries, in the order of first use."""

@@ -177,11 +177,10 @@ class Program:
         Returns:
           By local replica, the tensors that the step returns, which are a list.
         """
-        # Nobody traces the graph again that this is a part of.
-        self._table.expose(self.entries.values())
-        self._coherence.refresh()
+        switch = self._table.switch(list(self.entries.values()))
+        self._coherence.refresh(switch)
         flat = self._assembly.call(self._assembly.captured, batches)
-        self._coherence.publish()
+        self._coherence.publish(switch)
         size = len(flat) // len(batches)
         return [flat[r * size : (r + 1) * size] for r in range(len(batches))]
 

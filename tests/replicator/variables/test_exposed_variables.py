@@ -163,6 +163,27 @@ def test_a_keras_model_trains_unchecked(mirrored, per_replica):
     assert [True] == [table.is_checked(e) for e in entries if table.is_checked(e)]
 
 
+def test_fit_trains_unchecked_until_somebody_writes(mirrored):
+    """The function that Keras traced once is the one that checks then."""
+    repl = mirrored()
+    with repl.as_strategy().scope():
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    x, y = tf.ones([8, 3]), tf.zeros([8, 1])
+    model.fit(x, y, batch_size=4, verbose=0)
+    model.evaluate(x, y, verbose=0)
+    table, weight = repl._table, model.trainable_variables[0].value
+    copied = [entry for entry in table.entries() if entry.seen is not None]
+    assert len(copied) >= 4
+    assert not any(map(table.is_checked, copied))
+
+    write_raw(weight.handle, [[5.0]] * 3)
+    model.fit(x, y, batch_size=4, verbose=0)
+    assert all(map(table.is_checked, copied))
+    assert [5.0] * 3 == [float(of) for of in weight[:, 0]]
+    repl.assert_in_sync()
+
+
 def test_a_variable_of_elsewhere_is_always_checked(mirrored):
     """Others may have had its handle before this library saw it."""
     case = Case(mirrored(), is_outside=True)
@@ -191,8 +212,8 @@ def test_a_step_that_is_a_function_can_be_called_by_others(mirrored):
     assert ([4.5, 4.5], [2.0, 6.0]) == case.run()
 
 
-def test_a_step_of_somebody_elses_function_is_checked_from_the_start(mirrored):
-    """Nobody traces that function again when others get a handle."""
+def test_a_step_in_somebody_elses_function_is_checked_when_it_must(mirrored):
+    """Nobody traces that function again when others get a handle: a switch is read."""
     case = Case(mirrored())
     strategy = case.repl.as_strategy()
 
@@ -203,10 +224,23 @@ def test_a_step_of_somebody_elses_function_is_checked_from_the_start(mirrored):
     train = tf.function(lambda: strategy.run(step))
     case.run()
     train()
+    train()
+    assert 0 == case.num_checked()
+    assert ([5.0, 5.0], [4.0, 12.0]) == case.run()
     _raw_op(case)
     train()
-
+    assert 2 == case.num_checked()
     assert ([12.0, 12.0], [12.0, 16.0]) == case.run()
+    write_raw(case.statistic.handle, 10.0)
+    train()
+    assert ([14.0, 14.0], [12.0, 16.0]) == case.run()
+
+    again = tf.function(lambda: strategy.run(step))  # now with the check in it
+    again()
+    _raw_op(case)
+    again()
+    assert ([12.0, 12.0], [12.0, 16.0]) == case.run()
+    case.repl.assert_in_sync()
 
 
 def test_a_dispatch_that_fails_between_keeps_what_is_noted(mirrored):
