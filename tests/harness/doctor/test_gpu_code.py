@@ -199,6 +199,7 @@ def test_a_workload_is_run_with_its_variables(
 ) -> None:
     """In a process of its own, which shows that it goes on."""
     (tmp_path / "workloads").mkdir()
+    (tmp_path / "workloads/__init__.py").touch()  # or the real one comes first
     (tmp_path / "workloads/warm_up.py").write_text(
         "import os, sys, time\n"
         "time.sleep(0.3)\n"
