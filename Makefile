@@ -41,7 +41,8 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip check > $(VENV)/pip-check.txt || ! grep -v ' requires labmaze, ' $(VENV)/pip-check.txt
 	@touch $@
 
-setup-gpu: $(STAMP_GPU)  ## Add the locked libraries of CUDA (several GB), checked by hash.
+setup-gpu: $(STAMP_GPU)  ## Add the locked libraries of CUDA (several GB), checked by hash; compile once what TensorFlow lacks for these GPUs.
+	$(BIN)/python -m harness.doctor.gpu_code
 
 $(STAMP_GPU): $(STAMP) requirements-gpu.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-gpu.lock

@@ -233,6 +233,14 @@ def _missing(
     return run.missing_trials(Store(root), asked, is_failed_retried=is_failed_retried)
 
 
+def _matching_in_turn(root: Path, plan: Plan) -> list[PlannedTrial]:
+    """Returns the untimed trials that are to run one after the other: on GPUs."""
+    trials = plan.matching.trials if plan.matching is not None else ()
+    if not trials or trials[0].spec.device != "gpu":
+        return []
+    return _missing(Store(root).matching.root, trials)
+
+
 def _print_plan(
     plan: Plan,
     asked: Sequence[PlannedTrial],
@@ -243,7 +251,9 @@ def _print_plan(
     is_json: bool,
 ) -> int:
     missing = _missing(root, asked)
-    guess = estimate.estimate(missing, estimate.read_durations(runs_dir))
+    guess = estimate.estimate(
+        [*_matching_in_turn(root, plan), *missing], estimate.read_durations(runs_dir)
+    )
     if is_json:
         data = plan.model_dump(mode="json")
         data["num_missing"] = len(missing)

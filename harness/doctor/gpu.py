@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from harness.doctor import gpu_code
 from harness.doctor.finding import Finding, bad, caution, ok
 from harness.machine import gpu_choice
 from harness.trial import gpu_probe
@@ -112,6 +113,7 @@ def check_set(
         *findings,
         _check_seen(seen, ids),
         _check_driver(seen, driver, cuda, installed),
+        *gpu_code.check_code(visible, seen.architectures, driver=driver),
     ]
 
 

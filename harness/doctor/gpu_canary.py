@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from harness.doctor import gpu
 from harness.doctor.finding import Finding, bad, caution, ok
 from harness.errors import DoctorError, UnfitMachineError
-from harness.machine import environment, gpu_choice, gpu_exclusive, gpus
+from harness.machine import cuda_cache, environment, gpu_choice, gpu_exclusive, gpus
 from harness.trial import gpu_probe
 from results.records.texts import printable
 
@@ -70,6 +70,7 @@ def multiply(
             timeout=_TIMEOUT_SEC,
             env={
                 **os.environ,
+                **cuda_cache.variables(),
                 "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
                 "CUDA_VISIBLE_DEVICES": ",".join(ids) or gpus.NO_GPU,
                 "PYTHONPATH": os.pathsep.join(paths),

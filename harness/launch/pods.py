@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from harness.errors import ParseError, PlanError
 from harness.launch.options import A_DAY, TimeLimit
+from harness.machine import cuda_cache
 from harness.options import kinds
 from harness.options.option import Option, Options
 
@@ -158,6 +159,21 @@ def runs_folder(directory: str, runs_dir: str = RUNS) -> str:
     """Returns where the claim is mounted: the folder of the studies, absolute."""
     start = FOLDER if directory == "." else directory
     return posixpath.normpath(posixpath.join(start, runs_dir))
+
+
+def kept_code(runs: str, gpus: int) -> dict[str, str]:
+    """Returns the variables that keep on the claim what a driver compiles for GPUs.
+
+    Args:
+      runs: Where the claim is mounted.
+      gpus: Those of the pod; nothing is to be kept without.
+    """
+    if not gpus:
+        return {}
+    return {
+        cuda_cache.PATH: f"{runs}/.cuda-cache",
+        cuda_cache.SIZE: str(cuda_cache.LARGEST),
+    }
 
 
 def literal(words: Iterable[str]) -> list[str]:

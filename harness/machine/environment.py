@@ -18,6 +18,7 @@ from results.records.variables import identity_variables, recorded_variables
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from results.records.gpu_settings import GpuSettings
     from results.records.machine_record import MachineState
     from results.records.models import Placement
 
@@ -49,6 +50,7 @@ def read_environment(
     variables: Mapping[str, str],
     *,
     gpus: tuple[str, ...] = (),
+    gpu_settings: tuple[GpuSettings, ...] = (),
     inherited: Mapping[str, str] = MappingProxyType({}),
     state: MachineState | None = None,
     versions: Mapping[str, str] | None = None,
@@ -60,6 +62,8 @@ def read_environment(
       placement: Where the trial runs.
       variables: The environment variables of the trial's processes.
       gpus: Product names of the GPUs it uses.
+      gpu_settings: How they are set and connected; recorded, and no part of the
+        fingerprint, since one GPU and eight are of one machine.
       inherited: The variables of the user; those that move performance are part of
         the fingerprint. What the harness sets for a trial belongs to its case.
       state: Recorded; settings of kernel and firmware are part of the fingerprint,
@@ -98,6 +102,7 @@ def read_environment(
         num_logical_cores=os.cpu_count() or 1,
         memory_bytes=memory_bytes,
         gpus=gpus,
+        gpu_settings=gpu_settings,
         kernel=kernel,
         python_version=platform.python_version(),
         packages=(

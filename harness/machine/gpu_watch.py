@@ -36,6 +36,7 @@ class GpuReading:
     Attributes:
       ns: Monotonic clock.
       clock_mhz: Clock of the multiprocessors.
+      memory_clock_mhz: Clock of its memory.
       power_watts: Drawn by the board.
       temperature_celsius: Of the chip.
       reasons: Bits that say why its clock is lowered.
@@ -52,6 +53,7 @@ class GpuReading:
     energy_joules: float | None
     num_foreign: int | None
     num_memory_errors: int | None = None
+    memory_clock_mhz: int | None = None
 
 
 def num_foreign(
@@ -117,6 +119,9 @@ def read(nvml: Any, index: int, own: OwnProcesses) -> GpuReading:
     return GpuReading(
         ns=time.monotonic_ns(),
         clock_mhz=gpus.ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+        memory_clock_mhz=gpus.ask(
+            nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM
+        ),
         power_watts=None if milliwatts is None else milliwatts / 1000,
         temperature_celsius=gpus.ask(
             nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU
@@ -235,6 +240,7 @@ def within(
 def summarize(index: int, readings: Sequence[GpuReading]) -> GpuUse:
     """Returns the record of one GPU over some readings; there is at least one."""
     clocks = [r.clock_mhz for r in readings if r.clock_mhz is not None]
+    of_memory = [r.memory_clock_mhz for r in readings if r.memory_clock_mhz is not None]
     powers = [r.power_watts for r in readings if r.power_watts is not None]
     heats = [
         r.temperature_celsius for r in readings if r.temperature_celsius is not None
@@ -256,6 +262,7 @@ def summarize(index: int, readings: Sequence[GpuReading]) -> GpuUse:
         num_samples=len(readings),
         clock_mhz=_mean(clocks),
         lowest_clock_mhz=min(clocks, default=None),
+        memory_clock_mhz=_mean(of_memory),
         power_watts=_mean(powers),
         temperature_celsius=max(heats, default=None),
         slowed_by=tuple(

@@ -52,6 +52,7 @@ class Gpu:
       has_number: Whether CUDA numbers the GPUs of this machine as the driver does; not
         where one of them is in MIG mode.
       fault: What the driver says instead of describing it; empty for a GPU that works.
+      capability: Its compute capability; None if the driver does not say.
     """
 
     index: int
@@ -62,6 +63,7 @@ class Gpu:
     is_mig: bool = False
     has_number: bool = True
     fault: str = ""
+    capability: tuple[int, int] | None = None
 
     @property
     def cuda_id(self) -> str:
@@ -134,14 +136,18 @@ def _described(nvml: Any, index: int, root: Path) -> Iterator[Gpu]:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     pci = ask(nvml, "nvmlDeviceGetPciInfo", handle)
     node = None if pci is None else read_node(_text(pci.busId), root)
+    version = ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
+    capability = None if version is None else (int(version[0]), int(version[1]))
     mode = ask(nvml, "nvmlDeviceGetMigMode", handle)
     if not mode or not mode[0]:
-        yield _describe(nvml, handle, index, node, is_mig=False)
+        gpu = _describe(nvml, handle, index, node, is_mig=False)
+        yield dataclasses.replace(gpu, capability=capability)
         return
     for place in range(ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
         instance = ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
         if instance is not None:
-            yield _describe(nvml, instance, index, node, is_mig=True)
+            gpu = _describe(nvml, instance, index, node, is_mig=True)
+            yield dataclasses.replace(gpu, capability=capability)
 
 
 def _describe(

@@ -5,8 +5,9 @@
 - Every relay has a *twin* of one case: the same program again. Their ratio shows what
   the design resolves; its interval must include 1.
 - The *primary contrast* is what the study is planned for; it is named before anything
-  is measured. With two backends or more: the first over the second. With one: the
-  largest number of replicas over the baseline. Both in the first mode that has them, at
+  is measured. With two backends or more: the first over the second. With one, and
+  where the two meet at the baseline only: the largest number of replicas over the
+  baseline, of the first backend that has both. Both in the first mode that has them, at
   the most replicas that are not oversubscribed.
 """
 
@@ -192,21 +193,24 @@ def _primary(trials: Sequence[PlannedTrial], num_cores: int) -> Contrast | None:
     usable = [
         trial
         for trial in first_repetition
-        if mode in trial.modes and trial.spec.num_replicas <= num_cores
+        if mode in trial.modes
+        and (trial.spec.device == "gpu" or trial.spec.num_replicas <= num_cores)
     ]
     by_key = {(t.spec.backend, t.spec.num_replicas): t for t in usable}
     backends = list(dict.fromkeys(trial.spec.backend for trial in first_repetition))
     sizes = sorted({trial.spec.num_replicas for trial in usable}, reverse=True)
-    for size in sizes:
+    # At the baseline, with more replicas elsewhere, the question is how those scale.
+    for size in sizes[:-1] or sizes:
         pair = [by_key.get((backend, size)) for backend in backends[:2]]
         if len(pair) == 2 and None not in pair:  # noqa: PLR2004 - a pair
             text = f"{backends[0]} / {backends[1]}, {mode.value} scaling, x{size}"
             return _contrast(pair[0], pair[1], text)
-    own = [by_key[backends[0], n] for n in sizes if (backends[0], n) in by_key]
-    if len(own) > 1:
-        most, fewest = own[0].spec.num_replicas, own[-1].spec.num_replicas
-        text = f"{backends[0]}, {mode.value} scaling, x{most} / x{fewest}"
-        return _contrast(own[0], own[-1], text)
+    for backend in backends:
+        own = [by_key[backend, n] for n in sizes if (backend, n) in by_key]
+        if len(own) > 1:
+            most, fewest = own[0].spec.num_replicas, own[-1].spec.num_replicas
+            text = f"{backend}, {mode.value} scaling, x{most} / x{fewest}"
+            return _contrast(own[0], own[-1], text)
     return None
 
 

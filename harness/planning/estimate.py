@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 ASSUMED_TRIAL_SEC = 30.0
 """Assumed where there is no earlier trial: that of a laptop preset on two cores."""
 
+GPU_START_SEC = 42.0
+"""Assumed of a trial on GPUs: imports, tracing, choosing kernels, checks."""
+EACH_GPU_SEC = 5.0
+"""The same for each GPU: its context, its part of the graph, its choice of kernels."""
+GPU_STEP_SEC = 0.1
+"""Assumed of a step: presets for GPUs fill one, so faster ones have larger batches."""
+
 _MAX_EARLIER_TRIALS = 2_000
 
 _Key = tuple[str, ...]
@@ -86,11 +93,11 @@ class Durations:
         A quality run takes its budget too: in seconds, or at the throughput of trials
         of the same case.
         """
-        budget = spec.budget
+        budget, alone_sec = spec.budget, _assumed_alone_sec(spec)
         if budget is None:
-            return ASSUMED_TRIAL_SEC
+            return alone_sec
         if budget.unit is BudgetUnit.SECONDS:
-            return ASSUMED_TRIAL_SEC + budget.amount
+            return alone_sec + budget.amount
         num_examples = budget.amount
         if budget.unit is BudgetUnit.STEPS:
             num_examples *= spec.global_batch_size
@@ -98,8 +105,25 @@ class Durations:
             (self._rates[key] for key in _rate_keys(spec) if key in self._rates), None
         )
         if rates is None:
-            return ASSUMED_TRIAL_SEC
-        return ASSUMED_TRIAL_SEC + num_examples / statistics.median(rates)
+            return alone_sec
+        return alone_sec + num_examples / statistics.median(rates)
+
+
+def _assumed_alone_sec(spec: TrialSpec) -> float:
+    """Returns what a trial is assumed to take without its budget."""
+    if spec.device != "gpu":
+        return ASSUMED_TRIAL_SEC
+    num_steps = spec.num_warmup_steps + (spec.num_measured_steps or 0)
+    return GPU_START_SEC + EACH_GPU_SEC * spec.num_replicas + GPU_STEP_SEC * num_steps
+
+
+def _assumption(trials: Sequence[PlannedTrial]) -> str:
+    if any(trial.spec.device == "gpu" for trial in trials):
+        return (
+            f"{GPU_START_SEC:g} s per trial, {EACH_GPU_SEC:g} s per GPU of it and"
+            f" {GPU_STEP_SEC:g} s per step"
+        )
+    return f"{ASSUMED_TRIAL_SEC:g} s per trial"
 
 
 def _keys(spec: TrialSpec) -> list[_Key]:
@@ -154,7 +178,7 @@ def _add_file(durations: Durations, path: Path) -> None:
 
 
 def estimate(trials: Sequence[PlannedTrial], durations: Durations) -> Estimate:
-    """Returns the estimated duration of ``trials``."""
+    """Returns the estimated duration of ``trials``, which run one after the other."""
     total = 0.0
     num_assumed = 0
     for trial in trials:
@@ -166,13 +190,11 @@ def estimate(trials: Sequence[PlannedTrial], durations: Durations) -> Estimate:
     if not num_assumed:
         basis = "from earlier trials like these"
     elif num_assumed == len(trials):
-        basis = (
-            f"assuming {ASSUMED_TRIAL_SEC:g} s per trial: no earlier ones like these"
-        )
+        basis = f"assuming {_assumption(trials)}: no earlier ones like these"
     else:
         basis = (
             f"from earlier trials; {num_assumed} of {len(trials)} assumed to take"
-            f" {ASSUMED_TRIAL_SEC:g} s"
+            f" {_assumption(trials)}"
         )
     return Estimate(total_sec=total, basis=basis)
 

@@ -81,7 +81,10 @@ def conclude(
         return ended.without_record(logs, trial_exit, first, trial_dir)
     tflops = tuple(itertools.chain.from_iterable(log.gpu_tflops for log in logs))
     return dataclasses.replace(
-        _complete(trial_id, spec, logs, turns), gpu_tflops=tflops
+        _complete(trial_id, spec, logs, turns),
+        gpu_tflops=tflops,
+        nccl_version="+".join(sorted({log.nccl_version for log in logs} - {""}))
+        or None,
     )
 
 

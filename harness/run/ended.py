@@ -35,12 +35,14 @@ class Conclusion:
       result: The observations, if the trial completed.
       gpu_tflops: Rates of a matrix product on its GPUs, in their order; empty if a
         process did not record them.
+      nccl_version: That its processes had loaded; None where none was.
     """
 
     status: TrialStatus
     failure: Failure | None
     result: TrialResult | None
     gpu_tflops: tuple[float, ...] = ()
+    nccl_version: str | None = None
 
 
 def without_record(

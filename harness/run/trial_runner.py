@@ -29,6 +29,7 @@ from harness.machine import (
     foreign_load,
     gpu_choice,
     gpu_exclusive,
+    gpu_settings,
     machine_state,
 )
 from harness.machine.gpu_watch import GpuWatch
@@ -189,6 +190,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         place,
         variables,
         gpus=tuple(gpu.name for gpu in chosen),
+        gpu_settings=gpu_settings.read(chosen) if chosen else (),
         inherited=os.environ,
         state=machine_state.read_machine_state(
             [*itertools.chain(*place.cpusets)],
@@ -268,6 +270,7 @@ def record(
         uses = gpu_record.with_products(uses, conclusion.gpu_tflops)
         conclusion = aggregate.judge_gpus(conclusion, uses)
         after["gpu_uses"] = uses
+        after["nccl_version"] = conclusion.nccl_version
     store.write_env(trial_id, prepared.env.model_copy(update=after))
     is_ok = conclusion.status is TrialStatus.OK
     if is_ok and not settings.are_checkpoints_kept:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.client.scaling_client import ADDRESS_VARIABLE
+from harness.machine import cuda_cache
 from harness.machine.gpus import NO_GPU
 from harness.machine.oom_kills import read_oom_kills
 from harness.placement import gpu_threads
@@ -122,6 +123,7 @@ def trial_variables(
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         # Set explicitly: visible GPUs change what TensorFlow does, even if unused.
         "CUDA_VISIBLE_DEVICES": ",".join(gpu_ids) or NO_GPU,
+        **(cuda_cache.variables(base) if gpu_ids else {}),
         # Repetitions should also vary the hash order, reproducibly.
         "PYTHONHASHSEED": str(spec.seed),
         # The measured code is the code whose digest is in the spec.

@@ -41,12 +41,19 @@ class TensorFlowGpus:
       is_built_with_cuda: Whether this build can use GPUs at all.
       cuda_version: Of CUDA, that it was built with; "" without.
       cudnn_version: Of cuDNN, that it was built with; "" without.
+      architectures: GPUs that it has machine code for (``sm_80``), or PTX
+        (``compute_90``); empty where it does not say.
     """
 
     num_gpus: int
     is_built_with_cuda: bool
     cuda_version: str = ""
     cudnn_version: str = ""
+    architectures: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # JSON has lists only.
+        object.__setattr__(self, "architectures", tuple(self.architectures))
 
 
 class MissingGpuError(RuntimeError):
@@ -63,6 +70,7 @@ def read_here() -> TensorFlowGpus:
         is_built_with_cuda=bool(tf.test.is_built_with_cuda()),
         cuda_version=str(build.get("cuda_version", "")),
         cudnn_version=str(build.get("cudnn_version", "")),
+        architectures=tuple(map(str, build.get("cuda_compute_capabilities", ()))),
     )
 
 

@@ -21,6 +21,7 @@ which all processes of a machine share; those of two machines cannot be compared
   window, and only where the floating-point operations of an example were counted.
 - ``gpu_canary``: ``tflops`` of a matrix product on each GPU of the process, before the
   warm-up steps; ``reason`` where there is none.
+- ``nccl``: ``version`` that the process has loaded; nothing where it has none.
 - ``memory``: ``peak_memory_bytes``, ``method``. Of the measured window.
 - ``window_metric``: the fields of ``QualityMetric``; counted in the measured window.
 - ``heartbeat``: ``ns``. The process is alive, at least every few seconds.
@@ -112,6 +113,7 @@ class RankLog:
       is_start_alone: Whether no other trial started beside this one until then.
       peak: Fields of the ``peak`` line, empty if the peak was not measured.
       gpu_tflops: Rates of a matrix product on the GPUs of the process.
+      nccl_version: Of the library in its memory; "" without one.
       memory: Fields of the ``memory`` line, empty before the window has ended.
       window_metrics: Fields of the ``window_metric`` lines.
       collectives: The backend's description of the collectives in a step.
@@ -135,6 +137,7 @@ class RankLog:
     is_start_alone: bool = True
     peak: dict[str, Any] = dataclasses.field(default_factory=dict)
     gpu_tflops: list[float] = dataclasses.field(default_factory=list)
+    nccl_version: str = ""
     memory: dict[str, Any] = dataclasses.field(default_factory=dict)
     window_metrics: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     collectives: str = ""
@@ -194,6 +197,7 @@ _VALUES = {
     "clock": ("clock_host", "host", str),
     "client": ("num_ranks", "num_ranks", int),
     "explain": ("collectives", "collectives", str),
+    "nccl": ("nccl_version", "version", str),
 }
 
 # Kinds whose fields are stored as they are.

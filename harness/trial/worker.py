@@ -29,7 +29,14 @@ from harness.client.scaling_client import (
 )
 from harness.machine.gpus import NO_GPU
 from harness.placement.processes import processes_of_trial
-from harness.trial import die_with_parent, gpu_probe, matrix_product, measure, peak
+from harness.trial import (
+    die_with_parent,
+    gpu_probe,
+    loaded_nccl,
+    matrix_product,
+    measure,
+    peak,
+)
 from replicator.cluster import environment
 from results.records.models import Control, Environment, TrialSpec
 
@@ -218,10 +225,15 @@ def measure_spec(
         )
         if num_replicas_here
         else None,
-        before_warmup=functools.partial(
-            matrix_product.write_tflops, writer, [f"GPU:{i}" for i in range(len(given))]
-        ),
+        before_warmup=functools.partial(_look_at_gpus, writer, len(given)),
     )
+
+
+def _look_at_gpus(writer: RankFile, num_gpus: int) -> None:
+    """Records what is known of the GPUs of this process once it has run a step."""
+    if num_gpus:
+        matrix_product.write_tflops(writer, [f"GPU:{i}" for i in range(num_gpus)])
+        loaded_nccl.write(writer)
 
 
 def _create(spec: TrialSpec) -> Any:

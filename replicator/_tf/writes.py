@@ -15,7 +15,7 @@ import tensorflow as tf
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_WRITES = (
+WRITES = (
     "assign",
     "assign_add",
     "assign_sub",
@@ -53,7 +53,7 @@ def _telling(kind: type, told: Callable[[Any], None]) -> type:
 def _make(kind: type, told: Callable[[Any], None]) -> type:
     methods = {
         name: _telling_method(getattr(kind, name), told)
-        for name in _WRITES
+        for name in WRITES
         if hasattr(kind, name)
     }
     names = {"__module__": kind.__module__, "told_of_writes": staticmethod(told)}

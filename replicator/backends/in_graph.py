@@ -142,7 +142,14 @@ class InGraphReplicator(base.Replicator):
     @contextlib.contextmanager
     def context(self) -> Iterator[InGraphReplicator]:
         """The scope for creating variables, by default on replica 0's device."""
-        with super().context(), tf.device(self.devices[0]):
+
+        def create(next_creator: Callable[..., Any], **options: Any) -> Any:
+            variable = next_creator(**options)
+            self._table.watch(variable)
+            return variable
+
+        scope = tf.variable_creator_scope(create)
+        with super().context(), scope, tf.device(self.devices[0]):
             yield self
 
     def logical_device(self, index: int) -> Any:
@@ -177,7 +184,7 @@ class InGraphReplicator(base.Replicator):
                 self.devices,
                 has_virtual_gpus=self.topology.has_virtual_gpus,
             )
-        with creation.created_in(self.context):
+        with creation.created_in(self.context, self._table.watch):
             return Program(
                 step_fn.step_fn if isinstance(step_fn, CompiledStep) else step_fn,
                 specs,
@@ -268,10 +275,9 @@ class InGraphReplicator(base.Replicator):
         _tf_compat.wait_for_remote_ops()
 
     def restored(self, variables: Sequence[Any]) -> None:
-        """Refreshes the copies where runs do not; see ``Replicator.restored``."""
+        """Refreshes the copies; see ``Replicator.restored``."""
         super().restored(variables)
-        if not self._table.detects_writes:
-            self.refresh_variables()
+        self.refresh_variables()
 
     def _check_promise(self, variables: Sequence[Any]) -> None:
         """Rejects variables that were written although nobody was to write them."""

@@ -22,8 +22,13 @@ if TYPE_CHECKING:
 _Traced = TypeVar("_Traced")
 
 
+def _ignore(_variable: Any) -> None:
+    """Nobody has to know."""
+
+
 class _State(threading.local):
     is_allowed = False
+    made: Callable[[Any], None] = staticmethod(_ignore)
     place: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
 
@@ -43,13 +48,20 @@ def allowed() -> Iterator[None]:
 @contextlib.contextmanager
 def created_in(
     scope: Callable[[], contextlib.AbstractContextManager[Any]],
+    made: Callable[[Any], None] = _ignore,
 ) -> Iterator[None]:
-    """Makes what a step creates in a scope of variables."""
-    before, _STATE.place = _STATE.place, scope
+    """Makes what a step creates in a scope of variables.
+
+    Args:
+      scope: Returns the scope.
+      made: Called with each, and with those that the library makes in a trace.
+    """
+    before = _STATE.place, _STATE.made
+    _STATE.place, _STATE.made = scope, made
     try:
         yield
     finally:
-        _STATE.place = before
+        _STATE.place, _STATE.made = before
 
 
 def place() -> contextlib.AbstractContextManager[Any]:
@@ -84,6 +96,7 @@ def made_outside(
             place() if device is None else tf.device(device),
         ):
             variable = next_creator(**{**kwargs, "initial_value": initial_value})
+        _STATE.made(variable)
         if note is not None:
             note(variable)
         return variable
@@ -133,7 +146,9 @@ def _creating(create: Callable[..., Any]) -> Iterator[None]:
 
     def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if _STATE.is_allowed:
-            return next_creator(**kwargs)
+            variable = next_creator(**kwargs)
+            _STATE.made(variable)
+            return variable
         return create(next_creator, **kwargs)
 
     with tf.variable_creator_scope(creator):

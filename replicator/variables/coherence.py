@@ -14,12 +14,12 @@ the copies: that is what makes ``tf.Variable``, Keras and checkpoints work uncha
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
+from replicator._tf import handles as _tf_handles
 from replicator._tf.branch import Branch
 from replicator.placement import devices as device_lib
 from replicator.step.traced_once import traced_once
@@ -29,7 +29,7 @@ from replicator.variables.outside_values import OutsideValues
 from replicator.variables.outside_writes import WriteCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from replicator.placement.topology import Topology
     from replicator.placement.worker_group import Group
@@ -51,7 +51,7 @@ class Coherence:
         resets: Resets,
         group: Group | None = None,
         *,
-        detects_writes: bool = True,
+        is_checked: Callable[[Entry], bool] = lambda _entry: True,
     ) -> None:
         """Prepares.
 
@@ -60,11 +60,12 @@ class Coherence:
           topology: Where the replicas of this program are.
           resets: Of the table of these variables.
           group: The workers whose programs run side by side; None if there are none.
-          detects_writes: Whether outside writes are looked for (``outside_writes``).
+          is_checked: Whether outside writes of a variable are looked for
+            (``outside_writes``); asked whenever ops are emitted.
         """
         self.entries = tuple(entry for entry in entries if entry.seen is not None)
         self._topology = topology
-        self._detects_writes = detects_writes
+        self._is_checked = is_checked
         self._resets = resets
         self._branches: list[Branch] = []
         self._published = [entry for entry in self.entries if _is_published(entry)]
@@ -75,10 +76,22 @@ class Coherence:
         """Whether ``publish`` asks other workers."""
         return self._values.are_sent
 
-    def refresh(self) -> None:
-        """Emits the check for outside writes, and the reset of changed variables."""
-        if self.entries and self._detects_writes:
-            self._reset_if(WriteCheck(self.entries).is_changed())
+    def refresh(self, switch: Any = None) -> None:
+        """Emits the check for outside writes, and the reset of changed variables.
+
+        Args:
+          switch: A variable that says whether all are checked, when the graph runs;
+            by default, those are that are to be now.
+        """
+        is_any = switch is not None
+        checked = [e for e in self.entries if is_any or self._is_checked(e)]
+
+        def reset() -> None:
+            self._reset_if(WriteCheck(checked).is_changed(), checked)
+
+        if checked:
+            with _tf_handles.own():
+                self._only_if(switch, reset)
 
     def reset(self) -> None:
         """Resets copies that differ from what the user has written, unchecked.
@@ -89,18 +102,29 @@ class Coherence:
         for entry in self.entries:
             if entry.kind is not Kind.PARTIAL:
                 call, variables = self._resets.of(entry, is_certain=False)
-                call(*map(_tf_compat.handle, variables))
+                call(*map(_tf_handles.of, variables))
 
-    def publish(self) -> None:
-        """Emits the update of the user's variables and records their state."""
+    def publish(self, switch: Any = None) -> None:
+        """Emits the update of the user's variables and records their state.
+
+        Args:
+          switch: As in ``refresh``.
+        """
         published = self._published
-        values = self._values.read()
-        for entry, value in zip(published, values, strict=True):
-            entry.variable.assign(value, read_value=False)
-        # Last: what the run itself wrote must not be found as a write of the user's.
-        recorded = self.entries if self._detects_writes else published
-        known = {id(e): value for e, value in zip(published, values, strict=True)}
-        WriteCheck(recorded).record([known.get(id(entry)) for entry in recorded])
+        with _tf_handles.own():
+            values = self._values.read()
+            for entry, value in zip(published, values, strict=True):
+                entry.variable.assign(value, read_value=False)
+            known = {id(e): value for e, value in zip(published, values, strict=True)}
+            # Last: what the run itself wrote is no write of the user's.
+            recorded = [
+                e for e in self.entries if id(e) in known or self._is_checked(e)
+            ]
+            WriteCheck(recorded).record([known.get(id(entry)) for entry in recorded])
+            others = [entry for entry in self.entries if id(entry) not in known]
+            if switch is not None and others:
+                nothing = [None] * len(others)
+                self._only_if(switch, lambda: WriteCheck(others).record(nothing))
 
     def repair(self) -> None:
         """Emits the ops that make variables coherent after a run that failed.
@@ -109,13 +133,16 @@ class Coherence:
         become that of replica 0; what each replica has of its own stays its own, and
         the user's variable reads as if the run had ended there.
         """
-        if self._detects_writes:
-            # It is unknown whether that run came to its refresh; if it did, this is
-            # the identity. Of partial variables, replica 0's is the user's own.
-            for entry in self.entries:
-                if entry.kind.is_per_replica:
-                    call, variables = self._resets.of(entry, is_certain=False)
-                    call(*map(_tf_compat.handle, variables))
+        with _tf_handles.own():
+            self._repair()
+
+    def _repair(self) -> None:
+        # It is unknown whether that run came to its refresh; if it did, this is the
+        # identity. Of partial variables, replica 0's is the user's own.
+        for entry in self.entries:
+            if entry.kind.is_per_replica and self._is_checked(entry):
+                call, variables = self._resets.of(entry, is_certain=False)
+                call(*map(_tf_handles.of, variables))
         for entry, value in zip(self._published, self._values.read(), strict=True):
             entry.variable.assign(value, read_value=False)
         for entry in self.entries:
@@ -124,10 +151,23 @@ class Coherence:
         alike = (Kind.MIRRORED, Kind.RANDOM)
         self._resets.force(entry for entry in self.entries if entry.kind in alike)
 
-    def _reset_if(self, is_changed: tf.Tensor) -> None:
+    def _only_if(self, switch: Any, emit: Callable[[], None]) -> None:
+        """Emits ops, which run only where a switch is on when they are to."""
+        if switch is None:
+            emit()
+            return
+        traced = traced_once(
+            emit, experimental_attributes={"_noinline": True}
+        ).get_concrete_function()
+        captured = traced.captured_inputs
+        branch = Branch(traced, [of.dtype for of in captured], switch.device)
+        branch.call(switch.read_value(), captured)
+        self._branches.append(branch)
+
+    def _reset_if(self, is_changed: tf.Tensor, checked: Sequence[Entry]) -> None:
         """Emits the reset where a variable is changed."""
-        calls = [self._resets.of(entry, is_certain=False) for entry in self.entries]
-        handles = [_tf_compat.handle(v) for _, variables in calls for v in variables]
+        calls = [self._resets.of(entry, is_certain=False) for entry in checked]
+        handles = [_tf_handles.of(v) for _, variables in calls for v in variables]
 
         def reset(*of_all: tf.Tensor) -> None:
             rest = iter(of_all)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator._tf import compat as _tf_compat
+from replicator._tf import handles as _tf_handles
 from replicator.step.traced_once import traced_once
 from replicator.variables.copy_values import replica_value
 from replicator.variables.fingerprints import bits, state_of
@@ -53,7 +53,7 @@ class Resets:
         """Resets the copies of variables that were written; in graphs and eagerly."""
         for entry in entries:
             call, variables = self.of(entry, is_certain=True)
-            call(*map(_tf_compat.handle, variables))
+            call(*map(_tf_handles.of, variables))
 
     def _is_held(self, entry: Entry, replica: int) -> bool:
         """Whether a replica uses the copy of another one."""

@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf import distribute as _tf_distribute
+from replicator._tf import handles as _tf_handles
 from replicator._tf.writes import tell_of_writes
+from replicator.placement import devices as device_lib
 from replicator.step import creation
 from replicator.variables import foreign
 from replicator.variables.copy_values import replica_value
@@ -25,12 +28,13 @@ from replicator.variables.ownership import Ownership, num_bytes
 from replicator.variables.resets import Resets
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from replicator.placement.topology import Topology
 
-# Attribute of a variable that holds its entries, by table.
+# Attributes of a variable: its entries, by table; whether others have its handle.
 _ENTRIES = "_replicator_entries"
+_IS_EXPOSED = "_replicator_is_exposed"
 _ANYWHERE = contextlib.nullcontext()
 
 
@@ -74,6 +78,7 @@ class VariableTable:
 
     Attributes:
       detects_writes: Whether programs look for writes outside of runs.
+      num_exposed: How many variables others have got to write since they have entries.
       ownership: Which replica updates which variable, with a sharded update.
       resets: Functions that reset copies.
       version: Incremented when a variable changes kind, so that older programs are
@@ -82,6 +87,7 @@ class VariableTable:
 
     def __init__(self, topology: Topology, *, detects_writes: bool = True) -> None:
         self.version = 0
+        self.num_exposed = 0
         self.detects_writes = detects_writes
         self._topology = topology
         self.ownership = Ownership(topology)
@@ -90,6 +96,11 @@ class VariableTable:
         self._entries: weakref.WeakValueDictionary[int, Entry] = (
             weakref.WeakValueDictionary()
         )
+        # Of steps in graphs of the user's, while none of their variables is checked.
+        self._in_graphs: weakref.WeakValueDictionary[int, Entry] = (
+            weakref.WeakValueDictionary()
+        )
+        self._switch: Any = None
         self._restored: dict[int, tuple[bytes, LocalState]] = {}
 
     def kind(self, variable: Any) -> Kind:
@@ -104,7 +115,8 @@ class VariableTable:
         entry = self._entries.get(id(variable))
         if entry is not None and entry.kind is kind:
             return entry
-        foreign.check(variable)
+        with _tf_handles.own():
+            foreign.check(variable)
         if entry is not None:
             self.version += 1
         with tf.init_scope(), creation.allowed():
@@ -123,6 +135,60 @@ class VariableTable:
         if has_copies:
             tell_of_writes(variable, _reset_copies)
         return entry
+
+    def watch(self, variable: Any) -> None:
+        """Lets a new variable be checked only once others can write it.
+
+        Those that are made elsewhere are checked always: others may have their handles.
+        """
+        if self.detects_writes and self._topology.num_local_replicas > 1:
+            _tf_handles.watch(variable, _expose)
+
+    def is_checked(self, entry: Entry) -> bool:
+        """Whether somebody may have written a variable without being noticed."""
+        is_watched = _tf_handles.is_watched(entry.variable)
+        is_exposed = not is_watched or hasattr(entry.variable, _IS_EXPOSED)
+        return self.detects_writes and is_exposed
+
+    def expose(self, entries: Iterable[Entry]) -> None:
+        """Has variables checked from now on, as if others had taken their handles."""
+        for entry in entries:
+            if self.detects_writes and not self.is_checked(entry):
+                _expose(entry.variable)
+
+    def note_exposed(self, entry: Entry) -> None:
+        """Records what a variable is before others write it."""
+        if entry.seen is not None:
+            with tf.init_scope(), _tf_handles.own():
+                entry.seen.assign(state(entry.variable, entry.kind))
+            self.num_exposed += 1
+        if entry is self._in_graphs.get(id(entry)):
+            together = [*self._in_graphs.values()]
+            self._in_graphs.clear()
+            self.expose(together)
+            with tf.init_scope():
+                self._switch.assign(True)
+
+    def switch(self, entries: Sequence[Entry]) -> Any:
+        """Returns what says when it runs whether a graph checks variables, if any does.
+
+        Nobody traces a graph of the user's again when somebody else can write one of
+        them. Where one can be written already, all are checked: None is returned.
+        """
+        copied = [entry for entry in entries if entry.seen is not None]
+        is_off = self._switch is None or bool(self._in_graphs)
+        is_compiled = _tf_distribute.is_compiled_graph()
+        if not is_off or is_compiled or any(map(self.is_checked, copied)):
+            self.expose(copied)
+            return None
+        if not copied or not self.detects_writes:
+            return None
+        if self._switch is None:
+            place = device_lib.cpu_of(self._topology.replica_devices[0])
+            with tf.init_scope(), tf.device(place), creation.allowed():
+                self._switch = tf.Variable(False, trainable=False)
+        self._in_graphs.update({id(entry): entry for entry in copied})
+        return self._switch
 
     def entries(self) -> list[Entry]:
         """All entries, in the order of first use."""
@@ -156,9 +222,9 @@ class VariableTable:
             # What raw ops and other graphs wrote would reach them with the next run.
             _tf_compat.wait_for_remote_ops()
             for entry in local:
-                if entry.seen is not None:
+                if entry.seen is not None and self.is_checked(entry):
                     call, variables = self.resets.of(entry, is_certain=False)
-                    call(*map(_tf_compat.handle, variables))
+                    call(*map(_tf_handles.of, variables))
             _tf_compat.wait_for_remote_ops()
         return [
             LocalState(
@@ -239,6 +305,14 @@ class VariableTable:
                     )
                 )
         return tuple(copies)
+
+
+def _expose(variable: Any) -> None:
+    """Has a variable checked by all tables: others take its handle now."""
+    if not hasattr(variable, _IS_EXPOSED):
+        setattr(variable, _IS_EXPOSED, True)
+        for table, entry in list(getattr(variable, _ENTRIES, {}).items()):
+            table.note_exposed(entry)
 
 
 def _reset_copies(variable: Any) -> None:

@@ -16,6 +16,7 @@ from results.records.bounds import (
     Total,
 )
 from results.records.gpu_record import GpuUses
+from results.records.gpu_settings import AllGpuSettings
 from results.records.machine_record import MachineState
 from results.records.record_base import Record
 
@@ -23,6 +24,10 @@ CpuSet = Annotated[
     tuple[Annotated[int, Field(ge=0, le=limits.MAX_REPLICAS)], ...],
     Field(max_length=limits.MAX_REPLICAS),
 ]
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class Placement(Record):
@@ -71,6 +76,14 @@ class Environment(Record):
     )
     gpu_uses: GpuUses = Field(
         default=(), description="of the trial's GPUs, over the measured window"
+    )
+    gpu_settings: AllGpuSettings = Field(
+        default=(), description="of the trial's GPUs, before it started"
+    )
+    nccl_version: Name | None = Field(
+        default=None,
+        exclude_if=_is_none,
+        description="that its processes had loaded; several are joined by '+'",
     )
     machine_state: MachineState | None = None
     placement: Placement

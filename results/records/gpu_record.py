@@ -33,6 +33,9 @@ class GpuUse(Record):
         default=None, description="of the multiprocessors, mean over readings"
     )
     lowest_clock_mhz: Amount | None = None
+    memory_clock_mhz: Amount | None = Field(
+        default=None, description="mean over readings"
+    )
     power_watts: Amount | None = Field(default=None, description="mean over readings")
     temperature_celsius: Amount | None = Field(
         default=None, description="of the chip, the highest reading"

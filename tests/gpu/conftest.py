@@ -22,7 +22,7 @@ import covering
 import fork_server
 import pytest
 
-from harness.machine import gpu_choice
+from harness.machine import cuda_cache, gpu_choice
 from harness.trial import gpu_probe
 from results.records.models import TrialStatus
 from results.store.study_store import Store
@@ -35,6 +35,8 @@ SWEEP_TIMEOUT_SEC = 3600
 PROGRAM_TIMEOUT_SEC = 600
 # Of TensorFlow, in the output of a forked process.
 LOG_LINE = re.compile(r"^[EIW]\d{4} .*\n", re.MULTILINE)
+# Of such a line: "E0000 00:00:1700000000.000000     123 cupti_tracer.cc:1234] ".
+PREFIX = re.compile(r"^[EIW]\d{4} [^\]]*\] ")
 REHEARSAL = "test_rehearsal.py"
 COMMON = (
     "--workload=resnet50",
@@ -45,6 +47,7 @@ COMMON = (
 SWEEPS = {
     "one replica": ("--backends=single,in_graph", "--replicas=1", "--repeats=3"),
     "compiled": ("--backends=in_graph", "--replicas=1", "--repeats=1"),
+    "two": ("--backends=in_graph", "--replicas=2", "--repeats=1"),
     "beyond memory": (
         "--backends=in_graph",
         "--replicas=1",
@@ -175,6 +178,7 @@ def run_program() -> Any:
                 "PYTHONPATH": os.pathsep.join(
                     [str(ROOT), os.environ.get("PYTHONPATH", "")]
                 ),
+                **cuda_cache.variables(),
                 "TF_CPP_MIN_LOG_LEVEL": "2",
             },
             capture_output=True,
@@ -183,9 +187,27 @@ def run_program() -> Any:
             check=False,
         )
         assert 0 == done.returncode, done.stdout + done.stderr
+        sys.stderr.write(done.stderr)  # pytest keeps it for those who ask
         return done.stdout
 
     return run
+
+
+@pytest.fixture
+def why_not_counted() -> Any:
+    """Returns a function of a profiler's log: why it counted no kernels, what to do."""
+
+    def describe(log: str) -> str:
+        said = [line for line in log.splitlines() if "cupti" in line.lower()]
+        reason = PREFIX.sub("", said[0]) if said else "its log does not say why"
+        return (
+            f"the profiler counted no kernels: {reason}; let it use CUPTI (docker run"
+            " --cap-add SYS_ADMIN, or the driver's module with"
+            " NVreg_RestrictProfilingToAdminUsers=0), or run this test outside of the"
+            " container; nothing else needs it"
+        )
+
+    return describe
 
 
 @pytest.fixture

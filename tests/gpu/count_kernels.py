@@ -1,6 +1,7 @@
 """Counts what one dispatch of ResNet-50 starts on GPU 0: ``... BACKEND``.
 
-Prints JSON: kernels and copies per dispatch, from TensorFlow's profiler.
+Prints JSON: kernels and copies per dispatch, from TensorFlow's profiler. It counts none
+where CUPTI, which it asks, is refused, as in many containers; then its log says why.
 """
 
 from __future__ import annotations

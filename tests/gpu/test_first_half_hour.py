@@ -39,7 +39,7 @@ def test_two_replicas_on_one_gpu_train_as_one(run_program: Any) -> None:
 
 
 def test_one_replica_starts_no_more_kernels_than_a_single_device(
-    run_program: Any, capsys: Any
+    run_program: Any, capsys: Any, why_not_counted: Any
 ) -> None:
     """The counts are printed: they are the first figures to look at."""
     found = {
@@ -48,10 +48,12 @@ def test_one_replica_starts_no_more_kernels_than_a_single_device(
         )
         for backend in ("single", "in_graph")
     }
+    single, replicated = (found[name]["kernels"] for name in ("single", "in_graph"))
+    if not single and not replicated:
+        pytest.skip(why_not_counted(capsys.readouterr().err))
     with capsys.disabled():
         print(f"\nper dispatch: {json.dumps(found)}")  # noqa: T201 - the result
 
-    single, replicated = (found[name]["kernels"] for name in ("single", "in_graph"))
     assert single > 0
     assert replicated <= (1 + MOST_ADDED_KERNELS) * single
 
@@ -83,12 +85,7 @@ def test_every_kind_of_compilation_runs(sweep: Any, jit: str) -> None:
 @pytest.mark.gpu(count=2)
 def test_programs_of_xla_meet_in_their_collectives(sweep: Any) -> None:
     """Two GPUs have about the same loss after warmup with XLA as without."""
-    off, step = (
-        sweep(
-            "--backends=in_graph", "--replicas=2", "--repeats=1", f"--option=jit={jit}"
-        )
-        for jit in ("off", "step")
-    )
+    off, step = (sweep("two", f"--option=jit={jit}") for jit in ("off", "step"))
     ((plain,), (compiled,)) = (swept.trials("in_graph", 2) for swept in (off, step))
 
     first, *_ = plain.result.ranks[0].losses

@@ -5,6 +5,7 @@ A mistake in them would otherwise be found on the machine whose time is dear.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import math
@@ -101,6 +102,29 @@ def test_kernels_and_copies_of_the_first_gpu_are_counted(tmp_path: Path) -> None
     }
 
 
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (
+            (
+                "W0000 00:00:1700000000.000000 12 gpu.cc:9] no\n"
+                "E0000 00:00:1700000000.000000 12 cupti_error_manager.cc:213]"
+                " cuptiActivityEnable: error 35: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES\n"
+            ),
+            "cuptiActivityEnable: error 35: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES",
+        ),
+        ("W0000 00:00:1700000000.000000 12 gpu.cc:9] no\n", "its log does not say why"),
+    ],
+)
+def test_a_refused_profiler_is_no_failure(
+    why_not_counted: Any, log: str, reason: str
+) -> None:
+    """The test is skipped with what the profiler said, and what allows it."""
+    expected = f"the profiler counted no kernels: {reason}; let it use CUPTI (docker"
+    assert why_not_counted(log).startswith(expected)
+    assert "pytest.skip(why_not_counted(" in FIRST_HALF_HOUR
+
+
 def test_a_study_is_read_by_case(read_as_swept: Any, tmp_path: Path) -> None:
     """The median of its repetitions; a failure or a case that is not there is seen."""
     backends = ("single", "in_graph")
@@ -167,6 +191,23 @@ def test_every_sweep_can_be_planned_on_eight_gpus(
         assert exit_codes.OK == code, (chosen, printed.err)
         assert re.search(r"\bin_graph\b", printed.out)
     assert [] == list(tmp_path.iterdir())
+
+
+def test_every_sweep_of_a_test_is_a_planned_one(
+    options_of_sweeps: dict[str, tuple[str, ...]],
+) -> None:
+    """A test that asks for a sweep by another name would end on the GPUs."""
+    names = [
+        node.args[0].value
+        for node in ast.walk(ast.parse(FIRST_HALF_HOUR))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "sweep"
+        and isinstance(node.args[0], ast.Constant)
+    ]
+
+    assert len(names) >= 5
+    assert {*options_of_sweeps} == {*names}
 
 
 def test_every_kind_of_compilation_has_its_test() -> None:

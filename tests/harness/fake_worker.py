@@ -296,6 +296,8 @@ def write_products(writer: RankFile, spec: TrialSpec) -> None:
     if num_gpus > 1:
         rates[-1] = 480.0
     writer.write("gpu_canary", tflops=rates, reason="")
+    if num_gpus > 1:
+        writer.write("nccl", version="2.25.1")
 
 
 def rank_of_several() -> int | None:

@@ -60,6 +60,7 @@ def manifest(job: Job, options: pods.PodOptions, runs: str) -> str:
         job=job,
         options=options,
         runs=runs,
+        kept_code=pods.kept_code(runs, job.gpus_per_worker) if options.claim else {},
         group=pods.GROUP,
         limits=pods.limits(job, options.memory_per_worker),
         workers=WORKERS,

@@ -54,6 +54,7 @@ def of_sweep(job: Job, options: KubernetesOptions, runs_dir: str) -> dict[str, A
             _of_pod(names.ADDRESS_VARIABLE, "status.podIP"),
             {"name": names.RUNS_VARIABLE, "value": runs},
             {"name": names.GPUS_VARIABLE, "value": str(job.gpus_per_worker)},
+            *({"name": n, "value": v} for n, v in pods.kept_code(runs, gpus).items()),
         ],
         "volumeMounts": mounts,
     }

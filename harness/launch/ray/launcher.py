@@ -18,6 +18,7 @@ from harness.launch.options import A_DAY, Nodes, TimeLimit
 from harness.launch.ray import cluster
 from harness.launch.remote import RemoteLauncher
 from harness.launch.templating import render_template
+from harness.machine import cuda_cache
 from harness.options.option import Options
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ class Ray(LauncherInfo):
             nodes=nodes,
             port=PORT,
             gpus=job.gpus_per_worker * workers_per_node,
+            cuda_folder=cuda_cache.FOLDER,
+            cuda_size=cuda_cache.LARGEST,
             cores=None if cores is None else cores * workers_per_node,
             timeout_sec=math.ceil(options.time_limit),
         )

@@ -7,6 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Final
 
 from harness.errors import PlanError
+from harness.machine import cuda_cache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +45,14 @@ exit "$code"
 """
 
 
+# Homes are on all nodes, and stay. What the driver compiles is kept there in any case;
+# beyond CUDA's default of 1 GiB it would drop what is oldest.
+_KEEPS_COMPILED = f"""\
+export CUDA_CACHE_PATH="${{CUDA_CACHE_PATH:-$HOME/{cuda_cache.FOLDER}}}"
+export CUDA_CACHE_MAXSIZE="${{CUDA_CACHE_MAXSIZE:-{cuda_cache.LARGEST}}}"
+"""
+
+
 def of_gang(job: Job, needs: Needs) -> str:
     """Returns the batch file of a gang, or of an array of single tasks."""
     command = shlex.join(job.command)
@@ -53,7 +62,8 @@ def of_gang(job: Job, needs: Needs) -> str:
     else:
         # Each job of the array runs one shard on whole nodes of its own.
         body = f"{command} {_shard(needs.array)}\n"
-    return f"{_header(job, needs)}\n{body}"
+    keeps = _KEEPS_COMPILED * bool(job.gpus_per_worker)
+    return f"{_header(job, needs)}\n{keeps}{body}"
 
 
 def of_sweep(job: Job, needs: Needs, runs_dir: str) -> str:
@@ -69,7 +79,8 @@ def of_sweep(job: Job, needs: Needs, runs_dir: str) -> str:
         command += f" {_shard(needs.array)}"
     continues = ["requeue", "open-mode=append", f"signal=B:USR1@{GRACE_SEC}"]
     body = _CONTINUES.format(command=command, runs=shlex.quote(runs_dir))
-    return _header(job, needs, continues) + body
+    keeps = f"\n{_KEEPS_COMPILED}" * bool(job.gpus_per_worker)
+    return _header(job, needs, continues) + keeps + body
 
 
 def _shard(array: int) -> str:

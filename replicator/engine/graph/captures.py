@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import captures as _tf_captures
+from replicator._tf import handles as _tf_handles
 from replicator.engine.graph.body import producer
 from replicator.engine.graph.effects import (
     PASS_THROUGH,
@@ -92,7 +93,7 @@ def find(
         lines[placeholder.op.name] = placeholder.op
     resources = {name: x for name, x in outer.items() if x.dtype == tf.resource}
     by_handle = {
-        id(variable.handle): variable
+        id(_tf_handles.of(variable)): variable
         for variable in graph.variables
         if not _tf_captures.is_result(variable)
     }

@@ -17,6 +17,7 @@ import tensorflow as tf
 from replicator._tf import batch_norm as _tf_batch_norm
 from replicator._tf import compat as _tf_compat
 from replicator._tf import gradients as _tf_gradients
+from replicator._tf import handles as _tf_handles
 from replicator.collectives import vectorized
 from replicator.collectives.call import Collective
 from replicator.collectives.linking import TENSORS
@@ -203,7 +204,9 @@ def trace(
 
     def step(*args: Any) -> Any:
         trace_context.graph = _tf_compat.current_graph()
-        with context.enter(trace_context), replica_context.entered():
+        # What the step writes is seen in its graph, whose copies write for it.
+        own = _tf_handles.own_graph()
+        with own, context.enter(trace_context), replica_context.entered():
             return check_outputs(step_fn(*args), step_fn)
 
     def writes_summaries() -> Any:

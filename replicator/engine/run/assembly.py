@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
+from replicator._tf import handles as _tf_handles
 from replicator.engine.analysis import shares
 from replicator.engine.graph import body as body_lib
 from replicator.engine.graph.replicate import Replicas
@@ -260,7 +261,7 @@ class Assembly:
         # The same copy is one argument, however many replicas use it.
         copy = entry.copies[replica]
         first = [id(other) for other in entry.copies].index(id(copy))
-        return self._argument((first, placeholder), copy.handle)
+        return self._argument((first, placeholder), _tf_handles.of(copy))
 
     def _argument(self, key: tuple[int, str], outer: Any) -> str:
         if key not in self._places:

@@ -88,6 +88,9 @@ class Program:
         self._coherence = self._make_coherence(None if without_communication else group)
         self._functions: dict[tuple[int, bool], Dispatch] = {}
         self._repairs: dict[bool, Dispatch] = {}
+        self._num_exposed = table.num_exposed
+        if group is not None:  # programs that run side by side have the same ops
+            table.expose(self.entries.values())
 
     @property
     def plans(self) -> tuple[CollectivePlan, ...]:
@@ -115,12 +118,20 @@ class Program:
           num_steps: Steps in this dispatch.
           may_end: Whether the data of any worker may end; the same on all of them.
         """
+        self._follow_exposed()
         group = self._group if may_end else None
         key = num_steps, group is not None
         if key not in self._functions:
             end = None if group is None else UnevenInputs(self._topology, group)
             self._functions[key] = self._make_function(num_steps, end, source)
         return self._assembly.pack(self._functions[key](source))
+
+    def _follow_exposed(self) -> None:
+        """Forgets functions without the check of a variable that others can write."""
+        if self._num_exposed != self._table.num_exposed:
+            self._num_exposed = self._table.num_exposed
+            self._functions.clear()
+            self._repairs.clear()
 
     def repair(self, error: BaseException, num_steps: int, *, may_end: bool) -> None:
         """Makes variables coherent after a run that raised an error.
@@ -135,6 +146,7 @@ class Program:
             return  # a step without data has not begun
         # Steps before the end of the data were applied, on all workers. Otherwise the
         # others are elsewhere, and nothing can be asked of them.
+        self._follow_exposed()
         is_alone = self._group is not None and not (is_end and may_end)
         if is_alone not in self._repairs:
             self._repairs[is_alone] = self._make_repair(is_alone)
@@ -155,7 +167,7 @@ class Program:
             self._topology,
             self._table.resets,
             group,
-            detects_writes=self._table.detects_writes,
+            is_checked=self._table.is_checked,
         )
 
     def emit(self, batches: Sequence[Any]) -> list[list[Any]]:
@@ -168,9 +180,10 @@ class Program:
           By local replica, the tensors that the step returns, which are a list.
         """
         with self._in_turn():
-            self._coherence.refresh()
+            switch = self._table.switch(list(self.entries.values()))
+            self._coherence.refresh(switch)
             flat = self._assembly.call(self._assembly.captured, batches)
-            self._coherence.publish()
+            self._coherence.publish(switch)
         size = len(flat) // len(batches)
         return [flat[r * size : (r + 1) * size] for r in range(len(batches))]
 

@@ -58,6 +58,23 @@ def test_a_file_is_written_and_named(
     assert "mine" == (tmp_path / "files" / name).read_text()
 
 
+@pytest.mark.parametrize("launcher", ["slurm", "ray", "jobset"])
+def test_what_a_driver_compiles_for_gpus_is_kept(
+    harness: Any, tmp_path: Path, launcher: str
+) -> None:
+    """In the home that all nodes share, or on the claim; not where there is no GPU."""
+    options = [IMAGE, "--claim=studies"] if launcher == "jobset" else []
+    names = ("CUDA_CACHE_PATH", "CUDA_CACHE_MAXSIZE", "4294967296")
+    for gpus in (0, 4):
+        asked = (f"--name=of-{gpus}", "--workers=2", f"--gpus-per-worker={gpus}")
+        code, out, err = render(harness, launcher, *asked, *options)
+        assert 0 == code, err
+        text = (tmp_path / out.strip()).read_text()
+        assert [bool(gpus)] * 3 == [name in text for name in names]
+    place = "/srv/harness/runs/.cuda-cache" if options else "$HOME/.nv/ComputeCache"
+    assert place in text
+
+
 def test_an_engine_may_still_be_a_target(harness: Any, tmp_path: Path) -> None:
     """The older spelling of the option."""
     code, out, _ = harness("launch", "render", "--target=mpi", "--", "train")

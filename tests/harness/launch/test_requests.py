@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING, Any
 
+import fake_slurm
 import pytest
 
 from harness.errors import LaunchError
@@ -24,11 +24,6 @@ SWEEP = (
 )  # fmt: skip
 ON_SLURM = (*SWEEP, "--launcher=slurm")
 ON_RAY = (*SWEEP, "--launcher=ray")
-PROGRAMS = {
-    "sinfo": 'echo "main* 2"; echo "big 8"',
-    "sbatch": 'cat > "$SUBMITTED"; echo "42;cluster"',
-    "srun": "exit 1",
-}
 
 
 @pytest.fixture
@@ -36,15 +31,7 @@ def slurm(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """Puts programs into PATH that answer as Slurm's; returns what was submitted."""
-    folder = tmp_path_factory.mktemp("slurm")
-    for name, text in PROGRAMS.items():
-        path = folder / name
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setenv("SUBMITTED", str(folder / "submitted"))
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    return folder / "submitted"
+    return fake_slurm.install(tmp_path_factory.mktemp("slurm"), monkeypatch)
 
 
 @pytest.fixture

@@ -80,6 +80,12 @@ def test_eight_gpus_are_measured_and_each_trial_lists_its_own(
         assert "exclusive" == env.placement.device_sharing
         assert list(range(num_replicas)) == [use.index for use in env.gpu_uses]
         assert {120.0} == {use.power_watts for use in env.gpu_uses}
+        assert {2619.0} == {use.memory_clock_mhz for use in env.gpu_uses}
+        assert list(range(num_replicas)) == [of.index for of in env.gpu_settings]
+        assert num_replicas == len(env.gpu_settings[0].paths)
+        assert (None if num_replicas == 1 else "2.25.1") == env.nccl_version
+        cache = env.environment_variables["CUDA_CACHE_MAXSIZE"]
+        assert "4294967296" == cache
         assert env.machine_state is not None
         assert "570.86.15" == env.machine_state.gpu_driver
 
@@ -349,7 +355,8 @@ def test_a_record_without_gpus_is_as_it_was(finished: Any, tmp_path: Path) -> No
     texts = [path.read_text() for path in store.root.rglob("*.json")]
 
     assert len(texts) > 8
-    assert [] == [text for text in texts if '"gpu_uses"' in text]
+    names = ("gpu_uses", "gpu_settings", "nccl_version")
+    assert [] == [t for t in texts if any(f'"{name}"' in t for name in names)]
     assert {()} == {trial.env.gpu_uses for trial in store.trials()}
 
 

@@ -170,7 +170,11 @@ def test_a_worker_of_several_replicas_sees_a_gpu_for_each(
 def test_what_it_prints_is_what_it_reads(capsys: Any, monkeypatch: Any) -> None:
     """One line of JSON."""
     seen = TensorFlowGpus(
-        num_gpus=2, is_built_with_cuda=True, cuda_version="12.5", cudnn_version="9"
+        num_gpus=2,
+        is_built_with_cuda=True,
+        cuda_version="12.5",
+        cudnn_version="9",
+        architectures=("sm_80", "compute_90"),
     )
     monkeypatch.setattr(gpu_probe, "read_here", lambda: seen)
 

@@ -44,10 +44,10 @@ def test_no_method_that_writes_is_missing():
 
     found = {name for name in names if name.startswith(kinds)}
 
-    assert found == {name for name in writes._WRITES if not name.startswith("_")}
+    assert found == {name for name in writes.WRITES if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("name", writes._WRITES)
+@pytest.mark.parametrize("name", writes.WRITES)
 def test_each_write_is_told_once_it_is_done(variable, name):
     """With its value: what is told can read it."""
 

@@ -51,6 +51,13 @@ class FakeGpu:
       uncorrected_errors: ECC errors since the last reset.
       mig: Its instances in MIG mode; None if it is not in MIG mode.
       unsupported: Names of functions that it does not support.
+      corrected_errors: ECC errors that it corrected since the last reset.
+      memory_clock_mhz: Clock of its memory now.
+      is_persistent: Whether the driver stays loaded without users.
+      pcie_generation: The highest that GPU and slot have.
+      pcie_width: Lanes.
+      num_nvlinks: Active links.
+      capability: Compute capability.
       is_lost: Whether the driver has lost it: every question is an error.
     """
 
@@ -74,6 +81,13 @@ class FakeGpu:
     uncorrected_errors: int = 0
     mig: list[FakeMig] | None = None
     unsupported: frozenset[str] = frozenset()
+    corrected_errors: int = 0
+    memory_clock_mhz: int = 2619
+    is_persistent: bool = True
+    pcie_generation: int = 5
+    pcie_width: int = 16
+    num_nvlinks: int = 18
+    capability: tuple[int, int] = (9, 0)
     is_lost: bool = False
 
 
@@ -164,6 +178,11 @@ class FakeNvml:
         """As newer versions of the library return it."""
         return types.SimpleNamespace(busId=handle.bus_id)
 
+    def nvmlDeviceGetCudaComputeCapability(self, handle: FakeGpu) -> list[int]:  # noqa: N802
+        """Major and minor version."""
+        self._check(handle, "nvmlDeviceGetCudaComputeCapability")
+        return list(handle.capability)
+
     def nvmlDeviceGetMigMode(self, handle: FakeGpu) -> list[int]:  # noqa: N802
         """Current and pending mode."""
         return [int(handle.mig is not None)] * 2
@@ -198,10 +217,11 @@ class FakeNvml:
         return handle.reasons
 
     def nvmlDeviceGetClockInfo(self, handle: FakeGpu, kind: int) -> int:  # noqa: N802
-        """Of the multiprocessors only."""
-        assert kind == pynvml.NVML_CLOCK_SM
+        """Of the multiprocessors or the memory."""
+        assert kind in (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM)
         self._check(handle, "nvmlDeviceGetClockInfo")
-        return handle.clock_mhz
+        is_memory = kind == pynvml.NVML_CLOCK_MEM
+        return handle.memory_clock_mhz if is_memory else handle.clock_mhz
 
     def nvmlDeviceGetMaxClockInfo(self, handle: FakeGpu, kind: int) -> int:  # noqa: N802
         """Of the multiprocessors only."""
@@ -239,11 +259,58 @@ class FakeNvml:
     def nvmlDeviceGetTotalEccErrors(  # noqa: N802
         self, handle: FakeGpu, kind: int, counter: int
     ) -> int:
-        """Uncorrected errors since the last reset."""
-        assert kind == pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+        """Errors since the last reset."""
         assert counter == pynvml.NVML_VOLATILE_ECC
         self._check(handle, "nvmlDeviceGetTotalEccErrors")
-        return handle.uncorrected_errors
+        is_corrected = kind == pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
+        return handle.corrected_errors if is_corrected else handle.uncorrected_errors
+
+    def nvmlDeviceGetPersistenceMode(self, handle: FakeGpu) -> int:  # noqa: N802
+        """1 where the driver stays loaded."""
+        self._check(handle, "nvmlDeviceGetPersistenceMode")
+        return int(handle.is_persistent)
+
+    def nvmlDeviceGetEccMode(self, handle: FakeGpu) -> list[int]:  # noqa: N802
+        """Current and pending mode."""
+        self._check(handle, "nvmlDeviceGetEccMode")
+        return [1, 1]
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: FakeGpu) -> int:  # noqa: N802
+        """Of GPU and slot."""
+        self._check(handle, "nvmlDeviceGetMaxPcieLinkGeneration")
+        return handle.pcie_generation
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, handle: FakeGpu) -> int:  # noqa: N802
+        """Lanes."""
+        self._check(handle, "nvmlDeviceGetCurrPcieLinkWidth")
+        return handle.pcie_width
+
+    def nvmlDeviceGetNvLinkState(self, handle: FakeGpu, link: int) -> int:  # noqa: N802
+        """1 for those that are active; an error for those that do not exist."""
+        self._check(handle, "nvmlDeviceGetNvLinkState")
+        if link >= handle.num_nvlinks:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return 1
+
+    def nvmlDeviceGetP2PStatus(  # noqa: N802
+        self, handle: FakeGpu, other: FakeGpu, kind: int
+    ) -> int:
+        """Over NVLink, between any two that have links."""
+        assert kind == pynvml.NVML_P2P_CAPS_INDEX_NVLINK
+        self._check(handle, "nvmlDeviceGetP2PStatus")
+        return 0 if handle.num_nvlinks and other.num_nvlinks else 5
+
+    def nvmlDeviceGetTopologyCommonAncestor(  # noqa: N802
+        self, handle: FakeGpu, other: FakeGpu
+    ) -> int:
+        """Two neighbours share a switch; the first and the second half, a socket."""
+        self._check(handle, "nvmlDeviceGetTopologyCommonAncestor")
+        first, second = self.gpus.index(handle), self.gpus.index(other)
+        if first // 2 == second // 2:
+            return int(pynvml.NVML_TOPOLOGY_SINGLE)
+        if first // 4 == second // 4:
+            return int(pynvml.NVML_TOPOLOGY_NODE)
+        return int(pynvml.NVML_TOPOLOGY_SYSTEM)
 
     def _check_open(self) -> None:
         if not self.num_open:

@@ -36,18 +36,20 @@ class Step:
       work: Multiply-adds of convolutions and products, in the order in which they
         were traced. All other kernels are taken for parts of these.
       needs: By node, the last of those that it needs.
-      plans: For eight GPUs.
+      plans: For eight GPUs of one process.
+      on_two_nodes: The same for two processes with eight each.
     """
 
     work: list[int]
     needs: dict[str, int]
     plans: Any
+    on_two_nodes: Any
 
-    def reductions(self) -> list[Reduction]:
+    def reductions(self, plans: Any = None) -> list[Reduction]:
         """The buckets of the plan."""
         return [
             self._reduction(planned.collective, bucket.positions)
-            for planned in self.plans
+            for planned in plans or self.plans
             for bucket in planned.buckets
         ]
 
@@ -114,10 +116,18 @@ def step() -> Step:
             program.run()
     (traced,) = traces
     operations = graphs[-1].get_operations()
-    calls = [
-        dataclasses.replace(call, num_replicas=len(GPUS)) for call in traced.collectives
-    ]
     body = analyze.to_body(traced, "overlap", places)
+
+    def planned(num_programs: int) -> Any:
+        count = num_programs * len(GPUS)
+        calls = [
+            dataclasses.replace(call, num_replicas=count) for call in traced.collectives
+        ]
+        here = make_topology(
+            [[name] for name in GPUS], num_replicas=count, num_programs=num_programs
+        )
+        return plan.make_plan(calls, here, analyze._depths(traced, body))
+
     work: list[int] = []
     needs: dict[str, int] = {}  # by node, the last kernel that it needs
     for op in operations:
@@ -128,7 +138,8 @@ def step() -> Step:
     return Step(
         work=work,
         needs=needs,
-        plans=plan.make_plan(calls, places, analyze._depths(traced, body)),
+        plans=planned(1),
+        on_two_nodes=planned(2),
     )
 
 
@@ -171,6 +182,11 @@ def test_reductions_hide_behind_the_backward_pass(
 
 
 def test_a_step_starts_at_most_twelve_reductions(step):
-    """Gradients and losses of ResNet-50: each is a kernel on all GPUs."""
+    """Gradients and losses of ResNet-50: each is a kernel on all GPUs.
+
+    Those of two processes as well, which have one group and the same buckets.
+    """
     assert 2 < len(step.reductions()) <= 12
+    assert step.reductions() == step.reductions(step.on_two_nodes)
+    assert {"nccl"} == {planned.algorithm for planned in step.on_two_nodes}
     assert 50 < len(step.alone())

@@ -1,0 +1,215 @@
+"""Checks whether TensorFlow has machine code for the GPUs, and what it lacks is kept.
+
+``make setup-gpu`` ends with this module as a program, which has the driver compile it:
+
+    python -m harness.doctor.gpu_code
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from harness import catalog
+from harness.doctor.finding import Finding, bad, caution, ok
+from harness.errors import PlanError
+from harness.machine import cuda_cache, environment, gpu_choice, gpus
+from harness.trial import gpu_probe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from harness.machine.gpus import Gpu
+    from harness.trial.gpu_probe import Probe
+
+CHECK: Final = "machine code"
+COMMAND: Final = "python -m harness.doctor.gpu_code"
+_PERIOD_SEC = 10.0
+_SOURCE_ROOT = Path(__file__).resolve().parents[2]
+
+
+def check_code(
+    visible: Sequence[Gpu],
+    architectures: Sequence[str],
+    *,
+    driver: str | None,
+    environ: Mapping[str, str] = os.environ,
+) -> list[Finding]:
+    """Returns a finding for each compute capability; none where TensorFlow is silent.
+
+    Args:
+      visible: The GPUs.
+      architectures: What TensorFlow was built for, such as ``sm_80``.
+      driver: Version of the driver.
+      environ: Says where compiled code is kept.
+    """
+    if not architectures:
+        return []
+    return [
+        _check(capability, architectures, driver, environ)
+        for capability in _capabilities(visible)
+    ]
+
+
+def _capabilities(visible: Sequence[Gpu]) -> list[tuple[int, int]]:
+    return sorted({gpu.capability for gpu in visible if gpu.capability is not None})
+
+
+def _check(
+    capability: tuple[int, int],
+    architectures: Sequence[str],
+    driver: str | None,
+    environ: Mapping[str, str],
+) -> Finding:
+    version = "{}.{}".format(*capability)
+    built = ", ".join(architectures)
+    code = cuda_cache.code_for(capability, architectures)
+    if code == "native":
+        return ok(CHECK, f"TensorFlow ({built}) has that of GPUs with {version}")
+    found = f"TensorFlow ({built}) has none for GPUs with {version}"
+    if code == "none":
+        return bad(
+            CHECK, found, "an older or newer TensorFlow, or TensorFlow built for them"
+        )
+    if cuda_cache.is_disabled(environ):
+        advice = f"unset {cuda_cache.DISABLE}: every process compiles for minutes"
+        return caution(CHECK, found, advice)
+    folder = Path(cuda_cache.variables(environ)[cuda_cache.PATH])
+    if _key(capability, driver) in cuda_cache.noted(folder):
+        kept = cuda_cache.num_bytes(folder) / 2**20
+        return ok(CHECK, f"{found}; compiled once, {kept:.0f} MiB in {folder}")
+    advice = f"make setup-gpu compiles once, for minutes, into {folder}"
+    return caution(CHECK, found, advice)
+
+
+def _key(capability: tuple[int, int], driver: str | None) -> str:
+    tensorflow = environment.read_packages().get("tensorflow", "")
+    return cuda_cache.key(capability, driver, tensorflow)
+
+
+def compile_once(
+    *,
+    probe: Probe = gpu_probe.probe,
+    run: Callable[[str, Mapping[str, str]], int] | None = None,
+    say: Callable[[str], object] = print,
+    environ: Mapping[str, str] = os.environ,
+) -> int:
+    """Has the driver compile what TensorFlow's wheel lacks for this machine's GPUs.
+
+    Args:
+      probe: Returns what TensorFlow sees; tests pass a fake one.
+      run: Runs a workload with some variables, returns its exit code; tests pass a
+        fake one.
+      say: Takes lines that the user reads.
+      environ: Of this process.
+
+    Returns:
+      0 where nothing is left to do, also without a GPU; 1 after a failure.
+    """
+    try:
+        visible = gpu_choice.visible_gpus(environ)
+        if not visible:
+            say(f"no NVIDIA GPU here: where there is one, {COMMAND} compiles for it")
+            return 0
+        seen = probe([gpu.cuda_id for gpu in visible])
+        gpu_probe.check(seen, [gpu.cuda_id for gpu in visible])
+    except (PlanError, gpu_probe.MissingGpuError) as error:
+        say(f"error: {error}")
+        return 1
+    driver = gpus.driver_version()
+    findings = check_code(visible, seen.architectures, driver=driver, environ=environ)
+    for finding in findings:
+        say(finding.found)
+    todo = [
+        capability
+        for capability in _capabilities(visible)
+        if cuda_cache.code_for(capability, seen.architectures) == "compiled"
+    ]
+    is_kept = not (todo and cuda_cache.is_disabled(environ))
+    for finding in findings:
+        if finding.level == "bad" or not is_kept:
+            say(f"error: {finding.advice}")
+            return 1
+    variables = cuda_cache.variables(environ)
+    folder = Path(variables[cuda_cache.PATH])
+    for capability in todo:
+        if (key := _key(capability, driver)) in cuda_cache.noted(folder):
+            continue
+        chosen = next(gpu for gpu in visible if gpu.capability == capability)
+        given = {
+            **environ,
+            **variables,
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": chosen.cuda_id,
+        }
+        if not _compile(given, folder, run or _run, say):
+            return 1
+        cuda_cache.note(folder, key)
+    if todo:
+        names = (cuda_cache.PATH, cuda_cache.SIZE)
+        of_own = " ".join(f"{name}={variables[name]}" for name in names)
+        say(f"programs that the harness does not start need {of_own}")
+    return 0
+
+
+def _compile(
+    environ: Mapping[str, str],
+    folder: Path,
+    run: Callable[[str, Mapping[str, str]], int],
+    say: Callable[[str], object],
+) -> bool:
+    for name in _workloads():
+        say(f"{name}: the driver compiles into {folder} ...")
+        start = time.monotonic()
+        code = run(name, environ)
+        took = f"{time.monotonic() - start:.0f} s"
+        if code:
+            say(f"error: {name} ended with {code} after {took}; its last lines say why")
+            return False
+        say(f"{name}: {took}, {cuda_cache.num_bytes(folder) / 2**20:.0f} MiB are kept")
+    return True
+
+
+def _workloads() -> list[str]:
+    """Those that have a preset for GPUs."""
+    return [
+        name
+        for name, info in catalog.WORKLOADS.items()
+        if any(preset.name == "gpu" for preset in info.presets)
+    ]
+
+
+def _run(name: str, environ: Mapping[str, str]) -> int:
+    """Runs a workload, and shows that it goes on; there is no limit to its time."""
+    paths = [str(_SOURCE_ROOT), *filter(None, [environ.get("PYTHONPATH")])]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workloads.warm_up", name],
+        env={
+            **environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TF_CPP_MIN_LOG_LEVEL": environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+        },
+    )
+    folder = Path(environ[cuda_cache.PATH])
+    start = time.monotonic()
+    try:
+        while process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_PERIOD_SEC)
+                break
+            size = cuda_cache.num_bytes(folder) / 2**20
+            sys.stdout.write(f"  {time.monotonic() - start:.0f} s, {size:.0f} MiB\n")
+            sys.stdout.flush()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+    return process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(compile_once())

@@ -1,0 +1,276 @@
+"""The first commands of ``docs/gpu.md``, in order, on machines that nobody here has.
+
+The driver is the stand-in, trials are made by the fake worker, and Slurm by programs
+that answer as its own. The page's minutes are compared with what ``plan`` estimates.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import fake_slurm
+import pytest
+from fake_nvml import FakeGpu, make_gpus
+
+from harness.cli import exit_codes
+from harness.cli.verbs import doctor_verb
+from harness.doctor import diagnose, gpu, gpu_canary, gpu_code, gpu_state
+from harness.trial.gpu_probe import TensorFlowGpus
+
+pytestmark = pytest.mark.usefixtures("forked_trials")
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+SECTION = PAGE.split("## The first commands")[1].split("\n#")[0]
+WHEEL = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")
+MACHINES = {"1": (1, 0), "8": (8, 1), "2 x 8": (8, 2)}
+"""GPUs of one machine, and the column of minutes."""
+# Four programs of the tests: TensorFlow, a network, and its first steps.
+PROGRAMS_SEC = 4 * 60
+SMALL = ("--preset=smoke", "--repeats=1", "--no-match")
+
+
+def blocks() -> list[list[list[str]]]:
+    """Returns the commands of one machine, and of two, as words."""
+    texts = re.findall(r"(?:^    .+\n)+", SECTION, re.MULTILINE)
+    return [[shlex.split(line) for line in text.splitlines()] for text in texts]
+
+
+def recipe(target: str) -> list[str]:
+    """Returns the commands of a target of make, without its variables."""
+    (lines,) = re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)
+    (flags,) = re.findall(r"^SWEEP_GPU_FLAGS \?= (.+)$", MAKEFILE, re.MULTILINE)
+    text = lines.replace("$(SWEEP_GPU_FLAGS)", flags)
+    return [line.strip() for line in text.splitlines()]
+
+
+def arguments(line: str) -> list[str]:
+    """Returns what a command gives to the harness."""
+    words = shlex.split(line)
+    return words[words.index("harness") + 1 :]
+
+
+def minutes(name: str) -> list[float]:
+    """Returns the minutes of a row of the table, by machine."""
+    (cell,) = re.findall(rf"^\| `{name}` \| ([^|]+) \|", SECTION, re.MULTILINE)
+    return [float(of) for of in cell.split(",")]
+
+
+def conftest_of_gpus() -> Any:
+    """Returns the module with the sweeps of the tests on GPUs."""
+    name = "conftest_of_gpus"
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tests/gpu/conftest.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, name, module)  # its dataclasses look there
+        spec.loader.exec_module(module)
+    return module
+
+
+class Machine:
+    """Runs commands of the page on a machine with some GPUs."""
+
+    def __init__(self, harness: Any, overrides: Any, folder: Path) -> None:
+        self.harness, self.overrides, self.folder = harness, overrides, folder
+        self.lines: list[str] = []
+
+    def probe(self, ids: Any) -> TensorFlowGpus:
+        """A TensorFlow of the lock, that sees all."""
+        return TensorFlowGpus(
+            num_gpus=len(ids), is_built_with_cuda=True, architectures=WHEEL
+        )
+
+    def compile(self, _name: str, environ: Any) -> int:
+        """What a driver takes minutes for."""
+        Path(environ["CUDA_CACHE_PATH"]).mkdir(exist_ok=True)
+        return 0
+
+    def run(self, words: list[str], *more: str) -> tuple[int, str]:
+        """Returns the exit code of a command, and what it printed."""
+        if words[0] == "make":
+            (line,) = recipe(words[1])
+            if words[1] == "setup-gpu":
+                assert line.endswith("-m harness.doctor.gpu_code")
+                code = gpu_code.compile_once(
+                    probe=self.probe, run=self.compile, say=self.lines.append
+                )
+                return code, "\n".join(self.lines)
+            words = ["python", "-m", *line.split(" -m ", 1)[1].split()]
+        argv = words[words.index("harness") + 1 :]
+        if argv[0] == "doctor":
+            assert ["doctor", "--device", "gpu", "--relay", "0"] == argv
+            return 0, ""
+        code, out, err = self.harness(*argv, *more, overrides=self.overrides)
+        return code, out + err
+
+    def estimated_sec(self, argv: Any) -> float:
+        """Returns what ``plan`` says of a sweep."""
+        code, out, err = self.harness("plan", "--json", *argv)
+        assert exit_codes.OK == code, err
+        return float(json.loads(out)["estimated_sec"])
+
+
+@pytest.fixture
+def machine(
+    harness: Any,
+    gpu_overrides: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Machine:
+    """Returns what runs the commands; compiled code is kept in the test's folder."""
+    monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path / "cache"))
+    made = Machine(harness, gpu_overrides, tmp_path)
+    made.overrides = {**gpu_overrides, "probe": made.probe}
+    return made
+
+
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch, capsys: Any, machine: Machine) -> Any:
+    """Returns a function that runs ``doctor`` as on the page, on its GPUs only."""
+    monkeypatch.setattr(
+        gpu_canary,
+        "check_gpus",
+        functools.partial(
+            gpu_canary.check_gpus,
+            multiply=lambda ids, _: {
+                "alone": [9.0] * len(ids),
+                "together": [9.0] * len(ids),
+            },
+        ),
+    )
+    monkeypatch.setattr(
+        diagnose,
+        "diagnose",
+        lambda measures: [
+            *gpu.check_gpus(gpu_state.read_gpu_states(os.getpid())),
+            *measures[-1]([0]),
+        ],
+    )
+
+    def run() -> tuple[int, str]:
+        code = doctor_verb.doctor(
+            is_json=False, relay_sec=0, device="gpu", probe=machine.probe
+        )
+        return code, " ".join(capsys.readouterr().out.split())
+
+    return run
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_the_commands_work_in_their_order(
+    install_gpus: Any, machine: Machine, doctor: Any, tmp_path: Path, count: int
+) -> None:
+    """On H100, for which the wheel has no code: compiled by the first, found later."""
+    install_gpus(make_gpus(count))
+    (setup, check, tests, plan, sweep), _ = blocks()
+
+    code, text = doctor()
+    assert (exit_codes.OK, True) == (code, "make setup-gpu compiles once" in text)
+    code, text = machine.run(setup)
+    assert (0, True) == (code, "d4pg: the driver compiles" in text)
+    assert (exit_codes.OK, "") == machine.run(check)
+    code, text = doctor()
+    assert (exit_codes.OK, True) == (code, "compiled once" in text), text
+    assert "REQUIRE_GPU=1 $(BIN)/python -m pytest tests/gpu" == recipe(tests[1])[0]
+    code, text = machine.run(plan)
+    assert (exit_codes.OK, True) == (code, f"x{count}" in text), text
+    assert plan[plan.index("plan") + 1 :] == arguments(recipe(sweep[1])[0])[1:]
+    code, text = machine.run(sweep, *SMALL)
+
+    assert exit_codes.OK == code, text
+    (plan_file,) = (tmp_path / "runs").glob("*/plan.json")
+    primary = json.loads(plan_file.read_text())["measuring"]["primary"]["text"]
+    expected = {
+        1: "single / in_graph, weak scaling, x1",
+        8: "in_graph, weak scaling, x8 / x1",
+    }
+    assert expected[count] == primary
+
+
+def test_two_machines_are_planned_and_submitted(
+    install_gpus: Any,
+    machine: Machine,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From a login node, which has no GPU; the job asks for those of both."""
+    install_gpus([], driver=None)
+    submitted_to = fake_slurm.install(tmp_path_factory.mktemp("slurm"), monkeypatch)
+    _, (plan, sweep) = blocks()
+
+    code, text = machine.run(plan)
+    assert (exit_codes.OK, True) == (code, "x16" in text), text
+    monkeypatch.setattr("sys.argv", sweep[2:])
+    code, text = machine.run(sweep)
+    assert (exit_codes.OK, True) == (code, "submitted job 42" in text), text
+    submitted = submitted_to.read_text()
+    assert '#SBATCH --gpus-per-node="8"' in submitted
+    assert '#SBATCH --nodes="2"' in submitted
+    assert 'export CUDA_CACHE_PATH="${CUDA_CACHE_PATH:-$HOME/' in submitted
+
+
+@pytest.mark.parametrize(
+    ("gpus", "command", "code", "remedy"),
+    [
+        ([], "sweep", exit_codes.USAGE, "--device cpu"),
+        ([], "doctor", exit_codes.UNFIT, "install the NVIDIA driver"),
+        (make_gpus(1), "setup", 1, "unset CUDA_CACHE_DISABLE"),
+        ([*make_gpus(1), FakeGpu(uuid="b", is_lost=True)], "sweep", 2, "--gpu-reset"),
+    ],
+)
+def test_a_command_that_fails_says_what_to_do(
+    install_gpus: Any,
+    machine: Machine,
+    doctor: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: Any,
+    command: str,
+    code: int,
+    remedy: str,
+) -> None:
+    """With the exit code that the page names."""
+    install_gpus(gpus)
+    if command == "setup":
+        monkeypatch.setenv("CUDA_CACHE_DISABLE", "1")
+    (setup, _, _, _, sweep), _ = blocks()
+    run = {
+        "setup": lambda: machine.run(setup),
+        "sweep": lambda: machine.run(sweep, *SMALL),
+        "doctor": doctor,
+    }[command]
+    found, text = run()
+
+    assert (code, True) == (found, remedy in text), text
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_minutes_are_those_of_the_plan(
+    install_gpus: Any, machine: Machine, name: str
+) -> None:
+    """To a factor of 1.3: of the tests on GPUs as well, whose sweeps are planned."""
+    num_gpus, column = MACHINES[name]
+    install_gpus(make_gpus(num_gpus))
+    _, (plan, _) = blocks()
+    if name == "2 x 8":
+        found = machine.estimated_sec(plan[plan.index("plan") + 1 :])
+    else:
+        found = machine.estimated_sec(arguments(recipe("sweep-gpu")[0])[1:])
+    assert minutes("sweep")[column] * 60 == pytest.approx(found, rel=0.3)
+
+    module = conftest_of_gpus()
+    sweeps = {k: (*module.COMMON, "--device=gpu", *v) for k, v in module.SWEEPS.items()}
+    asked = ["one replica", "compiled", "compiled", "compiled", "beyond memory"]
+    asked += ["two", "two", "eight"] * (num_gpus == 8)
+    total = PROGRAMS_SEC + sum(machine.estimated_sec(sweeps[key]) for key in asked)
+    assert minutes("test-gpu")[column] * 60 == pytest.approx(total, rel=0.3)

@@ -1,0 +1,212 @@
+"""Who takes the handle of a variable: all that can write it unseen, and few others."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+import tensorflow as tf
+
+from replicator._tf import compat, handles
+
+_TOLD = []
+
+
+def _note(variable):
+    _TOLD.append(variable)
+
+
+@pytest.fixture
+def watched():
+    """A watched variable of two rows; what was told so far is forgotten."""
+    variable = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
+    handles.watch(variable, _note)
+    _TOLD.clear()
+    return variable
+
+
+def _in_function(use):
+    return lambda v: tf.function(lambda: use(v), autograph=False)()
+
+
+def _gradient(variable):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(variable * variable)
+    return tape.gradient(loss, [variable])
+
+
+def _watched_gradient(variable):
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(variable)
+        loss = tf.reduce_sum(variable * variable)
+    return tape.gradient(loss, variable)
+
+
+READS = {
+    "value": lambda v: v.value(),
+    "read_value": lambda v: v.read_value(),
+    "numpy": lambda v: v.numpy(),
+    "arithmetic": lambda v: v + 1.0,
+    "gather": lambda v: tf.gather(v, [0]),
+    "lookup": lambda v: tf.nn.embedding_lookup(v, [1]),
+    "gather_nd": lambda v: v.gather_nd([[0, 0]]),
+    "device": lambda v: (v.device, v.shape, v.name, v.dtype),
+    "slice": lambda v: v[0],
+    "initialized": lambda v: v.is_initialized(),
+    "gradient": _gradient,
+    "watched gradient": _watched_gradient,
+}
+METHODS = {
+    "assign": lambda v: v.assign(v + 1.0),
+    "assign_add": lambda v: v.assign_add(v),
+    "assign_sub": lambda v: v.assign_sub(v),
+    "scatter_add": lambda v: v.scatter_add(tf.IndexedSlices([[1.0, 1.0]], [0])),
+    "scatter_nd_update": lambda v: v.scatter_nd_update([[0, 0]], [5.0]),
+    "sliced": lambda v: v[0].assign([1.0, 1.0]),
+}
+ASSIGN = METHODS["assign"]
+
+
+@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("is_graph", [False, True], ids=["eager", "graph"])
+def test_reading_tells_nobody(watched, name, is_graph):
+    """Eagerly, and in a function that others can call."""
+    use = READS[name]
+    if is_graph and name in ("numpy", "device"):
+        pytest.skip("of a variable outside of graphs only")
+    (_in_function(use) if is_graph else use)(watched)
+
+    assert [] == _TOLD
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_write_eagerly_without_telling_and_tell_in_graphs(watched, name):
+    """``writes`` tells of the former; the latter writes whenever it is called."""
+    METHODS[name](watched)
+    assert [] == _TOLD
+    _in_function(METHODS[name])(watched)
+
+    assert watched is _TOLD[0]
+
+
+def _raw(variable):
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=variable + 1.0)
+
+
+OTHERS = {
+    "result of a write": lambda v: v.assign(v + 1.0).assign_add(v),
+    "raw op": _raw,
+    "raw op in a function": _in_function(_raw),
+    "handle": lambda v: v.handle,
+    "argument of a function": tf.function(lambda x: x + 1.0),
+    "old scatter": lambda v: tf.compat.v1.scatter_update(v, [0], [[1.0, 1.0]]),
+    "fused update": compat.handle,
+    "branch": _in_function(
+        lambda v: tf.cond(tf.reduce_sum(v) > 0, lambda: v.assign(v), v.value)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_whatever_else_takes_the_handle_tells(watched, name):
+    """Also what would only read: nobody knows."""
+    OTHERS[name](watched)
+
+    assert watched is _TOLD[0]
+
+
+def test_a_generator_tells_of_its_state():
+    """Its numbers come from ops that write it."""
+    generator = tf.random.Generator.from_seed(1)
+    handles.watch(generator._state_var, _note)
+    _TOLD.clear()
+    generator.normal([2])
+
+    assert generator._state_var is _TOLD[0]
+
+
+@pytest.mark.parametrize("is_inner", [False, True], ids=["the graph", "a function"])
+def test_an_own_graph_writes_without_telling(watched, is_inner):
+    """With its branches and loops; not a function in it, which others can call."""
+
+    def write():
+        tf.cond(
+            tf.reduce_sum(watched) > 0,
+            lambda: watched.assign_add(watched),
+            watched.value,
+        )
+        for _ in tf.range(2):
+            watched.assign_sub(watched)
+        _raw(watched)
+
+    def step():
+        with handles.own_graph():
+            if is_inner:
+                tf.function(write)()
+            else:
+                tf.autograph.to_graph(write)()
+
+    tf.function(step, autograph=False)()
+    assert ([watched] if is_inner else []) == _TOLD[:1]
+    _in_function(ASSIGN)(watched)
+    assert watched is _TOLD[-1]
+
+
+def test_the_library_takes_handles_for_itself(watched):
+    """And writes in graphs of others, where it says so."""
+    assert handles.of(watched) is watched._handle
+
+    def step():
+        with handles.own():
+            ASSIGN(watched)
+
+    tf.function(step, autograph=False)()
+    assert [] == _TOLD
+
+
+def test_keras_and_checkpoints_only_read(tmp_path):
+    """Layers, evaluation, weights that are set, saved and restored, and an export."""
+    made = []
+
+    def create(next_creator, **options):
+        variable = next_creator(**options)
+        handles.watch(variable, _note)
+        made.append(variable)
+        return variable
+
+    with tf.variable_creator_scope(create):
+        model = keras.Sequential(
+            [keras.Input([3]), keras.layers.Dense(2), keras.layers.BatchNormalization()]
+        )
+    _TOLD.clear()
+    x = tf.ones([4, 3])
+    model(x)
+    tf.function(lambda: model(x, training=False))()
+    model.predict(x, verbose=0)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(x, training=False))
+    tape.gradient(loss, model.trainable_variables)
+    model.set_weights(model.get_weights())
+    model.save_weights(tmp_path / "w.weights.h5")
+    model.load_weights(tmp_path / "w.weights.h5")
+    checkpoint = tf.train.Checkpoint(model=model)
+    checkpoint.restore(checkpoint.save(str(tmp_path / "c")))
+
+    assert len(made) >= 6
+    assert [] == _TOLD
+
+
+def test_only_plain_variables_are_watched():
+    """Others are unknown; a class keeps its name, and is made once."""
+    first, second = tf.Variable(1.0), tf.Variable(2.0)
+    name = type(first).__name__
+    for variable in (first, second, first):
+        handles.watch(variable, _note)
+    other = object()
+    handles.watch(other, _note)
+
+    assert type(first) is type(second)
+    assert name == type(first).__name__
+    assert isinstance(first, tf.Variable)
+    assert [True, True, False] == [
+        handles.is_watched(of) for of in (first, second, other)
+    ]

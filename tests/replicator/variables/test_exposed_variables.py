@@ -1,0 +1,265 @@
+"""Variables that nobody else can write are not checked, and are once somebody can."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+import tensorflow as tf
+
+import replicator
+
+
+def write_raw(handle, value):
+    """Writes as no method of a variable does."""
+    tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(value))
+
+
+class Case:
+    """Two replicas with copies of a weight, a statistic and a sum of their own."""
+
+    def __init__(self, repl, *, is_outside=False):
+        self.repl = repl
+        self.handle = None
+
+        def make():
+            self.weight = tf.Variable(1.0, name="weight")
+            self.statistic = tf.Variable(
+                0.0, trainable=False, synchronization=tf.VariableSynchronization.ON_READ
+            )
+
+        if is_outside:
+            make()
+        else:
+            with repl.context():
+                make()
+
+        def step(x):
+            self.statistic.assign_add(x)
+            self.weight.assign_add(replicator.all_mean(tf.ones([])))
+            return self.weight.read_value(), self.statistic.read_value()
+
+        self.step = step
+        self.inputs = replicator.PerReplica([tf.constant(1.0), tf.constant(3.0)])
+
+    def run(self):
+        """Returns weight and statistic of both replicas after one more step."""
+        weights, statistics = self.repl.run(self.step, self.inputs)
+        return [float(w) for w in weights], [float(s) for s in statistics]
+
+    def num_checked(self):
+        """How many variables the next dispatch compares."""
+        table = self.repl._table
+        return sum(table.is_checked(entry) for entry in table.entries())
+
+
+def _raw_op(case):
+    write_raw(case.weight.handle, 10.0)
+    write_raw(case.statistic.handle, 10.0)
+
+
+def _kept_handles(case):
+    for handle in case.handle:
+        write_raw(handle, 10.0)
+
+
+def _function(case):
+    case.function()
+
+
+def _keep_handles(case):
+    case.handle = [case.weight.handle, case.statistic.handle]
+
+
+def _make_function(case):
+    @tf.function
+    def write():
+        case.weight.assign(10.0)
+        case.statistic.assign(10.0)
+
+    write.get_concrete_function()
+    case.function = write
+
+
+WAYS = {
+    "raw op": (None, _raw_op),
+    "a handle that was kept": (_keep_handles, _kept_handles),
+    "a function": (_make_function, _function),
+}
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("name", WAYS)
+def test_what_others_write_reaches_all_replicas(mirrored, name, is_early):
+    """Whether they could before the first run or since, once and again."""
+    prepare, write = WAYS[name]
+    case = Case(mirrored())
+    if prepare and is_early:
+        prepare(case)
+    assert ([2.0, 2.0], [1.0, 3.0]) == case.run()
+    assert ([3.0, 3.0], [2.0, 6.0]) == case.run()
+    if prepare and not is_early:
+        prepare(case)
+        assert ([4.0, 4.0], [3.0, 9.0]) == case.run()
+    for _ in range(2):
+        write(case)
+        assert ([11.0, 11.0], [11.0, 13.0]) == case.run()
+        assert ([12.0, 12.0], [12.0, 16.0]) == case.run()
+
+    assert 2 == case.num_checked()
+    case.repl.assert_in_sync()
+
+
+def test_without_others_nothing_is_checked(mirrored, tmp_path):
+    """Reading, methods that write, evaluation and checkpoints change nothing of it."""
+    case = Case(mirrored())
+    case.run()
+    read = tf.function(lambda: case.weight + case.statistic)
+    assert 4.0 == float(read())
+    case.weight.assign(5.0)
+    case.statistic.assign(5.0)
+    assert ([6.0, 6.0], [6.0, 8.0]) == case.run()
+    manager = case.repl.make_checkpoint_manager(
+        tmp_path, weight=case.weight, statistic=case.statistic
+    )
+    manager.save(step=1)
+    case.run()
+    manager.restore()
+    assert ([7.0, 7.0], [7.0, 11.0]) == case.run()
+
+    assert 0 == case.num_checked()
+
+
+def test_a_keras_model_trains_unchecked(mirrored, per_replica):
+    """Weights, slots, statistics and random states; evaluation only reads."""
+    repl = mirrored()
+    with repl.context():
+        model = keras.Sequential(
+            [
+                keras.Input([3]),
+                keras.layers.Dense(2),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.5),
+            ]
+        )
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x, training=True) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    for _ in range(2):
+        repl.run(step, per_replica([tf.ones([4, 3]), tf.zeros([4, 3])]))
+        model.predict(tf.ones([4, 3]), verbose=0)
+    model.set_weights(model.get_weights())
+    table = repl._table
+    entries = [entry for entry in table.entries() if entry.seen is not None]
+
+    assert len(entries) >= 9
+    assert [] == [e.variable.name for e in entries if table.is_checked(e)]
+    _ = model.trainable_variables[0].value.handle
+    assert [True] == [table.is_checked(e) for e in entries if table.is_checked(e)]
+
+
+def test_fit_trains_unchecked_until_somebody_writes(mirrored):
+    """The function that Keras traced once is the one that checks then."""
+    repl = mirrored()
+    with repl.as_strategy().scope():
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    x, y = tf.ones([8, 3]), tf.zeros([8, 1])
+    model.fit(x, y, batch_size=4, verbose=0)
+    model.evaluate(x, y, verbose=0)
+    table, weight = repl._table, model.trainable_variables[0].value
+    copied = [entry for entry in table.entries() if entry.seen is not None]
+    assert len(copied) >= 4
+    assert not any(map(table.is_checked, copied))
+
+    write_raw(weight.handle, [[5.0]] * 3)
+    model.fit(x, y, batch_size=4, verbose=0)
+    assert all(map(table.is_checked, copied))
+    assert [5.0] * 3 == [float(of) for of in weight[:, 0]]
+    repl.assert_in_sync()
+
+
+def test_a_variable_of_elsewhere_is_always_checked(mirrored):
+    """Others may have had its handle before this library saw it."""
+    case = Case(mirrored(), is_outside=True)
+    write = tf.function(lambda: case.weight.assign(10.0))
+    write.get_concrete_function()
+    case.run()
+    write()
+
+    assert ([11.0, 11.0], [2.0, 6.0]) == case.run()
+    assert 2 == case.num_checked()
+
+
+def test_a_step_that_is_a_function_can_be_called_by_others(mirrored):
+    """Its writes are found, then."""
+    case = Case(mirrored())
+    inner = tf.function(lambda: case.weight.assign_add(0.5))
+    plain = case.step
+
+    def step(x):
+        inner()
+        return plain(x)
+
+    case.step = step
+    assert ([2.5, 2.5], [1.0, 3.0]) == case.run()
+    inner()
+    assert ([4.5, 4.5], [2.0, 6.0]) == case.run()
+
+
+def test_a_step_in_somebody_elses_function_is_checked_when_it_must(mirrored):
+    """Nobody traces that function again when others get a handle: a switch is read."""
+    case = Case(mirrored())
+    strategy = case.repl.as_strategy()
+
+    def step():
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return case.step(1.0 + 2.0 * tf.cast(replica, tf.float32))
+
+    train = tf.function(lambda: strategy.run(step))
+    case.run()
+    train()
+    train()
+    assert 0 == case.num_checked()
+    assert ([5.0, 5.0], [4.0, 12.0]) == case.run()
+    _raw_op(case)
+    train()
+    assert 2 == case.num_checked()
+    assert ([12.0, 12.0], [12.0, 16.0]) == case.run()
+    write_raw(case.statistic.handle, 10.0)
+    train()
+    assert ([14.0, 14.0], [12.0, 16.0]) == case.run()
+
+    again = tf.function(lambda: strategy.run(step))  # now with the check in it
+    again()
+    _raw_op(case)
+    again()
+    assert ([12.0, 12.0], [12.0, 16.0]) == case.run()
+    case.repl.assert_in_sync()
+
+
+def test_a_dispatch_that_fails_between_keeps_what_is_noted(mirrored):
+    """The repair follows what is checked."""
+    case = Case(mirrored())
+    case.run()
+    plain = case.step
+
+    def failing(x):
+        weight, statistic = plain(x)
+        with tf.control_dependencies([tf.debugging.Assert(weight < 0.0, ["injected"])]):
+            return tf.identity(weight), statistic
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="injected"):
+        case.repl.run(failing, case.inputs)
+    _raw_op(case)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="injected"):
+        case.repl.run(failing, case.inputs)
+    weights, _ = case.run()
+
+    assert weights[0] == weights[1]
+    case.repl.assert_in_sync()

@@ -1,0 +1,34 @@
+"""Programs that answer as Slurm's, for what is submitted and never run."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+PROGRAMS = {
+    "sinfo": 'echo "main* 2"; echo "big 8"',
+    "sbatch": 'cat > "$SUBMITTED"; echo "42;cluster"',
+    "srun": "exit 1",
+}
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Puts the programs into PATH; returns the file that gets what is submitted.
+
+    Args:
+      folder: Where they are written.
+      monkeypatch: Of the test, which undoes it.
+    """
+    for name, text in PROGRAMS.items():
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("SUBMITTED", str(folder / "submitted"))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    return folder / "submitted"

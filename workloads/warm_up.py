@@ -1,0 +1,60 @@
+"""Runs a step of a workload on one GPU, in float32 and as its preset for GPUs has it.
+
+    python -m workloads.warm_up WORKLOAD
+
+Nothing is measured: on a GPU that TensorFlow has no machine code for, the driver
+compiles each kernel when it is first used, and keeps it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from workloads import catalog
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_PER_REPLICA_BATCH_SIZE = 8  # kernels are the same for any
+_TYPES = ("float32", None)
+
+
+def warm_up(
+    workload: str, preset: str = "gpu", dtypes: Sequence[str | None] = _TYPES
+) -> None:
+    """Builds and runs each program twice: the second step reads what the first wrote.
+
+    Args:
+      workload: A name of the catalogue.
+      preset: A preset of it.
+      dtypes: Its ``compute_dtype``, one after the other; None is that of the preset.
+    """
+    import tensorflow as tf
+
+    import replicator
+
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, enable=True)
+    module: Any = importlib.import_module(catalog.WORKLOADS[workload].module)
+    module.WORKLOAD.prepare(data=catalog.SYNTHETIC)
+    if not hasattr(catalog.make_config(workload, preset, {}), "compute_dtype"):
+        dtypes = (None,)  # it has one number type
+    for dtype in dtypes:
+        program = module.WORKLOAD.build(
+            replicator.create("in_graph", num_replicas=1),
+            preset=preset,
+            data=catalog.SYNTHETIC,
+            per_replica_batch_size=_PER_REPLICA_BATCH_SIZE,
+            seed=0,
+            options={} if dtype is None else {"compute_dtype": dtype},
+        )
+        for _ in range(2):
+            program.run(1)
+        del program
+        tf.keras.backend.clear_session()
+
+
+if __name__ == "__main__":
+    warm_up(*sys.argv[1:])
