@@ -246,6 +246,7 @@ def test_a_metric_of_a_package_is_shown_and_judged_as_ours_are(
     _, out, err = harness(*gate, "--metric=ranks", "--study=g", overrides=overrides)
     assert "ranks against study s" in out, out + err
     assert "worse by 10.0% matters" in out
+    assert "the gate judges ranks, which a plugin computes" in harness("verify", "g")[1]
     for name, said in (
         ("neither", "does not say whether more"),
         ("rank", "allowed are"),
