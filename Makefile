@@ -7,6 +7,7 @@ STAMP_GPU := $(VENV)/.installed-gpu
 COMMUNITIES := build/communities
 DIST_TOOLS := build/dist-tools
 PEERS := build/peers
+CALLBACKS := build/callbacks
 # A file runs in one process, since its tests share clusters and traced programs.
 # Three on two cores: a test of a cluster waits for a fifth of its time.
 TEST_FLAGS ?= --numprocesses 3 --dist loadfile
@@ -76,14 +77,17 @@ test-gpu: setup-gpu  ## Run the tests that need GPUs; fails where there are none
 test-communities: $(COMMUNITIES)/.installed  ## Run programs of tf_keras, Sonnet, Orbit, TF-Agents, KerasTuner and KerasHub (5 minutes).
 	FULL_TESTS=1 TF_USE_LEGACY_KERAS=1 $(COMMUNITIES)/bin/python -m pytest -p no:cacheprovider tests/programs/test_communities.py tests/replicator/optimizer/test_other_libraries.py tests/replicator/strategy/test_tf_keras.py
 
-test-peers: setup-peers  ## Compare the first losses of other frameworks with ours, each in its environment (5 minutes).
+test-peers: setup-peers $(CALLBACKS)/.installed  ## Compare the first losses of other frameworks with ours, and run the callbacks of Lightning, Transformers and JAX, each in its environment (6 minutes).
 	FULL_TESTS=1 REQUIRE_PEERS=1 $(BIN)/python -m pytest -p no:cacheprovider tests/workloads/peers
+	REQUIRE_PEERS=1 $(CALLBACKS)/bin/python -m pytest -p no:cacheprovider tests/harness/client/test_callbacks.py
 
-# An environment on top of .venv, which keeps its versions.
-$(COMMUNITIES)/.installed: $(STAMP) tests/programs/communities.lock
-	$(BIN)/python -m venv --clear $(COMMUNITIES)
-	@$(BIN)/python -c 'import sysconfig; print("$(CURDIR)", sysconfig.get_path("purelib"), sep="\n")' > "$$($(COMMUNITIES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/locked.pth"
-	$(COMMUNITIES)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tests/programs/communities.lock
+# Environments on top of .venv, which keeps its versions.
+$(COMMUNITIES)/.installed: tests/programs/communities.lock
+$(CALLBACKS)/.installed: tests/harness/client/callbacks.lock
+$(COMMUNITIES)/.installed $(CALLBACKS)/.installed: $(STAMP)
+	$(BIN)/python -m venv --clear $(@D)
+	@$(BIN)/python -c 'import sysconfig; print("$(CURDIR)", sysconfig.get_path("purelib"), sep="\n")' > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/locked.pth"
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(filter %.lock,$^)
 	@touch $@
 
 fuzz: setup  ## Compare FUZZ_PROGRAMS random steps and trainings with an interpreter.

@@ -165,7 +165,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--twine", help="checks what an index would show")
     arguments = parser.parse_args(argv)
-    folder: Path = arguments.folder
+    # What builds starts in other folders.
+    folder: Path = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     for old in (*folder.glob("*.whl"), *folder.glob("*.tar.gz")):
         old.unlink()

@@ -51,7 +51,13 @@ class Run:
       cpu_sec: Of all its processes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, look: Callable[[list[int]], None] | None = None) -> None:
+        """Plans a run.
+
+        Args:
+          look: Gets the ids of its processes about every second.
+        """
+        self._look = look
         self.exit_code: int | None = None
         self.is_ended = False
         self.num_processes = 0
@@ -158,6 +164,8 @@ class Run:
             with contextlib.suppress(psutil.Error):
                 total += process.memory_info().rss
         self.peak_bytes = max(self.peak_bytes, total)
+        if self._look is not None:
+            self._look([process.pid for process in found])
 
     def _end_all(self, process: subprocess.Popen[bytes]) -> int:
         """Ends all processes; returns how many outlived the program by themselves."""

@@ -23,6 +23,7 @@ from harness.command import files, metric, placeholders, supervised
 from harness.command.counts import CountReader
 from harness.command.errors import CommandError, ReadingError
 from harness.command.kept_output import KeptOutput
+from harness.command.other_gpus import VISIBLE, OtherGpus
 from harness.command.reader import LineReader, Reading
 from harness.command.running import Run
 from harness.placement import processes
@@ -57,7 +58,8 @@ class Trial:
         pattern = self._metric.pattern
         self._lines = [LineReader(pattern) for _ in range(2)] if pattern else []
         self._counts = CountReader(spec.program.counts)
-        self._run = Run()
+        self._other_gpus = OtherGpus(os.environ.get(VISIBLE))
+        self._run = Run(self._other_gpus.look)
 
     def run(self, folder: Path) -> int:
         """Runs the program; returns its exit code, 0 if it was ended on purpose.
@@ -189,12 +191,18 @@ class Trial:
                 bytes_per_sec=num_bytes / max(run.duration_sec, 1.0),
                 busy_cores=busy_cores,
                 num_cores=len(self._placement.cpusets[0]),
+                other_gpus=sorted(self._other_gpus.used),
             ),
         )
 
 
 def remarks_on(
-    *, num_left: int, bytes_per_sec: float, busy_cores: float, num_cores: int
+    *,
+    num_left: int,
+    bytes_per_sec: float,
+    busy_cores: float,
+    num_cores: int,
+    other_gpus: Sequence[int] = (),
 ) -> list[str]:
     """Returns what the user of a program should know of a run of it.
 
@@ -203,6 +211,7 @@ def remarks_on(
       bytes_per_sec: Its output.
       busy_cores: CPU time of its processes per second.
       num_cores: Logical CPUs of the trial.
+      other_gpus: Numbers of GPUs that it used and that are not those of the trial.
     """
     found = []
     if num_left:
@@ -219,6 +228,12 @@ def remarks_on(
         found.append(
             f"it kept {busy_cores:.1f} cores busy and has {_count(num_cores, 'core')};"
             " leave the affinity as it is, and start as many threads as {cores}"
+        )
+    if other_gpus:
+        numbers = ", ".join(map(str, other_gpus))
+        found.append(
+            f"it used {_count(len(other_gpus), 'GPU')} that its trial does not have"
+            f" ({numbers}); leave CUDA_VISIBLE_DEVICES as it is, and use {{gpus}}"
         )
     return found
 

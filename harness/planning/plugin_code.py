@@ -44,14 +44,14 @@ def of_plugin(plugin: Plugin) -> dict[str, str]:
     Raises:
       PlanError: One of its files cannot be read.
     """
-    files = _files(plugin)
+    found = files(plugin)
     hasher = hashlib.blake2b(digest_size=8)
-    for name, path in sorted(files.items()):
+    for name, path in sorted(found.items()):
         hasher.update(f"{name} {_digest(path)}\0".encode())
     return {
         "object": plugin.target,
         "package": plugin.distribution or _FOLDER,
-        "files": f"{len(files)} ({hasher.hexdigest()})",
+        "files": f"{len(found)} ({hasher.hexdigest()})",
     }
 
 
@@ -93,7 +93,7 @@ def references(workload: str, backend: str) -> set[str]:
         if plugin is None:
             continue
         found |= set(_named(plugin))
-        for path in _files(plugin).values():
+        for path in files(plugin).values():
             if path.suffix == ".py":
                 found |= _read(path)
     return found
@@ -129,7 +129,7 @@ def _named(plugin: Plugin) -> list[str]:
     return list(dict.fromkeys([plugin.module, *modules]))
 
 
-def _files(plugin: Plugin) -> dict[str, Path]:
+def files(plugin: Plugin) -> dict[str, Path]:
     """Returns the files of a plugin, by names that do not depend on the machine."""
     found: dict[str, Path] = {}
     tops = {name.partition(".")[0] for name in _named(plugin)} - {*plugins.OURS}

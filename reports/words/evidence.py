@@ -31,6 +31,9 @@ _BUSY: Final = 0.7
 """Of a core per replica, from which on a program computes rather than waits."""
 _LIKE: Final = 0.15
 """Two numbers that differ by less than this part are taken for the same."""
+_TOO_LONG: Final = 3.0
+"""A number stands for one global batch at least. One that takes so many times the time
+between two numbers, by its own rate, is in another unit."""
 
 
 def grade(study: Study) -> tuple[Evidence | None, str] | None:
@@ -74,9 +77,22 @@ def sentences(study: Study) -> Iterator[str]:
     measured = [case for case in study.cases if case.ok_entries]
     if measured:
         fewest = min(measured, key=lambda case: case.spec.num_replicas)
+        yield from _wrong_unit(fewest)
         for case in measured:
             if case.spec.num_replicas > fewest.spec.num_replicas:
                 yield from _suspicions(case, fewest)
+
+
+def _wrong_unit(case: Case) -> Iterator[str]:
+    """Yields why the printed numbers cannot be in the unit that they are read in."""
+    spacing = _spacing(case)
+    if spacing and spacing * _TOO_LONG < 1:
+        yield (
+            "By its numbers a global batch takes"
+            f" {formats.significant(1 / spacing)} times the time between two of them:"
+            " are they in another unit, such as thousands or milliseconds? Then no"
+            " figure is right; see --metric."
+        )
 
 
 def _suspicions(case: Case, fewest: Case) -> Iterator[str]:

@@ -14,11 +14,14 @@ from results.figures import (
     learning_gains,
     scaling,
     table,
+    trial_metrics,
 )
 from results.study import agreement, matching
 from results.study import cases as study_module
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from results.figures import lost_time
     from results.statistics.estimates import Estimate
     from results.statistics.time_to_target import TimeToTarget
@@ -256,6 +259,7 @@ def summarize(study: study_module.Study) -> dict[str, Any]:
         "lost_time": [_explained(item) for item in explain.explain(study)],
         "laws": [_law(found) for found in amdahl_fits.of_points(points)],
         "metrics": [facts.model_dump(mode="json") for facts in study.plan.metrics],
+        **_of_plugins(points),
         "learning_gains": [_gains(gains) for gains in learning_gains.of_study(study)],
         "quality_runs": [
             _quality_run(entry)
@@ -274,6 +278,37 @@ def summarize(study: study_module.Study) -> dict[str, Any]:
             }
             for problem in study.problems
         ],
+    }
+
+
+def _of_plugins(points: Sequence[scaling.Point]) -> dict[str, Any]:
+    """Returns the figures of metrics that packages of others add; nothing if none do.
+
+    Raises:
+      PluginError: One cannot be used.
+    """
+    if not trial_metrics.names():
+        return {}
+    from results.figures import frame  # its libraries are not needed otherwise
+
+    cases = {point.case.case_id: point.case for point in points}
+    return {
+        "figures_of_plugins": [
+            {
+                "metric": metric.name,
+                "title": metric.title,
+                "is_higher_better": metric.is_higher_better,
+                "backend": case.spec.backend,
+                "num_replicas": case.spec.num_replicas,
+                "per_replica_batch_size": case.spec.per_replica_batch_size,
+                "figure": _estimate(cell.estimate),
+                "missing_reason": cell.why_not,
+                "trial_ids": [entry.trial_id for entry in case.ok_entries],
+            }
+            for metric in trial_metrics.installed(frame.TRIAL_COLUMNS)
+            for case in cases.values()
+            for cell in [table.of_trials(case, metric.name)]
+        ]
     }
 
 

@@ -8,9 +8,10 @@ unit), or a value that is fixed by definition, or the reason why there is neithe
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Final
 
-from results.figures import scaling
+from results.figures import scaling, trial_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ _OF_TRIALS: Final[Mapping[str, tuple[Callable[[Entry], float], str]]] = {
 """Quantities that each trial has by itself: what reads them, and their unit."""
 _NONE_OK: Final = "no trial of this case is ok"
 _NOT_READ: Final = "not recorded in every trial"
+_NOT_POSITIVE: Final = "not in every trial a number above zero"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +67,7 @@ def of_trial(entry: Entry, quantity: str) -> float | None:
       entry: The trial.
       quantity: ``throughput``, or one of ``OF_CASES``.
     """
-    read, _ = _OF_TRIALS[quantity]
+    read, _ = _read(quantity)
     return read(entry) or None  # zero stands for "could not be read"
 
 
@@ -74,17 +76,29 @@ def of_trials(case: Case, quantity: str) -> Cell:
 
     Args:
       case: The case.
-      quantity: ``throughput``, or one of ``OF_CASES``.
+      quantity: ``throughput``, one of ``OF_CASES``, or the metric of a plugin.
     """
-    read, unit = _OF_TRIALS[quantity]
+    read, unit = _read(quantity)
     values = tuple(of_trial(entry, quantity) or 0.0 for entry in case.ok_entries)
     if not values or min(values) <= 0:
-        why_not = _NOT_READ if values else _NONE_OK
+        is_plugins = quantity not in _OF_TRIALS
+        why_not = _NOT_POSITIVE if is_plugins else _NOT_READ
+        why_not = why_not if values else _NONE_OK
         return Cell(quantity=quantity, estimate=None, why_not=why_not)
     if quantity == "throughput":
         unit = f"{case.ok_entries[0].result.example_unit}/s"
     estimate = scaling.estimate(case, read, unit=unit)
     return Cell(quantity=quantity, estimate=estimate, values=values)
+
+
+def _read(quantity: str) -> tuple[Callable[[Entry], float], str]:
+    """Returns what reads a quantity of a trial, and its unit."""
+    found = _OF_TRIALS.get(quantity)
+    if found is not None:
+        return found
+    own = trial_metrics.find(quantity, _OF_TRIALS)
+    assert own is not None, quantity
+    return functools.partial(trial_metrics.positive_value_of, own), own.unit
 
 
 def of_point(point: Point) -> dict[str, Cell]:

@@ -1,8 +1,10 @@
 """Figures of one trial that plugins compute from its records.
 
 An entry point of ``replicator_harness.metrics`` names a ``TrialMetric``. Its values are
-a column of ``results.trials_frame``, and so of ``report --format csv`` and ``parquet``.
-They are the plugin's: ``verify`` has no second computation of them.
+a column of ``results.trials_frame``, and so of ``report --format csv`` and ``parquet``;
+their means over trials, with intervals, are in the page and in ``--format json``. One
+that says which way is better is judged by ``gate --metric`` and by comparisons. What
+it computes is the plugin's: ``verify`` has no second computation of it.
 """
 
 from __future__ import annotations
@@ -31,13 +33,19 @@ class TrialMetric:
       name: The column, with its unit, such as ``step_time_p99_sec``.
       title: What readers call it.
       unit: Of its values; ``1`` for scores without a unit.
-      of: Returns the value of an ok trial; NaN where it has none.
+      of: Returns the value of an ok trial; NaN where it has none. Means are geometric:
+        a case has one where the values of all its trials are above zero.
+      is_higher_better: Which way it gets better; None if neither way is better, so that
+        no gate judges it.
+      tolerance: The loss, relative to the baseline, that a gate accepts by default.
     """
 
     name: str
     title: str
     unit: str
     of: Callable[[Entry], float]
+    is_higher_better: bool | None = None
+    tolerance: float = 0.05
 
 
 def complain(found: object) -> str:
@@ -47,7 +55,37 @@ def complain(found: object) -> str:
         return wrong
     if not _NAME.fullmatch(found.name):
         return f"is called {found.name!r}, but a column has small letters, digits and _"
+    if not 0.0 < found.tolerance < 1.0:
+        return f"has tolerance={found.tolerance!r}: use a ratio between 0 and 1"
     return ""
+
+
+def names() -> list[str]:
+    """Returns the names of all that are installed; imports none, and complains of none.
+
+    Whoever uses one is told what is wrong with it.
+    """
+    try:
+        return list(plugins.installed(KIND, ()))
+    except plugins.PluginError:
+        return []
+
+
+def find(name: str, built_in: Collection[str]) -> TrialMetric | None:
+    """Returns an installed metric, or None if there is none of this name.
+
+    Args:
+      name: Its name.
+      built_in: Names that this project has where it is used.
+
+    Raises:
+      PluginError: It cannot be used.
+    """
+    plugin = plugins.installed(KIND, built_in).get(name)
+    found: TrialMetric | None = None
+    if plugin is not None:
+        found = plugins.load(plugin, built_in, complain)
+    return found
 
 
 def installed(columns: Collection[str]) -> list[TrialMetric]:
@@ -79,3 +117,13 @@ def value_of(metric: TrialMetric, entry: Entry) -> float:
             f" {plugins.said(error)}; repair it, or uninstall its package"
         ) from error
     return value if math.isfinite(value) else math.nan
+
+
+def positive_value_of(metric: TrialMetric, entry: Entry) -> float:
+    """Returns the value of a trial for a geometric mean; zero where it has none.
+
+    Raises:
+      PluginError: See ``value_of``.
+    """
+    value = value_of(metric, entry)
+    return value if value > 0 else 0.0

@@ -14,12 +14,13 @@ import math
 from typing import TYPE_CHECKING
 
 from results import errors
-from results.figures import learning_gains, scaling
+from results.figures import learning_gains, scaling, trial_metrics
 from results.statistics import generations, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from results.figures.trial_metrics import TrialMetric
     from results.records.models import MetricFacts
     from results.study.cases import Case, Entry
 
@@ -109,20 +110,48 @@ def of_quality(facts: MetricFacts) -> Metric:
     )
 
 
+def of_plugin(found: TrialMetric) -> Metric:
+    """Returns a metric of a package of others.
+
+    Raises:
+      ResultsError: It does not say which way is better.
+    """
+    if found.is_higher_better is None:
+        raise errors.ResultsError(
+            f"metric {found.name!r} does not say whether more of it is better, so it"
+            " cannot be judged; set is_higher_better in its package"
+        )
+    return Metric(
+        name=found.name,
+        is_cost=not found.is_higher_better,
+        of=functools.partial(trial_metrics.positive_value_of, found),
+        worse="worse",
+        tolerance=found.tolerance,
+    )
+
+
 def metric_of(name: str) -> Metric:
-    """Returns a metric of speed or memory by its name.
+    """Returns a metric of speed, memory or a plugin by its name.
 
     Raises:
       ResultsError: It is unknown, or is judged by another rule.
+      PluginError: The plugin that has it cannot be used.
     """
     metric = METRICS.get(name)
     if metric is not None:
         return metric
+    own = trial_metrics.find(name, METRICS)
+    if own is not None:
+        return of_plugin(own)
     raise errors.ResultsError(
-        f"unknown metric {name!r}; allowed are {', '.join(METRICS)}. What quality runs"
+        f"unknown metric {name!r}; allowed are {_known()}. What quality runs"
         " learn differs by seed, not by generation, and has no such ratio: see"
         " 'Learning' in the report of a sweep with --budget, or use gate --metric"
     )
+
+
+def _known() -> str:
+    return ", ".join((*METRICS, *trial_metrics.names()))
 
 
 def metric_of_gate(name: str, declared: Iterable[MetricFacts]) -> Metric:
@@ -134,12 +163,16 @@ def metric_of_gate(name: str, declared: Iterable[MetricFacts]) -> Metric:
 
     Raises:
       ResultsError: It is unknown, or neither direction of it is better.
+      PluginError: The plugin that has it cannot be used.
     """
     learned = {facts.name: of_quality(facts) for facts in declared if facts.is_judged}
     known = METRICS | learned
     if name not in known:
+        own = trial_metrics.find(name, known)
+        if own is not None:
+            return of_plugin(own)
         raise errors.ResultsError(
-            f"unknown metric {name!r}; allowed are {', '.join(METRICS)}, and"
+            f"unknown metric {name!r}; allowed are {_known()}, and"
             f" of what this workload learns {', '.join(learned) or 'nothing'}"
         )
     return known[name]

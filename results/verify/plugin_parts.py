@@ -9,6 +9,8 @@ import html
 import re
 from typing import TYPE_CHECKING, Final
 
+from results.judging import gate_metrics
+
 if TYPE_CHECKING:
     from results.records.models import Plan
 
@@ -42,6 +44,13 @@ def not_covered(plan: Plan) -> list[str]:
             f"{name} is a plugin ({of.get('object', '')}, {package}, files"
             f" {of.get('files', '')}), {here}: its figures are recomputed, and its code"
             " is not looked at"
+        )
+    gate = plan.measuring.gate
+    declared = {facts.name for facts in plan.metrics}
+    if gate and gate.metric not in {*gate_metrics.METRICS, *declared}:
+        found.append(
+            f"the gate judges {gate.metric}, which a plugin computes: what it says of a"
+            " trial is its own"
         )
     return found
 

@@ -468,7 +468,7 @@ def test_a_loop_of_ones_own_takes_part(tmp_path: Path, monkeypatch: Any) -> None
 def test_a_package_of_plugins_is_installed(tmp_path: Path, monkeypatch: Any) -> None:
     """By pip, in an empty folder: it is listed, planned, reported and verified."""
     guide = (GUIDES / "plugin.md").read_text(encoding="utf-8")
-    plan, install, listing = commands_of(guide)
+    plan, install, listing, check = commands_of(guide)
     sources, site = tmp_path / "sources", tmp_path / "site"
     apply(guide, sources)
     lines = files_of(guide)["bench.py"].splitlines()
@@ -490,9 +490,16 @@ def test_a_package_of_plugins_is_installed(tmp_path: Path, monkeypatch: Any) -> 
 
     study = there / "runs" / "s"
     shutil.copytree(ROOT / "docs" / "reports" / "sngan", study)
+    listed = python(there, ["-m", "harness", "gate", "--help"])
+    assert "slowest_step_sec (plugins)" in listed
+    monkeypatch.setenv("HARNESS_STUDY", str(study))
+    quick = ["-k", "not is_measured", "-p", "no:cacheprovider"]
+    assert " passed" in python(there, [*check, *quick])
     report = ["-m", "harness", "report", "s"]
     assert "in_graph x" in python(there, [*report, "--format", "cases"])
     python(there, report)
-    assert "<p>Slowest step: " in (study / "report" / "index.html").read_text()
+    page = (study / "report" / "index.html").read_text()
+    assert "<p>Slowest step: " in page
+    assert "Figures of bench-of-mine 0.1" in page
     verified = python(there, ["-m", "harness", "verify", "s"])
     assert "section 'slowest' of bench-of-mine 0.1: what a plugin shows" in verified

@@ -147,6 +147,24 @@ def test_wheels_that_differ_or_are_large_are_not_released(
     assert reason in found
 
 
+def test_the_folder_may_be_relative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """As make gives it; what builds starts in other folders."""
+    monkeypatch.chdir(tmp_path)
+
+    def build(_root: Path, folder: Path, **_options: bool) -> dict[str, str]:
+        monkeypatch.chdir("/")
+        (folder / "client.whl").write_bytes(b"123")
+        return {"client.whl": "00"}
+
+    monkeypatch.setattr(dist, "build_all", build)
+
+    assert 0 == dist.main(["dist"])
+    assert "00  client.whl  3 bytes\n" == capsys.readouterr().out
+    assert "00  client.whl\n" == (tmp_path / "dist" / "SHA256SUMS").read_text()
+
+
 def test_the_quick_start_is_that_of_the_readme() -> None:
     """Its first sweep, of a program that needs nothing; another README is an error."""
     words = quick_start.quick_start((ROOT / "README.md").read_text(encoding="utf-8"))

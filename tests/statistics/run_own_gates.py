@@ -54,7 +54,7 @@ def git(root: Path, *arguments: str) -> None:
 
 def make_repository(root: Path, loss: float) -> None:
     """Makes the repository, with a tag for each commit."""
-    root.mkdir(parents=True)
+    root.mkdir(parents=True, exist_ok=True)
     git(root, "init", "--quiet")
     (root / ".gitignore").write_text("runs\n")
     for name, work in (
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--loss", default="10%", help="what is planted")
     given = parser.parse_args(arguments)
     root = given.folder.absolute()
-    if not root.exists():
+    if not (root / ".git").exists():
         make_repository(root, float(given.loss.rstrip("%")) / 100)
     verdicts: dict[str, list[str | None]] = {EQUAL: [], PLANTED: []}
     for number in range(given.gates):

@@ -42,3 +42,12 @@ def test_a_gate_is_shown_with_its_interval() -> None:
     assert "equal 0: no verdict: no interval" == row(
         EQUAL, 0, {"verdict": None, "cases": [{"slowdown": None}]}
     )
+
+
+def test_the_repository_is_made_in_an_empty_folder(tmp_path: Path) -> None:
+    """Also where that is there already; each commit has a tag."""
+    RUNNER["make_repository"](tmp_path, 0.1)
+
+    tags = sorted(path.name for path in (tmp_path / ".git/refs/tags").iterdir())
+    assert ["base", EQUAL, PLANTED] == tags
+    assert "WORK = 330000" in (tmp_path / "program.py").read_text()

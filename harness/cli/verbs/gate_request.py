@@ -23,6 +23,7 @@ from harness.options.option import Option
 from harness.planning import defaults, design
 from harness.planning.program_request import OWN
 from harness.planning.request import DESIGN, MEASURED, STUDY, Count
+from results.figures import trial_metrics
 from results.judging import gate_metrics, quality_gate
 from results.judging.gate_metrics import Rule
 from results.records.measuring import GateDesign
@@ -53,6 +54,12 @@ def make_rule(*, workload: str, metric: str, delta: float | None, alpha: float) 
     declared = catalog.metrics(catalog.workload(workload)) if workload else ()
     of = gate_metrics.metric_of_gate(metric, declared)
     return Rule(metric=of, delta=of.tolerance if delta is None else delta, alpha=alpha)
+
+
+def _of_plugins() -> str:
+    """Says which metrics installed packages add; imports none."""
+    names = trial_metrics.names()
+    return f", {', '.join(f'`{name}`' for name in names)} (plugins)" if names else ""
 
 
 def _learnable() -> str:
@@ -157,8 +164,8 @@ class GateRequest(RunRequest):
         Option(
             group=JUDGING,
             metavar="NAME",
-            help=f"`throughput`, `time_to_first_step`, `peak_memory`; or what is"
-            f" learned: {_learnable()}. With `--command`: `NAME=PATTERN`, as in"
+            help=f"`throughput`, `time_to_first_step`, `peak_memory`{_of_plugins()}; or"
+            f" what is learned: {_learnable()}. With `--command`: `NAME=PATTERN`, as in"
             " `sweep`.",
         ),
     ] = DEFAULT_METRIC

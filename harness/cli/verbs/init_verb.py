@@ -49,14 +49,29 @@ jobs:
     steps:
       - uses: actions/checkout@v7
         with: {{ fetch-depth: 0, persist-credentials: false }}
-      - run: python3 -m venv .harness && .harness/bin/pip install {package}
+{needed}
+      # Not in the checkout, whose uncommitted files are part of what is judged.
+      - run: |
+          python3 -m venv "$RUNNER_TEMP/harness"
+          "$RUNNER_TEMP/harness/bin/pip" install {package}
       - env:
           BASE: ${{{{ github.event.pull_request.base.sha }}}}
         run: |
           code=0
-          .harness/bin/python -m harness {words} || code=$?
+          "$RUNNER_TEMP/harness/bin/python" -m harness {words} || code=$?
           case $code in 0|3|6) ;; *) exit $code ;; esac
 """
+_REQUIREMENTS: Final = "requirements.txt"
+_NEEDED: Final = (
+    "      # Install here what the program needs; what differs between revisions, by"
+    " --setup."
+)
+# An environment, since pip does not change the Python of hosted runners.
+_INSTALLS: Final = f"""\
+      - run: |
+          python3 -m venv "$RUNNER_TEMP/program"
+          "$RUNNER_TEMP/program/bin/pip" install -r {_REQUIREMENTS}
+          echo "$RUNNER_TEMP/program/bin" >> "$GITHUB_PATH\""""
 _README_TEXT: Final = """\
 # How this scales
 
@@ -66,7 +81,8 @@ _README_TEXT: Final = """\
     python -m harness sweep --file study.toml
 
 The same command resumes a study that was interrupted. It prints a verdict, and the path
-of a page with all figures; `python -m harness verify STUDY` recomputes them. {judged}
+of a page with all figures; `python -m harness verify STUDY` recomputes them. Keep
+`runs/` out of git. {judged}
 
 Written from a study in which {num_ok} of {num_trials} trials were ok.
 """
@@ -115,7 +131,9 @@ def run(request: InitRequest, _: Call) -> int:
     texts = {
         _STUDY: _toml(given),
         _WORKFLOW: _WORKFLOW_TEXT.format(
-            package=package, words=shlex.join(words) + base
+            package=package,
+            words=shlex.join(words) + base,
+            needed=_needed(request.output),
         ),
         _README: _README_TEXT.format(
             package=package, judged=judged, num_ok=num_ok, num_trials=len(entries)
@@ -128,6 +146,13 @@ def run(request: InitRequest, _: Call) -> int:
         click.echo(one_line(str(path)))
     study_file.read(request.output / _STUDY, SweepRequest)
     return exit_codes.OK
+
+
+def _needed(root: Path) -> str:
+    """Returns the step that installs what the program needs, or where it belongs."""
+    if not (root / _REQUIREMENTS).is_file():
+        return _NEEDED
+    return f"{_NEEDED}\n{_INSTALLS}"
 
 
 def _given(plan: Plan) -> dict[str, Any]:

@@ -56,13 +56,25 @@ def test_a_program_that_was_measured_gets_a_gate(
     )
     assert "study" not in settings
     job = yaml.safe_load((root / FILES[0]).read_text())["jobs"]["scaling"]
-    script = job["steps"][2]["run"].splitlines()[1].partition(" || ")[0]
+    _, install, gate = job["steps"]
+    # Thousands of files in the checkout would be uncommitted ones of the program.
+    places = [word for word in shlex.split(install["run"]) if "/" in word]
+    assert {"$RUNNER_TEMP"} == {place.partition("/")[0] for place in places}
+    script = gate["run"].splitlines()[1].partition(" || ")[0]
     words = shlex.split(script)[3:]
     assert ["gate", "--command", command] == words[:3]
     assert ["--baseline", "$BASE"] == words[-2:]
     verb = next(v for v in _verbs() if v.name == "gate")
     request = verb.make_request(verb.make_context("gate", words[1:]))
     assert (1,) == tuple(request.replicas)
+
+    again = tmp_path / "again"
+    again.mkdir()
+    (again / "requirements.txt").touch()
+    harness("init", "s", "-o", "again")
+    job = yaml.safe_load((again / FILES[0]).read_text())["jobs"]["scaling"]
+    assert 'bin/pip" install -r requirements.txt\n' in job["steps"][1]["run"]
+    assert "$GITHUB_PATH" in job["steps"][1]["run"]
 
 
 def _verbs() -> list[Verb]:

@@ -10,6 +10,7 @@ import pytest
 from plugin_packages import install
 
 from harness.cli import exit_codes
+from harness.cli.verbs import gate_request
 from harness.planning import code_digest, plugin_code
 from results import plugins
 from results.figures import frame
@@ -60,8 +61,10 @@ def render(view):
 def write(study, metric):
     return f"{metric.name}\\n"
 
-METRIC = TrialMetric(name="ranks", title="Ranks", unit="1",
-                     of=lambda entry: len(entry.result.ranks))
+METRIC = TrialMetric(name="ranks", title="Ranks", unit="1", is_higher_better=False,
+                     of=lambda entry: len(entry.result.ranks), tolerance=0.1)
+NEITHER = TrialMetric(name="neither", title="Neither", unit="1",
+                      of=lambda entry: float("nan"))
 FORMAT = ExportFormat(name="own-format", output=Output.TEXT, writer="shown:write")
 """
 PLAN = ("plan", "--json", "--workload", "near:WORKLOAD", "--backends", "in_graph")
@@ -205,6 +208,53 @@ def test_what_a_package_shows_is_in_reports_and_apart_in_verify(
     code, out, err = harness("verify", "s")
     assert exit_codes.OK == code, out + err
     assert "section 'own' of shown_pack 1.2: what a plugin shows is its own" in out
+
+
+def test_a_metric_of_a_package_is_shown_and_judged_as_ours_are(
+    install: Any, harness: Any, overrides: Any, forked_trials: Any, finished: None
+) -> None:
+    """With its interval in the page and in exports; in help, comparisons and gates."""
+    entries = {"ranks": "shown:METRIC", "neither": "shown:NEITHER"}
+    install("shown", SHOWN, metrics=entries)
+
+    code, out, err = harness("report", "s", "--format", "json")
+    assert exit_codes.OK == code, err
+    figures = json.loads(out)["figures_of_plugins"]
+    assert 8 == len(figures)
+    (of,) = (f["figure"] for f in figures if (f["metric"], f["backend"],
+             f["num_replicas"]) == ("ranks", "in_graph", 2))  # fmt: skip
+    assert (1.0, 2, 1.0, 1.0) == (of["value"], of["n"], of["low"], of["high"])
+    without = next(f for f in figures if f["metric"] == "neither")
+    assert without["figure"] is None
+    assert "not in every trial a number above zero" == without["missing_reason"]
+    harness("report", "s")
+    page = Store.open(Path("runs/s")).report_path.read_text()
+    assert "Figures of shown_pack 1.2" in page
+    assert "1.00<small>[1.00, 1.00]</small><small>n = 2</small>" in page.replace(
+        "\xa0", " "
+    )
+    assert "section 'figures-1' of shown_pack 1.2" in harness("verify", "s")[1]
+    export = ("report", "s", "--format=github-action-benchmark", "--metric=ranks")
+    assert "ranks" in json.loads(harness(*export)[1])[0]["name"]
+    sides = ("in_graph", "tf_mirrored", "--study=s")
+    assert "1.00" in harness("compare", *sides, "--metric=ranks")[1]
+    assert ", `neither`, `ranks` (plugins)" == gate_request._of_plugins()
+
+    gate = ("gate", "--workload=resnet50", "--preset=smoke", "--backends=in_graph")
+    gate = (*gate, "--replicas=1,2", "--mode=weak", "--repeats=2", "--baseline=s")
+    gate = (*gate, "--order=sequential", "--no-match", "--allow-different")
+    _, out, err = harness(*gate, "--metric=ranks", "--study=g", overrides=overrides)
+    assert "ranks against study s" in out, out + err
+    assert "worse by 10.0% matters" in out
+    assert "the gate judges ranks, which a plugin computes" in harness("verify", "g")[1]
+    for name, said in (
+        ("neither", "does not say whether more"),
+        ("rank", "allowed are"),
+    ):
+        code, _, err = harness(*gate, f"--metric={name}", overrides=overrides)
+        assert exit_codes.USAGE == code
+        assert said in err
+        assert 1 == err.count("\n")
 
 
 def test_a_section_that_fails_says_so_in_its_place(

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+
 import pytest
 
 from harness.client import scaling_callbacks
+
+
+def library(name):
+    """Returns a library; skips a test without it, except in ``make test-peers``."""
+    if os.environ.get("REQUIRE_PEERS"):
+        return importlib.import_module(name)
+    return pytest.importorskip(name, reason="it is not installed here: make test-peers")
 
 
 class FakeStep:
@@ -60,7 +70,7 @@ def test_fit_of_keras_takes_part(is_study):
 
 def test_a_loop_of_jax_waits_for_its_arrays():
     """``done`` takes what the step returned."""
-    jax = pytest.importorskip("jax", reason="JAX is not installed here")
+    jax = library("jax")
     run = FakeRun(4)
     square = jax.jit(lambda x: (x * x).sum())
     for step in scaling_callbacks.jax_steps(run):
@@ -72,10 +82,7 @@ def test_a_loop_of_jax_waits_for_its_arrays():
 
 def test_a_trainer_of_lightning_takes_part():
     """The study ends ``fit``."""
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
-    lightning = pytest.importorskip(
-        "lightning.pytorch", reason="Lightning is not installed here"
-    )
+    torch, lightning = library("torch"), library("lightning.pytorch")
 
     class Module(lightning.LightningModule):
         """One linear layer."""
@@ -111,11 +118,8 @@ def test_a_trainer_of_lightning_takes_part():
 
 def test_a_trainer_of_hugging_face_takes_part(tmp_path):
     """The study ends ``train``; its losses are not known."""
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
-    transformers = pytest.importorskip(
-        "transformers", reason="Transformers is not installed here"
-    )
-    pytest.importorskip("accelerate", reason="Accelerate is not installed here")
+    torch, transformers = library("torch"), library("transformers")
+    library("accelerate")
 
     class Model(torch.nn.Module):
         """One linear layer, which returns its loss."""

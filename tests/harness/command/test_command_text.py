@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_nvml import make_gpus
 
 from harness.cli import exit_codes
 from harness.command import files, identity, metric, placeholders, program, worker
 from harness.command.errors import ReadingError
+from harness.command.other_gpus import OtherGpus
 from harness.command.reader import LineReader, Reading
 from harness.command.result import judge
 from harness.errors import PlanError
@@ -263,6 +265,33 @@ def test_a_program_that_takes_more_cores_is_told() -> None:
     assert [] == worker.remarks_on(**facts, busy_cores=2.1)
     (remark,) = worker.remarks_on(**facts, busy_cores=3.9)
     assert remark.startswith("it kept 3.9 cores busy and has 2 cores; leave the aff")
+
+
+def test_a_program_that_takes_other_gpus_is_told(install_gpus: Any) -> None:
+    """Those of its trial are its own; of others only its own processes count."""
+    devices = make_gpus(4)
+    devices[3].is_lost = True
+    install_gpus(devices)
+    for own in ("0", devices[0].uuid):
+        for device in devices:
+            device.users = []
+        devices[0].users, devices[1].users = [41], [7]
+        looked = OtherGpus(own)
+        looked.look([41, 42])
+        assert set() == looked.used
+        devices[2].users = [7, 42]
+        looked.look([41, 42])
+        devices[2].users = []
+        looked.look([41])
+        assert {2} == looked.used
+    anything = OtherGpus(None)
+    devices[2].users = [41]
+    anything.look([41])
+    assert set() == anything.used
+
+    facts = {"num_left": 0, "bytes_per_sec": 0.0, "num_cores": 2, "busy_cores": 1.0}
+    (remark,) = worker.remarks_on(**facts, other_gpus=[2, 3])
+    assert remark.startswith("it used 2 GPUs that its trial does not have (2, 3); leav")
 
 
 def test_the_program_gets_the_environment_of_the_user() -> None:
