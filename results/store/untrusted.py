@@ -115,3 +115,14 @@ def names_in(folder: pathlib.Path) -> frozenset[str]:
         if error.errno in _ABSENT:
             return frozenset()
         raise errors.UnavailableRecordError(folder, error) from error
+
+
+def folders_with(folder: pathlib.Path, name: str) -> list[pathlib.Path]:
+    """Returns the folders in a folder that have something of this name, sorted.
+
+    Raises:
+      UnavailableRecordError: The file system does not say. ``Path.glob`` would leave
+        out what this user may not search.
+    """
+    found = (folder / inner for inner in sorted(names_in(folder)))
+    return [inner for inner in found if is_there(inner / name)]
