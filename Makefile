@@ -149,7 +149,7 @@ $(DIST_TOOLS)/.installed: $(STAMP) release/twine.lock
 	$(DIST_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r release/twine.lock
 	@touch $@
 
-lock: setup  ## Resolve the newest allowed versions again and write both locks.
+lock: setup  ## Resolve the newest allowed versions again and write all locks.
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile pyproject.toml --extra tensorflow --extra dev --universal --python-version 3.10 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
@@ -158,6 +158,12 @@ lock: setup  ## Resolve the newest allowed versions again and write both locks.
 	$(BIN)/uv pip compile pyproject.toml --extra tensorflow --extra dev --extra gpu --universal --python-version 3.10 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
 		--constraint requirements.lock --output-file requirements-gpu.lock
+	@# Of the images: what runs, without what checks it, in the same versions.
+	for extra in "image --extra distributed" "image-gpu --extra distributed --extra gpu"; do \
+		$(BIN)/uv pip compile pyproject.toml --extra tensorflow $${extra#* } --universal --python-version 3.10 \
+			--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
+			--constraint requirements-gpu.lock --output-file requirements-$${extra%% *}.lock || exit 1; \
+	done
 	$(BIN)/uv pip compile tests/programs/communities.in --no-deps --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
 		--output-file tests/programs/communities.lock
