@@ -109,12 +109,13 @@ fuzz-records: setup  ## Read 2,000 damaged studies, parse 5,000 hostile command 
 	HOSTILE_RECORDS=2000 HOSTILE_COMMAND_LINES=5000 $(BIN)/python -m pytest tests/harness/run/test_hostile_records.py tests/harness/cli/test_hostile_command_lines.py
 	HARNESS_KILLS=55 $(BIN)/python -m pytest tests/harness/run/test_kill_and_leave_nothing.py
 
-faults: setup  ## Inject faults: FAULTS trials on each of LAUNCHERS, kills of 100 gates, 1,000 failed writes, 8,000 failed reads, 120 power cuts (two hours).
+faults: setup  ## Inject faults: FAULTS trials on each of LAUNCHERS, kills of 100 gates, 1,000 failed writes, 8,000 failed reads, 120 power cuts, 13 faults of Slurm (two hours).
 	for launcher in $(LAUNCHERS); do $(BIN)/python tests/faults/run_series.py $$launcher $(FAULTS) --faults || exit 1; done
 	GATE_KILLS=100 $(BIN)/python -m pytest tests/harness/judging/test_killed_gates.py
 	WRITE_FAULTS=1000 $(BIN)/python -m pytest tests/harness/run/test_failed_writes.py
 	POWER_CUTS=120 $(BIN)/python -m pytest tests/harness/run/test_power_cuts.py
-	FULL_TESTS=1 $(BIN)/python -m pytest tests/harness/cli/test_failed_reads.py
+	FULL_TESTS=1 $(BIN)/python -m pytest tests/harness/cli/test_failed_reads.py tests/harness/cli/test_little_memory.py
+	FULL_TESTS=1 SLURM_KILLS=20 $(BIN)/python -m pytest tests/cluster_engines/test_slurm_faults.py
 
 failures: setup  ## Make FAILURES steps fail on all backends, and compare with undisturbed runs (half an hour).
 	$(BIN)/python tests/failed_steps/run_series.py $(FAILURES) $(FAILURES_SEED)
