@@ -1,4 +1,4 @@
-# The harness on CPUs, with the versions of requirements.lock:
+# The harness on CPUs, with the versions of requirements-image.lock:
 #
 #     docker build --tag replicator-harness .
 #     docker run --rm --volume "$PWD/runs:/srv/harness/runs" replicator-harness \
@@ -18,11 +18,11 @@ RUN useradd --create-home --uid 1000 harness
 
 FROM tools AS packages
 WORKDIR /opt/replicator-harness
-COPY requirements.lock ./
+COPY requirements-image.lock ./
 # In an environment of its own, so that the interpreter of the base stays as it is.
 RUN python3 -m venv /opt/venv \
   && /opt/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check \
-    --no-deps --require-hashes --requirement requirements.lock
+    --no-deps --require-hashes --requirement requirements-image.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY replicator replicator
 COPY workloads workloads

@@ -114,10 +114,13 @@ fuzz-records: setup  ## Read 2,000 damaged studies, parse 5,000 hostile command 
 	HOSTILE_RECORDS=2000 HOSTILE_COMMAND_LINES=5000 $(BIN)/python -m pytest tests/harness/run/test_hostile_records.py tests/harness/cli/test_hostile_command_lines.py
 	HARNESS_KILLS=55 $(BIN)/python -m pytest tests/harness/run/test_kill_and_leave_nothing.py
 
-faults: setup  ## Inject faults: FAULTS trials on each of LAUNCHERS, and kills of 100 gates, 1,000 failed writes (an hour).
+faults: setup  ## Inject faults: FAULTS trials on each of LAUNCHERS, kills of 100 gates, 1,000 failed writes, 8,000 failed reads, 120 power cuts, 13 faults of Slurm (two hours).
 	for launcher in $(LAUNCHERS); do $(BIN)/python tests/faults/run_series.py $$launcher $(FAULTS) --faults || exit 1; done
 	GATE_KILLS=100 $(BIN)/python -m pytest tests/harness/judging/test_killed_gates.py
 	WRITE_FAULTS=1000 $(BIN)/python -m pytest tests/harness/run/test_failed_writes.py
+	POWER_CUTS=120 $(BIN)/python -m pytest tests/harness/run/test_power_cuts.py
+	FULL_TESTS=1 $(BIN)/python -m pytest tests/harness/cli/test_failed_reads.py tests/harness/cli/test_little_memory.py
+	FULL_TESTS=1 SLURM_KILLS=20 $(BIN)/python -m pytest tests/cluster_engines/test_slurm_faults.py
 
 failures: setup  ## Make FAILURES steps fail on all backends, and compare with undisturbed runs (half an hour).
 	$(BIN)/python tests/failed_steps/run_series.py $(FAILURES) $(FAILURES_SEED)
@@ -152,7 +155,7 @@ $(DIST_TOOLS)/.installed: $(STAMP) release/twine.lock
 	$(DIST_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r release/twine.lock
 	@touch $@
 
-lock: setup  ## Resolve the newest allowed versions again and write both locks.
+lock: setup  ## Resolve the newest allowed versions again and write all locks.
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile pyproject.toml --extra tensorflow --extra dev --universal --python-version 3.10 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
@@ -161,6 +164,12 @@ lock: setup  ## Resolve the newest allowed versions again and write both locks.
 	$(BIN)/uv pip compile pyproject.toml --extra tensorflow --extra dev --extra gpu --universal --python-version 3.10 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
 		--constraint requirements.lock --output-file requirements-gpu.lock
+	@# Of the images: what runs, without what checks it, in the same versions.
+	for extra in "image --extra distributed" "image-gpu --extra distributed --extra gpu"; do \
+		$(BIN)/uv pip compile pyproject.toml --extra tensorflow $${extra#* } --universal --python-version 3.10 \
+			--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
+			--constraint requirements-gpu.lock --output-file requirements-$${extra%% *}.lock || exit 1; \
+	done
 	$(BIN)/uv pip compile tests/programs/communities.in --no-deps --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
 		--output-file tests/programs/communities.lock

@@ -104,6 +104,17 @@ class StudyLockedError(ResultsError):
         )
 
 
+class StudyLostError(ResultsError):
+    """A process of another machine took the study over from this one."""
+
+    def __init__(self, root: pathlib.Path) -> None:
+        super().__init__(
+            f"study {str(root)!r} was taken over by a process of another machine, since"
+            " this one gave no sign of life, as when it is suspended: it writes no more"
+            " there; when the other has ended, run the same command again"
+        )
+
+
 class MergeError(ResultsError):
     """Stores that cannot become one study."""
 

@@ -34,6 +34,7 @@ GROUPS = {
     "tests/browser/test_geometry.py": "a browser",
     "tests/browser/test_hover.py": "a browser",
     "tests/browser/test_interaction.py": "a browser",
+    "tests/cluster_engines/test_slurm_faults.py": "a cluster of Slurm",
     "tests/cluster_engines/test_slurm_identity.py": "a cluster of Slurm",
     "tests/cluster_engines/test_slurm_sweeps.py": "a cluster of Slurm",
     "tests/cluster_engines/test_slurm_trials.py": "a cluster of Slurm",

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 MAX_LENGTH = 65_536
 """Characters of one argument; 65,536 replica counts as a range take ten."""
 MAX_MESSAGE = 1_000
+OUT_OF_MEMORY = (
+    "there is not enough memory for this; end other programs, or allow this one more"
+    " ('ulimit -v', the limit of its control group); what was finished is kept, so run"
+    " the same command again"
+)
 _UNUSABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 # Errors that a path chosen by the user can cause; none of them is a bug of ours.
@@ -83,6 +88,22 @@ def refusal(error: OSError) -> str | None:
         f"cannot use {str(error.filename)!r}: {error.strerror}; choose another path, or"
         " fix this one"
     )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error comes from an allocation that failed.
+
+    Libraries raise others for it. An error with a path has a message of its own.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        is_said = isinstance(cause, RuntimeError) and "out of memory" in str(cause)
+        if isinstance(cause, MemoryError) or is_said:
+            return True
+        if isinstance(cause, OSError) and cause.errno == errno.ENOMEM:
+            return cause.filename is None
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def one_line(message: str) -> str:

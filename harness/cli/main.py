@@ -15,7 +15,9 @@ import click
 
 from harness.cli import exit_codes
 from harness.cli.arguments import (
+    OUT_OF_MEMORY,
     check_arguments,
+    is_out_of_memory,
     is_output_full,
     one_line,
     refusal,
@@ -255,8 +257,10 @@ def _user_message(error: Exception) -> str | None:
         return f"{error.format_message()} (see {verb} --help)"
     if isinstance(error, click.ClickException):
         return error.format_message()
-    if isinstance(error, OSError):
-        return refusal(error)
     from results.errors import ResultsError
 
-    return str(error) if isinstance(error, (HarnessError, ResultsError)) else None
+    if isinstance(error, (HarnessError, ResultsError)):
+        return str(error)
+    if is_out_of_memory(error):
+        return OUT_OF_MEMORY
+    return refusal(error) if isinstance(error, OSError) else None

@@ -43,6 +43,7 @@ from harness.run.trial_tree import ProcessTree
 from harness.trial import checkpoints, process_tree
 from results.records import gpu_record
 from results.records.models import Failure, Measuring, Phase, StatusRecord, TrialStatus
+from results.store import fence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -355,6 +356,7 @@ def clean_trial_dir(trial_dir: os.PathLike[str]) -> None:
     """Removes what an interrupted trial left: its processes, then its files."""
     if not os.path.lexists(trial_dir):
         return
+    fence.check(trial_dir)
     process_tree.kill_tree(os.path.realpath(trial_dir))
     try:
         scratch.remove(trial_dir)

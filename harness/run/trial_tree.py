@@ -19,6 +19,7 @@ from harness.run import scratch
 from harness.trial import process_tree, waiting
 from results import plugins
 from results.records.models import Allocator
+from results.store import fence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -201,7 +202,9 @@ class ProcessTree:
 
         Raises:
           StudyError: There is no place for temporary files.
+          StudyLostError: Another machine has taken the study over.
         """
+        fence.check(self._trial_dir)
         self._is_gone = False
         scratch.make(self._trial_dir)
         self._oom_kills_before = read_oom_kills()

@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING
 
 from results.errors import WriteStoreError
+from results.store import fence
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +40,7 @@ def append(
 
     Raises:
       WriteStoreError: It cannot be written.
+      StudyLostError: Another machine has taken the study over.
     """
     line: dict[str, object] = {
         "round_index": round_index,
@@ -58,6 +60,7 @@ def append(
         line["gpus"] = [use.model_dump(mode="json") for use in load.gpus]
     path = trial_dir / TURNS_NAME
     try:
+        fence.check(path)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
     except OSError as error:  # of a write, which names no path

@@ -196,5 +196,5 @@ def _is_plain_picture(content: bytes) -> bool:
 
 
 def _names_below(root: Path) -> tuple[str, ...]:
-    files = (path for path in root.rglob("*") if path.is_file())
+    files = (path for path in untrusted.paths_below(root) if path.is_file())
     return tuple(sorted(path.relative_to(root).as_posix() for path in files))

@@ -8,6 +8,8 @@ import pathlib
 import tempfile
 from typing import TYPE_CHECKING
 
+from results.store import fence
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -81,6 +83,7 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
 
     Raises:
       OSError: The folder is missing or cannot be written.
+      StudyLostError: It is in a study that another machine has taken over.
     """
     # Both names lead through the same mounts then, which the current folder need not.
     path = path.absolute()
@@ -97,6 +100,7 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)
+        fence.check(path)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

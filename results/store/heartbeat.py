@@ -22,7 +22,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from results import errors
-from results.store import atomic
+from results.store import atomic, fence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +66,8 @@ def hold(root: pathlib.Path) -> Iterator[None]:
     )
     beats.start()
     try:
-        yield
+        with fence.held(root, lambda: _read(root / NAME) == token):
+            yield
     finally:
         is_over.set()
         beats.join()

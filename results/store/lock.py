@@ -78,8 +78,9 @@ def lock_study(root: pathlib.Path) -> Iterator[None]:
             atomic.remove_leftovers(root, _FOLDERS)
             yield
     finally:
-        with contextlib.suppress(OSError):
-            (root / HOLDER_NAME).unlink(missing_ok=True)
+        with contextlib.suppress(OSError, errors.ResultsError):
+            if read_holder(root) == os.getpid():  # and not a successor
+                (root / HOLDER_NAME).unlink(missing_ok=True)
         lock.release()
 
 

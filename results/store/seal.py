@@ -19,7 +19,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from results.store import atomic, untrusted
+from results.store import atomic, fence, untrusted
 
 if TYPE_CHECKING:
     import pathlib
@@ -66,12 +66,14 @@ def append(root: pathlib.Path, of: str, files: Mapping[str, str]) -> None:
       OSError: It cannot be written.
       DamagedFileError: The seal is no regular file.
       UnavailableRecordError: The file system does not answer.
+      StudyLostError: Another machine has taken the study over.
     """
     path = root / SEAL_NAME
     content = untrusted.read_bytes(path)
     whole = (content or b"").rpartition(b"\n")[0]
     previous = digest(whole.rpartition(b"\n")[2])  # of nothing, at the beginning
     line = {"previous": previous, "of": of, "files": dict(files)}
+    fence.check(path)
     with path.open("ab") as file:
         # What a kill or a loss of power left of a line goes first.
         file.truncate(len(whole) + 1 if whole else 0)

@@ -18,6 +18,7 @@ from results import errors
 
 if TYPE_CHECKING:
     import pathlib
+    from collections.abc import Iterator
 
 MAX_BYTES: Final = 2**28
 """Larger files are not records: a million steps of several processes fit."""
@@ -115,3 +116,32 @@ def names_in(folder: pathlib.Path) -> frozenset[str]:
         if error.errno in _ABSENT:
             return frozenset()
         raise errors.UnavailableRecordError(folder, error) from error
+
+
+def paths_below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields all that is below a folder, sorted; links are not followed.
+
+    Raises:
+      UnavailableRecordError: A folder cannot be listed. ``Path.rglob`` would leave out
+        what is in one that this user may not read.
+    """
+    for name in sorted(names_in(folder)):
+        path = folder / name
+        yield path
+        try:
+            is_folder = stat.S_ISDIR(path.lstat().st_mode)
+        except OSError as error:
+            raise errors.UnavailableRecordError(path, error) from error
+        if is_folder:
+            yield from paths_below(path)
+
+
+def folders_with(folder: pathlib.Path, name: str) -> list[pathlib.Path]:
+    """Returns the folders in a folder that have something of this name, sorted.
+
+    Raises:
+      UnavailableRecordError: The file system does not say. ``Path.glob`` would leave
+        out what this user may not search.
+    """
+    found = (folder / inner for inner in sorted(names_in(folder)))
+    return [inner for inner in found if is_there(inner / name)]

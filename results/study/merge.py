@@ -242,7 +242,7 @@ def _preference(found: _Found) -> tuple[bool, str]:
     status = found.trial.status
     is_ok = status is not None and status.status is TrialStatus.OK
     content = hashlib.blake2b()
-    for path in sorted(found.folder.rglob("*")):
+    for path in untrusted.paths_below(found.folder):
         content.update(os.fsencode(path.relative_to(found.folder)))
         if path.is_file():
             content.update(untrusted.read_bytes(path) or b"")
@@ -279,7 +279,7 @@ def _beside(output: Path) -> Iterator[Path]:
 
 def _copy(folder: Path, target: Path) -> None:
     """Copies the files of a trial, as they are."""
-    for path in sorted(folder.rglob("*")):
+    for path in untrusted.paths_below(folder):
         copied = target / path.relative_to(folder)
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise MergeError(

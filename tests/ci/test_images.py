@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = {
-    "Dockerfile": "requirements.lock",
-    "Dockerfile.gpu": "requirements-gpu.lock",
+    "Dockerfile": "requirements-image.lock",
+    "Dockerfile.gpu": "requirements-image-gpu.lock",
 }
 
 
@@ -76,7 +76,7 @@ def test_both_images_are_built_in_the_same_way() -> None:
     """They differ in the lock and in variables for the driver."""
     cpu, gpu = (instructions(name) for name in LOCKS)
     as_cpu = [
-        (word, rest.replace("requirements-gpu.lock", "requirements.lock"))
+        (word, rest.replace("requirements-image-gpu.lock", "requirements-image.lock"))
         for word, rest in gpu
     ]
 

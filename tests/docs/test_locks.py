@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +16,13 @@ LOCKS = ("requirements.lock", "requirements-gpu.lock")
 LENGTHS = {**dict.fromkeys(LOCKS, 100), "tests/programs/communities.lock": 15}
 LENGTHS["release/twine.lock"] = 15
 LENGTHS["tests/harness/client/callbacks.lock"] = 25
+OF_IMAGES = {
+    "requirements-image.lock": "requirements.lock",
+    "requirements-image-gpu.lock": "requirements-gpu.lock",
+}
+LENGTHS |= dict.fromkeys(OF_IMAGES, 100)
+ELSEWHERE = {"torch", "jax", "flax", "optax", "mpi4py"}
+"""Of programs of the user's and of peers, each in an environment of its own."""
 _HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 
 
@@ -49,6 +58,51 @@ def test_the_lock_for_gpus_adds_libraries_of_cuda_only(root: Path) -> None:
     assert [] == [text for text in added if not text.startswith("nvidia-")]
     for library in ("cudnn", "nccl", "cuda-runtime", "cublas"):
         assert any(text.startswith(f"nvidia-{library}-cu12==") for text in added)
+
+
+@pytest.mark.parametrize("name", OF_IMAGES)
+def test_an_image_has_what_runs_and_not_what_checks_it(root: Path, name: str) -> None:
+    """The same versions as in development, for Linux."""
+    all_of_it = requirements_of(root, OF_IMAGES[name])
+    image = requirements_of(root, name)
+    others = {text: hashes for text, hashes in image.items() if "win32" not in text}
+    names = {text.split("==")[0] for text in others}
+
+    assert [] == [text for text in others if others[text] != all_of_it.get(text)]
+    assert {"tensorflow", "ray", "setuptools"} <= names
+    assert names.isdisjoint(
+        {"pytest", "mypy", "ruff", "hypothesis", "playwright", "zizmor", "mkdocs"}
+    )
+
+
+def test_an_image_has_each_package_that_is_imported(root: Path) -> None:
+    """In every module of every package, also within functions."""
+    names = {
+        text.split("==")[0] for text in requirements_of(root, "requirements-image.lock")
+    }
+    found = metadata.packages_distributions()
+    lacking = {}
+    for package in ("replicator", "workloads", "harness", "results", "reports"):
+        for path in (root / package).rglob("*.py"):
+            for module in imported(path) - ELSEWHERE:
+                packages = {
+                    re.sub("[-_.]+", "-", of).lower() for of in found.get(module, ())
+                }
+                if packages and not packages & {*names, "replicator-harness"}:
+                    lacking[module] = str(path.relative_to(root))
+
+    assert {} == lacking
+
+
+def imported(path: Path) -> set[str]:
+    """Returns the top-level modules that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
 
 
 def test_what_ci_runs_needs_no_libraries_of_cuda(root: Path) -> None:

@@ -71,6 +71,7 @@ SelectTypeParameters=CR_CPU
 SchedulerType=sched/builtin
 SchedulerParameters=batch_sched_delay=0,requeue_delay=0
 SlurmdParameters=config_overrides
+Prolog={folder}/prolog.sh
 NodeName=n[0-1] NodeAddr=10.77.0.1[0-1] CPUs={num_cpus} RealMemory=4000 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
@@ -140,6 +141,10 @@ class SlurmCluster:
         (self.folder / "hosts").write_text("127.0.0.1 localhost\n" + hosts)
         conf = _CONF.format(folder=self.folder, num_cpus=os.cpu_count())
         (self.folder / "slurm.conf").write_text(conf)
+        # Fails as long as a test wants it to.
+        prolog = self.folder / "prolog.sh"
+        prolog.write_text(f"#!/bin/sh\n! test -e {self.folder}/fail-prolog\n")
+        prolog.chmod(0o755)
         self._boot(CONTROLLER, f"slurmctld -D -c -f {self.folder}/slurm.conf")
         for name in NODES:
             self.boot_node(name)

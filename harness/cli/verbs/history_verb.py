@@ -20,6 +20,7 @@ from reports.words import formats, narrow
 from results.errors import ResultsError
 from results.figures.history import as_data, history
 from results.statistics import change_points
+from results.store import untrusted
 from results.store.study_store import PLAN_NAME, Store
 from results.study.cases import load_study
 
@@ -91,7 +92,7 @@ def _all_in(runs_dir: Path) -> tuple[list[Study], int]:
 
     One that cannot be read is named on stderr and left out, and the exit code is 2.
     """
-    roots = sorted(path.parent for path in runs_dir.glob(f"*/{PLAN_NAME}"))
+    roots = untrusted.folders_with(runs_dir, PLAN_NAME)
     found = [of for root in roots if (of := _read(root)) is not None]
     if not found:
         raise StudyError(

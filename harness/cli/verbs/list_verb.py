@@ -16,7 +16,7 @@ from harness.options.option import Option, Options
 from results.errors import ResultsError
 from results.records.models import StatusRecord, TrialStatus
 from results.records.texts import printable
-from results.store import record_file
+from results.store import record_file, untrusted
 from results.store.study_store import PLAN_NAME, VARIED_NAME, Store
 
 if TYPE_CHECKING:
@@ -65,15 +65,10 @@ def show(runs_dir: Path, *, is_json: bool) -> int:
 
     One that cannot be read is named on stderr, and the exit code is then 2.
     """
-    plans = [
-        *runs_dir.glob(f"*/{PLAN_NAME}"),
-        *(
-            plan
-            for varied in runs_dir.glob(f"*/{VARIED_NAME}")
-            for plan in varied.parent.glob(f"*/{PLAN_NAME}")
-        ),
-    ]
-    found = [_read(path.parent, runs_dir) for path in sorted(plans)]
+    roots = untrusted.folders_with(runs_dir, PLAN_NAME)
+    for varied in untrusted.folders_with(runs_dir, VARIED_NAME):
+        roots += untrusted.folders_with(varied, PLAN_NAME)
+    found = [_read(root, runs_dir) for root in sorted(roots)]
     rows = [row for row in found if row is not None]
     code = exit_codes.OK if len(rows) == len(found) else exit_codes.USAGE
     rows.sort(key=lambda row: (row["created_at"], row["name"]))

@@ -22,6 +22,7 @@ import pytest
 
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
+from harness.machine import disturbance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +35,11 @@ ORDERS = {
     "a": "--order=relay --rounds=3",
     "b": "--order=relay --rounds=4",
     "c": "--order=sequential",
+    "d --shard=1/2": "--order=sequential",
+    "d --shard=2/2": "--order=sequential",
 }
+OUTPUT = "../written"
+"""Outside of what is read: its content is part of the answer."""
 VERBS = {
     "status": "status a",
     "status as JSON": "status a --json",
@@ -44,9 +49,14 @@ VERBS = {
     "power": "power a",
     "history": "history",
     "report": "report a --format text",
+    "report as a page": "report a",
     "report as CSV": "report a --format csv",
     "site as text": "report a b --format text",
     "verify": "verify c",
+    "verify a relay": "verify a",
+    "publish": f"publish c -o {OUTPUT}",
+    "init": f"init a -o {OUTPUT}",
+    "merge": f"store merge d-shard-1-of-2 d-shard-2-of-2 -o {OUTPUT}",
     "baseline": "baseline set a",
     "baseline shown": "baseline show",
     "resume a relay": "resume a",
@@ -55,26 +65,41 @@ VERBS = {
     "plan": f"plan {SWEEP} --repeats=2 --budget=none {ORDERS['a']} --study=a",
 }
 ERRNOS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.EACCES)
-CALLS = ((os, "open"), (os, "read"), (os, "listdir"), (os, "stat"), (io, "open"))
+CALLS = (
+    *((os, name) for name in ("open", "read", "listdir", "scandir", "stat", "lstat")),
+    (io, "open"),
+)
 REFUSED = re.compile(r"^(error|left out): ", re.MULTILINE)
-EVERY = 1 if covering.is_full() else 41
+EVERY = 1 if covering.is_full() else 71
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: Any, overrides: Any) -> Path:
     """Returns a directory with a study per order, measured by the fake worker."""
-    root: Path = tmp_path_factory.mktemp("measured")
+    root: Path = tmp_path_factory.mktemp("measured") / "place"
+    root.mkdir()
+    quiet = disturbance.Disturbance(
+        foreign_cpu_fraction=0.0,
+        foreign_resolution=0.0,
+        stolen_cpu_fraction=0.0,
+        stolen_resolution=0.0,
+        run_delay_sec=0.0,
+        num_throttled=0,
+        throttled_sec=0.0,
+    )
     with (
         forked_trials.installed(overrides["worker_command"]),
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.chdir(root)
         patch.setattr(running, "_conclude", lambda _store, *, is_json: None)
+        # No turn is void in the records either, whatever else this machine does.
+        patch.setattr(disturbance, "between", lambda *_: quiet)
         for name, order in ORDERS.items():
             options = f"{SWEEP} --repeats=2 --budget=none {order} --study={name}"
-            assert exit_codes.OK == cli.main(
-                ("sweep", *options.split()), run_overrides=overrides
-            )
+            words = ("sweep", *options.split())
+            patch.setattr("sys.argv", ["harness", *words])  # which the plan records
+            assert exit_codes.OK == cli.main(words, run_overrides=overrides)
     return root
 
 
@@ -87,12 +112,14 @@ class Faults:
       place: Which call fails, from 0 on; none if negative.
       number: The errno.
       count: How many calls there were.
+      failed: Which call failed.
     """
 
     root: Path
     place: int = -1
     number: int = errno.EIO
     count: int = 0
+    failed: str = ""
 
     def wrapped(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a call that may fail."""
@@ -101,6 +128,7 @@ class Faults:
             if self._is_ours(path) and not self._is_writing(args, options):
                 self.count += 1
                 if self.count - 1 == self.place:
+                    self.failed = f"{real.__name__} {path}"
                     raise OSError(self.number, os.strerror(self.number), str(path))
             return real(path, *args, **options)
 
@@ -137,7 +165,13 @@ def _digest(root: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    "verb",
+    [
+        pytest.param(verb, marks=[pytest.mark.full] * (verb == "report as a page"))
+        for verb in VERBS
+    ],
+)
 def test_a_failed_read_gives_no_other_answer(
     verb: str,
     measured: Path,
@@ -146,14 +180,20 @@ def test_a_failed_read_gives_no_other_answer(
     capsys: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same output, or one line that names the file; the studies stay equal."""
+    """The same output, or one line that names the file; the studies stay equal.
+
+    The full run lets every call fail, and builds pages too.
+    """
     monkeypatch.chdir(measured)
 
+    written = measured / OUTPUT
+
     def run() -> tuple[int, str, str]:
+        shutil.rmtree(written, ignore_errors=True)
         faults.count = 0
         code = cli.main(VERBS[verb].split(), run_overrides=overrides)
         out, err = capsys.readouterr()
-        return code, out, err
+        return code, f"{out}{_digest(written)}", err
 
     want = run()
     assert want[0] in {exit_codes.OK, exit_codes.INCONCLUSIVE}, want
@@ -168,9 +208,10 @@ def test_a_failed_read_gives_no_other_answer(
         faults.place = -1
         is_same = (code, out) == want[:2]
         is_named = REFUSED.search(err) is not None
-        is_refused = code == exit_codes.USAGE and is_named
+        is_refused = code == exit_codes.USAGE and is_named and not written.exists()
         if not (is_same or is_refused) or before != _digest(measured):
-            wrong.append((place, os.strerror(faults.number), code, err[-300:]))
+            what = place, faults.failed, os.strerror(faults.number)
+            wrong.append((*what, code, err[-300:], written.exists()))
 
     assert [] == wrong
     assert num_calls > 2, "it read nothing"
@@ -187,9 +228,13 @@ def test_a_damaged_record_gives_no_other_verdict(
     before = _digest(tmp_path)
 
     for verb, text in VERBS.items():
-        if not {"a", "studies", "history"} & set(text.split()) or verb == "list":
+        reads_it = {"a", "studies", "history"} & set(text.split()) and verb != "list"
+        if not reads_it or OUTPUT in text:
             continue
-        code, _, err = harness(*text.split(), overrides=overrides)
+        code, out, err = harness(*text.split(), overrides=overrides)
         assert code in {exit_codes.USAGE, exit_codes.SOME_TRIALS_FAILED}, verb
-        assert str(path.relative_to(tmp_path)) in err, verb
+        if "page" in verb:  # it says so too
+            before |= _digest(tmp_path / "runs" / "a" / "report")
+        said = out + err if "verify" in verb else err
+        assert str(path.relative_to(tmp_path / "runs" / "a")) in said, verb
     assert before == _digest(tmp_path)

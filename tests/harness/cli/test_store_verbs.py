@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +51,37 @@ def test_json_has_the_counts(machines: Path, harness: Any) -> None:
     assert exit_codes.OK == code
     assert (2, 1) == (counts["num_stores"], counts["num_unfinished_trials"])
     assert "left out: 1 trials that no store has finished; resume the study" in err
+
+
+@pytest.mark.parametrize("call", ["scandir", "listdir"])
+@pytest.mark.parametrize("place", range(3))
+def test_a_folder_that_cannot_be_listed_is_not_merged_without_its_files(
+    machines: Path, harness: Any, monkeypatch: pytest.MonkeyPatch, call: str, place: int
+) -> None:
+    """The merged study is whole, or there is none."""
+    folder = min((machines / "machine-0" / "trials").iterdir())
+    real, count = getattr(os, call), [0]
+
+    def refuse(path: Any = ".") -> Any:
+        if str(path).endswith(f"machine-0/trials/{folder.name}"):
+            count[0] += 1
+            if count[0] > place:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, call, refuse)
+    output = machines / "all"
+    words = ("store", "merge", "machine-0", "machine-1", "-o", str(output))
+    code, out, err = harness(*words)
+    monkeypatch.undo()
+    if code != exit_codes.OK:
+        assert count[0] > place
+        assert (exit_codes.USAGE, "", False) == (code, out, output.exists())
+        assert f"trials/{folder.name}" in err
+        return
+    merged = output / "trials" / folder.name
+
+    assert {of.name for of in folder.iterdir()} == {of.name for of in merged.iterdir()}
 
 
 @pytest.mark.usefixtures("machines")

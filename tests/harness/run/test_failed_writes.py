@@ -8,17 +8,15 @@ finishes the study. ``WRITE_FAULTS`` sets how many are drawn; ``make faults`` dr
 
 from __future__ import annotations
 
-import builtins
-import dataclasses
 import errno
-import io
 import os
-import pathlib
 import random
 import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ended import finished_in
+from failing_writes import FailingWrites
 
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
@@ -30,10 +28,7 @@ from results.store.atomic import TEMPORARY_PREFIX
 from results.store.study_store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
-
-    from typing_extensions import Self
 
 pytestmark = pytest.mark.processes
 
@@ -48,138 +43,21 @@ ORDERS = {
 ERRNOS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS)
 NUM_FAULTS = int(os.environ.get("WRITE_FAULTS", "8"))
 SEED = 20_261_125
-NOT_OURS = (".lock", "stdout.log", "stderr.log")
-"""The lock of the operating system; what trials write themselves."""
-
-
-class FaultyFile:
-    """A file of which a write may fail, after half of it is written."""
-
-    def __init__(self, file: Any, faults: Faults) -> None:
-        self._file, self._faults = file, faults
-
-    def write(self, content: Any) -> int:
-        """Writes it, or half of it."""
-        if self._faults.is_due():
-            self._file.write(content[: len(content) // 2])
-            self._file.flush()
-            self._faults.fail("write")
-        return int(self._file.write(content))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def __iter__(self) -> Any:
-        return iter(self._file)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-
-@dataclasses.dataclass
-class Faults:
-    """Lets the n-th call of this process that writes below a folder fail.
-
-    Attributes:
-      root: The folder.
-      place: Which call fails, from 0 on; none if negative.
-      number: The errno.
-      count: How many calls there were.
-      failed: What has failed.
-    """
-
-    root: Path
-    place: int = -1
-    number: int = errno.EIO
-    count: int = 0
-    failed: str = ""
-
-    def is_due(self) -> bool:
-        """Counts a call; returns whether it has to fail."""
-        self.count += 1
-        return self.count - 1 == self.place
-
-    def fail(self, what: str, path: Any = None) -> None:
-        """Fails as the system does."""
-        self.failed = f"{what} {path or ''} {os.strerror(self.number)}"
-        raise OSError(self.number, os.strerror(self.number), path and str(path))
-
-    def call(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a call that may fail."""
-
-        def wrapped(path: Any, *args: Any, **options: Any) -> Any:
-            is_making = name != "open" or bool(args and args[0] & os.O_CREAT)
-            if is_making and self._is_ours(path) and self.is_due():
-                self.fail(name, path)
-            return real(path, *args, **options)
-
-        return wrapped
-
-    def opener(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns what opens files whose writes may fail."""
-
-        def wrapped(path: Any, *args: Any, **options: Any) -> Any:
-            mode = options.get("mode", args[0] if args else "r")
-            if not set(mode) & set("wxa+") or not self._is_ours(path):
-                return real(path, *args, **options)
-            return FaultyFile(real(path, *args, **options), self)
-
-        return wrapped
-
-    def _is_ours(self, path: Any) -> bool:
-        if isinstance(path, int):
-            link = pathlib.Path(f"/proc/self/fd/{path}")
-            path = link.readlink() if link.is_symlink() else ""
-        text = os.path.abspath(os.fspath(path))  # noqa: PTH100
-        return str(self.root) in text and not text.endswith(NOT_OURS)
 
 
 @pytest.fixture
-def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faults:
+def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FailingWrites:
     """Returns what lets calls fail that write to the study."""
-    found = Faults(tmp_path / "runs")
-    for name in ("open", "fsync", "replace", "rename", "link", "mkdir"):
-        monkeypatch.setattr(os, name, found.call(name, getattr(os, name)))
-    opener = found.opener(io.open)
-    monkeypatch.setattr(io, "open", opener)
-    monkeypatch.setattr(builtins, "open", opener)
+    found = FailingWrites(tmp_path / "runs")
+    found.install(monkeypatch)
     return found
-
-
-def finished_in(root: Path) -> dict[str, bytes]:
-    """The status of each trial that a later run must not touch, by its id.
-
-    A generation of a relay is finished when all of its trials are.
-    """
-    if not (root / "plan.json").is_file():
-        return {}
-    store = Store(root)
-    planned = store.read_plan().trials
-    ended = {
-        trial.trial_id: store.trial_dir(trial.trial_id) / "status.json"
-        for trial in planned
-        if (store.trial_dir(trial.trial_id) / "status.json").is_file()
-    }
-    left = {
-        trial.spec.repetition_index for trial in planned if trial.trial_id not in ended
-    }
-    if planned[0].spec.order.value == "sequential":
-        left = set()
-    return {
-        trial.trial_id: ended[trial.trial_id].read_bytes()
-        for trial in planned
-        if trial.trial_id in ended and trial.spec.repetition_index not in left
-    }
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_failed_write_loses_nothing(
     order: str,
     tmp_path: Path,
-    faults: Faults,
+    faults: FailingWrites,
     overrides: Any,
     forked_trials: None,
     capsys: Any,

@@ -32,12 +32,30 @@ if TYPE_CHECKING:
 DRAWN_HERE = "24" if covering.is_full() else "6"
 NUM_CASES = int(os.environ.get("HOSTILE_RECORDS", DRAWN_HERE))
 LONGEST_SEC = 30.0
+NOTES = ("error: ", "left out: ", "report: ", "note: ")
 CODES = {
+    exit_codes.INCONCLUSIVE,
     exit_codes.OK,
     exit_codes.USAGE,
     exit_codes.SOME_TRIALS_FAILED,
     exit_codes.NOTHING_MEASURED,
 }
+OTHERS = (
+    ("verify", "{}"),
+    ("compare", "replicas=1", "replicas=2", "--study={}"),
+    ("compare", "{}", "5"),
+    ("power", "{}"),
+    ("history", "{}", "5"),
+    ("history",),
+    ("list", "studies"),
+    ("report", "{}", "--check-private"),
+    ("report", "{}", "--format=parquet", "-o", "written"),
+    ("publish", "{}", "-o", "written"),
+    ("init", "{}", "-o", "written"),
+    ("store", "merge", "{}", "5", "-o", "written"),
+    ("baseline", "set", "{}", "--name=x"),
+)
+"""Other readers of a study, of which each case has one."""
 RECORDS = ("spec.json", "env.json", "result.json", "status.json")
 MANY_DIGITS = int("9" * 4000)
 
@@ -302,6 +320,21 @@ def run(*arguments: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
+def check_reader(root: pathlib.Path, words: tuple[str, ...]) -> None:
+    """Runs another verb that reads the study, beside one that is whole."""
+    written = root.parent / "written"
+    shutil.rmtree(written, ignore_errors=True)
+    written.unlink(missing_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root.parent)
+        code, _, err = run(*(word.format(root.name) for word in words), "--runs-dir=.")
+    if code == exit_codes.USAGE:
+        lines = err.splitlines()
+        assert lines, words
+        assert all(line.startswith(NOTES) for line in lines), err
+        assert not written.exists(), words
+
+
 def check_study(root: pathlib.Path) -> None:
     """Runs the three verbs over a study and checks that what is wrong is named."""
     for arguments in (("status",), ("status", "--json"), ("report", "--json")):
@@ -322,11 +355,16 @@ def check_study(root: pathlib.Path) -> None:
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-@given(version=st.sampled_from((5, 4)), places=damages())
+@given(
+    version=st.sampled_from((5, 4)), places=damages(), reader=st.sampled_from(OTHERS)
+)
 def test_damaged_studies_are_reported_in_lines(
-    old_and_new_studies: dict[int, pathlib.Path], version: int, places: Any
+    old_and_new_studies: dict[int, pathlib.Path],
+    version: int,
+    places: Any,
+    reader: tuple[str, ...],
 ) -> None:
-    """Bytes, keys, types, values and files: of all versions, by all three verbs.
+    """Bytes, keys, types, values and files: of all versions, by each verb that reads.
 
     The full run draws more of them.
     """
@@ -335,4 +373,5 @@ def test_damaged_studies_are_reported_in_lines(
     shutil.copytree(old_and_new_studies[version], root)
     for kind, *what in places:
         damage(root, kind, *what)
+    check_reader(root, reader)
     check_study(root)

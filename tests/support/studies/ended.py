@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from results.store.study_store import Store
+
 if TYPE_CHECKING:
-    from results.store.study_store import Store
+    from pathlib import Path
 
 
 def ended_ids(store: Store) -> frozenset[str]:
@@ -13,3 +15,29 @@ def ended_ids(store: Store) -> frozenset[str]:
     return frozenset(
         trial.trial_id for trial in store.read().trials if trial.status is not None
     )
+
+
+def finished_in(root: Path) -> dict[str, bytes]:
+    """The status of each trial that a later run must not touch, by its id.
+
+    A generation of a relay is finished when all of its trials are.
+    """
+    if not (root / "plan.json").is_file():
+        return {}
+    store = Store(root)
+    planned = store.read_plan().trials
+    ended = {
+        trial.trial_id: store.trial_dir(trial.trial_id) / "status.json"
+        for trial in planned
+        if (store.trial_dir(trial.trial_id) / "status.json").is_file()
+    }
+    left = {
+        trial.spec.repetition_index for trial in planned if trial.trial_id not in ended
+    }
+    if planned[0].spec.order.value == "sequential":
+        left = set()
+    return {
+        trial.trial_id: ended[trial.trial_id].read_bytes()
+        for trial in planned
+        if trial.trial_id in ended and trial.spec.repetition_index not in left
+    }

@@ -1,0 +1,95 @@
+"""The commands for images in ``docs/ci.md`` and in the files of the images.
+
+No engine of containers runs here: a stand-in for ``docker`` is called by the command as
+it stands, and what it was given is checked. The sweep within is parsed and planned.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from harness.cli.main import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+STAND_IN = f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n"
+WITH_VALUE = ("--tag", "--file", "--volume", "--gpus", "--shm-size")
+FLAGS = ("--rm",)
+IMAGES = {
+    "replicator-harness": "Dockerfile",
+    "replicator-harness-gpu": "Dockerfile.gpu",
+}
+RUNS = "/srv/harness/runs"
+
+
+def documented() -> list[str]:
+    """Returns the commands: of the blocks of the page, and of the comments."""
+    page = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+    found = re.findall(r"^ {4}(docker .*)$", page, re.MULTILINE)
+    for name in IMAGES.values():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        comments = "\n".join(re.findall(r"^# ?(.*)$", text, re.MULTILINE))
+        joined = comments.replace("\\\n", "")
+        found += re.findall(r"^ {4}(docker .*)$", joined, re.MULTILINE)
+    return found
+
+
+def called(command: str, folder: Path) -> tuple[str, dict[str, str], list[str]]:
+    """Runs a command with the stand-in: its verb, its options, and what follows."""
+    program = folder / "docker"
+    program.write_text(STAND_IN)
+    program.chmod(0o755)
+    done = subprocess.run(
+        ["sh", "-c", command],
+        cwd=folder,
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    verb, *words = json.loads(done.stdout)
+    options = {}
+    while words and words[0].startswith("-"):
+        name = words.pop(0)
+        assert name in (*WITH_VALUE, *FLAGS), f"nobody says what {name!r} is"
+        options[name] = words.pop(0) if name in WITH_VALUE else ""
+    return verb, options, words
+
+
+@pytest.mark.parametrize("command", documented())
+def test_a_documented_command_for_an_image_is_right(
+    command: str, tmp_path: Path
+) -> None:
+    """What is built exists, what is run was built, and its sweep can be planned."""
+    verb, options, words = called(command, tmp_path)
+    if verb == "build":
+        assert ["."] == words
+        assert IMAGES[options["--tag"]] == options.get("--file", "Dockerfile")
+        return
+    image, name, *arguments = words
+    assert ("run", True) == (verb, image in IMAGES)
+    assert f"{tmp_path}/runs:{RUNS}" == options["--volume"]
+    assert RUNS in (ROOT / IMAGES[image]).read_text(encoding="utf-8")
+    # NCCL shares memory between the processes of a container.
+    assert ("--shm-size" in options) == ("--gpus" in options) == image.endswith("-gpu")
+    assert cli.commands[name].make_context(name, list(arguments)).params
+    here = ["cpu" if word == "gpu" else word for word in arguments]
+    done = CliRunner().invoke(cli, ["plan", *here, "--runs-dir", str(tmp_path / "r")])
+    assert not done.exception, done.output
+
+
+def test_every_image_is_built_and_run_in_the_documents() -> None:
+    """The extraction above is not empty by accident."""
+    commands = documented()
+
+    assert 8 == len(commands)
+    for image, file in IMAGES.items():
+        assert (ROOT / file).is_file()
+        assert 2 <= sum(f"{image} " in f"{of} " for of in commands)

@@ -1,0 +1,264 @@
+"""Faults of a cluster under a sweep: requeued or recorded, continued, and verified.
+
+Each strikes while the second of three trials runs. What was finished stays as it was;
+the queue, or the same command again, brings all three trials to their end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from results.records.models import TrialStatus
+from results.store import atomic
+from results.store.study_store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from slurm_cluster import SlurmCluster
+
+pytestmark = pytest.mark.processes
+
+NUM_TRIALS = 3
+SWEEP = (
+    "sweep", "--workload=resnet50", "--preset=smoke", "--backends=multi_worker",
+    "--replicas=2", "--mode=weak", "--launcher=slurm", "--nodes=2", "--no-match",
+    "--budget=none", "--order=sequential", f"--repeats={NUM_TRIALS}", "--timeout=40",
+    "--study=s",
+)  # fmt: skip
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+DETECTED_SEC = 16.0
+"""A node without a sign of life for ``SlurmdTimeout`` (10 s) is down."""
+CREDENTIALS_SEC = 5.0
+"""Until those of the run before have expired, none starts."""
+LONGEST_SEC = 240.0
+
+
+def lose(node: str) -> Callable[..., None]:
+    """Ends a node with all of its processes; it is started again a while later."""
+
+    def strike(slurm: SlurmCluster, _job: str, _shared: Path) -> None:
+        slurm.kill_node(node)
+        time.sleep(DETECTED_SEC)
+        slurm.boot_node(node)
+
+    return strike
+
+
+def cut(seconds: float) -> Callable[..., None]:
+    """Cuts the network of a node for some seconds."""
+
+    def strike(slurm: SlurmCluster, _job: str, _shared: Path) -> None:
+        slurm.run("ip", "link", "set", "up0", "down", on="n1")
+        time.sleep(seconds)
+        slurm.run("ip", "link", "set", "up0", "up", on="n1")
+
+    return strike
+
+
+def restart(daemon: str, host: str, *words: str) -> Callable[..., None]:
+    """Kills a daemon of Slurm, and starts it again three seconds later."""
+
+    def strike(slurm: SlurmCluster, _job: str, _shared: Path) -> None:
+        file = slurm.folder / daemon
+        slurm.run("sh", "-c", f"kill -9 $(cat {file}.pid)", on=host)
+        time.sleep(3)
+        program = daemon.partition("-")[0]
+        slurm.run(program, "-f", slurm.folder / "slurm.conf", *words, on=host)
+
+    return strike
+
+
+def say(*words: str) -> Callable[..., None]:
+    """Tells Slurm something of the job."""
+
+    def strike(slurm: SlurmCluster, job: str, _shared: Path) -> None:
+        said = slurm.run(*(word.format(job=job) for word in words))
+        assert not said.returncode, said.stderr
+
+    return strike
+
+
+def cancel_a_step(slurm: SlurmCluster, job: str, _shared: Path) -> None:
+    """Cancels the step of the trial that runs, and nothing else of the job."""
+    listed = slurm.run(
+        "squeue", "--steps", f"--jobs={job}", "--noheader", "--format=%i"
+    )
+    steps = [of for of in listed.stdout.split() if of.rpartition(".")[2].isdigit()]
+    assert steps, listed.stdout
+    slurm.run("scancel", *steps)
+
+
+def fail_the_prolog(slurm: SlurmCluster, job: str, _shared: Path) -> None:
+    """Puts the job back, and lets what prepares a node for it fail there."""
+    flag = slurm.folder / "fail-prolog"
+    flag.touch()
+    slurm.run("scontrol", "requeue", job)
+    time.sleep(CREDENTIALS_SEC)
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    slurm.wait_for(
+        lambda: "drain" in slurm.run("sinfo", "--noheader", "--format=%T").stdout,
+        "a node that Slurm has drained",
+        30,
+    )
+    flag.unlink()
+
+
+def kill_a_rank(slurm: SlurmCluster, _job: str, _shared: Path) -> None:
+    """Kills what runs a rank, as the kernel of its host does for want of memory."""
+    slurm.kill("n1", "fake_worker.py")
+
+
+def write_protect(slurm: SlurmCluster, _job: str, shared: Path) -> None:
+    """Makes the studies read-only on one node, until a trial has ended."""
+    runs = shared / "runs"
+    slurm.run("mount", "--bind", runs, runs, on="n1")
+    slurm.run("mount", "-o", "remount,bind,ro", runs, on="n1")
+    before = len(finished(shared))
+    with contextlib.suppress(AssertionError):  # the job may have ended instead
+        slurm.wait_for(lambda: len(finished(shared)) > before + 1, "a trial", 20)
+    slurm.run("umount", "--lazy", runs, on="n1")
+
+
+FAULTS: dict[str, Callable[..., None]] = {
+    "a node is lost": lose("n1"),
+    "the node of the harness is lost": lose("n0"),
+    "a network is cut for long": cut(DETECTED_SEC),
+    "a network is cut shortly": cut(3.0),
+    "the controller starts again": restart("slurmctld", "ctl"),
+    "the daemon of a node starts again": restart("slurmd-n1", "n1", "-N", "n1"),
+    "the time limit": say("scontrol", "update", "JobId={job}", "TimeLimit=1"),
+    "preemption": say("scontrol", "requeue", "{job}"),
+    "a prolog fails": fail_the_prolog,
+    "a rank is killed for want of memory": kill_a_rank,
+    "a disk is read-only on one node": write_protect,
+    "a step is cancelled": cancel_a_step,
+    "the job is cancelled": say("scancel", "{job}"),
+}
+QUICK = "a step is cancelled"
+NUM_KILLS = int(os.environ.get("SLURM_KILLS", "2"))
+SEED = 20_261_126
+
+
+def finished(folder: Path) -> dict[str, Any]:
+    """Returns the statuses of the trials that have ended, by id."""
+    root = folder / "runs" / "s"
+    if not (root / "plan.json").exists():
+        return {}
+    trials = Store.open(root).trials()
+    return {of.trial_id: of.status for of in trials if of.status is not None}
+
+
+def bring_to_an_end(slurm: SlurmCluster, job: str) -> str:
+    """Waits for the end of a job, and does for it what an operator would."""
+    deadline = time.monotonic() + LONGEST_SEC
+    pending_since = None
+    while (state := slurm.job_state(job)) not in OVER:
+        assert time.monotonic() < deadline, f"{state}\n{slurm.logs()}"
+        is_pending = state == "PENDING"
+        pending_since = (pending_since or time.monotonic()) if is_pending else None
+        if is_pending and time.monotonic() - pending_since > CREDENTIALS_SEC:
+            # Slurm itself would wait for two minutes.
+            slurm.run("scontrol", "update", "NodeName=n[0-1]", "State=resume")
+            slurm.run("scontrol", "release", job)
+            slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+            pending_since = None
+        time.sleep(0.5)
+    return state
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.full] * (kind != QUICK)) for kind in FAULTS],
+)
+def test_a_fault_of_the_cluster_loses_nothing(
+    slurm: SlurmCluster, harness: Any, shared: Path, kind: str
+) -> None:
+    """Of each kind, in the full run; otherwise a step is cancelled."""
+    words = (*SWEEP, "--retry=failed")
+    step = {"FAKE_STEP_SEC": "0.3"}
+    job = harness(*words, **step).stdout.strip()
+    slurm.wait_for(lambda: len(finished(shared)) == 1, "the first trial", 60)
+    slurm.wait_for(
+        lambda: slurm.processes("n1", "fake_worker.py"), "the second trial", 30
+    )
+    before = finished(shared)
+    FAULTS[kind](slurm, job, shared)
+    state = bring_to_an_end(slurm, job)
+    recorded = finished(shared)
+    num_runs = 1
+    while {of.status for of in finished(shared).values()} != {TrialStatus.OK} or (
+        len(finished(shared)) < NUM_TRIALS
+    ):
+        assert num_runs < 4, (state, recorded, slurm.logs())
+        slurm.run("scontrol", "update", "NodeName=n[0-1]", "State=resume")
+        job = harness(*words, **step).stdout.strip()
+        state = bring_to_an_end(slurm, job)
+        num_runs += 1
+    after = finished(shared)
+    verified = harness("verify", "s")
+
+    assert before.items() <= recorded.items()
+    assert before.items() <= after.items()
+    assert NUM_TRIALS == len(after)
+    assert not verified.returncode, verified.stdout + verified.stderr
+    slurm.wait_for(
+        lambda: (
+            not any(slurm.processes(node, "fake_worker.py") for node in ("n0", "n1"))
+        ),
+        "end of the trials",
+        30,
+    )
+    for status in recorded.values():  # a failure says where
+        assert status.status is TrialStatus.OK or status.failure.reason
+
+
+@pytest.mark.full
+def test_kills_of_the_harness_leave_nothing_on_any_node(
+    slurm: SlurmCluster, harness: Any, shared: Path
+) -> None:
+    """SIGKILL at random moments, in the full run; ``make faults`` kills 20 times."""
+    chance = random.Random(SEED)
+    num_kills, kept = 0, {}
+    while True:
+        job = harness(*SWEEP, FAKE_STEP_SEC="0.1").stdout.strip()
+        slurm.wait_for(
+            lambda job=job: (
+                slurm.processes("n0", "driver.py") or slurm.job_state(job) in OVER
+            ),
+            "the harness",
+            60,
+        )
+        is_killed = num_kills < NUM_KILLS
+        if is_killed:
+            time.sleep(chance.uniform(0.5, 8.0))
+            is_killed = bool(slurm.processes("n0", "driver.py"))
+            slurm.kill("n0", "driver.py")
+            num_kills += is_killed
+        bring_to_an_end(slurm, job)
+        slurm.wait_for(
+            lambda: not any(slurm.processes(node) for node in ("n0", "n1")),
+            "end of all processes of the job",
+            30,
+        )
+        found = finished(shared)
+        assert kept.items() <= found.items()
+        kept = found
+        if num_kills >= NUM_KILLS and len(found) == NUM_TRIALS:
+            break
+        if len(found) == NUM_TRIALS:  # of a new study, until there are enough kills
+            shutil.rmtree(shared / "runs")
+            kept = {}
+
+    assert {TrialStatus.OK} == {of.status for of in kept.values()}
+    assert NUM_KILLS == num_kills
+    assert [] == list((shared / "runs").rglob(f"{atomic.TEMPORARY_PREFIX}*"))
+    assert not harness("verify", "s").returncode

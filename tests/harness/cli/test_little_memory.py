@@ -1,0 +1,199 @@
+"""A verb that gets too little memory: its answer, or one line and no answer.
+
+The verb runs in a fork of this process, whose address space may grow by some kilobytes
+or megabytes only, so an allocation fails somewhere within it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import faulthandler
+import hashlib
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import covering
+import forked_trials
+import pytest
+from ended import finished_in
+
+from harness.cli import exit_codes, running
+from harness.cli import main as cli
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+pytestmark = pytest.mark.processes
+
+SWEEP = (
+    "sweep", "--workload=resnet50", "--preset=smoke", "--replicas=1,2", "--mode=weak",
+    "--backends=in_graph", "--repeats=2", "--no-match", "--budget=none",
+    "--order=sequential", "--study=s",
+)  # fmt: skip
+VERBS = {
+    "status": ("status", "s"),
+    "report": ("report", "s", "--format=text"),
+    "page": ("report", "s"),
+    "verify": ("verify", "s"),
+    "compare": ("compare", "replicas=1", "replicas=2", "--study=s"),
+    "resume": ("resume", "s"),
+}
+NUM_LIMITS = int(os.environ.get("MEMORY_LIMITS", "20" if covering.is_full() else "3"))
+SIZES = (2**24, 2**20, 2**16, 2**12, 2**10, 2**9, 2**8, 2**7)
+"""Of what is taken: large blocks, then what is left between them."""
+MOST_BYTES = 2**25
+"""By then each verb here has enough."""
+SEED = 20_261_126
+DIED = (-signal.SIGSEGV, -signal.SIGABRT)
+"""Python 3.11 ends like this where an allocation fails in ``sys.intern``, and libraries
+of C++ where nobody catches it. Then too nothing is lost."""
+LINE = re.compile(r"(.*\n)*error: [^\n]+\n")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: Any, overrides: Any) -> Path:
+    """Returns a directory with a study of four trials."""
+    root: Path = tmp_path_factory.mktemp("measured")
+    with (
+        forked_trials.installed(overrides["worker_command"]),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.chdir(root)
+        patch.setattr(running, "_conclude", lambda _store, *, is_json: None)
+        assert exit_codes.OK == cli.main(SWEEP, run_overrides=overrides)
+    return root
+
+
+def take_all_but(num_bytes: int) -> list[Any]:
+    """Lets the address space not grow, and uses what of it is free, but for a rest."""
+    rest = [bytearray(num_bytes)]
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    taken: list[Any] = [None] * 2**20  # which need not grow
+    place = 0
+    for size in SIZES:
+        with contextlib.suppress(MemoryError, IndexError):
+            while True:
+                taken[place] = bytes(size)
+                place += 1
+    rest.clear()
+    return taken
+
+
+def run_with(
+    num_bytes: int | None, words: Sequence[str], overrides: Any, folder: Path
+) -> tuple[int, str, str]:
+    """Returns code, stdout and stderr of a verb that may use so much more memory."""
+    out, err = folder / "stdout", folder / "stderr"
+    pid = os.fork()
+    if pid == 0:
+        code = 99
+        faulthandler.disable()
+        try:
+            with out.open("w") as sys.stdout, err.open("w") as sys.stderr:
+                taken = [] if num_bytes is None else take_all_but(num_bytes)
+                code = cli.main(words, run_overrides=overrides)
+                del taken
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status), out.read_text(), err.read_text()
+
+
+def digests(root: Path) -> dict[str, str]:
+    """What a study holds, but for its page and its locks."""
+    return {
+        str(path): hashlib.blake2b(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and ".lock" not in path.name and "report" not in path.parts
+    }
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        pytest.param(verb, marks=[pytest.mark.full] * (verb in ("page", "compare")))
+        for verb in VERBS
+    ],
+)
+def test_a_verb_without_memory_says_so_in_one_line(
+    verb: str,
+    measured: Path,
+    overrides: Any,
+    forked_trials: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing that was finished is lost, and with more memory it works.
+
+    The full run sets more limits, and builds a page.
+    """
+    runs = shutil.copytree(measured / "runs", tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(running, "_conclude", lambda _store, *, is_json: None)
+    # What is imported once is imported here; then each fork has it.
+    assert exit_codes.OK == cli.main(VERBS[verb], run_overrides=overrides)
+    (lost, *_) = sorted((runs / "s" / "trials").iterdir())
+    chance = random.Random(f"{SEED}{verb}")
+    wrong, num_refused = [], 0
+    want = None
+    for _ in range(NUM_LIMITS):
+        if verb == "resume":
+            shutil.rmtree(lost, ignore_errors=True)
+        before, finished = digests(runs), finished_in(runs / "s")
+        num_bytes = int(2 ** chance.uniform(12, MOST_BYTES.bit_length() - 1))
+        code, out, err = run_with(num_bytes, VERBS[verb], overrides, tmp_path)
+        kept = finished_in(runs / "s")
+        if verb != "resume":
+            want = want or run_with(None, VERBS[verb], overrides, tmp_path)
+            is_changed = before != digests(runs)
+        else:
+            want = (exit_codes.OK, out, err)
+            is_changed = not finished.items() <= kept.items()
+        is_refused = code == exit_codes.USAGE and LINE.fullmatch(err) is not None
+        num_refused += is_refused
+        is_dead = code in DIED
+        if is_changed or not (is_refused or is_dead or (code, out) == want[:2]):
+            wrong.append((num_bytes, code, is_changed, err[-400:]))
+
+    assert [] == wrong
+    assert num_refused > 0, "every limit was enough"
+    assert exit_codes.OK == cli.main(VERBS[verb], run_overrides=overrides)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("FT_Render_Glyph failed with error 0x40: out of memory"),
+    ],
+)
+@pytest.mark.parametrize("is_cause", [False, True])
+def test_too_little_memory_is_told_whatever_error_a_library_makes_of_it(
+    error: Exception, is_cause: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """With what to do; it is no fault of the program."""
+
+    def fail(**_: object) -> int:
+        if is_cause:
+            raise ImportError("a module of C") from error
+        raise error
+
+    monkeypatch.setattr(cli.cli, "main", lambda *_, **__: fail())
+
+    assert exit_codes.USAGE == cli.main(("status", "s"))
+    assert re.fullmatch(
+        r"error: there is not enough memory for this; end other programs, or .*; what"
+        r" was finished is kept, so run the same command again\n",
+        capsys.readouterr().err,
+    )

@@ -1,0 +1,159 @@
+"""The power is cut while a study is written, on a real ext4: nothing finished is lost.
+
+At a random call that writes, of sweeps in sequence and in a relay. What a trial is
+sealed with is on the disk then; the same command finishes the study, which verifies.
+``POWER_CUTS`` sets how many; ``make faults`` cuts a hundred times.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import TYPE_CHECKING, Any
+
+import ext4_disk
+import pytest
+from ended import finished_in
+from failing_writes import FailingWrites
+
+from harness.cli import exit_codes, running
+from harness.cli import main as cli
+from harness.machine import disturbance
+from results.store import heartbeat, seal
+from results.store.study_store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ext4_disk import Disk
+
+pytestmark = pytest.mark.processes
+
+SWEEP = (
+    "sweep", "--workload=resnet50", "--preset=smoke", "--replicas=1", "--mode=weak",
+    "--repeats=2", "--no-match", "--budget=none", "--study=s",
+)  # fmt: skip
+ORDERS = {
+    "sequential": ("--order=sequential", "--backends=in_graph"),
+    "relay": ("--order=relay", "--rounds=2", "--backends=single,in_graph"),
+}
+# As users have it; and where only what is synced is safe: names may come before data.
+MOUNTS = ("defaults", "data=writeback,noauto_da_alloc,nodelalloc", "noauto_da_alloc")
+# Of each turn, so that none is void whatever else this machine does.
+QUIET = disturbance.Disturbance(
+    foreign_cpu_fraction=0.0,
+    foreign_resolution=0.0,
+    stolen_cpu_fraction=0.0,
+    stolen_resolution=0.0,
+    run_delay_sec=0.0,
+    num_throttled=0,
+    throttled_sec=0.0,
+)
+NUM_CUTS = int(os.environ.get("POWER_CUTS", "2"))
+SEED = 20_261_126
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
+    """Returns a disk whose power can be cut."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a disk needs root")
+    try:
+        with ext4_disk.mounted(tmp_path_factory.mktemp("power")) as made:
+            yield made
+    except OSError as error:
+        pytest.skip(f"no ext4 can be made and mounted here: {error}")
+
+
+def evidence_of(root: Path, ids: Any) -> dict[str, dict[str, str]]:
+    """The digests of what figures are made of, by the id of a trial."""
+    store = Store(root)
+    return {name: seal.evidence_in(store.trial_dir(name)) for name in ids}
+
+
+def found_after_a_cut(
+    root: Path, kept: Any, sweep: tuple[str, ...], run: Any
+) -> list[str]:
+    """What is wrong with the study that is on the disk, and when it is continued."""
+    problems = []
+    if kept != evidence_of(root, kept):
+        problems.append(f"finished trials changed: {sorted(kept)}")
+    code, said = run(*sweep)
+    if code != exit_codes.OK:
+        problems.append(f"the same command: {code} {said}")
+    if kept != evidence_of(root, kept):
+        problems.append("finished trials were measured again")
+    for verb in (("status",), ("report", "--format=text"), ("verify",)):
+        code, said = run(*verb, str(root))
+        if code != exit_codes.OK:
+            problems.append(f"{verb[0]}: {code} {said}")
+    return problems
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_cut_of_the_power_damages_no_finished_trial(
+    order: str,
+    disk: Disk,
+    tmp_path: Path,
+    overrides: Any,
+    forked_trials: None,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also as another kernel sees it, which the same machine has after a cut."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(running, "_conclude", lambda _store, *, is_json: None)
+    monkeypatch.setattr(disturbance, "between", lambda *_: QUIET)
+    runs = disk.folder / "runs"
+    root = runs / "s"
+    sweep = (*SWEEP, *ORDERS[order], f"--runs-dir={runs}")
+    writes = FailingWrites(runs)
+    writes.install(monkeypatch, is_synced=True)
+    before: dict[str, dict[str, str]] = {}
+    write_status = Store.write_status
+
+    def written(store: Store, *what: Any) -> None:
+        write_status(store, *what)
+        # From now on, and not while the name of a status may still be unsynced.
+        before.update(evidence_of(root, finished_in(root)))
+
+    monkeypatch.setattr(Store, "write_status", written)
+
+    def run(*words: str) -> tuple[int, str]:
+        code = cli.main(words, run_overrides=overrides)
+        said = capsys.readouterr()
+        return code, (said.out + said.err)[-500:]
+
+    disk.insert(MOUNTS[0])
+    assert exit_codes.OK == run(*sweep)[0]
+    num_calls, num_trials = writes.count, len(Store(root).read_plan().trials)
+    chance = random.Random(f"{SEED}{order}")
+    wrong, num_kept = [], 0
+    for number in range(NUM_CUTS // len(ORDERS)):
+        options = MOUNTS[number % len(MOUNTS)]
+        disk.insert(options)
+        before.clear()
+        writes.before, writes.count = disk.cut, 0
+        # Every other cut comes late, when there are trials that are finished.
+        writes.place = chance.randrange(
+            num_calls * (1 - number % 2) * 2 // 3, num_calls
+        )
+        code, said = run(*sweep)
+        where, writes.place = (writes.place, writes.failed), -1
+        disk.restore(options)
+        kept = dict(before)
+        # Ok where only the locks were left to remove.
+        is_said = code in {exit_codes.OK, exit_codes.USAGE}
+        problems = [] if is_said else [f"at the cut: {code} {said}"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(heartbeat, "kernel_id", lambda: "after the cut")
+            patch.setattr(heartbeat, "DEAD_SEC", 0.0)
+            problems += found_after_a_cut(root, kept, sweep, run)
+        num_kept += len(kept)
+        if problems:
+            wrong.append((where, options, problems))
+
+    assert [] == wrong
+    assert num_kept > 0, "no cut came after a finished trial"
+    assert num_trials > 1
