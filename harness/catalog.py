@@ -47,11 +47,13 @@ __all__ = [
     "WorkloadInfo",
     "adopt",
     "backend",
+    "batch_unit",
     "check_backends",
     "check_data",
     "check_devices",
     "check_machine",
     "check_options",
+    "draws_random_numbers",
     "exports_dir",
     "judged_metrics",
     "metrics",
@@ -220,6 +222,27 @@ def check_options(
         workload_catalog.make_config(info.name, preset_name, options)
     except ValueError as error:
         raise PlanError(str(error)) from error
+
+
+def batch_unit(
+    info: WorkloadInfo, preset_name: str, options: Mapping[str, OptionValue]
+) -> int:
+    """Returns what every batch of a replica is a multiple of, such as a sequence."""
+    if not info.batch_divisor:
+        return 1
+    config = workload_catalog.make_config(info.name, preset_name, options)
+    unit: int = getattr(config, info.batch_divisor)
+    return unit
+
+
+def draws_random_numbers(
+    info: WorkloadInfo, preset_name: str, options: Mapping[str, OptionValue]
+) -> bool:
+    """Returns whether a step draws random numbers, outside of its pipeline."""
+    if not info.draws_with:
+        return info.draws_random_numbers
+    config = workload_catalog.make_config(info.name, preset_name, options)
+    return bool(getattr(config, info.draws_with))
 
 
 def check_backends(

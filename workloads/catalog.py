@@ -230,6 +230,60 @@ WORKLOADS: dict[str, WorkloadInfo] = {
                 remark=f"{_IMAGES}, in float64, without dropout",
             ),
         ),
+        WorkloadInfo(
+            name="transformer",
+            version="1",
+            example_unit="tokens",
+            description="a decoder-only Transformer: a language model of bytes",
+            module="workloads.transformer.workload",
+            config_module="workloads.transformer.config",
+            metrics_module="workloads.transformer.metrics",
+            presets=(
+                PresetInfo(
+                    name="smoke",
+                    description="seconds, for tests: 1 M parameters",
+                    data="tensorflow_source",
+                    per_replica_batch_size=8 * 64,
+                    num_warmup_steps=2,
+                    num_measured_steps=10,
+                ),
+                PresetInfo(
+                    name="laptop",
+                    description="minutes per sweep on CPU cores: 10 M parameters",
+                    data="tensorflow_source",
+                    per_replica_batch_size=8 * 128,
+                    num_warmup_steps=2,
+                    num_measured_steps=10,
+                    budget="120s",
+                ),
+                PresetInfo(
+                    name="gpu",
+                    description="GPUs such as H100: 350 M parameters, synthetic data",
+                    data=SYNTHETIC,
+                    per_replica_batch_size=16 * 1024,
+                    num_warmup_steps=20,
+                    num_measured_steps=100,
+                    options=_GPU_OPTIONS,
+                ),
+                PresetInfo(
+                    name="paper",
+                    description="the size of GPipe: 6 B parameters; more than a device",
+                    data="tensorflow_source",
+                    per_replica_batch_size=32 * 1024,
+                    num_warmup_steps=20,
+                    num_measured_steps=100,
+                ),
+            ),
+            default_preset="laptop",
+            builtin_data=("tensorflow_source", SYNTHETIC),
+            other_data="no other",
+            data_module="workloads.data.text_names",
+            batch_divisor="sequence_length",
+            draws_with="dropout",
+            matching=Matching(
+                options={**_EXACT, "dropout": 0.0}, remark="without dropout"
+            ),
+        ),
     )
 }
 

@@ -80,8 +80,11 @@ class WorkloadInfo:
       no_update_because: Why its steps cannot leave out their update, or empty.
       matching: How N replicas are matched with one; None if they cannot be.
       not_matched_because: Why they cannot, where there is no ``matching``.
+      batch_divisor: Option that every batch of a replica is a multiple of, such as the
+        tokens of a sequence; empty if there is none.
       draws_random_numbers: Whether a step does, outside of its pipeline. Each backend
         has its own numbers then, so its losses are not those of another.
+      draws_with: Option that makes a step draw some unless it is 0; empty if none does.
     """
 
     name: str
@@ -102,4 +105,6 @@ class WorkloadInfo:
     no_update_because: str = ""
     matching: Matching | None = None
     not_matched_because: str = "the workload does not say how it can be"
+    batch_divisor: str = ""
     draws_random_numbers: bool = False
+    draws_with: str = ""

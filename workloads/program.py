@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
-from workloads import device_inputs, reused_batch
+from workloads import device_inputs
 from workloads.catalog import SYNTHETIC
 from workloads.common import conv_layout, precision
-from workloads.data import audit, pipeline
+from workloads.data import pipeline
 from workloads.data.sources import open_source
-from workloads.replicated import CatalogWorkload, ReplicatedProgram
+from workloads.data_program import DataProgram
+from workloads.replicated import CatalogWorkload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Mapping
+
+    import tensorflow as tf
 
     import replicator
     from workloads.data import images
     from workloads.data.sources import Source
-    from workloads.spec import SanityCheck
 
 
 class ImageWorkload(CatalogWorkload):
@@ -75,15 +74,15 @@ class ImageWorkload(CatalogWorkload):
             open_source(data)
 
 
-class ImageProgram(ReplicatedProgram):
+class ImageProgram(DataProgram):
     """Feeds labelled images to a replicator, and checks the results.
 
     Attributes:
-      source: The data set, or None for synthetic data.
       augmentation: How images are augmented and normalised; None for that of the data
         set.
     """
 
+    source: Source | None
     augmentation: images.Augmentation | None = None
 
     def __init__(
@@ -104,8 +103,9 @@ class ImageProgram(ReplicatedProgram):
           per_replica_batch_size: Examples per replica and step.
           seed: Seed of order and augmentation.
         """
-        super().__init__(repl, per_replica_batch_size=per_replica_batch_size)
-        self.source = source
+        super().__init__(
+            repl, source=source, per_replica_batch_size=per_replica_batch_size
+        )
         self._pipeline = pipeline.PipelineConfig(
             per_replica_batch_size=self.pipeline_batch_size,
             image_size=config.image_size,
@@ -118,13 +118,9 @@ class ImageProgram(ReplicatedProgram):
         )
         self._num_classes = config.num_classes
         self.compute_dtype = config.compute_dtype.removeprefix("mixed_")
-        self._contexts: list[replicator.InputContext] = []
-        self._inputs = device_inputs.make_iterator(repl, self._input_fn)
-        # Ids stay on their devices until sanity(): reading them here would be measured.
-        self._consumed: list[tuple[int, Any]] = []
+        self._open_inputs()
 
-    def _input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
-        self._contexts.append(context)
+    def _dataset(self, context: replicator.InputContext) -> tf.data.Dataset:
         if self.source is None:
             return pipeline.synthetic_dataset(
                 self._pipeline, num_classes=self._num_classes
@@ -140,86 +136,3 @@ class ImageProgram(ReplicatedProgram):
     def _on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Returns a replica's batch with normalised images; called in its step."""
         return pipeline.on_device(batch, self._pipeline.augmentation_of(self.source))
-
-    def batches(self) -> Iterator[Any]:
-        """Reads the batches of all replicas without training on them."""
-        while True:
-            yield self._inputs.get_next()
-
-    def _run(self, step: Callable[[Any], Any], num_steps: int) -> dict[str, Any]:
-        """Runs steps on the next batches.
-
-        Raises:
-          ValueError: The data is unusable for training; the message says what to fix.
-          Exception: Whatever else TensorFlow raises.
-        """
-        with self._explained():
-            outputs: dict[str, Any] = self._repl.run(
-                step, self._inputs, num_steps=num_steps
-            )
-        return outputs
-
-    def read(self, num_steps: int = 1) -> None:
-        """Reads the batches of steps; see ``ReplicatedProgram.read``."""
-        with self._explained():
-            super().read(num_steps)
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Says what is wrong with the data, where a pipeline fails."""
-        try:
-            yield
-        except tf.errors.InvalidArgumentError as error:
-            reason = self.source and self.source.explain(error)
-            if reason is None:
-                raise
-            raise ValueError(reason) from error
-
-    def _finish(self, outputs: dict[str, Any], num_steps: int) -> float:
-        """Waits for the device work of steps, keeps their ids, returns the mean loss.
-
-        Args:
-          outputs: ``loss`` and ``example_id``, per replica.
-          num_steps: Steps that were run.
-        """
-        return self._keep(outputs, num_steps)()
-
-    def _keep(self, outputs: dict[str, Any], num_steps: int) -> Callable[[], float]:
-        """Keeps the ids of steps; returns a function that waits for their loss."""
-        # Reading the losses waits for the replicas; updates are part of the same graph.
-        read_loss = self._reader_of(outputs["loss"])
-        self._num_steps += num_steps
-        num_consumed = self._num_steps * self.global_batch_size
-        is_first = not self._consumed
-        if (self.source is not None and not self.reuses_batch) and (
-            is_first or num_consumed <= self._first_epoch_size(self.source)
-        ):
-            self._consumed.append((num_consumed, outputs["example_id"]))
-        return read_loss
-
-    def sanity(self) -> tuple[SanityCheck, ...]:
-        """Checks the loss, the copies of the variables, and the examples."""
-        checks = [*super().sanity()]
-        if self.source is not None:
-            checks.append(audit.check_shards(self.source, self._contexts))
-            checks.append(
-                reused_batch.not_checked(audit.CONSUMED)
-                if self.reuses_batch
-                else self._check_consumed(self.source)
-            )
-        return tuple(checks)
-
-    def _check_consumed(self, source: Source) -> SanityCheck:
-        steps = (
-            (num_consumed, [int(i) for ids in per_replica for i in ids.numpy()])
-            for num_consumed, per_replica in self._consumed
-        )
-        return audit.check_consumed(
-            steps, first_epoch_size=self._first_epoch_size(source)
-        )
-
-    def _first_epoch_size(self, source: Source) -> int:
-        # Every pipeline contributes the same number of examples to a step, so the
-        # smallest shard ends first.
-        num_pipelines = self._contexts[0].num_input_pipelines
-        return source.num_train_examples // num_pipelines * num_pipelines

@@ -117,6 +117,44 @@ def mean(metric: Metric, values: Sequence[float]) -> QualityMetric:
     )
 
 
+def mean_over_groups(
+    metric: Metric, values: np.ndarray, groups: np.ndarray
+) -> QualityMetric:
+    """Returns the mean of values that are alike within groups, with its 95 % interval.
+
+    The groups are the sample: their sums vary independently, not the values. The
+    standard error is that of a ratio of two sums over groups (Cochran 1977, section
+    2.11), so large groups count for more, as in the mean.
+
+    Args:
+      metric: What the values are.
+      values: One per example, [n].
+      groups: The group of each, [n]; at least 2 different ones.
+
+    Raises:
+      ValueError: Fewer than 2 groups.
+    """
+    _, index = np.unique(groups, return_inverse=True)
+    sums, sizes = np.bincount(index, weights=values), np.bincount(index)
+    count = len(sizes)
+    if count < _FEWEST:
+        raise ValueError(
+            f"mean_over_groups got {count} group(s) of {metric.name!r}: an interval "
+            "needs at least 2"
+        )
+    centre = float(values.mean())
+    residuals = sums - centre * sizes
+    variance = float((residuals**2).sum()) * count / (count - 1) / len(values) ** 2
+    half_width = student_quantile(count - 1) * math.sqrt(variance)
+    return _measured(
+        metric,
+        centre,
+        (centre - half_width, centre + half_width),
+        num_examples=count,
+        method=f"Student's t interval over groups of the {len(values)} examples",
+    )
+
+
 def counted(metric: Metric, value: float, *, num_examples: int) -> QualityMetric:
     """Returns a figure that was counted, not estimated; its interval is a point.
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from harness.errors import PlanError
 from results.records.limits import MAX_REPLICAS
+
+if TYPE_CHECKING:
+    from harness.catalog import WorkloadInfo
 
 
 def divide(global_batch_size: int, num_replicas: int) -> int:
@@ -25,6 +30,26 @@ def divide(global_batch_size: int, num_replicas: int) -> int:
         f" {num_replicas} replicas (remainder {rest}); use"
         f" --global-batch-size {sizes}, or {counts} replicas"
     )
+
+
+def check_unit(
+    info: WorkloadInfo, unit: int, per_replica: int, num_replicas: int
+) -> None:
+    """Checks that a replica's batch is a multiple of what its workload reads at once.
+
+    Raises:
+      PlanError: It is not; the message has the nearest values that are.
+    """
+    if per_replica % unit:
+        below = per_replica // unit * unit
+        sizes = f"{below} or {below + unit}" if below else f"{unit}"
+        raise PlanError(
+            f"{num_replicas} replica(s) of {per_replica} {info.example_unit} each:"
+            f" a batch of {info.name} is a multiple of {info.batch_divisor} {unit}; use"
+            f" {sizes} {info.example_unit} per replica (--per-replica-batch-size, or"
+            f" --global-batch-size {below * num_replicas or unit * num_replicas} with"
+            f" strong scaling), or another --option {info.batch_divisor}=N"
+        )
 
 
 def _nearest_divisors(global_batch_size: int, num_replicas: int) -> str:

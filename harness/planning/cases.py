@@ -36,7 +36,7 @@ class Machine:
 
 
 def choose_replicas(
-    request: SweepRequest, machine: Machine, preset: PresetInfo
+    request: SweepRequest, machine: Machine, preset: PresetInfo, unit: int
 ) -> tuple[tuple[int, ...], list[str]]:
     """Returns the replica counts, ascending, and a note where they were chosen.
 
@@ -68,7 +68,7 @@ def choose_replicas(
     counts = []
     count = 1
     while count <= limit and (
-        global_batch_size is None or global_batch_size % count == 0
+        global_batch_size is None or global_batch_size % (count * unit) == 0
     ):
         counts.append(count)
         count *= 2

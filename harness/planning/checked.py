@@ -93,6 +93,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
     options = {**preset.options, **request.options}
     if options:
         catalog.check_options(info, preset_name, options)
+    unit = catalog.batch_unit(info, preset_name, options)
     catalog.check_backends(info, options, backends)
     peers.check(
         info,
@@ -103,7 +104,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         device=request.device,
         steps_per_sync=request.settings.get("steps_per_sync"),
     )
-    replicas, notes = cases_module.choose_replicas(request, machine, preset)
+    replicas, notes = cases_module.choose_replicas(request, machine, preset, unit)
     catalog.check_devices(options, request.device, replicas)
     processes.check_share(
         machine.variables,
@@ -146,6 +147,8 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
     cases, backend_notes = cases_module.make_cases(
         backends, replicas, sizes, request.modes
     )
+    for case in cases:
+        batches.check_unit(info, unit, case.per_replica_batch_size, case.num_replicas)
     if request.program is None:
         catalog.check_machine(
             info,

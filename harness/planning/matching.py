@@ -20,6 +20,7 @@ from results.study.matching import NUM_STEPS, is_judged
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from harness.catalog import WorkloadInfo
     from harness.command.program import ForeignProgram
     from harness.planning.request import SweepRequest
     from results.records.models import PlannedTrial
@@ -44,6 +45,7 @@ def choose(
       request: What is measured.
       trials: The trials of the study.
     """
+    trials = tuple(trials)
     wanted = list(
         dict.fromkeys(
             (trial.spec.backend, trial.spec.num_replicas)
@@ -68,8 +70,18 @@ def choose(
             not_checked[backend] = reason
     wanted = [(b, n) for b, n in wanted if b not in not_checked]
     sizes = global_batch_sizes([num_replicas for _, num_replicas in wanted])
+    unit = _unit(info, trials)
+    sizes = {count: unit * size for count, size in sizes.items()}
     found = [_case(reference, 1, size) for size in dict.fromkeys(sizes.values())]
     return found + [_case(b, n, sizes[n]) for b, n in wanted], not_checked
+
+
+def _unit(info: WorkloadInfo | None, trials: Sequence[PlannedTrial]) -> int:
+    """Returns what every batch is a multiple of."""
+    if info is None or not trials:
+        return 1
+    spec = trials[0].spec
+    return catalog.batch_unit(info, spec.preset, spec.options)
 
 
 def _why_not(request: SweepRequest, program: ForeignProgram) -> dict[str, str]:

@@ -93,7 +93,7 @@ class SweepRequest(ProgramRequest):
         Option(
             group=MEASURED,
             help="Data set: `digits`, `synthetic`, a TFDS name, or `folder:PATH`;"
-            " `domain:task` for `d4pg`.",
+            " `domain:task` for `d4pg`, `tensorflow_source` for `transformer`.",
             default="the preset's",
         ),
     ] = None

@@ -24,6 +24,7 @@ from results.study.cases import load_study
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from harness.catalog import WorkloadInfo
     from harness.planning.checked import CheckedSweep
     from harness.planning.plan import PlannedSweep
     from harness.planning.request import SweepRequest
@@ -154,7 +155,7 @@ def make_plan(
             ),
             measuring=sweep.measuring,
             matching=sweep.matching,
-            draws_random_numbers=info.draws_random_numbers,
+            draws_random_numbers=_draws_random_numbers(info, sweep),
             metrics=(
                 catalog.metrics(info)
                 if program is None
@@ -168,6 +169,14 @@ def make_plan(
             plugins=plugin_code.of_study(sweep.trials, launcher),
             trials=sweep.trials,
         )
+
+
+def _draws_random_numbers(info: WorkloadInfo, sweep: PlannedSweep) -> bool:
+    """Returns whether steps of the study draw random numbers."""
+    if not sweep.trials:
+        return info.draws_random_numbers
+    spec = sweep.trials[0].spec
+    return catalog.draws_random_numbers(info, spec.preset, spec.options)
 
 
 def read_existing_plan(root: Path) -> Plan | None:

@@ -18,6 +18,7 @@ WORKLOADS = {
     "sngan": "SN-GAN",
     "d4pg": "D4PG",
     "keras_fit": "Keras fit",
+    "transformer": "Transformer",
 }
 PROJECT = "replicator-harness"
 ABOUT_PROJECT = "TF-Replicator (Buchlovsky et al. 2019) on TensorFlow 2"

@@ -24,6 +24,7 @@ STEPS: dict[str, dict[str, dict[str, Any]]] = {
     "sngan": {"_both_step": {}},
     "d4pg": {name: {"observations": "pixels"} for name in ("_copy", "_step_of_pixels")},
     "keras_fit": {},  # its steps are Keras'
+    "transformer": {"_step": {"dropout": 0.1}},
 }
 if covering.is_full():
     # Parts of those above: of both, and without convolutions.

@@ -7,7 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-COUNTED = ("MatMul", "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter")
+COUNTED = (
+    "BatchMatMulV2",
+    "MatMul",
+    "Conv2D",
+    "Conv2DBackpropInput",
+    "Conv2DBackpropFilter",
+)
 
 
 def multiply_adds(function: Any, *args: Any) -> int:
@@ -37,6 +43,9 @@ def of_op(op: Any) -> int:
         assert "MatMul" not in op.type, op.type
         return 0
     shapes = [tensor.shape.as_list() for tensor in op.inputs]
+    if op.type == "BatchMatMulV2":
+        inner = shapes[0][-2 if op.get_attr("adj_x") else -1]
+        return math.prod(op.outputs[0].shape) * inner
     if op.type == "MatMul":
         rows, inner = shapes[0][::-1] if op.get_attr("transpose_a") else shapes[0]
         columns = shapes[1][0 if op.get_attr("transpose_b") else 1]

@@ -20,6 +20,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "d4pg": {"policy_sizes": "16", "critic_sizes": "16"},
     "keras_fit": {"model": f"{small_fit.__file__}:small", "num_classes": 10},
     "sngan": {"layout": "imagenet", "image_size": 8},
+    "transformer": {
+        "num_layers": 1,
+        "width": 16,
+        "num_heads": 2,
+        "feed_forward_width": 32,
+        "sequence_length": 2,
+    },
 }
 
 

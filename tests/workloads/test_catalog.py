@@ -126,6 +126,7 @@ def test_catalogue_and_config_have_the_same_presets() -> None:
         ),
         ("sngan", 64, {"image_size": 128, "compute_dtype": "mixed_bfloat16"}),
         ("d4pg", 256, {"observations": "pixels"}),
+        ("transformer", 16 * 1024, {"num_layers": 28, "dropout": 0.0}),
     ],
 )
 def test_presets_for_gpus_are_sized_for_one_h100(

@@ -28,7 +28,7 @@ def as_on_gpus(monkeypatch):
 
 def build(name, repl, **options):
     """The smoke preset of a workload on data that need no environment."""
-    data = "synthetic" if name == "d4pg" else "digits"
+    data = "synthetic" if name == "d4pg" else catalog.WORKLOADS[name].builtin_data[0]
     return build_small(name, repl, data=data, **options)
 
 

@@ -167,6 +167,21 @@ def test_the_learner_does_what_is_counted(observations, network):
     )
 
 
+def test_the_step_of_the_language_model_does_what_is_counted():
+    """Per token, of whole sequences; attention over both halves of the mask."""
+    length = 6
+    program = build(
+        "transformer", per_replica_batch_size=length, sequence_length=length
+    )
+
+    def tokens(count):
+        return (tf.TensorSpec([count, length], tf.uint8),)
+
+    counted = per_example(program._loss_and_gradients, tokens)
+
+    assert length * program.flops_per_example == 2 * counted
+
+
 @pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
 def test_every_program_counts_its_arithmetic(name):
     """A positive number, which a record can hold."""

@@ -215,7 +215,9 @@ def test_nhwc_is_kept_in_every_convolution(
 
 
 @pytest.mark.parametrize(
-    "case", [c for c in CASES if "mixed_bfloat16" in c and c[0] != "d4pg"], ids=".".join
+    "case",
+    [c for c in CASES if "mixed_bfloat16" in c and c[0] in gpu_graphs.WITH_LAYOUT],
+    ids=".".join,
 )
 def test_nhwc_is_native_in_bfloat16(
     graphs: pathlib.Path, case: tuple[str, ...]

@@ -9,7 +9,12 @@ import replicator
 from workloads.input_only import InputOnlyProgram
 
 # cartpole has a small body; images are the embedded digits.
-DATA = {"resnet50": "digits", "sngan": "digits", "d4pg": "cartpole:swingup"}
+DATA = {
+    "resnet50": "digits",
+    "sngan": "digits",
+    "d4pg": "cartpole:swingup",
+    "transformer": "tensorflow_source",
+}
 
 
 def build(name, data=None, backend="in_graph", num_replicas=2):

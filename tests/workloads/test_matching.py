@@ -16,8 +16,18 @@ from workloads import catalog, matching
 GLOBAL_BATCH_SIZE = 16
 MARGIN = 1.5  # to either side of a tolerance
 # cartpole has a small body, and is not read: the match uses synthetic transitions.
-DATA = {"resnet50": "digits", "sngan": "digits", "d4pg": "cartpole:swingup"}
-CASES = ["resnet50", "d4pg", pytest.param("sngan", marks=pytest.mark.full)]
+DATA = {
+    "resnet50": "digits",
+    "sngan": "digits",
+    "d4pg": "cartpole:swingup",
+    "transformer": "tensorflow_source",
+}
+CASES = [
+    "resnet50",
+    "d4pg",
+    "transformer",
+    pytest.param("sngan", marks=pytest.mark.full),
+]
 
 
 def _build(name, repl):

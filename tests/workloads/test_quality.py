@@ -78,6 +78,40 @@ def test_mean_of_one_value_is_refused() -> None:
         quality.mean(METRIC, [1.0])
 
 
+@pytest.mark.parametrize("copies", [1, 3])
+def test_values_that_are_alike_in_groups_have_the_interval_of_groups(
+    copies: int,
+) -> None:
+    """Of equal groups that of their means; more of the same value adds nothing."""
+    of_groups = [1.0, 2.0, 4.0, 9.0]
+    expected = quality.mean(METRIC, of_groups)
+
+    found = quality.mean_over_groups(
+        METRIC, np.repeat(of_groups, copies), np.repeat([7, 3, 5, 1], copies)
+    )
+
+    assert (expected.value, 4) == (found.value, found.num_examples)
+    assert (expected.low, expected.high) == pytest.approx((found.low, found.high))
+    assert f"over groups of the {4 * copies} examples" in found.method
+
+
+def test_a_large_group_counts_for_more() -> None:
+    """The mean is that of all values; its interval by hand, as a ratio of two sums."""
+    values, groups = np.array([1.0, 1.0, 1.0, 5.0, 6.0]), np.array([0, 0, 0, 1, 2])
+    found = quality.mean_over_groups(METRIC, values, groups)
+    # Sums less the mean times the size: -5.4, 2.2, 3.2; n = 3 groups of 5 values.
+    error = np.sqrt((5.4**2 + 2.2**2 + 3.2**2) * 3 / 2) / 5
+
+    assert 2.8 == pytest.approx(found.value)
+    assert scipy.stats.t.ppf(0.975, 2) * error == pytest.approx(found.high - 2.8)
+
+
+def test_one_group_has_no_interval() -> None:
+    """However many values it has."""
+    with pytest.raises(ValueError, match=r"got 1 group\(s\) of 'top_1': an interval"):
+        quality.mean_over_groups(METRIC, np.ones(5), np.zeros(5))
+
+
 def test_counted_figures_say_that_they_are() -> None:
     """Their interval is a point, and the method says why."""
     metric = quality.counted(METRIC, 2.5, num_examples=7)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     import replicator
-    from workloads.data.sources import Source
+    from workloads.data.sources import Examples
 
 CONSUMED = "no_example_twice_in_an_epoch"
 """Name of the check of the examples that steps consumed."""
@@ -23,9 +23,9 @@ _MOST_IDS_READ = 100_000
 
 
 def check_shards(
-    source: Source,
+    source: Examples,
     contexts: Sequence[replicator.InputContext],
-    shard: Callable[[Source, replicator.InputContext], Any] = reading.shard,
+    shard: Callable[[Examples, replicator.InputContext], Any] = reading.shard,
 ) -> SanityCheck:
     """Checks that the pipelines' shards cover the training split exactly once.
 
@@ -106,7 +106,7 @@ def check_consumed(
     )
 
 
-def _check_ranges(name: str, source: Source, shards: Sequence[Any]) -> SanityCheck:
+def _check_ranges(name: str, source: Examples, shards: Sequence[Any]) -> SanityCheck:
     splits = source.builder.info.splits
     total = source.num_train_examples
     ranges = sorted(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from workloads.data.pipeline import PipelineConfig
-    from workloads.data.sources import Source
+    from workloads.data.sources import Examples, Source
 
 # The random numbers of the order, of all those that are derived from one seed.
 SHUFFLE_STREAM = 1
@@ -27,7 +27,7 @@ _IDS_AT_ONCE = 1024
 _LARGEST_SEED = 2**31 - 1
 
 
-def shard(source: Source, context: replicator.InputContext) -> Any:
+def shard(source: Examples, context: replicator.InputContext) -> Any:
     """Returns the shard of the training split that one pipeline reads.
 
     Shards are contiguous ranges whose sizes differ by at most one example. TFDS
@@ -53,8 +53,8 @@ def shard(source: Source, context: replicator.InputContext) -> Any:
     return tfds.core.ReadInstruction(TRAIN_SPLIT, from_=start, to=stop, unit="abs")
 
 
-def read_ids(source: Source, split: Any) -> Iterator[int]:
-    """Reads the ids of a split's examples once, without decoding an image.
+def read_ids(source: Examples, split: Any) -> Iterator[int]:
+    """Reads the ids of a split's examples once, without decoding all of them.
 
     Args:
       source: The data set.
@@ -62,11 +62,11 @@ def read_ids(source: Source, split: Any) -> Iterator[int]:
     """
     dataset = source.builder.as_dataset(
         split=split,
-        decoders=tfds.decode.PartialDecoding({"label": True}),
-        read_config=_read_config(seed=0, num_threads=1),
+        decoders=tfds.decode.PartialDecoding({source.smallest_feature: True}),
+        read_config=read_config(seed=0, num_threads=1),
     )
     # Many at once: bringing one element to Python takes longer than reading it.
-    dataset = dataset.map(lambda example: _with_id(example)["example_id"])
+    dataset = dataset.map(lambda example: with_id(example)["example_id"])
     dataset = dataset.batch(_IDS_AT_ONCE).with_options(options(1))
     return (found for ids in dataset.as_numpy_iterator() for found in ids.tolist())
 
@@ -90,13 +90,14 @@ def read(
             {"image": True, "label": True},
             decoders={"image": tfds.decode.SkipDecoding()},
         ),
-        read_config=_read_config(seed=config.seed, num_threads=config.num_threads),
+        read_config=read_config(seed=config.seed, num_threads=config.num_threads),
     )
-    dataset = map_in_order(dataset, _with_id, config)
+    dataset = map_in_order(dataset, with_id, config)
     return map_in_order(dataset, _check_label(source.num_classes), config)
 
 
-def _read_config(*, seed: int, num_threads: int) -> Any:
+def read_config(*, seed: int, num_threads: int) -> Any:
+    """Returns how TFDS reads files: in an order of the seed, with ids of examples."""
     return tfds.ReadConfig(
         add_tfds_id=True,
         shuffle_seed=fold(seed, SHUFFLE_STREAM, 0),
@@ -110,11 +111,13 @@ def _read_config(*, seed: int, num_threads: int) -> Any:
     )
 
 
-def _with_id(example: dict[str, Any]) -> dict[str, Any]:
+def with_id(example: dict[str, Any]) -> dict[str, Any]:
+    """Returns an example with ``example_id``, a stable hash of its TFDS id."""
     found = dict(example)
     name = found.pop("tfds_id")
     found["example_id"] = tf.strings.to_hash_bucket_fast(name, _NUM_IDS)
-    found["label"] = tf.cast(found["label"], tf.int32)
+    if "label" in found:
+        found["label"] = tf.cast(found["label"], tf.int32)
     return found
 
 

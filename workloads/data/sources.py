@@ -6,11 +6,9 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
 
-import filelock
 import tensorflow_datasets as tfds
 
-from workloads import child_process
-from workloads.data import folders, names
+from workloads.data import embedded, folders, names
 
 if TYPE_CHECKING:
     import pathlib
@@ -18,32 +16,50 @@ if TYPE_CHECKING:
 TRAIN_SPLIT = folders.TRAIN_SPLIT
 # The first that exists is used; the test labels of ImageNet are not public.
 _EVALUATION_SPLITS = folders.EVALUATION_SPLITS
-_MOST_SEC = 600.0
-
 
 # The message of the pipeline; see ``reading._check_label``.
 _OUTSIDE = re.compile(r"label outside the classes: (?P<label>-?\d+)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
-    """A prepared data set of labelled images.
+class Examples:
+    """A prepared data set.
 
     Attributes:
       name: The name it was opened by.
       builder: The TFDS builder that reads it.
-      num_classes: Distinct labels.
       num_train_examples: Examples of the training split.
       evaluation_split: Name of the held-out split.
       num_evaluation_examples: Examples of the held-out split.
+      smallest_feature: What is read of an example whose id is looked at.
     """
 
     name: str
     builder: Any
-    num_classes: int
     num_train_examples: int
     evaluation_split: str
     num_evaluation_examples: int
+    smallest_feature: str
+
+    def explain(self, error: Exception) -> str | None:  # noqa: ARG002 - of subclasses
+        """Describes in one line how the data made a step fail; None for other causes.
+
+        Args:
+          error: The error that TensorFlow raised.
+        """
+        return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Source(Examples):
+    """A prepared data set of labelled images.
+
+    Attributes:
+      num_classes: Distinct labels.
+    """
+
+    num_classes: int
+    smallest_feature: str = "label"
 
     @property
     def encoding(self) -> str | None:
@@ -58,11 +74,7 @@ class Source:
         return tuple(self.builder.info.features["image"].shape)
 
     def explain(self, error: Exception) -> str | None:
-        """Describes in one line how the data made a step fail; None for other causes.
-
-        Args:
-          error: The error that TensorFlow raised.
-        """
+        """Describes in one line how the data made a step fail; see ``Examples``."""
         outside = _OUTSIDE.search(str(error))
         if outside:
             return (
@@ -119,9 +131,6 @@ def _open_builder(name: str) -> Any:
 def prepare_digits() -> pathlib.Path:
     """Writes the embedded digits as TFRecords unless they already exist.
 
-    Safe when several processes call it at once: one writes, the others wait for its
-    lock, which is released if the process exits; TFDS renames the finished directory.
-
     Returns:
       The directory of the prepared version.
 
@@ -130,24 +139,8 @@ def prepare_digits() -> pathlib.Path:
     """
     from workloads.data.digits import digits_dataset_builder
 
-    root = names.cache_dir()
-    version = str(digits_dataset_builder.Builder.VERSION)
-    path = root / "digits" / version
-    if (path / "dataset_info.json").is_file():
-        return path
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(root / "digits.lock"):
-            if not (path / "dataset_info.json").is_file():
-                child_process.run_module(
-                    "workloads.data.digits.write",
-                    str(root),
-                    title="writing the digits",
-                    most_sec=_MOST_SEC,
-                )
-    except OSError as error:
-        raise ValueError(
-            f"the digits cannot be prepared under {str(root)!r} ({error.strerror}): "
-            "set REPLICATOR_DATA_DIR to a directory that can be written"
-        ) from error
-    return path
+    return embedded.prepare(
+        "digits",
+        version=str(digits_dataset_builder.Builder.VERSION),
+        module="workloads.data.digits.write",
+    )

@@ -12,7 +12,7 @@ from workloads.spec import SanityCheck
 
 if TYPE_CHECKING:
     import replicator
-    from workloads.data.sources import Source
+    from workloads.data.sources import Examples, Source
     from workloads.keras_fit.config import KerasFitConfig
 
 
@@ -53,7 +53,7 @@ class KerasFitProgram(ClassifierProgram, KerasLoopProgram):
             return super()._steps_per_epoch()
         return max(1, self.source.num_train_examples // self.global_batch_size)
 
-    def _check_consumed(self, source: Source) -> SanityCheck:
+    def _check_consumed(self, source: Examples) -> SanityCheck:
         """Counts the updates: examples have no names in ``fit``."""
         if not self._is_fit:
             return super()._check_consumed(source)

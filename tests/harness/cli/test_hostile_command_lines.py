@@ -22,6 +22,7 @@ from harness.errors import LaunchError
 from harness.launch.catalog import LAUNCHERS
 from reports.exports.export_formats import FORMATS
 from results.records.limits import MAX_TRIALS
+from workloads.catalog import WORKLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +81,7 @@ options = st.builds(
 )
 REQUEST: dict[str, Any] = {
     "--file": paths,
-    "--workload": st.sampled_from(("resnet50", "sngan", "d4pg", "keras_fit")) | texts,
+    "--workload": st.sampled_from(sorted(WORKLOADS)) | texts,
     "--backends": names,
     "--replicas": st.sampled_from(RANGES) | numbers | texts,
     "--mode": st.sampled_from(("weak", "strong", "weak,strong", "weak,weak")) | texts,

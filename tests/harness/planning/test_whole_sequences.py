@@ -1,0 +1,99 @@
+"""Batches that count tokens are whole sequences, in cases and in matches."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.errors import PlanError
+from harness.planning import cases, plan
+from harness.planning import study as study_module
+from results.records.models import ScalingMode
+
+if TYPE_CHECKING:
+    from harness.planning.request import SweepRequest
+
+LENGTH = 64  # of the preset smoke
+
+
+@pytest.fixture
+def make(small_request: SweepRequest) -> Any:
+    """Plans a sweep of the language model on four cores."""
+
+    def made(**fields: Any) -> Any:
+        request = small_request.model_copy(
+            update={
+                "workload": "transformer",
+                "data": None,
+                "per_replica_batch_size": None,
+                "options": {},
+                **fields,
+            }
+        )
+        machine = cases.Machine(num_available_cores=4)
+        return request, plan.plan_sweep(request, machine)
+
+    return made
+
+
+def test_a_match_has_whole_sequences(make: Any) -> None:
+    """Sixteen of them, of the length that is asked for."""
+    for options, length in (
+        ({}, LENGTH),
+        ({"sequence_length": 32}, 32),
+    ):
+        matched = make(replicas=(1, 2), options=options)[1].matching.trials
+        specs = [trial.spec for trial in matched]
+
+        assert {16 * length} == {spec.global_batch_size for spec in specs}
+
+
+def test_default_replicas_share_the_sequences_of_a_global_batch(make: Any) -> None:
+    """Two sequences are for two replicas, on a machine of four cores."""
+    found = make(
+        replicas=None, modes=(ScalingMode.STRONG,), global_batch_size=2 * LENGTH
+    )[1]
+
+    assert {1, 2} == {trial.spec.num_replicas for trial in found.trials}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"per_replica_batch_size": 100},
+            (
+                "1 replica(s) of 100 tokens each: a batch of transformer is a multiple "
+                "of sequence_length 64; use 64 or 128 tokens per replica"
+            ),
+        ),
+        (
+            {"modes": (ScalingMode.STRONG,), "global_batch_size": 96, "replicas": (2,)},
+            (
+                "2 replica(s) of 48 tokens each: a batch of transformer is a multiple "
+                "of sequence_length 64; use 64 tokens per replica "
+                "(--per-replica-batch-size, or --global-batch-size 128 with strong "
+                "scaling), or another --option sequence_length=N"
+            ),
+        ),
+    ],
+)
+def test_parts_of_sequences_are_refused(
+    make: Any, fields: dict[str, Any], message: str
+) -> None:
+    """Before anything is written, with the nearest batches that are whole."""
+    with pytest.raises(PlanError, match=re.escape(message)):
+        make(**fields)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_losses_of_backends_are_compared_unless_values_are_dropped(
+    make: Any, dropout: float
+) -> None:
+    """Each backend drops others, so their losses differ as they may."""
+    request, planned = make(options={"dropout": dropout})
+    made = study_module.make_plan(planned, request, study="s", command=("sweep",))
+
+    assert made.draws_random_numbers is bool(dropout)

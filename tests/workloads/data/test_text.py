@@ -1,0 +1,242 @@
+"""The text of TensorFlow's Python files: which bytes, which order, which split."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import replicator
+from workloads.data import text
+from workloads.data.tensorflow_source import files
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Callable
+
+# Of the release that the lock installs, on every machine and every Python.
+VERSION = "2.21.0"
+DIGEST = "6c2cde8d2a59ed17ef32e47dfa53a9dcc189abc5a6f8100d9cc7d92228cc79c8"
+NUM_FILES, NUM_BYTES = 1_138, 22_156_630
+NUM_TRAIN, NUM_TEST = 20_148, 931
+FIRST = "2d004aff1682a668"  # of the first four pieces that are held out
+
+
+@pytest.fixture(scope="session")
+def source(data_dirs: pathlib.Path) -> text.TextSource:
+    """The text, prepared in the session's directory."""
+    del data_dirs
+    return text.open_source("tensorflow_source")
+
+
+@pytest.fixture
+def package(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., None]:
+    """Installs a package of given files in place of TensorFlow, listed in any order."""
+
+    def install(contents: dict[str, bytes], version: str = "9.9.9") -> None:
+        info = tmp_path / f"tensorflow-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Name: tensorflow\nVersion: {version}\n")
+        rows = []
+        for path, content in contents.items():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_bytes(content)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest())
+            rows.append(f"{path},sha256={digest.rstrip(b'=').decode()},{len(content)}")
+        random.Random(1).shuffle(rows)
+        (info / "RECORD").write_text("\n".join(rows) + "\n")
+        found = importlib.metadata.Distribution.at(info)
+        monkeypatch.setattr(files, "_distribution", lambda: found)
+
+    return install
+
+
+@pytest.mark.skipif(
+    importlib.metadata.version("tensorflow") != VERSION,
+    reason=f"the digest is that of TensorFlow {VERSION}",
+)
+def test_every_machine_reads_the_same_bytes(source: text.TextSource) -> None:
+    """These, from any wheel of the release; TFDS stores them in one order."""
+    found = source.metadata
+    tokens, _ = text.held_out(source, num_sequences=4, sequence_length=1024)
+
+    assert (DIGEST, NUM_FILES, NUM_BYTES) == (
+        found["digest"],
+        found["num_files"],
+        found["num_bytes"],
+    )
+    assert (NUM_TRAIN, NUM_TEST) == (
+        source.num_train_examples,
+        source.num_evaluation_examples,
+    )
+    assert FIRST == hashlib.sha256(tokens.tobytes()).hexdigest()[:16]
+    check = text.check(source)
+    assert check.is_passed
+    assert f"bytes of tensorflow {VERSION}, SHA-256 {DIGEST}" in check.detail
+
+
+def test_generated_files_are_left_out_and_the_order_is_that_of_paths(
+    package: Callable[..., None],
+) -> None:
+    """Whatever the list of the package says first; equal files count once."""
+    package(
+        {
+            "tensorflow/b.py": b"b",
+            "tensorflow/a/z.py": b"z",
+            "tensorflow/a/copy.py": b"b",
+            "tensorflow/a/empty.py": b"",
+            "tensorflow/ops/gen_ops.py": b"g",
+            "tensorflow/_api/v2/api.py": b"i",
+            "tensorflow/core/x_pb2.py": b"p",
+            "tensorflow/python/platform/build_info.py": b"o",
+            "tensorflow/lib.so": b"s",
+            "other/c.py": b"c",
+        }
+    )
+    found = files.read()
+
+    assert [
+        ("tensorflow/a/copy.py", b"b"),
+        ("tensorflow/a/empty.py", b""),
+        ("tensorflow/a/z.py", b"z"),
+    ] == [(file.path, file.content) for file in found]
+    assert "9.9.9" == files.version()
+
+
+def test_the_digest_is_of_paths_and_contents() -> None:
+    """Bytes that move from one file to the next change it."""
+    digests = {
+        files.digest_of(
+            [files.File(path="a", content=one), files.File(path="b", content=other)]
+        )
+        for one, other in ((b"xy", b"z"), (b"x", b"yz"), (b"xy", b"w"))
+    }
+
+    assert 3 == len(digests)
+
+
+def test_files_are_cut_from_their_start() -> None:
+    """What remains is left out."""
+    content = bytes(range(256)) * 9
+    file = files.File(path="a", content=content)
+
+    assert [content[:1024], content[1024:2048]] == file.chunks
+
+
+def test_a_file_that_was_changed_is_refused(
+    package: Callable[..., None], tmp_path: pathlib.Path, source: text.TextSource
+) -> None:
+    """By name; a trial that reads the text of before fails its check."""
+    package({"tensorflow/a.py": b"a"})
+    intact = text.check(source)
+    (tmp_path / "tensorflow/a.py").write_bytes(b"b")
+
+    with pytest.raises(
+        ValueError,
+        match=r"'tensorflow/a\.py' is not the file of the wheel of tensorflow 9\.9\.9, "
+        r"which everybody else reads: install it again",
+    ):
+        files.read()
+    for check in (intact, text.check(source)):
+        assert not check.is_passed
+    assert "but those that are installed have" in intact.detail
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        (
+            "2.22.0rc1",
+            r"the text is that of a release of tensorflow, .*, but 2\.22\.0rc1",
+        ),
+        ("2.22.0", r"tensorflow 2\.22\.0 is installed without a list of its files"),
+    ],
+)
+def test_other_installations_are_refused(
+    version: str,
+    message: str,
+    package: Callable[..., None],
+    tmp_path: pathlib.Path,
+) -> None:
+    """One that is no release, one without a list of files."""
+    package({"tensorflow/a.py": b"a"}, version)
+    (tmp_path / f"tensorflow-{version}.dist-info/RECORD").unlink()
+
+    read = files.version if "rc" in version else files.read
+    with pytest.raises(ValueError, match=message):
+        read()
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be installed under another name."""
+    monkeypatch.setattr(files, "PACKAGE", "tensorflow-none")
+
+    with pytest.raises(
+        ValueError, match=r"package 'tensorflow-none', which is not ins"
+    ):
+        files.read()
+
+
+def test_no_file_is_in_both_splits(source: text.TextSource) -> None:
+    """About one file in 20 is held out."""
+    splits = []
+    for split in ("train", "test"):
+        dataset = source.builder.as_dataset(split=split, decoders={"text": _skipped()})
+        splits.append({int(example["file"]) for example in dataset.as_numpy_iterator()})
+    train, test = splits
+
+    assert set() == train & test
+    assert 0.03 < len(test) / len(train | test) < 0.07
+
+
+def _skipped() -> Any:
+    import tensorflow_datasets as tfds
+
+    return tfds.decode.SkipDecoding()
+
+
+def make_batches(source: text.TextSource, seed: int, pipeline_id: int = 0) -> Any:
+    """The first two batches of one of two pipelines."""
+    context = replicator.InputContext(
+        num_input_pipelines=2, input_pipeline_id=pipeline_id, num_replicas_in_sync=2
+    )
+    config = text.TextPipeline(
+        num_sequences=4, sequence_length=32, seed=seed, shuffle_buffer_size=64
+    )
+    dataset = text.train_dataset(source, context, config).take(2)
+    return [
+        (batch["token"].tobytes(), batch["example_id"].tolist())
+        for batch in dataset.as_numpy_iterator()
+    ]
+
+
+def test_batches_depend_on_the_seed_and_the_pipeline(source: text.TextSource) -> None:
+    """The same ones again; crops of the text, at places that differ."""
+    first = make_batches(source, 1)
+    everything = b"\0".join(file.content for file in files.read())
+
+    assert first == make_batches(source, 1)
+    assert first != make_batches(source, 2)
+    others = make_batches(source, 1, pipeline_id=1)
+    assert not {i for _, ids in first for i in ids} & {
+        i for _, ids in others for i in ids
+    }
+    places = []
+    for token, _ in first:
+        for row in np.frombuffer(token, np.uint8).reshape(4, 32):
+            assert row.tobytes() in everything
+            places.append(row.tobytes())
+    assert 8 == len(set(places))
+
+
+def test_another_text_is_refused() -> None:
+    """With the one that there is."""
+    with pytest.raises(ValueError, match=r"data 'books' is not a text: use 'tensorflo"):
+        text.open_source("books")

@@ -1,0 +1,274 @@
+"""The language model: its presets, its mathematics, dropout, quality."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import small_programs
+import tensorflow as tf
+
+import replicator
+from workloads import catalog
+from workloads.transformer import config, flops
+from workloads.transformer.model import Transformer, dropped, waves
+from workloads.transformer.schedule import InverseSquareRoot
+from workloads.transformer.workload import WORKLOAD
+
+LENGTH = 6
+SMALL = {**small_programs.OPTIONS["transformer"], "sequence_length": LENGTH}
+# Sums of float32 in another order.
+TOLERANCE = 1e-5
+# 8 bits of bfloat16 against 24, through one block.
+RTOL_BFLOAT16 = 2e-2
+
+
+def build(repl, *, data="synthetic", sequences=2, **options):
+    """The smoke preset with a small network."""
+    return small_programs.build(
+        "transformer",
+        repl,
+        data=data,
+        per_replica_batch_size=sequences * LENGTH,
+        **{**SMALL, **options},
+    )
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A model of two blocks."""
+    made = config.make_config("smoke", {**SMALL, "num_layers": 2})
+    return Transformer(made, seed=1)
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    """Three sequences."""
+    return tf.constant(np.random.default_rng(0).integers(1, 256, [3, LENGTH]), tf.int64)
+
+
+@pytest.mark.parametrize(
+    ("preset", "millions"),
+    [("smoke", 1.07), ("laptop", 10.0), ("gpu", 353), ("paper", 6043)],
+)
+def test_presets_have_the_sizes_that_they_are_named_for(preset, millions):
+    """Counted without building: the largest does not fit this machine."""
+    found = flops.num_parameters(config.make_config(preset, {}))
+
+    assert millions == pytest.approx(found / 1e6, rel=5e-3)
+
+
+def test_what_is_counted_is_built():
+    """Of the smallest preset."""
+    program = WORKLOAD.build(
+        replicator.create("single"),
+        preset="smoke",
+        data="synthetic",
+        per_replica_batch_size=64,
+        seed=1,
+        options={},
+    )
+
+    assert flops.num_parameters(program._config) == program.num_parameters
+
+
+def test_every_preset_is_in_the_catalogue():
+    """With whole sequences in every batch, and dropout where it is published."""
+    info = catalog.WORKLOADS["transformer"]
+
+    assert list(config.PRESETS) == [preset.name for preset in info.presets]
+    for preset in info.presets:
+        made = config.PRESETS[preset.name]
+        assert 0 == preset.per_replica_batch_size % made.sequence_length
+        assert (0.1 if preset.name == "paper" else 0.0) == made.dropout
+
+
+def test_a_byte_is_predicted_from_those_before_it(model, tokens):
+    """A later byte changes nothing before and at its place, and something after it."""
+    changed = tokens.numpy()
+    changed[:, 3] = (changed[:, 3] + 1) % 256
+    before, after = (
+        model(values).numpy().reshape(3, LENGTH, 256)
+        for values in (tokens, tf.constant(changed))
+    )
+
+    np.testing.assert_array_equal(before[:, :4], after[:, :4])
+    assert (before[:, 4:] != after[:, 4:]).any(axis=-1).all()
+
+
+def test_attention_is_that_of_the_formula(model, tokens):
+    """softmax(Q K^T / sqrt(d)) V of each head, in NumPy, on the first block."""
+    block = model.blocks[0]
+    x = block.attention_norm(model.embedding(tokens)).numpy()
+    query, key, value, output = (p.kernel.numpy() for p in block.projections)
+    size = SMALL["width"] // SMALL["num_heads"]
+    expected = np.zeros_like(x)
+    for rows in np.split(np.arange(len(x)), 3):
+        heads = []
+        for head in range(SMALL["num_heads"]):
+            part = slice(head * size, (head + 1) * size)
+            q, k, v = (x[rows] @ matrix[:, part] for matrix in (query, key, value))
+            scores = np.where(np.tri(LENGTH), q @ k.T / math.sqrt(size), -np.inf)
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            heads.append(weights / weights.sum(axis=1, keepdims=True) @ v)
+        expected[rows] = np.concatenate(heads, axis=1) @ output
+
+    np.testing.assert_allclose(block._attend(tf.constant(x)), expected, atol=TOLERANCE)
+
+
+def test_positions_are_sinusoids():
+    """A sine and a cosine in turn, of wavelengths from 2 pi to 10,000 times that."""
+    found = waves(8, 4)
+
+    np.testing.assert_allclose(
+        found[3], [np.sin(3), np.cos(3), np.sin(0.03), np.cos(0.03)], rtol=1e-6
+    )
+
+
+def test_the_learning_rate_rises_and_falls():
+    """At the end of the ramp (width * warmup)^-0.5; half of it after four times."""
+    rate = InverseSquareRoot(factor=2.0, width=16, lr_warmup_steps=100)
+    peak = 2.0 / math.sqrt(16 * 100)
+
+    assert [peak / 100, peak, peak / 2] == pytest.approx(
+        [float(rate(step)) for step in (0, 99, 399)]
+    )
+    assert rate(7) == InverseSquareRoot.from_config(rate.get_config())(7)
+
+
+def test_a_seed_drops_the_same_values_again(model, tokens):
+    """So that a pass that is computed twice has one mask; other layers have others."""
+    ones = tf.ones([4000])
+    seed = tf.constant([3, 4])
+    first, again, other = (
+        dropped(ones, 0.25, seed, layer).numpy() for layer in (1, 1, 2)
+    )
+
+    np.testing.assert_array_equal(first, again)
+    assert {0.0, np.float32(1 / 0.75)} == set(first)
+    assert 0.25 == pytest.approx((first == 0).mean(), abs=0.03)
+    assert 0.3 < (first != other).mean() < 0.45
+    np.testing.assert_array_equal(model(tokens), model(tokens, seed))  # at rate 0
+
+
+def test_replicas_drop_different_values_in_every_step():
+    """The same batch has another loss with other masks, on each replica."""
+    losses = []
+    for rate in (0.0, 0.5):
+        program = build(
+            replicator.create("in_graph", num_replicas=2),
+            dropout=rate,
+            learning_rate_factor=0.0,
+        )
+        found = set()
+        for _ in range(2):
+            program.run()
+            found |= set(program.losses_of_replicas())
+        losses.append(len(found))
+
+    assert [1, 4] == losses
+
+
+@pytest.mark.full
+def test_a_compiled_step_with_dropout_learns():
+    """Its random numbers are drawn before the compiled part.
+
+    The full run adds it: XLA takes longest, and compiles the other workloads as well.
+    """
+    program = build(replicator.create("single"), dropout=0.1, jit="compute")
+
+    assert np.isfinite([program.run() for _ in range(2)]).all()
+
+
+def test_bfloat16_computes_nearly_the_same():
+    """Layers in 16 bits; variables, the softmax and the loss in 32."""
+    plain, half = (
+        build(replicator.create("single"), compute_dtype=dtype)
+        for dtype in ("float32", "mixed_bfloat16")
+    )
+
+    assert {"float32"} == {variable.dtype for variable in half.model.variables}
+    assert "bfloat16" == half.compute_dtype
+    assert plain.run() == pytest.approx(half.run(), rel=RTOL_BFLOAT16)
+
+
+def test_text_is_learned_and_scored_by_files():
+    """From ln 256 = 8 bits; one device scores; the digest of the text is on record."""
+    program = build(
+        replicator.create("in_graph", num_replicas=2),
+        data="tensorflow_source",
+        sequences=8,
+        learning_rate_factor=0.5,
+    )
+    (untrained,) = program.evaluate()
+    first = program.run()
+    losses = [program.run() for _ in range(40)]
+    (trained,) = program.evaluate()
+    checks = {check.name: check for check in program.sanity()}
+
+    assert math.log(256) == pytest.approx(first, rel=0.1)
+    assert np.mean(losses[-5:]) < first - 1
+    assert 8 == pytest.approx(untrained.value, rel=0.1)
+    assert trained.high < untrained.low
+    assert 2 <= trained.num_examples < 64
+    assert "over groups of the 64 examples" in trained.method
+    assert all(check.is_passed for check in checks.values()), checks
+    assert "SHA-256" in checks["text_is_that_of_the_wheel"].detail
+    assert 16 * 41 == sum(
+        len(ids) for _, per_replica in program._consumed for ids in per_replica
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"width": 15},
+            r"width=15 must be even, for pairs of sinusoids, and a",
+        ),
+        (
+            {"width": 10, "num_heads": 4},
+            r"num_heads=4, which share it: use for example",
+        ),
+        (
+            {"sequence_length": 2048},
+            r"sequence_length=2048 must be at least 2 and at m",
+        ),
+        ({"dropout": 1.0}, r"dropout=1\.0 must be at least 0\.0 and below 1\.0"),
+        (
+            {"compute_dtype": "mixed_float16"},
+            r"must be one of 'float32', 'mixed_bfloat",
+        ),
+        ({"num_layer": 2}, r"did you mean 'num_layers'\?"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    """Before anything is built."""
+    with pytest.raises(ValueError, match=message):
+        config.make_config("smoke", options)
+
+
+def test_a_part_of_a_sequence_is_no_batch():
+    """Batch sizes count tokens."""
+    with pytest.raises(
+        ValueError,
+        match=r"per_replica_batch_size 65 counts tokens, and must be a multiple of "
+        r"option sequence_length=64: use for example 64$",
+    ):
+        WORKLOAD.build(
+            replicator.create("single"),
+            preset="smoke",
+            data="synthetic",
+            per_replica_batch_size=65,
+            seed=1,
+            options={},
+        )
+
+
+def test_other_data_are_refused():
+    """With what is allowed, by the planner too."""
+    with pytest.raises(
+        ValueError, match=r"data 'digits' is not a text: use 'tensorflow_source', the"
+    ):
+        catalog.check_data("transformer", "digits")

@@ -1,0 +1,53 @@
+"""Data sets that need no network: written once per machine, from installed packages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import filelock
+
+from workloads import child_process
+from workloads.data import names
+
+if TYPE_CHECKING:
+    import pathlib
+
+_MOST_SEC = 600.0
+
+
+def prepare(name: str, *, version: str, module: str) -> pathlib.Path:
+    """Writes a data set as TFRecords unless it already exists.
+
+    Safe when several processes call it at once: one writes, the others wait for its
+    lock, which is released if the process exits; TFDS renames the finished directory.
+
+    Args:
+      name: Of the data set.
+      version: Of the data set.
+      module: What writes it, with a directory as its only argument. It runs in a
+        separate process: writing runs TensorFlow ops, after which the calling process
+        could not create virtual devices.
+
+    Returns:
+      The directory of the prepared version.
+
+    Raises:
+      ValueError: The cache directory cannot be written, or the module failed.
+    """
+    root = names.cache_dir()
+    path = root / name / version
+    if (path / "dataset_info.json").is_file():
+        return path
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(root / f"{name}.lock"):
+            if not (path / "dataset_info.json").is_file():
+                child_process.run_module(
+                    module, str(root), title=f"writing {name}", most_sec=_MOST_SEC
+                )
+    except OSError as error:
+        raise ValueError(
+            f"{name} cannot be prepared under {str(root)!r} ({error.strerror}): "
+            "set REPLICATOR_DATA_DIR to a directory that can be written"
+        ) from error
+    return path

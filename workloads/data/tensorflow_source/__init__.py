@@ -1,0 +1,1 @@
+"""The embedded TFDS data set of TensorFlow's own Python files."""

@@ -1,0 +1,136 @@
+"""The Python files of the installed TensorFlow, as one text that is always the same.
+
+The lock fixes the wheel by its hash, and the wheel lists the hash of each of its files.
+Generated files are left out. So is the one that differs between wheels of a version:
+``build_info.py``, which says what a wheel was built for. All others are the same bytes
+in the wheels of TensorFlow 2.21.0 for CPython 3.10, 3.11 and 3.13, for x86 and ARM.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import importlib.metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PACKAGE = "tensorflow"
+CHUNK_SIZE = 1024
+"""Bytes of an example: files are cut into pieces of this length, from their start."""
+
+NUM_TOKENS = 256
+"""Values of a byte, which is a token."""
+
+_ONE_IN = 20  # files are held out
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class File:
+    """A file of the text.
+
+    Attributes:
+      path: Relative to the folder of installed packages, with slashes.
+      content: Its bytes.
+    """
+
+    path: str
+    content: bytes
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether it is in the held-out split: about one file in 20, by its content."""
+        digest = hashlib.sha256(self.content).digest()
+        return int.from_bytes(digest[:8], "big") % _ONE_IN == 0
+
+    @property
+    def chunks(self) -> list[bytes]:
+        """Its pieces of ``CHUNK_SIZE`` bytes; what remains at its end is left out."""
+        count = len(self.content) // CHUNK_SIZE
+        return [
+            self.content[CHUNK_SIZE * index : CHUNK_SIZE * (index + 1)]
+            for index in range(count)
+        ]
+
+
+def version() -> str:
+    """Returns the version of the installed TensorFlow, which is that of the data set.
+
+    Raises:
+      ValueError: There is no such package, or it is not a release.
+    """
+    found = _distribution().version
+    parts = found.split(".")
+    if len(parts) != 3 or not all(part.isdigit() for part in parts):  # noqa: PLR2004
+        raise ValueError(
+            f"the text is that of a release of {PACKAGE}, whose wheels are the same "
+            f"everywhere, but {found} is installed: install one such as 2.21.0"
+        )
+    return found
+
+
+def read() -> list[File]:
+    """Returns the files, each content once, sorted by path.
+
+    Raises:
+      ValueError: The package does not list its files, or one is not as it was packed.
+    """
+    distribution = _distribution()
+    if not distribution.files:
+        raise ValueError(
+            f"{PACKAGE} {distribution.version} is installed without a list of its "
+            "files (RECORD): install it from a wheel, as make setup does"
+        )
+    found: dict[bytes, File] = {}
+    # By code points: the order of a file system, or of a language, is another one.
+    for path in sorted(distribution.files, key=lambda path: path.as_posix()):
+        if not is_text(path.as_posix()):
+            continue
+        content = path.read_binary()
+        digest = hashlib.sha256(content).digest()
+        if path.hash is None or path.hash.value != _encoded(digest):
+            raise ValueError(
+                f"{path.as_posix()!r} is not the file of the wheel of {PACKAGE} "
+                f"{distribution.version}, which everybody else reads: install it again"
+            )
+        found.setdefault(digest, File(path=path.as_posix(), content=content))
+    return list(found.values())
+
+
+def is_text(path: str) -> bool:
+    """Returns whether a file of the package, by its path, is part of the text."""
+    name = path.rpartition("/")[2]
+    return (
+        path.startswith(f"{PACKAGE}/")
+        and not path.startswith(f"{PACKAGE}/_api/")
+        and name.endswith(".py")
+        and not name.startswith("gen_")
+        and not name.endswith("_pb2.py")
+        and name != "build_info.py"
+    )
+
+
+def digest_of(files: Iterable[File]) -> str:
+    """Returns a digest of all paths and contents, as hexadecimal characters."""
+    hasher = hashlib.sha256()
+    for file in files:
+        hasher.update(f"{file.path}\0{len(file.content)}\0".encode())
+        hasher.update(file.content)
+    return hasher.hexdigest()
+
+
+def _encoded(digest: bytes) -> str:
+    """Returns a digest as a list of files has it."""
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
+
+
+def _distribution() -> importlib.metadata.Distribution:
+    try:
+        return importlib.metadata.distribution(PACKAGE)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ValueError(
+            f"the text is that of the package {PACKAGE!r}, which is not installed "
+            "under this name: install it, as make setup does"
+        ) from error

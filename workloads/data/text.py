@@ -1,0 +1,201 @@
+"""Input pipelines of text: bytes as tokens.
+
+An example is a piece of a file; a sequence is a part of one, as a crop is of an image.
+A batch is a dict: ``token`` [sequences, length] uint8, ``example_id`` [sequences]
+int64.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from workloads.data import embedded, reading
+from workloads.data.sources import TRAIN_SPLIT, Examples
+from workloads.data.tensorflow_source import files
+from workloads.spec import SanityCheck
+
+if TYPE_CHECKING:
+    import replicator
+
+NAME = "tensorflow_source"
+CHECKED = "text_is_that_of_the_wheel"
+"""Name of the check of what was read."""
+_EVALUATION_SPLIT = "test"
+# The random numbers of the crops; see ``reading.SHUFFLE_STREAM``.
+_CROP_STREAM = 2
+_PREFETCHED_STEPS = 2
+_NUM_THREADS = 1  # nothing is decoded
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TextSource(Examples):
+    """A prepared text.
+
+    Attributes:
+      metadata: ``digest`` of the files that were read, ``num_files``, ``num_bytes``.
+    """
+
+    metadata: dict[str, Any]
+    smallest_feature: str = "file"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TextPipeline:
+    """Settings that determine the batches of a pipeline, besides its data set.
+
+    Attributes:
+      num_sequences: Of one batch.
+      sequence_length: In bytes.
+      seed: Determines order and crops.
+      shuffle_buffer_size: Examples in the shuffle buffer.
+    """
+
+    num_sequences: int
+    sequence_length: int
+    seed: int
+    shuffle_buffer_size: int
+
+
+def open_source(name: str) -> TextSource:
+    """Opens the text by its name; it is prepared on first use.
+
+    Raises:
+      ValueError: Another name, the cache directory cannot be written, or TensorFlow's
+        files are not those of its wheel.
+    """
+    if name != NAME:
+        raise ValueError(f"data {name!r} is not a text: use {NAME!r}")
+    path = embedded.prepare(
+        NAME,
+        version=files.version(),
+        module="workloads.data.tensorflow_source.write",
+    )
+    builder = tfds.builder_from_directory(path)
+    splits = builder.info.splits
+    return TextSource(
+        name=name,
+        builder=builder,
+        num_train_examples=splits[TRAIN_SPLIT].num_examples,
+        evaluation_split=_EVALUATION_SPLIT,
+        num_evaluation_examples=splits[_EVALUATION_SPLIT].num_examples,
+        metadata=dict(builder.info.metadata),
+    )
+
+
+def train_dataset(
+    source: TextSource, context: replicator.InputContext, config: TextPipeline
+) -> tf.data.Dataset:
+    """Creates the infinite training pipeline of one input context.
+
+    Every epoch reads a sequence at a random place of each example of the pipeline's
+    shard, in a new order. The same seed gives the same batches on every backend.
+
+    Args:
+      source: The text.
+      context: Which pipeline of how many.
+      config: Sizes and seed.
+
+    Returns:
+      Batches as described in the module docstring.
+    """
+    size, length = config.num_sequences, config.sequence_length
+    pipeline_id = context.input_pipeline_id
+    dataset = source.builder.as_dataset(
+        split=reading.shard(source, context),
+        shuffle_files=True,
+        decoders=tfds.decode.PartialDecoding({"text": True}),
+        read_config=reading.read_config(seed=config.seed, num_threads=_NUM_THREADS),
+    )
+    dataset = dataset.map(reading.with_id)
+    dataset = dataset.shuffle(
+        config.shuffle_buffer_size,
+        seed=reading.fold(config.seed, reading.SHUFFLE_STREAM, pipeline_id),
+        reshuffle_each_iteration=True,
+    ).repeat()
+    stream = reading.fold(config.seed, _CROP_STREAM, pipeline_id)
+
+    def crop(index: tf.Tensor, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        first = tf.random.stateless_uniform(
+            [size, 1],
+            tf.stack([tf.constant(stream, tf.int64), index]),
+            maxval=files.CHUNK_SIZE - length + 1,
+            dtype=tf.int32,
+        )
+        return {
+            "token": tf.gather(batch["text"], first + tf.range(length), batch_dims=1),
+            "example_id": batch["example_id"],
+        }
+
+    dataset = dataset.batch(size, drop_remainder=True).enumerate().map(crop)
+    batches_per_step = context.num_replicas_in_sync // context.num_input_pipelines
+    dataset = dataset.prefetch(_PREFETCHED_STEPS * max(1, batches_per_step))
+    return dataset.with_options(reading.options(_NUM_THREADS))
+
+
+def synthetic_dataset(config: TextPipeline) -> tf.data.Dataset:
+    """Creates an infinite pipeline of one cached batch of random bytes.
+
+    Its ``example_id`` are -1, because there are no examples to distinguish.
+    """
+    size = config.num_sequences
+    token = tf.random.stateless_uniform(
+        [size, config.sequence_length],
+        [reading.fold(config.seed, _CROP_STREAM, 0), 0],
+        maxval=files.NUM_TOKENS,
+        dtype=tf.int32,
+    )
+    batch = {
+        "token": tf.cast(token, tf.uint8),
+        "example_id": tf.fill([size], tf.constant(-1, tf.int64)),
+    }
+    dataset = tf.data.Dataset.from_tensors(batch).cache().repeat()
+    return dataset.with_options(reading.options(_NUM_THREADS))
+
+
+def check(source: TextSource) -> SanityCheck:
+    """Checks that the text that was read is that of the wheel, byte by byte.
+
+    Its detail has the digest: figures of two digests are of two texts.
+    """
+    metadata = source.metadata
+    detail = (
+        f"{metadata['num_files']} files, {metadata['num_bytes']} bytes of tensorflow "
+        f"{source.builder.info.version}, SHA-256 {metadata['digest']}"
+    )
+    try:
+        found = files.digest_of(files.read())
+    except ValueError as error:
+        return SanityCheck(name=CHECKED, is_passed=False, detail=f"{detail}: {error}")
+    if found != metadata["digest"]:
+        detail += f", but those that are installed have {found}"
+    return SanityCheck(
+        name=CHECKED, is_passed=found == metadata["digest"], detail=detail
+    )
+
+
+def held_out(
+    source: TextSource, *, num_sequences: int, sequence_length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the first examples of the held-out split, in their random, fixed order.
+
+    Args:
+      source: The text.
+      num_sequences: At most so many.
+      sequence_length: Bytes of each, from its start.
+
+    Returns:
+      Tokens [n, sequence_length], uint8, and the number of the file of each, [n].
+    """
+    dataset = source.builder.as_dataset(
+        split=source.evaluation_split,
+        read_config=reading.read_config(seed=0, num_threads=_NUM_THREADS),
+    )
+    dataset = dataset.take(num_sequences).with_options(reading.options(_NUM_THREADS))
+    found = list(dataset.as_numpy_iterator())
+    tokens = np.stack([example["text"][:sequence_length] for example in found])
+    return tokens, np.array([example["file"] for example in found])

@@ -1,0 +1,1 @@
+"""A decoder-only Transformer: a language model of bytes."""

@@ -1,0 +1,101 @@
+"""Configuration of the language model: presets and their limits.
+
+The planner imports this module, so it does not import TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from workloads.data.tensorflow_source.files import CHUNK_SIZE
+from workloads.options import configurations
+from workloads.settings import TrainingConfig, limited
+
+# float16 would need a scale of the loss.
+COMPUTE_DTYPES = ("float32", "mixed_bfloat16")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TransformerConfig(TrainingConfig):
+    """Settings of computation and training; defaults are those of the papers.
+
+    Attributes:
+      num_layers: Blocks of attention and feed-forward network.
+      width: Length of the vector of a token.
+      feed_forward_width: Length of the hidden layer of a feed-forward network.
+      num_heads: Attention heads of a layer; they divide ``width``.
+      sequence_length: Tokens that are predicted together, each from those before it.
+      dropout: Share of the values that is dropped after the embedding and each
+        sub-layer, in training.
+      compute_dtype: ``float32``, or bfloat16 with float32 variables.
+      learning_rate_factor: Of the schedule of Vaswani et al. 2017, section 5.3.
+      lr_warmup_steps: Steps of its linear ramp.
+      shuffle_buffer_size: Examples in the shuffle buffer of one input pipeline.
+      num_evaluation_examples: Held-out sequences that are scored, from as many pieces.
+      evaluation_batch_size: Sequences per evaluation step, on one device.
+    """
+
+    num_layers: int = limited(120, low=1)
+    width: int = limited(2048, low=2)
+    feed_forward_width: int = limited(8192, low=1)
+    num_heads: int = limited(32, low=1)
+    sequence_length: int = limited(1024, low=2, high=CHUNK_SIZE)
+    dropout: float = limited(0.1, low=0.0, below=1.0)
+    compute_dtype: str = limited("float32", choices=COMPUTE_DTYPES)
+    learning_rate_factor: float = limited(1.0, low=0.0)
+    lr_warmup_steps: int = limited(4_000, low=1)
+    shuffle_buffer_size: int = limited(16_384, low=1)
+    # An interval needs several files.
+    num_evaluation_examples: int = limited(931, low=16)
+    evaluation_batch_size: int = limited(32, low=1)
+
+    def __post_init__(self) -> None:
+        TrainingConfig.__post_init__(self)
+        if self.width % 2 or self.width % self.num_heads:
+            raise ValueError(
+                f"option width={self.width!r} must be even, for pairs of sinusoids, "
+                f"and a multiple of num_heads={self.num_heads!r}, which share it: use "
+                f"for example {2 * self.num_heads}"
+            )
+
+
+# Presets for minutes on CPUs: after 4,000 steps of a ramp they would be over. Of rates
+# that were tried for 150 and 300 steps, these had the lowest loss.
+_CPU_PRESET = TransformerConfig(
+    dropout=0.0,
+    lr_warmup_steps=40,
+    learning_rate_factor=0.1,
+    num_evaluation_examples=128,
+)
+
+PRESETS: dict[str, TransformerConfig] = {
+    "smoke": dataclasses.replace(
+        _CPU_PRESET,
+        num_layers=4,
+        width=144,
+        feed_forward_width=576,
+        num_heads=4,
+        sequence_length=64,
+        learning_rate_factor=0.25,
+        num_evaluation_examples=64,
+    ),
+    "laptop": dataclasses.replace(
+        _CPU_PRESET,
+        num_layers=8,
+        width=320,
+        feed_forward_width=1280,
+        num_heads=5,
+        sequence_length=128,
+    ),
+    "gpu": TransformerConfig(
+        num_layers=28,
+        width=1024,
+        feed_forward_width=4096,
+        num_heads=16,
+        dropout=0.0,
+        compute_dtype="mixed_bfloat16",
+    ),
+    "paper": TransformerConfig(),
+}
+
+make_config = configurations("transformer", PRESETS)

@@ -1,0 +1,217 @@
+"""A decoder-only Transformer, architecture only.
+
+The model is a list of parts that follow one another: an embedding, blocks, and a head.
+Between two parts are the vectors of all tokens of a batch, [sequences * length, width].
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from workloads.common import precision
+from workloads.data.tensorflow_source.files import NUM_TOKENS
+
+if TYPE_CHECKING:
+    from workloads.transformer.config import TransformerConfig
+
+_EPSILON = 1e-6
+_LONGEST_WAVE = 10_000.0
+
+
+class Seeds:
+    """Yields seeds, the next one for each initializer."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = np.random.default_rng(seed)
+
+    def draw(self) -> int:
+        """Returns the next seed."""
+        return int(self._generator.integers(2**31))
+
+
+def dropped(values: tf.Tensor, rate: float, seed: tf.Tensor | None, layer: int) -> Any:
+    """Returns values of which a share is zero, and the rest larger by as much.
+
+    The random numbers are those of a seed, so that a pass that is computed twice drops
+    the same ones.
+
+    Args:
+      values: Any shape.
+      rate: The share, in [0, 1).
+      seed: [2], int32; None drops nothing.
+      layer: Distinguishes the places of a network that drop.
+    """
+    if seed is None or not rate:
+        return values
+    own = seed + tf.constant([0, layer], tf.int32)
+    drawn = tf.random.stateless_uniform(tf.shape(values), own)
+    kept = tf.cast(drawn >= rate, values.dtype)
+    return values * kept / tf.cast(1.0 - rate, values.dtype)
+
+
+def waves(length: int, width: int) -> np.ndarray:
+    """Returns the sinusoids of positions, [length, width] (Vaswani et al., 3.5)."""
+    rates = _LONGEST_WAVE ** -(np.arange(0, width, 2) / width)
+    angles = np.arange(length)[:, np.newaxis] * rates
+    found = np.empty([length, width], np.float32)
+    found[:, 0::2], found[:, 1::2] = np.sin(angles), np.cos(angles)
+    return found
+
+
+class Embedding(keras.layers.Layer):
+    """Vectors of tokens and of their positions; the first part."""
+
+    def __init__(self, config: TransformerConfig, seeds: Seeds) -> None:
+        super().__init__(name="embedding")
+        self._config = config
+        width = config.width
+        self.tokens = keras.layers.Embedding(
+            NUM_TOKENS,
+            width,
+            embeddings_initializer=keras.initializers.RandomNormal(
+                stddev=width**-0.5, seed=seeds.draw()
+            ),
+        )
+        self.tokens.build(None)
+        self._positions = waves(config.sequence_length, width)
+        self.built = True
+
+    def call(self, token: tf.Tensor, seed: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns [sequences * length, width] of [sequences, length], int64.
+
+        Every token is replaced by the one before it, the first by zero, which text does
+        not have: what follows predicts each token from those before it.
+        """
+        before = tf.concat([tf.zeros_like(token[:, :1]), token[:, :-1]], axis=1)
+        vectors = self.tokens(before)
+        scale = tf.cast(math.sqrt(self._config.width), vectors.dtype)
+        vectors = vectors * scale + tf.cast(self._positions, vectors.dtype)
+        flat = tf.reshape(vectors, [-1, self._config.width])
+        return dropped(flat, self._config.dropout, seed, 0)
+
+
+class Block(keras.layers.Layer):
+    """Self-attention and a feed-forward network, each on normalised inputs."""
+
+    def __init__(self, config: TransformerConfig, index: int, seeds: Seeds) -> None:
+        super().__init__(name=f"block_{index}")
+        self._config = config
+        self._index = index
+        width, hidden = config.width, config.feed_forward_width
+
+        def dense(name: str, inputs: int, outputs: int, **settings: Any) -> Any:
+            layer = keras.layers.Dense(
+                outputs,
+                kernel_initializer=keras.initializers.GlorotUniform(seed=seeds.draw()),
+                name=name,
+                **settings,
+            )
+            layer.build((None, inputs))
+            return layer
+
+        self.attention_norm = _norm("attention_norm", width)
+        self.projections = [
+            dense(name, width, width, use_bias=False)
+            for name in ("query", "key", "value", "output")
+        ]
+        self.feed_forward_norm = _norm("feed_forward_norm", width)
+        self.expand = dense("expand", width, hidden, activation="relu")
+        self.contract = dense("contract", hidden, width)
+        self._future = np.triu(
+            np.full([config.sequence_length] * 2, -np.inf, np.float32), k=1
+        )
+        self.built = True
+
+    def call(self, vectors: tf.Tensor, seed: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns vectors of the same shape as its inputs."""
+        rate, place = self._config.dropout, 2 * self._index + 1
+        attended = self._attend(self.attention_norm(vectors))
+        vectors += dropped(attended, rate, seed, place)
+        hidden = self.expand(self.feed_forward_norm(vectors))
+        return vectors + dropped(self.contract(hidden), rate, seed, place + 1)
+
+    def _attend(self, vectors: tf.Tensor) -> tf.Tensor:
+        """Mixes the vectors of a sequence, each with those up to its own position."""
+        config = self._config
+        size = config.width // config.num_heads
+        of_query, of_key, of_value, of_output = self.projections
+
+        def heads(layer: Any) -> tf.Tensor:
+            shape = [-1, config.sequence_length, config.num_heads, size]
+            return tf.transpose(tf.reshape(layer(vectors), shape), [0, 2, 1, 3])
+
+        scores = tf.matmul(heads(of_query), heads(of_key), transpose_b=True)
+        # A softmax in 16 bits loses small probabilities.
+        scores = tf.cast(scores, tf.float32) * size**-0.5 + self._future
+        weights = tf.cast(tf.nn.softmax(scores), vectors.dtype)
+        mixed = tf.matmul(weights, heads(of_value))
+        return of_output(
+            tf.reshape(tf.transpose(mixed, [0, 2, 1, 3]), [-1, config.width])
+        )
+
+
+class Head(keras.layers.Layer):
+    """Logits of the tokens; the last part."""
+
+    def __init__(self, config: TransformerConfig, seeds: Seeds) -> None:
+        super().__init__(name="head")
+        self.norm = _norm("norm", config.width)
+        self.logits = keras.layers.Dense(
+            NUM_TOKENS,
+            kernel_initializer=keras.initializers.GlorotUniform(seed=seeds.draw()),
+            name="logits",
+        )
+        self.logits.build((None, config.width))
+        self.built = True
+
+    def call(self, vectors: tf.Tensor) -> tf.Tensor:
+        """Returns logits [sequences * length, 256], float32, of the inputs."""
+        return tf.cast(self.logits(self.norm(vectors)), tf.float32)
+
+
+class Transformer(keras.Model):
+    """The whole model.
+
+    Attributes:
+      embedding: Its first part.
+      blocks: The parts between, in their order.
+      head: Its last part.
+    """
+
+    def __init__(self, config: TransformerConfig, *, seed: int) -> None:
+        super().__init__(name="transformer")
+        seeds = Seeds(seed)
+        with precision.dtype_policy(config.compute_dtype):
+            self.embedding = Embedding(config, seeds)
+            self.blocks = [
+                Block(config, index, seeds) for index in range(config.num_layers)
+            ]
+            self.head = Head(config, seeds)
+        # Shapes are known from the constructors, so nothing is inferred.
+        self.built = True
+
+    def call(self, token: tf.Tensor, seed: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns the logits of each token given those before it in its sequence.
+
+        Args:
+          token: [sequences, length], int64.
+          seed: Of what is dropped, [2], int32; None drops nothing.
+
+        Returns:
+          [sequences * length, 256], float32.
+        """
+        vectors = self.embedding(token, seed)
+        for block in self.blocks:
+            vectors = block(vectors, seed)
+        return self.head(vectors)
+
+
+def _norm(name: str, width: int) -> Any:
+    layer = keras.layers.LayerNormalization(epsilon=_EPSILON, name=name)
+    layer.build((None, width))
+    return layer
