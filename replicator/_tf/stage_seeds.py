@@ -37,7 +37,7 @@ class StageSeeds:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[StageSeeds]:
-        """Answers all draws of Keras in this thread (test_pipeline_random)."""
+        """Answers all draws of Keras in this thread (test_pipeline)."""
         _replace_next()
         token = _ACTIVE.set(self)
         try:
@@ -47,7 +47,7 @@ class StageSeeds:
 
 
 def spec(generator: Any) -> tf.TensorSpec:
-    """What a generator of Keras returns (test_pipeline_random)."""
+    """What a generator of Keras returns (test_pipeline)."""
     return tf.TensorSpec(generator.state.shape, generator.state.dtype)
 
 
