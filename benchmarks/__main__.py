@@ -19,6 +19,7 @@ COMMANDS = {
     "engine": [_PYTHON, "-m", "pytest", "-q", "tests/benchmarks/micro/bench_engine.py"],
     "dispatch": [_PYTHON, "-m", "benchmarks.bench_dispatch"],
     "fit": [_PYTHON, "-m", "benchmarks.bench_fit"],
+    "pipeline": [_PYTHON, "-m", "benchmarks.bench_pipeline"],
     "optimizer": [_PYTHON, "-m", "benchmarks.bench_optimizer"],
     "replicator": [_PYTHON, "-m", "benchmarks.bench_replicator"],
     # The same with memory that malloc keeps.

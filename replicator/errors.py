@@ -130,6 +130,10 @@ class DeviceError(ReplicatorError):
     """A device does not exist, or there are fewer devices than replicas."""
 
 
+class PipelineError(ReplicatorError):
+    """A pipeline whose stages, micro-batches or schedule cannot train as one model."""
+
+
 class StaticShapeError(ReplicatorError):
     """A compiled step cannot take batches without static shapes."""
 

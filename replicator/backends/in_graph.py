@@ -345,6 +345,7 @@ class InGraphReplicator(base.Replicator):
                 f"{name}, {where}",
                 plan.explain(program.plans, self.topology),
                 summary.local_variables(program.entries.values()),
+                *program.notes,
             ]
             for name, program in steps
         ]

@@ -78,6 +78,10 @@ class ReplicaContext(abc.ABC):
         """
         del tensor, error
 
+    def note(self, text: str) -> None:
+        """Adds lines to what ``explain()`` of ``in_graph`` says of the step."""
+        del text
+
     def collective_of(self, marker: str) -> Any:
         """The collective call that a node of the graph stands for.
 

@@ -32,8 +32,11 @@ class Executed:
     num_data: int
 
 
-def executed(first_call: Callable[[], Any]) -> Executed:
-    """Returns what a call executes; no call of the same function may be before it."""
+def partitions(first_call: Callable[[], Any]) -> list[Any]:
+    """Returns the graph of each device of the largest function that a call starts.
+
+    No call of the same function may be before it.
+    """
     context = eager_context.context()
     context.enable_graph_collection()
     try:
@@ -41,20 +44,45 @@ def executed(first_call: Callable[[], Any]) -> Executed:
         graphs = context.export_run_metadata().function_graphs
     finally:
         context.disable_graph_collection()
-    partitions = max(
+    found: list[Any] = max(
         (graph.partition_graphs for graph in graphs),
         key=lambda found: sum(len(part.node) for part in found),
     )
+    return found
+
+
+def before(graph: Any) -> Callable[[str], set[str]]:
+    """Returns a function from a node of a graph to all nodes that end before it."""
+    inputs = {
+        node.name: [text.removeprefix("^").partition(":")[0] for text in node.input]
+        for node in graph.node
+    }
+
+    def ancestors(name: str) -> set[str]:
+        stack, found = list(inputs[name]), set[str]()
+        while stack:
+            one = stack.pop()
+            if one not in found:
+                found.add(one)
+                stack += inputs.get(one, [])
+        return found
+
+    return ancestors
+
+
+def executed(first_call: Callable[[], Any]) -> Executed:
+    """Returns what a call executes; no call of the same function may be before it."""
+    graphs = partitions(first_call)
     sources = [
         nodes[send.input[0].partition(":")[0]]
-        for part in partitions
+        for part in graphs
         for nodes in [{node.name: node for node in part.node}]
         for send in part.node
         if send.op in _SENDS
     ]
     num_controls = sum(map(_is_dummy, sources))
     return Executed(
-        num_nodes=sum(len(part.node) for part in partitions),
+        num_nodes=sum(len(part.node) for part in graphs),
         num_controls=num_controls,
         num_data=len(sources) - num_controls,
     )

@@ -58,6 +58,7 @@ class TracedStep:
       collectives: Collective calls in order.
       replica_id_name: Placeholder node of the replica id, if the step uses it.
       required: Nodes that must be the same on every replica, and the error otherwise.
+      notes: What the step says of itself in ``explain()``.
     """
 
     graph_def: Any
@@ -74,6 +75,7 @@ class TracedStep:
     collectives: tuple[Collective, ...]
     replica_id_name: str | None
     required: dict[str, str]
+    notes: tuple[str, ...] = ()
 
 
 class TraceContext(context.ReplicaContext):
@@ -90,6 +92,7 @@ class TraceContext(context.ReplicaContext):
         self.num_logical_devices = num_logical_devices
         self.collectives: list[Collective] = []
         self.required: dict[str, str] = {}
+        self.notes: list[str] = []
         self.graph: Any = None
         self.replica_id_tensor: tf.Tensor | None = None
 
@@ -149,6 +152,10 @@ class TraceContext(context.ReplicaContext):
         """Leaves a node, which the analysis looks at; see ``ReplicaContext``."""
         if self.num_replicas_in_sync > 1 and _tf_compat.current_graph() is self.graph:
             self.required[tf.identity(tensor).op.name] = error
+
+    def note(self, text: str) -> None:
+        """Keeps lines for ``explain()``; see ``ReplicaContext``."""
+        self.notes.append(text)
 
     def logical_device(self, index: int) -> Any:
         """A scope that stands for the device until replicas are made."""
@@ -247,6 +254,7 @@ def trace(
         ),
         replica_id_name=None if replica_id is None else replica_id.op.name,
         required=trace_context.required,
+        notes=tuple(trace_context.notes),
     )
     trace_context.forget_graph()
     _tf_compat.dismantle(graph, traced.graph_def)

@@ -98,6 +98,11 @@ class Program:
         return self._analysis.plans
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What the step says of itself in ``explain()``."""
+        return self._analysis.traced.notes
+
+    @property
     def entries(self) -> Mapping[str, Entry]:
         """The variables it uses, by handle placeholder."""
         return self._analysis.entries

@@ -12,6 +12,7 @@ from conformance_cases import (
     mapping,
     misuse,
     optimizer_options,
+    pipelines,
     state,
     training,
 )
@@ -28,6 +29,7 @@ __all__ = (
     "mapping",
     "misuse",
     "optimizer_options",
+    "pipelines",
     "state",
     "training",
 )

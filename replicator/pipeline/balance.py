@@ -1,0 +1,59 @@
+"""Balance: where to cut a chain of layers, so that no stage is much slower."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+from replicator.errors import PipelineError
+from replicator.validation.arguments import shown
+from replicator.validation.integers import is_integer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def balance_stages(costs: Sequence[float], num_stages: int) -> list[range]:
+    """Cuts a chain of layers into stages so that the largest costs as little as it can.
+
+    The slowest stage sets the pace of a pipeline (Huang et al. 2019, section 2.1).
+    May be called anywhere.
+
+    Args:
+      costs: Of each layer, in order: FLOPs, or seconds that were measured.
+      num_stages: K, at most as many as layers.
+
+    Returns:
+      The indices of the layers of each stage; none is empty.
+
+    Raises:
+      PipelineError: There are fewer layers than stages, or a cost is no number of at
+        least 0.
+    """
+    if not is_integer(num_stages, least=1) or num_stages > len(costs):
+        raise PipelineError(
+            f"num_stages={shown(num_stages)} for {len(costs)} layers; use an integer "
+            f"from 1 to {len(costs)}: every stage has a layer at least"
+        )
+    bad = next((x for x in costs if not math.isfinite(x) or x < 0), None)
+    if bad is not None:
+        raise PipelineError(
+            f"costs has {shown(bad)}; use FLOPs or seconds, finite and not below 0"
+        )
+    until = [0.0, *itertools.accumulate(costs)]
+    # least[k][n]: the largest stage when the first n layers are cut into k stages.
+    least = [[math.inf] * (len(costs) + 1) for _ in range(num_stages + 1)]
+    first = [[0] * (len(costs) + 1) for _ in range(num_stages + 1)]
+    least[0][0] = 0.0
+    for k in range(1, num_stages + 1):
+        for end in range(k, len(costs) + 1):
+            for start in range(k - 1, end):
+                largest = max(least[k - 1][start], until[end] - until[start])
+                if largest < least[k][end]:
+                    least[k][end], first[k][end] = largest, start
+    stages, end = [], len(costs)
+    for k in range(num_stages, 0, -1):
+        stages.append(range(first[k][end], end))
+        end = first[k][end]
+    return stages[::-1]

@@ -1,0 +1,317 @@
+"""Pipelines: a model cut into stages, one per logical device of a replica.
+
+The batch of a replica is cut into micro-batches, so that stages work at the same time,
+each on another one (GPipe, Huang et al. 2019). All of it is emitted while the step is
+traced: calls of the stages, data edges between stages, and control edges along the
+order of the schedule on each device. Nothing of it exists at run time.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.errors import PipelineError
+from replicator.pipeline import checks
+from replicator.pipeline import schedule as schedule_lib
+from replicator.pipeline.stage import Stage, dense, floating, operations, same
+from replicator.step import context as context_lib
+from replicator.step.logical import logical_device
+from replicator.validation.arguments import shown
+from replicator.validation.integers import is_integer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_LOW_PRECISION = frozenset({tf.bfloat16, tf.float16})
+
+
+class Pipeline:
+    """A model as a chain of stages, stage k on logical device k of every replica."""
+
+    def __init__(
+        self,
+        stages: Sequence[Callable[[Any], Any]],
+        *,
+        num_microbatches: int,
+        schedule: str = "one_forward_one_backward",
+        recompute: bool = False,
+    ) -> None:
+        """Cuts a model; may be called anywhere.
+
+        Args:
+          stages: Functions, layers or models. The first takes the inputs of a batch,
+            each other one what the one before it returns. Create the variables of
+            stage k inside ``logical_device(k)``.
+          num_microbatches: M, into how many equal parts the batch of a replica is cut.
+          schedule: ``one_forward_one_backward``, which keeps the activations of
+            min(M, K - k) micro-batches at stage k of K, or ``fill_drain``, which keeps
+            those of all M.
+          recompute: Whether a stage keeps its inputs only, and runs its forward pass
+            again before its backward pass (rematerialization, Chen et al. 2016). Random
+            numbers of Keras are the same in both.
+
+        Raises:
+          PipelineError: An argument is not one of these.
+        """
+        self._stages = list(stages)
+        if not self._stages or not all(map(callable, self._stages)):
+            raise PipelineError(
+                f"Pipeline(stages) got {shown(stages)}; pass a list of at least one "
+                "function, layer or model"
+            )
+        if not is_integer(num_microbatches, least=1):
+            raise PipelineError(
+                f"num_microbatches={shown(num_microbatches)} is no number of parts; "
+                "use an integer of at least 1"
+            )
+        self.num_microbatches = int(num_microbatches)
+        self.schedule = schedule_lib.make(
+            schedule, len(self._stages), self.num_microbatches
+        )
+        self._recompute = bool(recompute)
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """Those of the stages that are layers, models or modules, in their order."""
+        return [v for stage in self._stages for v in _held(stage)]
+
+    def describe(self) -> str:
+        """The schedule as text: a row per stage, F and B with the micro-batch."""
+        return schedule_lib.draw(self.schedule)
+
+    def loss_and_gradients(
+        self, batch: tuple[Any, Any], loss_fn: Callable[[Any, Any], tf.Tensor]
+    ) -> tuple[tf.Tensor, list[tuple[Any, Any]]]:
+        """Computes loss and gradients of the batch of one replica.
+
+        Call it in a step function. The result is that of the whole batch in one piece,
+        up to rounding, if the loss is the mean over examples.
+
+        Args:
+          batch: Inputs of the first stage, and targets: nests of tensors
+            ``[b, ...]``, b divisible by the number of micro-batches.
+          loss_fn: Takes outputs of the last stage and targets of one micro-batch, and
+            returns a scalar, their mean. It runs on the last logical device.
+
+        Returns:
+          The loss, a scalar, and pairs of gradient and variable for
+          ``apply_gradients``. Gradients are those of this replica, summed over
+          micro-batches in float32, on the device of their variable.
+
+        Raises:
+          PipelineError: A stage does not fit; the message says which and why.
+        """
+        if not context_lib.in_replica_context():
+            raise PipelineError(
+                "loss_and_gradients() was called outside a step; call it in the "
+                "function that repl.run() gets"
+            )
+        available = context_lib.get_replica_context().num_logical_devices
+        if available < len(self._stages):
+            raise PipelineError(
+                f"a pipeline of {len(self._stages)} stages needs as many logical "
+                f"devices, but a replica here has {available}; create the replicator "
+                f"with logical_devices_per_replica={len(self._stages)}"
+            )
+        for index, stage in enumerate(self._stages):
+            checks.check_built(index, _layer(stage))
+        inputs, targets = _pair(batch)
+        context_lib.get_replica_context().note(self.describe())
+        parts = self._cut((inputs, targets))
+        emitted = _Emitted(self._functions(loss_fn), parts, recompute=self._recompute)
+        for unit in schedule_lib.in_time(self.schedule):
+            for index, task in unit:
+                emitted.emit(index, task)
+        emitted.update()
+        return emitted.loss(), self._pairs(emitted)
+
+    def _functions(self, loss_fn: Any) -> list[Callable[..., Any]]:
+        *others, last = self._stages
+
+        def last_with_loss(values: Any, targets: Any) -> tf.Tensor:
+            loss: Any = tf.convert_to_tensor(loss_fn(last(values), targets))
+            if loss.shape.rank != 0 or not loss.dtype.is_floating:
+                raise PipelineError(
+                    f"loss_fn returned {shown(loss)}, but the loss of a micro-batch is "
+                    "a floating-point scalar; return the mean over its examples"
+                )
+            return loss
+
+        return [*others, last_with_loss]
+
+    def _cut(self, batch: Any) -> list[Any]:
+        """The batch as micro-batches."""
+        count = self.num_microbatches
+        flat = [tf.convert_to_tensor(x) for x in tf.nest.flatten(batch)]
+        for tensor in flat:
+            size = tensor.shape[0] if tensor.shape.rank else None
+            if size is None or size % count:
+                found = "of unknown size" if tensor.shape.rank else "without examples"
+                what = f"of {size} examples" if size else found
+                raise PipelineError(
+                    f"a batch {what} cannot be cut into {count} micro-batches of one "
+                    "size; use a per-replica batch size that num_microbatches divides, "
+                    "and drop_remainder=True"
+                )
+        pieces = [tf.split(tensor, count) for tensor in flat]
+        return [
+            tf.nest.pack_sequence_as(batch, [piece[m] for piece in pieces])
+            for m in range(count)
+        ]
+
+    def _pairs(self, emitted: _Emitted) -> list[tuple[Any, Any]]:
+        pairs = []
+        names = [getattr(stage, "name", type(stage).__name__) for stage in self._stages]
+        stages = emitted.stages
+        checks.check_owners(names, [stage.variables for stage in stages])
+        for function, stage in zip(self._stages, stages, strict=True):
+            held = _held(function)
+            with logical_device(stage.index):
+                found = {
+                    id(same(variable, held)): (gradient, same(variable, held))
+                    for variable, gradient in zip(
+                        stage.variables, emitted.mean(stage.index), strict=True
+                    )
+                }
+            unused = [(None, v) for v in held if id(v) not in found]
+            in_order = [found.pop(id(v)) for v in held if id(v) in found]
+            pairs += [*in_order, *found.values(), *unused]
+        return pairs
+
+
+class _Emitted:
+    """The tasks of a pipeline that are in the graph so far."""
+
+    def __init__(
+        self, functions: list[Any], parts: Sequence[Any], *, recompute: bool
+    ) -> None:
+        self.stages: list[Stage] = []
+        self._functions = functions
+        self._parts = parts
+        self._recompute = recompute
+        self._passes: dict[tuple[int, int], Any] = {}
+        self._losses: dict[int, tf.Tensor] = {}
+        self._outputs: dict[tuple[int, int], Any] = {}
+        self._upstream: dict[tuple[int, int], Any] = {}
+        self._sums: dict[int, list[Any]] = {}
+        self._updates: dict[int, list[Any]] = {}
+        self._last: dict[int, list[Any]] = {}
+        self._seeds: dict[int, list[Any]] = {}
+        with logical_device(len(functions) - 1):
+            # One node for all micro-batches: the optimizer would make a function for
+            # each constant that it is called with.
+            self._one = tf.ones([])
+
+    def emit(self, index: int, task: schedule_lib.Task) -> None:
+        """Adds one task; those that it needs have been added."""
+        m = task.microbatch
+        name = f"stage_{index}_{task}"  # a task in graphs and profiles
+        with logical_device(index), tf.name_scope(name):
+            if task.is_forward:
+                arguments = self._arguments(index, m)
+                stage, seeds = self._stage(index, arguments)
+                with tf.control_dependencies(self._last.get(index, [])):
+                    made = stage.forward(arguments, seeds[m])
+                self._passes[index, m] = made
+                self._updates.setdefault(index, []).append(made.updates)
+                self._last[index] = operations(made.outputs)
+                if index + 1 == len(self._functions):
+                    self._losses[m] = made.outputs
+                else:
+                    self._outputs[index, m] = made.outputs
+            else:
+                self._emit_backward(index, m)
+
+    def loss(self) -> tf.Tensor:
+        """The mean over micro-batches."""
+        with logical_device(len(self._functions) - 1):
+            losses = [_widened(self._losses[m]) for m in range(len(self._parts))]
+            mean = tf.add_n(losses) / len(losses)
+            return tf.cast(mean, self._losses[0].dtype)
+
+    def update(self) -> None:
+        """Assigns what stages keep beside weights: means over micro-batches."""
+        for stage in self.stages:
+            values = zip(*self._updates[stage.index], strict=True)
+            for variable, of_parts in zip(stage.updated, values, strict=True):
+                with logical_device(stage.index):
+                    variable.assign(tf.add_n(list(of_parts)) / len(of_parts))
+
+    def mean(self, index: int) -> list[Any]:
+        """The gradients of a stage's variables, means over micro-batches."""
+        return [
+            None if one is None else tf.cast(one / len(self._parts), variable.dtype)
+            for one, variable in zip(
+                self._sums[index], self.stages[index].variables, strict=True
+            )
+        ]
+
+    def _arguments(self, index: int, m: int) -> list[Any]:
+        inputs, targets = self._parts[m]
+        values = inputs if index == 0 else self._outputs.pop((index - 1, m))
+        return [values, targets] if index + 1 == len(self._functions) else [values]
+
+    def _stage(self, index: int, arguments: Sequence[Any]) -> tuple[Stage, Any]:
+        if index == len(self.stages):
+            stage = Stage(
+                index, self._functions[index], arguments, recompute=self._recompute
+            )
+            self.stages.append(stage)
+            # Outside of the tasks: drawing has an effect, and so an order.
+            self._seeds[index] = [stage.draw_seeds() for _ in self._parts]
+        return self.stages[index], self._seeds[index]
+
+    def _emit_backward(self, index: int, m: int) -> None:
+        stage, made = self.stages[index], self._passes.pop((index, m))
+        is_last = index + 1 == len(self._functions)
+        given = (
+            [tf.cast(self._one, made.outputs.dtype)]
+            if is_last
+            else self._upstream.pop((index + 1, m))
+        )
+        with tf.control_dependencies(self._last[index]):
+            of_inputs, of_variables = stage.backward(made, given)
+        self._last[index] = operations([of_inputs, of_variables]) or self._last[index]
+        # Targets are arguments of the last stage too, and of no other one.
+        taken = len(made.sources)
+        if is_last and index:
+            taken = len(floating(made.arguments[0]))
+        self._upstream[index, m] = of_inputs[:taken]
+        new = [_widened(dense(gradient)) for gradient in of_variables]
+        sums = self._sums.get(index)
+        # A running sum: at the end there would be M gradients of the whole model.
+        self._sums[index] = (
+            new
+            if sums is None
+            else [b if a is None else a + b for a, b in zip(sums, new, strict=True)]
+        )
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:  # noqa: PLR2004
+        raise PipelineError(
+            f"loss_and_gradients(batch) got {shown(batch)}; pass a pair of inputs and "
+            "targets"
+        )
+    return batch[0], batch[1]
+
+
+def _held(stage: Any) -> list[Any]:
+    """What a layer trains."""
+    return list(getattr(_layer(stage), "trainable_variables", ()))
+
+
+def _layer(stage: Any) -> Any:
+    """The layer of a stage, also in ``functools.partial(layer, training=True)``."""
+    while isinstance(stage, functools.partial):
+        stage = stage.func
+    return stage
+
+
+def _widened(tensor: Any) -> Any:
+    """In float32, if it has fewer bits: sums over micro-batches would round away."""
+    is_low = tensor is not None and tensor.dtype in _LOW_PRECISION
+    return tf.cast(tensor, tf.float32) if is_low else tensor

@@ -1,0 +1,225 @@
+"""Stages: one part of a model, traced once for a micro-batch and called for each.
+
+TensorFlow makes the backward function of a traced function, with what it needs of the
+forward pass as outputs of the forward call. So a task is one node of the step's graph,
+and the graph has M x K x 2 of them, however large the stages are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator._tf import compat as _tf_compat
+from replicator._tf import stage_seeds
+from replicator._tf.stage_seeds import StageSeeds
+from replicator.errors import (
+    CollectiveControlFlowError,
+    PipelineError,
+    ReplicatorError,
+)
+from replicator.pipeline import checks
+from replicator.pipeline import updates as updates_lib
+from replicator.step.stage_names import FUNCTION_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class Stage:
+    """One stage in the trace of one step.
+
+    Attributes:
+      index: Its place in the pipeline, and its logical device.
+      variables: What it trains, as ``tf.Variable``.
+      updated: Variables of Keras that it assigns, such as averages of batch norm.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        *,
+        recompute: bool,
+    ) -> None:
+        """Traces the stage.
+
+        Args:
+          index: Its place.
+          function: Takes what the arguments stand for.
+          arguments: Nests of tensors: those of the first micro-batch.
+          recompute: Whether the backward pass runs the forward pass again.
+
+        Raises:
+          PipelineError: It does not take the arguments, or has effects.
+        """
+        self.index = index
+        self.updated: list[Any] = []
+        self._function = function
+        self._recompute = recompute
+        self._specs = tf.nest.map_structure(_spec, list(arguments))
+        seeds = StageSeeds()
+        self._forward = self._trace(seeds)
+        self.generators = seeds.generators
+        if self.generators:  # again: seeds are arguments now
+            self._forward = self._trace(self.generators)
+        self.variables = [v for v in self._forward.graph.variables if v.trainable]
+        checks.check_stage(index, self._forward)
+        self._backward: Any = None
+
+    def draw_seeds(self) -> list[tf.Tensor]:
+        """Draws what one micro-batch needs, in the step and not in the stage."""
+        return [generator.next() for generator in self.generators]
+
+    def forward(self, arguments: Sequence[Any], seeds: Sequence[Any]) -> Pass:
+        """Emits the forward pass of one micro-batch."""
+        flat = floating(arguments)
+        with tf.GradientTape(watch_accessed_variables=not self._recompute) as tape:
+            if not self._recompute:
+                tape.watch(flat)
+            outputs, updates = self._forward(list(arguments), list(seeds))
+        return Pass(tape, flat, outputs, updates, arguments, seeds)
+
+    def backward(
+        self, made: Pass, gradients: Sequence[Any] | None
+    ) -> tuple[list[Any], list[Any]]:
+        """Emits the backward pass of one micro-batch.
+
+        Args:
+          made: Its forward pass.
+          gradients: Of the floating-point outputs; of the last stage, a one.
+
+        Returns:
+          Gradients of the floating-point arguments, and of the variables.
+        """
+        if self._recompute:
+            return self._recomputed(made, gradients)
+        outputs = floating(made.outputs)
+        sources = [*made.sources, *self.variables]
+        found = _gradients(made.tape, outputs, sources, gradients)
+        return found[: len(made.sources)], found[len(made.sources) :]
+
+    def _recomputed(
+        self, made: Pass, gradients: Sequence[Any] | None
+    ) -> tuple[list[Any], list[Any]]:
+        outputs = floating(made.outputs)
+        given = [
+            tf.zeros_like(output) if one is None else one
+            for output, one in zip(outputs, gradients or [], strict=True)
+        ]
+        if self._backward is None:
+            self._backward = self._trace_backward(given)
+        found = self._backward(list(made.arguments), list(made.seeds), given)
+        return found[: len(made.sources)], found[len(made.sources) :]
+
+    def _trace(self, seeds: Any) -> Any:
+        """Traces the forward pass; draws are recorded, or given as arguments."""
+        is_first = isinstance(seeds, StageSeeds)
+
+        def run(arguments: list[Any], given: list[Any]) -> Any:
+            # What calls the function says where it runs (record 0088).
+            used = seeds if is_first else StageSeeds(given)
+            with tf.device(None), used.installed(), updates_lib.noted() as updates:
+                outputs = self._function(*arguments)
+            self.updated = updates.variables
+            return outputs, [tf.convert_to_tensor(x) for x in updates.values]
+
+        run.__name__ = f"{FUNCTION_PREFIX}_{self.index}"
+        specs = [] if is_first else list(map(stage_seeds.spec, seeds))
+        try:
+            return _to_function(run, self._specs, specs)
+        except CollectiveControlFlowError as error:
+            name = checks.reason(error).partition(" ")[0]
+            raise PipelineError(
+                f"stage {self.index} calls {name}, but a stage works on one "
+                "micro-batch of one replica, at a time of its own; communicate before "
+                "or after the pipeline, and let the wrapped optimizer reduce gradients"
+            ) from None
+        except ReplicatorError:
+            raise
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            raise checks.rejected(self.index, self._specs[0], error) from error
+
+    def _trace_backward(self, gradients: Sequence[Any]) -> Any:
+        def run(arguments: list[Any], seeds: list[Any], given: list[Any]) -> Any:
+            with tf.device(None), tf.GradientTape() as tape:
+                sources = floating(arguments)
+                tape.watch(sources)
+                with StageSeeds(seeds).installed(), updates_lib.noted():
+                    outputs = floating(self._function(*arguments))
+            with tf.device(None):
+                found = _gradients(tape, outputs, [*sources, *self.variables], given)
+                return list(map(dense, found))
+
+        run.__name__ = f"{FUNCTION_PREFIX}_{self.index}_again"
+        seeds = list(map(stage_seeds.spec, self.generators))
+        return _to_function(
+            run, self._specs, seeds, tf.nest.map_structure(_spec, list(gradients))
+        )
+
+
+class Pass:
+    """A forward pass, kept until its backward pass has been emitted."""
+
+    def __init__(
+        self,
+        tape: Any,
+        sources: Any,
+        outputs: Any,
+        updates: Any,
+        arguments: Any,
+        seeds: Any,
+    ) -> None:
+        self.tape = tape
+        self.sources = sources
+        self.outputs = outputs
+        self.updates = updates
+        self.arguments = arguments
+        self.seeds = seeds
+
+
+def _to_function(run: Callable[..., Any], *specs: Any) -> Any:
+    # Calls stay calls until the engine has optimized the function, once for all of them
+    # and all replicas; it takes the attribute away then, and TensorFlow inlines.
+    traced = tf.function(run, experimental_attributes={"_noinline": True})
+    return traced.get_concrete_function(*specs)
+
+
+def _spec(tensor: Any) -> tf.TensorSpec:
+    return tf.TensorSpec(tensor.shape, tensor.dtype)
+
+
+def floating(nest: Any) -> list[tf.Tensor]:
+    """The tensors of a nest that have gradients."""
+    return [tensor for tensor in tf.nest.flatten(nest) if tensor.dtype.is_floating]
+
+
+def dense(gradient: Any) -> Any:
+    """A gradient as a tensor: sums of many micro-batches are not sparse."""
+    return None if gradient is None else tf.convert_to_tensor(gradient)
+
+
+def _gradients(tape: Any, outputs: Any, sources: Any, given: Any) -> list[Any]:
+    """Gradients of those outputs that have one: None would count as ones."""
+    if given is not None:
+        pairs = [(o, g) for o, g in zip(outputs, given, strict=True) if g is not None]
+        outputs, given = [o for o, _ in pairs], [g for _, g in pairs]
+    found = tape.gradient(outputs, sources, output_gradients=given)
+    return list(found)
+
+
+def operations(tensors: Any) -> list[Any]:
+    """The operations that made tensors, each once."""
+    found = {}
+    for tensor in tf.nest.flatten(tensors):
+        if tensor is not None:
+            values = getattr(tensor, "values", tensor)
+            found[values.op.name] = values.op
+    return list(found.values())
+
+
+def same(variable: Any, held: Sequence[Any]) -> Any:
+    """The object by which the user holds a variable, such as that of Keras."""
+    return next((v for v in held if _tf_compat.unwrap(v) is variable), variable)

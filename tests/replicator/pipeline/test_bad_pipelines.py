@@ -1,0 +1,172 @@
+"""Pipelines that cannot train are refused, in one line that says what to do."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.errors import PipelineError
+
+BATCH = (np.ones([8, 3], np.float32), np.ones([8, 3], np.float32))
+
+
+def mean_squared(outputs, targets):
+    """A mean over examples."""
+    return tf.reduce_mean(tf.square(outputs - targets))
+
+
+def run(stages, batch=BATCH, loss_fn=mean_squared, num_devices=2, **options):
+    """Runs a pipeline once on one replica."""
+    repl = replicator.create(
+        "in_graph",
+        num_replicas=1,
+        devices=[f"CPU:{i}" for i in range(num_devices)],
+        logical_devices_per_replica=num_devices,
+    )
+    pipeline = replicator.Pipeline(stages, **({"num_microbatches": 2} | options))
+    return repl.run(lambda: pipeline.loss_and_gradients(batch, loss_fn)[0])
+
+
+def times(variable):
+    """A stage with one weight."""
+    return lambda x: x * variable
+
+
+def refused(message, *args, **kwargs):
+    """Runs a pipeline that must not run."""
+    with pytest.raises(PipelineError, match=message):
+        run(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("stages", "options", "message"),
+    [
+        ([], {}, r"Pipeline\(stages\) got .*; pass a list of at least one function"),
+        ([3], {}, r"Pipeline\(stages\) got .*; pass a list of at least one function"),
+        (
+            [abs],
+            {"num_microbatches": 0},
+            "num_microbatches=0 is no number of parts",
+        ),
+        ([abs], {"num_microbatches": 1.5}, "num_microbatches=1.5 is no number of part"),
+        ([abs], {"schedule": "zigzag"}, "schedule='zigzag' is unknown; use one of fil"),
+    ],
+)
+def test_what_is_no_pipeline(stages, options, message):
+    """Before any step."""
+    with pytest.raises(PipelineError, match=message):
+        replicator.Pipeline(stages, **({"num_microbatches": 2} | options))
+
+
+def test_a_pipeline_outside_of_a_step():
+    """There is no replica whose batch it is."""
+    pipeline = replicator.Pipeline([tf.identity], num_microbatches=2)
+    with pytest.raises(PipelineError, match="called outside a step; call it in"):
+        pipeline.loss_and_gradients(BATCH, mean_squared)
+
+
+def test_more_stages_than_logical_devices():
+    """The message has the option to set."""
+    refused(
+        "3 stages needs as many logical devices, but a replica here has 2; create the "
+        "replicator with logical_devices_per_replica=3",
+        [tf.identity] * 3,
+    )
+
+
+def test_a_batch_that_does_not_divide():
+    """Sizes are in the message; unknown ones are refused too."""
+    refused(
+        "a batch of 8 examples cannot be cut into 3 micro-batches of one size; use a "
+        "per-replica batch size that num_microbatches divides, and drop_remainder=True",
+        [tf.identity, tf.identity],
+        num_microbatches=3,
+    )
+    refused("a batch without examples cannot be cut", [tf.identity], (1.0, BATCH[1]))
+    refused("got a .*; pass a pair of inputs and targets", [tf.identity], BATCH[0])
+
+
+def test_stages_that_do_not_chain():
+    """Shapes of both are in the message."""
+    with_weights = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+    refused(
+        r"stage 1 does not take what stage 0 returns \(float32\[4, 3\]\): Input 0 .* "
+        "of layer .* is incompatible .*; make the outputs of a stage the inputs",
+        [tf.identity, with_weights],
+    )
+
+
+def test_a_loss_that_is_no_scalar():
+    """One per example is not a mean."""
+    refused(
+        "but the loss of a micro-batch is a floating-point scalar; return the mean",
+        [tf.identity, tf.identity],
+        loss_fn=lambda outputs, targets: tf.reduce_sum(outputs - targets, axis=1),
+    )
+
+
+def test_a_collective_in_a_stage():
+    """It would join replicas at other times."""
+    refused(
+        "stage 1 calls all_reduce, but a stage works on one micro-batch of one replica",
+        [tf.identity, replicator.all_mean],
+    )
+
+
+def test_a_variable_of_two_stages():
+    """It is on one device."""
+    shared = tf.Variable(2.0, name="shared")
+    refused(
+        r"variable 'shared:0' is used by stages 0 and 1 .*, but it is on one device",
+        [times(shared), times(shared)],
+    )
+
+
+def test_a_layer_without_variables():
+    """They would be made in the trace of a micro-batch, on no device of the stage."""
+    refused(
+        r"stage 1 \(dense\w*\) has no variables yet; make them outside of the step, "
+        r"with logical_device\(1\): stage.build\(input_shape\)",
+        [tf.identity, keras.layers.Dense(3)],
+    )
+
+
+def test_effects_in_a_stage_name_the_line():
+    """They would put all tasks into one order, or happen once per micro-batch."""
+    counter = tf.Variable(0.0, trainable=False)
+
+    def prints(x):
+        tf.print("seen", tf.shape(x))
+        return x
+
+    def calls(x):
+        return tf.ensure_shape(tf.numpy_function(np.abs, [x], tf.float32), x.shape)
+
+    def counts(x):
+        counter.assign_add(1.0)
+        return x
+
+    def draws(x):
+        return x + tf.random.normal(tf.shape(x))
+
+    refused(r"stage 0 runs PrintV2 at .*tf.print\(.*, whose effect would", [prints])
+    refused(r"stage 0 runs \w*PyFunc at .*numpy_function\(.*whose effect", [calls])
+    refused(r"stage 0 changes a tf.Variable \(AssignAdd\w+ at .*assign_add", [counts])
+    refused(r"stage 0 draws random numbers by Random\w+ at .*tf.random.no", [draws])
+
+
+def test_a_tensor_of_the_step_in_a_stage():
+    """A gradient through it would be lost without a word."""
+    scale = tf.Variable(2.0)
+    repl = replicator.create("in_graph", num_replicas=1, devices=["CPU:0"])
+
+    def step():
+        value = scale * 3.0
+        pipeline = replicator.Pipeline([lambda x: x * value], num_microbatches=2)
+        return pipeline.loss_and_gradients(BATCH, mean_squared)[0]
+
+    with pytest.raises(PipelineError, match=r"stage 0 uses at .*x \* value.* a tensor"):
+        repl.run(step)

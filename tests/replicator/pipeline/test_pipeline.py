@@ -1,0 +1,287 @@
+"""A model in stages trains like the same model in one piece."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from executed_graph import before, partitions
+
+import replicator
+
+WIDTH, PARTS = 8, 4
+SCHEDULES = ("fill_drain", "one_forward_one_backward")
+
+
+def mean_squared(outputs, targets):
+    """A mean over examples."""
+    return tf.reduce_mean(tf.square(outputs - targets))
+
+
+class Model:
+    """Stages on a replicator, and a step that trains them, in a pipeline or not."""
+
+    def __init__(self, num_replicas, num_stages, layers=(), **options):
+        keras.utils.set_random_seed(0)
+        devices = [f"CPU:{i}" for i in range(num_replicas * num_stages)]
+        self.repl = replicator.create(
+            "in_graph",
+            num_replicas=num_replicas,
+            devices=devices,
+            logical_devices_per_replica=num_stages,
+            **options,
+        )
+        self.stages = []
+        with self.repl.context():
+            for k in range(num_stages):
+                with replicator.logical_device(k):
+                    self.stages.append(
+                        keras.Sequential(
+                            [
+                                keras.Input((WIDTH,)),
+                                keras.layers.Dense(WIDTH, activation="tanh"),
+                                *(make() for make in layers),
+                            ]
+                        )
+                    )
+            self.optimizer = self.repl.wrap_optimizer(keras.optimizers.Adam(0.01))
+
+    def pipeline(self, **options):
+        """The stages as a pipeline."""
+        stages = [functools.partial(stage, training=True) for stage in self.stages]
+        options = {"num_microbatches": PARTS} | options
+        return replicator.Pipeline(stages, **options)
+
+    def train(self, pipeline=None, num_steps=20):
+        """Losses of each step and all weights after the last."""
+
+        def step(batch):
+            if pipeline is None:
+                with tf.GradientTape() as tape:
+                    values = batch[0]
+                    for k, stage in enumerate(self.stages):
+                        with replicator.logical_device(k):
+                            values = stage(values, training=True)
+                    loss = mean_squared(values, batch[1])
+                variables = [v for s in self.stages for v in s.trainable_variables]
+                found = zip(tape.gradient(loss, variables), variables, strict=True)
+            else:
+                loss, found = pipeline.loss_and_gradients(batch, mean_squared)
+            self.optimizer.apply_gradients(found)
+            return loss
+
+        self.step = step  # explain() speaks of steps that still exist
+        inputs = self.repl.make_input_iterator(batches)
+        losses = [
+            float(self.repl.reduce("mean", self.repl.run(step, inputs)))
+            for _ in range(num_steps)
+        ]
+        self.repl.assert_in_sync()
+        weights = [v.numpy().ravel() for s in self.stages for v in s.variables]
+        return np.array(losses), np.concatenate(weights)
+
+
+def examples():
+    """Four batches of one replica."""
+    return np.random.default_rng(0).standard_normal((64, WIDTH), np.float32)
+
+
+def batches(context):
+    """Four examples for each micro-batch of a replica."""
+    x = examples()
+    data = tf.data.Dataset.from_tensor_slices((x, np.roll(x, 1, axis=1)))
+    data = data.shard(context.num_input_pipelines, context.input_pipeline_id)
+    return data.repeat().batch(4 * PARTS, drop_remainder=True)
+
+
+@functools.cache
+def in_one_piece(num_replicas, num_stages):
+    """What the model without a pipeline trains to."""
+    return Model(num_replicas, num_stages).train()
+
+
+CASES = [
+    (1, 2, "fill_drain", True, {}),
+    (1, 3, "one_forward_one_backward", False, {}),
+    (1, 4, "one_forward_one_backward", True, {}),
+    (2, 2, "one_forward_one_backward", False, {}),
+    (2, 2, "fill_drain", False, {"variable_placement": "mirrored"}),
+    (2, 2, "one_forward_one_backward", True, {"variable_placement": "mirrored"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "num_stages", "schedule", "recompute", "options"), CASES
+)
+def test_it_trains_like_the_model_in_one_piece(
+    num_replicas, num_stages, schedule, recompute, options
+):
+    """Loss of 20 steps of Adam, and the weights, to 1e-5."""
+    losses, weights = in_one_piece(num_replicas, num_stages)
+    model = Model(num_replicas, num_stages, **options)
+    pipeline = model.pipeline(schedule=schedule, recompute=recompute)
+
+    found, own = model.train(pipeline)
+
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    np.testing.assert_allclose(own, weights, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_random_numbers_are_the_same_when_recomputed(num_replicas):
+    """With other masks in the backward pass the weights would be far from these."""
+    dropout = [lambda: keras.layers.Dropout(0.5, seed=3)]
+    kept, again = (Model(num_replicas, 2, dropout) for _ in range(2))
+
+    losses, weights = kept.train(kept.pipeline(recompute=False), 4)
+    found, own = again.train(again.pipeline(recompute=True), 4)
+
+    np.testing.assert_allclose(found, losses, rtol=1e-6)
+    np.testing.assert_allclose(own, weights, rtol=1e-3, atol=1e-5)
+    # It does drop: without masks, the losses are others.
+    assert np.abs(losses - in_one_piece(num_replicas, 2)[0][:4]).min() > 1e-3
+
+
+def test_each_micro_batch_and_step_draws_its_own_mask():
+    """One mask for all would correlate their errors."""
+    repl = replicator.create("in_graph", num_replicas=1, devices=["CPU:0"])
+    dropout = keras.layers.Dropout(0.5, seed=3)
+    pipeline = replicator.Pipeline(
+        [functools.partial(dropout, training=True)], num_microbatches=2
+    )
+
+    def step(powers):
+        ones = tf.ones_like(powers)
+        return pipeline.loss_and_gradients(
+            (ones, powers), lambda kept, power: tf.reduce_sum(kept * power)
+        )[0]
+
+    # The loss says of each element whether it was kept: 2 * 2^i, over 2 micro-batches.
+    powers = tf.reshape(2.0 ** tf.range(16.0), [2, 8])
+    masks = [int(repl.run(lambda: step(powers))[0]) for _ in range(2)]
+
+    drawn = [mask >> shift & 255 for mask in masks for shift in (0, 8)]
+    assert len(set(drawn)) == 4
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_batch_norm_has_statistics_of_micro_batches_and_one_update(recompute):
+    """GPipe, appendix: moving averages from all micro-batches, once per batch."""
+    model = Model(1, 2, [keras.layers.BatchNormalization])
+    norm = model.stages[0].layers[1]
+    dense = model.stages[0].layers[0]
+    inputs = examples()[: 4 * PARTS]
+    values = np.array_split(np.tanh(inputs @ dense.kernel + dense.bias), PARTS)
+    means = np.mean([part.mean(axis=0) for part in values], axis=0)
+    variances = np.mean([part.var(axis=0) for part in values], axis=0)
+
+    model.train(model.pipeline(recompute=recompute), 1)
+
+    np.testing.assert_allclose(norm.moving_mean, 0.01 * means, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(norm.moving_variance, 0.99 + 0.01 * variances, rtol=1e-5)
+
+
+def test_tokens_and_masks_pass_through_stages():
+    """Integers have no gradient; an embedding's is dense."""
+    repl = replicator.create(
+        "in_graph", num_replicas=1, devices=["CPU:0", "CPU:1"],
+        logical_devices_per_replica=2,
+    )  # fmt: skip
+    table = np.random.default_rng(0).standard_normal((5, 3), np.float32)
+    with repl.context():
+        with replicator.logical_device(0):
+            embedding = tf.Variable(table, name="embedding")
+        with replicator.logical_device(1):
+            head = tf.Variable(tf.ones([3, 5]), name="head")
+    stages = [
+        lambda tokens: (tf.gather(embedding, tokens), tokens),
+        lambda pair: (
+            tf.matmul(pair[0], head) * tf.cast(pair[1] > 0, tf.float32)[:, None]
+        ),
+    ]
+    tokens = tf.constant([0, 1, 1, 2, 3, 4, 4, 4])
+
+    def loss_fn(logits, labels):
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        return tf.reduce_mean(losses)
+
+    def step():
+        pipeline = replicator.Pipeline(stages, num_microbatches=4)
+        loss, pairs = pipeline.loss_and_gradients((tokens, tokens), loss_fn)
+        return loss, [gradient for gradient, _ in pairs]
+
+    loss, gradients = tf.nest.map_structure(lambda one: one[0], repl.run(step))
+    with tf.GradientTape() as tape:
+        expected = loss_fn(stages[1](stages[0](tokens)), tokens)
+    wanted = tape.gradient(expected, [embedding, head])
+
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    for found, one in zip(gradients, wanted, strict=True):
+        np.testing.assert_allclose(
+            found, tf.convert_to_tensor(one), rtol=1e-4, atol=1e-6
+        )
+
+
+def test_gradients_of_low_precision_are_summed_in_float32():
+    """256 + 1 is 256 in bfloat16, so that small micro-batches would vanish."""
+    repl = replicator.create(
+        "in_graph", num_replicas=1, devices=["CPU:0"], logical_devices_per_replica=1
+    )
+    with repl.context():
+        weight = tf.Variable(tf.ones([], tf.bfloat16))
+    values = tf.constant([256.0, *[1.0] * 31], tf.bfloat16)
+
+    def step():
+        pipeline = replicator.Pipeline([lambda x: x * weight], num_microbatches=32)
+        return pipeline.loss_and_gradients(
+            (values, values), lambda x, _: tf.reduce_sum(x)
+        )[1][0][0]
+
+    assert float(repl.run(step)[0]) == float(tf.cast(287 / 32, tf.bfloat16))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_executed_graph_has_the_order_of_the_schedule(schedule):
+    """Every product of a task is before every one of the next task of its device."""
+    model = Model(2, 2, variable_placement="mirrored")
+    pipeline = model.pipeline(schedule=schedule)
+
+    found = partitions(lambda: model.train(pipeline, 1))
+
+    num_checked = 0
+    for graph in found:
+        ended_before = before(graph)
+        tasks = products_by_task(graph)
+        for replica, k in {(replica, k) for replica, k, _ in tasks}:
+            own = [tasks[replica, k, str(task)] for task in pipeline.schedule[k]]
+            for first, second in itertools.pairwise(own):
+                assert all(first <= ended_before(product) for product in second)
+                num_checked += 1
+    assert num_checked == 2 * 2 * (2 * PARTS - 1)
+
+
+def products_by_task(graph):
+    """Names of matrix products by replica, stage and task."""
+    found = collections.defaultdict(set)
+    for node in graph.node:
+        part = re.search(r"replica_(\d+)/stage_(\d+)_([FB]\d+)/", node.name)
+        if part and "MatMul" in node.op:
+            replica, k, task = part.groups()
+            found[int(replica), int(k), task].add(node.name)
+    return found
+
+
+def test_explain_draws_the_schedule():
+    """A row per stage."""
+    model = Model(1, 2)
+    pipeline = model.pipeline()
+    model.train(pipeline, 1)
+
+    assert pipeline.describe() in model.repl.explain()
+    assert "stage 1     F0 B0 F1 B1" in pipeline.describe()
