@@ -82,6 +82,9 @@ class Pipeline:
         """The schedule as text: a row per stage, F and B with the micro-batch."""
         return schedule_lib.draw(self.schedule)
 
+    # Of the library's own code AutoGraph would convert every function, which takes ten
+    # times as long as all else. Stages are converted, as other functions of the user's.
+    @tf.autograph.experimental.do_not_convert
     def loss_and_gradients(
         self, batch: tuple[Any, Any], loss_fn: Callable[[Any, Any], tf.Tensor]
     ) -> tuple[tf.Tensor, list[tuple[Any, Any]]]:
