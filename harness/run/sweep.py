@@ -15,7 +15,7 @@ from harness.errors import Interrupted
 from harness.planning import defaults
 from harness.run import match_runs, peer_exports, phase_watch
 from harness.run.relay import run_generation
-from harness.run.rounds import Generation
+from harness.run.rounds import Generation, steps_of_turns
 from harness.run.time_left import RelayTimeLeft, relay_sec
 from harness.run.trial_runner import run_trial
 from results.records.models import Order, TrialStatus
@@ -224,6 +224,7 @@ def _run_generation(
 ) -> list[StatusRecord]:
     plan = store.read_plan()
     measuring = settings.measuring
+    before = store.trials()
     generation = Generation(
         trials=trials,
         index=trials[0].spec.repetition_index,
@@ -231,6 +232,7 @@ def _run_generation(
         max_rounds=measuring.max_rounds or defaults.MAX_ROUNDS,
         seed=plan.seed,
         num_stretches=0 if measuring.gate is None else measuring.gate.num_stretches,
+        steps_of_turn=steps_of_turns(before),
     )
     time_left = RelayTimeLeft(
         measuring,
@@ -238,7 +240,7 @@ def _run_generation(
         num_later=len(
             {trial.spec.repetition_index for trial in later if _is_in_relay(trial)}
         ),
-        used_sec=relay_sec(store.trials()),
+        used_sec=relay_sec(before),
         whole_sec=durations.generation_sec
         or measuring.generation_sec
         or durations.remaining_sec(trial.spec for trial in trials),
