@@ -79,6 +79,11 @@ class Rule:
 THROUGHPUT = Metric(
     name="throughput", is_cost=False, of=scaling.throughput_of, worse="slower"
 )
+EFFICIENCY = Metric(
+    name="efficiency", is_cost=False, of=scaling.throughput_of, worse="less efficient"
+)
+"""Of a gate of two revisions only: a throughput over that of the fewest replicas."""
+OF_TURNS = (THROUGHPUT, EFFICIENCY)
 FIRST_STEP = "time_to_first_step"
 METRICS = {
     metric.name: metric
@@ -136,10 +141,11 @@ def metric_of_gate(name: str, declared: Iterable[MetricFacts]) -> Metric:
       ResultsError: It is unknown, or neither direction of it is better.
     """
     learned = {facts.name: of_quality(facts) for facts in declared if facts.is_judged}
-    known = METRICS | learned
+    known = METRICS | {EFFICIENCY.name: EFFICIENCY} | learned
     if name not in known:
         raise errors.ResultsError(
-            f"unknown metric {name!r}; allowed are {', '.join(METRICS)}, and"
+            f"unknown metric {name!r}; allowed are {', '.join(METRICS)},"
+            f" {EFFICIENCY.name}, and"
             f" of what this workload learns {', '.join(learned) or 'nothing'}"
         )
     return known[name]
