@@ -114,13 +114,18 @@ def _reference_page(title: str, introduction: str, names: Iterable[str]) -> str:
 
 
 def _linked_files(document: Path) -> Iterator[Path]:
-    """Yields the files that a document points to and that are no documents."""
+    """Yields the files that a document points to and that are no documents.
+
+    With the page of a study, the records beside it, which it links.
+    """
     text = _FENCE.sub("", document.read_text(encoding="utf-8"))
     for match in _LINK.finditer(text):
         target = (document.parent / match["target"]).resolve()
         page = page_of(target)
         if page is not None and page.suffix != ".md":
             yield page
+            if (records := page.with_name("records.zip")).is_file():
+                yield records
 
 
 def page_of(target: Path) -> Path | None:

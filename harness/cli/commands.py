@@ -251,13 +251,14 @@ def _print_plan(
     is_json: bool,
 ) -> int:
     missing = _missing(root, asked)
-    guess = estimate.estimate(
-        [*_matching_in_turn(root, plan), *missing], estimate.read_durations(runs_dir)
-    )
+    asked_for = [*_matching_in_turn(root, plan), *missing]
+    durations = estimate.read_durations(runs_dir)
+    guess = estimate.estimate(asked_for, durations, plan.measuring)
     if is_json:
         data = plan.model_dump(mode="json")
         data["num_missing"] = len(missing)
         data["estimated_sec"] = guess.total_sec
+        data["estimated_most_sec"] = guess.most_sec
         data["estimate_basis"] = guess.basis
         click.echo(json.dumps(data, indent=2))
         return exit_codes.OK
@@ -271,6 +272,6 @@ def _print_plan(
     cases = len({trial.case_id for trial in asked})
     click.echo(
         f"{root}: {len(asked)} trials of {cases} cases, {len(missing)} to run,"
-        f" about {estimate.format_duration(guess.total_sec)} ({guess.basis})"
+        f" {guess.text}"
     )
     return exit_codes.OK

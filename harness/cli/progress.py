@@ -55,10 +55,10 @@ def describe_end(status: StatusRecord, result: TrialResult | None) -> str:
     return text
 
 
-def left_text(left_sec: float) -> str:
+def left_text(left_sec: float, *, is_most: bool = False) -> str:
     """Says how much time is left, or by how much an estimate was too short."""
     if left_sec >= 0:
-        return f"{format_duration(left_sec)} left"
+        return f"{'at most ' * is_most}{format_duration(left_sec)} left"
     return f"{format_duration(-left_sec)} over the estimate"
 
 
@@ -90,13 +90,13 @@ class PlainProgress:
         left = "" if eta_sec is None else f" ({left_text(eta_sec)})"
         self.note(f"[{self._number}/{self._num_trials}] {describe_trial(trial)}{left}")
 
-    def stage(self, text: str, eta_sec: float | None) -> None:
+    def stage(self, text: str, eta_sec: float | None, *, is_most: bool = False) -> None:
         """Prints what a relay does now; of the rounds, only the first one."""
         is_round = ": round " in text
         if is_round and self._is_in_rounds:
             return
         self._is_in_rounds = is_round
-        left = "" if eta_sec is None else f" ({left_text(eta_sec)})"
+        left = "" if eta_sec is None else f" ({left_text(eta_sec, is_most=is_most)})"
         self.note(f"{text}{left}")
 
     def phase(self, text: str, eta_sec: float | None) -> None:
@@ -134,16 +134,18 @@ class TimeLeft:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._end_sec: float | None = None
+        self._is_most = False
 
-    def set(self, eta_sec: float | None) -> None:
+    def set(self, eta_sec: float | None, *, is_most: bool = False) -> None:
         """Sets a new estimate; None if there is none."""
         self._end_sec = None if eta_sec is None else self._clock() + eta_sec
+        self._is_most = is_most
 
     def __str__(self) -> str:
         """What is left now, or by how much the estimate was too short."""
         if self._end_sec is None:
             return ""
-        return left_text(self._end_sec - self._clock())
+        return left_text(self._end_sec - self._clock(), is_most=self._is_most)
 
 
 class RichProgress:
@@ -188,16 +190,16 @@ class RichProgress:
         self._trial = describe_trial(trial)
         self._show(self._trial, eta_sec)
 
-    def stage(self, text: str, eta_sec: float | None) -> None:
+    def stage(self, text: str, eta_sec: float | None, *, is_most: bool = False) -> None:
         """Shows what a relay does now beside the bar."""
-        self._show(text, eta_sec)
+        self._show(text, eta_sec, is_most=is_most)
 
     def phase(self, text: str, eta_sec: float | None) -> None:
         """Shows what a trial does now beside its name."""
         self._show(f"{self._trial}: {text}", eta_sec)
 
-    def _show(self, text: str, eta_sec: float | None) -> None:
-        self._left.set(eta_sec)
+    def _show(self, text: str, eta_sec: float | None, *, is_most: bool = False) -> None:
+        self._left.set(eta_sec, is_most=is_most)
         self._bar.update(self._task, description=text, refresh=True)
 
     def trial_ended(

@@ -16,9 +16,10 @@ from harness.launch import catalog
 from harness.machine import owned_folders
 from harness.planning import estimate, extend
 from harness.run import sweep as run
+from harness.run.time_left import relay_sec
 from results.figures import relay
 from results.judging.look import is_decided
-from results.records.models import Order, TrialStatus
+from results.records.models import TrialStatus
 from results.study.cases import UNMATCHED, load_study
 from results.study.matching import Outcome
 
@@ -106,7 +107,7 @@ def conclude_sweep(
             f" 'status {store.root}'; --retry failed runs them again"
         )
     counts = relay.count_turns(study)
-    if counts.is_unfit and set(statuses) <= {TrialStatus.OK, TrialStatus.VOID}:
+    if counts.is_unfit and is_unfit_only(statuses):
         note(
             f"{counts.num_void} of {counts.num_turns} turns are void"
             f" ({counts.reasons[0][0]}): no verdict; repeat the sweep on a quiet"
@@ -117,6 +118,11 @@ def conclude_sweep(
     if code == exit_codes.OK and any(match.has_failed for match in study.matches):
         return exit_codes.SOME_TRIALS_FAILED
     return code
+
+
+def is_unfit_only(statuses: Iterable[TrialStatus | None]) -> bool:
+    """Whether void turns are all that is wrong with trials, or with those before."""
+    return set(statuses) <= {TrialStatus.OK, TrialStatus.VOID, None}
 
 
 def _is_done(study: Study) -> bool:
@@ -131,13 +137,7 @@ def _is_done(study: Study) -> bool:
         return True
     if not any(entry.is_ok for entry in study.planned):
         return True
-    used_sec = sum(
-        entry.trial.status.duration_sec
-        for entry in study.planned
-        if entry.spec.order is Order.RELAY
-        and entry.trial is not None
-        and entry.trial.status is not None
-    )
+    used_sec = relay_sec(entry.trial for entry in study.planned if entry.trial)
     generation_sec = used_sec / study.plan.repeats
     is_time_over = used_sec + generation_sec > measuring.minutes * 60
     if is_time_over and looks:

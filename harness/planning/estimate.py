@@ -7,13 +7,20 @@ import statistics
 from typing import TYPE_CHECKING
 
 from results.errors import ResultsError
-from results.records.models import BudgetUnit, StatusRecord, TrialSpec, TrialStatus
+from results.records.models import (
+    BudgetUnit,
+    Order,
+    StatusRecord,
+    TrialSpec,
+    TrialStatus,
+)
 from results.store import record_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from results.records.measuring import Measuring
     from results.records.models import PlannedTrial
 
 ASSUMED_TRIAL_SEC = 30.0
@@ -38,10 +45,19 @@ class Estimate:
     Attributes:
       total_sec: Duration of all the given trials.
       basis: One line for the user.
+      most_sec: Duration where a relay goes on until it has a verdict or its target;
+        None where the trials are all there are.
     """
 
     total_sec: float
     basis: str
+    most_sec: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The duration and its basis, in words."""
+        most = "" if self.most_sec is None else f" to {format_duration(self.most_sec)}"
+        return f"about {format_duration(self.total_sec)}{most} ({self.basis})"
 
 
 class Durations:
@@ -51,6 +67,8 @@ class Durations:
         self._by_key: dict[_Key, list[float]] = {}
         self._rates: dict[_Key, list[float]] = {}
         self.num_trials = 0
+        self.generation_sec: float | None = None
+        """What the last generation of this relay took; None before the first one."""
 
     def add(
         self,
@@ -177,8 +195,65 @@ def _add_file(durations: Durations, path: Path) -> None:
         durations.add(spec, status.duration_sec)
 
 
-def estimate(trials: Sequence[PlannedTrial], durations: Durations) -> Estimate:
-    """Returns the estimated duration of ``trials``, which run one after the other."""
+def estimate(
+    trials: Sequence[PlannedTrial],
+    durations: Durations,
+    measuring: Measuring | None = None,
+) -> Estimate:
+    """Returns the estimated duration of ``trials``.
+
+    Args:
+      trials: What is to run.
+      durations: Of earlier trials.
+      measuring: How it is measured; the time of a relay is given.
+    """
+    together = [trial for trial in trials if trial.spec.order is Order.RELAY]
+    if not together or measuring is None or measuring.generation_sec is None:
+        return _of_trials(trials, durations)
+    relay = _of_relay(together, durations, measuring)
+    alone = [trial for trial in trials if trial.spec.order is not Order.RELAY]
+    if not alone:
+        return relay
+    rest = _of_trials(alone, durations)
+    most = None if relay.most_sec is None else relay.most_sec + rest.total_sec
+    return Estimate(
+        total_sec=relay.total_sec + rest.total_sec,
+        basis=f"{relay.basis}; {len(alone)} trials alone {rest.text}",
+        most_sec=most,
+    )
+
+
+def _of_relay(
+    trials: Sequence[PlannedTrial], durations: Durations, measuring: Measuring
+) -> Estimate:
+    """Generations end when their time is over, or after their rounds."""
+    assert measuring.generation_sec is not None
+    assert measuring.minutes is not None
+    number = len({trial.spec.repetition_index for trial in trials})
+    given = number * measuring.generation_sec
+    guesses = [durations.guess(trial.spec) for trial in trials]
+    known = sum(guess for guess in guesses if guess is not None)
+    is_shorter = None not in guesses and known < given
+    looks = () if measuring.gate is None else measuring.gate.looks
+    most_sec, numbers = None, f"{number}"
+    if looks and looks[-1] > number:
+        numbers = f"{number} to {looks[-1]}"
+        most_sec = min(looks[-1] * measuring.generation_sec, measuring.minutes * 60)
+    elif measuring.target is not None and not looks:
+        numbers, most_sec = f"{number} or more", measuring.minutes * 60
+    each = format_duration(measuring.generation_sec)
+    basis = f"{numbers} generations of {each}"
+    basis += (
+        " at most; from earlier trials like these"
+        if is_shorter
+        else f", or less after {measuring.max_rounds} rounds"
+    )
+    return Estimate(
+        total_sec=known if is_shorter else given, basis=basis, most_sec=most_sec
+    )
+
+
+def _of_trials(trials: Sequence[PlannedTrial], durations: Durations) -> Estimate:
     total = 0.0
     num_assumed = 0
     for trial in trials:

@@ -20,8 +20,11 @@ class Progress(Protocol):
         It is negative where the sweep takes longer than was estimated.
         """
 
-    def stage(self, text: str, eta_sec: float | None) -> None:
-        """A relay does something else now; ``eta_sec`` as in ``trial_started``."""
+    def stage(self, text: str, eta_sec: float | None, *, is_most: bool = False) -> None:
+        """A relay does something else now; ``eta_sec`` as in ``trial_started``.
+
+        With ``is_most`` it is the longest time: the sweep may end earlier.
+        """
 
     def phase(self, text: str, eta_sec: float | None) -> None:
         """A trial that runs alone does something else; ``eta_sec`` as above."""

@@ -10,6 +10,7 @@ not (``docs/measuring.md``, ``docs/decisions/0022-relay.md``). In one generation
 2. In every round each case has one turn, in an order shuffled by the seed: one step
    or more, at least ``MIN_TURN_SEC``. Both revisions of a case, and its twin, follow
    each other. A turn that others disturbed is void, and is repeated up to twice.
+   The number of steps is one for each case of a study, whatever later processes take.
 3. In a gate, each case has some sustained stretches in the same way: many steps in a
    row, with the garbage collector on where the programs of both revisions offer it.
 4. All check, record and exit.

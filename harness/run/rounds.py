@@ -20,10 +20,11 @@ from harness.trial.steps import whole_blocks
 from results.records.measuring import MAX_ATTEMPTS, Control, Turn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from harness.run.trial_runner import VoidReason
-    from results.records.models import PlannedTrial
+    from results.records.models import PlannedTrial, TrialSpec
+    from results.store.stored_trial import Trial
 
     # Receives what the relay does now, and the seconds to the generation's end.
     Stage = Callable[[str, float | None], None]
@@ -51,6 +52,8 @@ class Generation:
       max_rounds: The most rounds.
       seed: Determines the order of the turns.
       num_stretches: Sustained ones of each case, after the rounds.
+      steps_of_turn: Steps of each turn by case, as earlier generations had them; cases
+        that are not in it get theirs from their last warm-up steps.
     """
 
     trials: Sequence[PlannedTrial]
@@ -59,6 +62,19 @@ class Generation:
     max_rounds: int
     seed: int
     num_stretches: int = 0
+    steps_of_turn: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+def steps_of_turns(trials: Iterable[Trial]) -> dict[str, int]:
+    """Returns the steps of a turn by case, of the first generation that has any."""
+    found: dict[str, int] = {}
+    for trial in sorted(trials, key=lambda trial: trial.spec.repetition_index):
+        turns = () if trial.result is None else trial.result.turns
+        for turn in turns:
+            if not turn.is_sustained:
+                found.setdefault(case_of(trial.spec), turn.num_steps)
+                break
+    return found
 
 
 def check_resolution(resident: Resident, step_sec: float) -> None:
@@ -108,6 +124,7 @@ def _take_rounds(
 ) -> None:
     generator = random.Random(f"{generation.seed}/{generation.index}")  # noqa: S311
     longest_round_sec = 0.0
+    numbers = _steps_of_turns(residents, generation.steps_of_turn)
     for round_index in range(generation.max_rounds):
         alive = [resident for resident in residents if resident.is_alive]
         now = time.monotonic()
@@ -121,7 +138,8 @@ def _take_rounds(
             expected = min(expected, left) if longest_round_sec else left
         stage(f"round {round_index + 1}", max(expected, 0.0))
         for resident in _in_order(alive, generator):
-            _take_turn(resident, round_index, _steps_of_turn(resident), void_reason)
+            number = numbers[_case_of(resident)]
+            _take_turn(resident, round_index, number, void_reason)
         longest_round_sec = max(longest_round_sec, time.monotonic() - now)
 
 
@@ -129,22 +147,22 @@ def _in_order(
     residents: Sequence[Resident], generator: random.Random
 ) -> Iterator[Resident]:
     """Yields residents in random order, those of one case after one another."""
-    groups: dict[str, list[Resident]] = {}
-    for resident in residents:
-        groups.setdefault(_case_of(resident), []).append(resident)
-    shuffled = list(groups.values())
+    shuffled = list(_by_case(residents).values())
     generator.shuffle(shuffled)
     for group in shuffled:
         generator.shuffle(group)
         yield from group
 
 
+def case_of(spec: TrialSpec) -> str:
+    """Returns what generations and revisions of a case, and its twin, share."""
+    control = Control.NONE if spec.control is Control.TWIN else spec.control
+    apart = {"revision", "code_digest", "control", "repetition_index", "seed"}
+    return f"{control.value} {spec.model_dump_json(exclude=apart)}"
+
+
 def _case_of(resident: Resident) -> str:
-    """Returns what revisions of a case, and its twin, have in common."""
-    spec = resident.prepared.trial.spec
-    control = "" if spec.control is Control.TWIN else spec.control.value
-    sides = {"revision", "code_digest", "control"}
-    return f"{control} {spec.model_dump_json(exclude=sides)}"
+    return case_of(resident.prepared.trial.spec)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,10 +181,11 @@ class _Stretch:
 def _stretches(residents: Sequence[Resident], generation: Generation) -> list[_Stretch]:
     if not generation.num_stretches:
         return []
-    groups: dict[str, list[Resident]] = {}
-    for resident in residents:
-        if resident.prepared.trial.spec.control is Control.NONE:
-            groups.setdefault(_case_of(resident), []).append(resident)
+    groups = _by_case(
+        resident
+        for resident in residents
+        if resident.prepared.trial.spec.control is Control.NONE
+    )
     found = []
     for group in groups.values():
         step_sec = max(1e-6, *(of.step_time_sec for of in group))
@@ -208,9 +227,28 @@ def _take_stretches(
                 )
 
 
-def _steps_of_turn(resident: Resident) -> int:
-    number = max(1, math.ceil(MIN_TURN_SEC / max(resident.step_time_sec, 1e-6)))
-    return whole_blocks(number, resident.prepared.trial.spec)
+def _steps_of_turns(
+    residents: Sequence[Resident], known: Mapping[str, int]
+) -> dict[str, int]:
+    """Returns the steps of a turn by case; of the fastest of its residents.
+
+    Turns of unlike numbers of steps would not be compared alone for what they measure:
+    the first step of a turn can take longer than the others.
+    """
+    found = dict(known)
+    for name, group in _by_case(residents).items():
+        if name not in known:
+            step_sec = min(max(of.step_time_sec, 1e-6) for of in group)
+            number = max(1, math.ceil(MIN_TURN_SEC / step_sec))
+            found[name] = whole_blocks(number, group[0].prepared.trial.spec)
+    return found
+
+
+def _by_case(residents: Iterable[Resident]) -> dict[str, list[Resident]]:
+    groups: dict[str, list[Resident]] = {}
+    for resident in residents:
+        groups.setdefault(_case_of(resident), []).append(resident)
+    return groups
 
 
 def _take_turn(

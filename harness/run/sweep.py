@@ -15,7 +15,8 @@ from harness.errors import Interrupted
 from harness.planning import defaults
 from harness.run import match_runs, peer_exports, phase_watch
 from harness.run.relay import run_generation
-from harness.run.rounds import Generation
+from harness.run.rounds import Generation, steps_of_turns
+from harness.run.time_left import RelayTimeLeft, relay_sec
 from harness.run.trial_runner import run_trial
 from results.records.models import Order, TrialStatus
 
@@ -133,6 +134,16 @@ def run_trials(
             for trial, status in zip(together, statuses, strict=True):
                 end(trial, status)
             missing = later
+            if missing and _is_all_void(store, together, statuses):
+                assert statuses[0].failure is not None
+                progress.note(
+                    f"stopped: no turn of generation"
+                    f" {together[0].spec.repetition_index + 1} counts"
+                    f" ({statuses[0].failure.reason}); end what else runs on these"
+                    " cores ('doctor' names it), then run the same command with"
+                    " --retry failed"
+                )
+                break
             if missing and _is_hopeless(store, together[-1], statuses[-1]):
                 progress.note(
                     f"the other {len(missing)} trials are not started, since they would"
@@ -141,6 +152,18 @@ def run_trials(
                 break
     finally:
         progress.end()
+
+
+def _is_all_void(
+    store: Store, together: Sequence[PlannedTrial], statuses: Sequence[StatusRecord]
+) -> bool:
+    """Whether no turn of a generation counts, and no trial before it was ok."""
+    if not _is_in_relay(together[0]):
+        return False
+    if any(of.status is not TrialStatus.VOID for of in statuses):
+        return False
+    ends = [of.status for of in store.trials() if of.status is not None]
+    return all(of.status is not TrialStatus.OK for of in ends)
 
 
 def _is_hopeless(store: Store, trial: PlannedTrial, status: StatusRecord) -> bool:
@@ -201,33 +224,40 @@ def _run_generation(
 ) -> list[StatusRecord]:
     plan = store.read_plan()
     measuring = settings.measuring
-    duration_sec = measuring.generation_sec
+    before = store.trials()
     generation = Generation(
         trials=trials,
         index=trials[0].spec.repetition_index,
-        duration_sec=duration_sec,
+        duration_sec=measuring.generation_sec,
         max_rounds=measuring.max_rounds or defaults.MAX_ROUNDS,
         seed=plan.seed,
         num_stretches=0 if measuring.gate is None else measuring.gate.num_stretches,
+        steps_of_turn=steps_of_turns(before),
     )
-    num_later = len(
-        {trial.spec.repetition_index for trial in later if _is_in_relay(trial)}
+    time_left = RelayTimeLeft(
+        measuring,
+        generation.index,
+        num_later=len(
+            {trial.spec.repetition_index for trial in later if _is_in_relay(trial)}
+        ),
+        used_sec=relay_sec(before),
+        whole_sec=durations.generation_sec
+        or measuring.generation_sec
+        or durations.remaining_sec(trial.spec for trial in trials),
+        is_measured=durations.generation_sec is not None,
     )
     alone = [trial.spec for trial in later if not _is_in_relay(trial)]
-    assumed_sec = durations.remaining_sec(trial.spec for trial in trials)
     label = f"generation {generation.index + 1} of {plan.repeats}"
     started = time.monotonic()
 
     def stage(text: str, left_sec: float | None) -> None:
-        passed_sec = time.monotonic() - started
-        whole_sec = duration_sec
-        if whole_sec is None:
-            # Before the first round, nothing is known but what such trials took.
-            whole_sec = assumed_sec if left_sec is None else passed_sec + left_sec
-        if left_sec is None:
-            left_sec = whole_sec - passed_sec
-        rest_sec = durations.remaining_sec(alone)
-        eta_sec = left_sec + num_later * whole_sec + rest_sec
-        progress.stage(f"{label}: {text}", eta_sec)
+        eta_sec = time_left.update(time.monotonic() - started, left_sec)
+        progress.stage(
+            f"{label}: {text}",
+            eta_sec + durations.remaining_sec(alone),
+            is_most=time_left.is_most,
+        )
 
-    return run_generation(store, generation, settings, stage)
+    statuses = run_generation(store, generation, settings, stage)
+    durations.generation_sec = time.monotonic() - started
+    return statuses

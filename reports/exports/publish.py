@@ -96,9 +96,18 @@ def publish(store: Store, output: Path) -> Published:
 
 
 def _copy(store: Store, work: Path) -> Iterator[Shown]:
-    """Writes the copy; yields what may be private in it."""
+    """Writes the copy and its page; yields what may be private in it."""
     from reports.page import build
 
+    yield from copy_records(store, work)
+    page = build.build_report(Store.open(work))
+    output_file.write(Store(work).report_path, page)
+    yield from private.find("page", private.visible_text(page))
+    yield from _secrets("page", page)
+
+
+def copy_records(store: Store, work: Path) -> Iterator[Shown]:
+    """Writes a sealed copy of the records; yields what may be private in it."""
     for name in _listed(store):
         content = untrusted.read_bytes(store.root / name)
         if content is None:
@@ -106,12 +115,7 @@ def _copy(store: Store, work: Path) -> Iterator[Shown]:
         content = _without_tracebacks(name, content)
         output_file.write(work / name, content)
         yield from _search(name, content)
-    copy = Store.open(work)
-    _seal(store, copy)
-    page = build.build_report(copy)
-    output_file.write(Store(work).report_path, page)
-    yield from private.find("page", private.visible_text(page))
-    yield from _secrets("page", page)
+    _seal(store, Store.open(work))
 
 
 def _seal(store: Store, copy: Store) -> None:

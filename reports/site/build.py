@@ -8,6 +8,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Final
 
+from markupsafe import escape
+
 from reports import output_file
 from reports.page import build, page
 from reports.site import assets, comparison
@@ -24,10 +26,14 @@ if TYPE_CHECKING:
     from reports.site.card import Card
     from reports.view.view import View
     from results.judging.gate_metrics import Metric
+    from results.records.models import Plan
     from results.store.study_store import Store
     from results.study.cases import Study
 
 INDEX: Final = "index.html"
+RECORDS: Final = "records.zip"
+RAW_DATA: Final = "Raw records (zip)"
+"""Of a link: ``verify`` recomputes every figure from them."""
 _BODY: Final = re.compile(r'<body>\n(?:<a class="skip"[^>]*>[^<]*</a>\n)?')
 """Where a page begins; a link that skips to the content stays the first of all."""
 
@@ -50,7 +56,10 @@ class Pair:
 
 
 def pages(
-    stores: Sequence[Store], metric: Metric, references: Sequence[str] = ()
+    stores: Sequence[Store],
+    metric: Metric,
+    references: Sequence[str] = (),
+    data: Mapping[pathlib.Path, str] | None = None,
 ) -> Iterator[tuple[str, str]]:
     """Yields the path of every page below the site's folder, and its HTML.
 
@@ -60,21 +69,24 @@ def pages(
       stores: The studies.
       metric: What pairs of them are compared by.
       references: Published figures on the pages, as ``build_report`` takes them.
+      data: Where the raw records of studies are, by their folders.
 
     Raises:
       ResultsError: A plan is missing, unreadable or contradictory, a study is given
         twice, or references cannot be used.
     """
     _check_different(stores)
-    loaded = [(store, view_store(store)) for store in stores]
-    # By what the records say: a name of a folder can be anything.
-    loaded.sort(key=lambda pair: _order(pair[1]))
-    names = slugs([view.study.plan.study for _, view in loaded])
+    placed = _placed(stores)
+    names = list(placed)
+    loaded = [(store, view_store(store)) for store in placed.values()]
     cards = []
     for (store, view), slug in zip(loaded, names, strict=True):
         cards.append(make_card(view, slug))
         html = build.build_report(store, references)
-        html = with_link(html, "All studies", f"../../{INDEX}")
+        links = {"All studies": f"../../{INDEX}"}
+        if data and store.root in data:
+            links[RAW_DATA] = data[store.root]
+        html = with_links(html, links)
         yield f"studies/{slug}/{INDEX}", html
     views = dict(zip(names, (view for _, view in loaded), strict=True))
     compared: list[Pair] = []
@@ -91,25 +103,46 @@ def write_site(
     folder: pathlib.Path,
     metric: Metric,
     references: Sequence[str] = (),
+    records: Mapping[pathlib.Path, bytes | str] | None = None,
 ) -> pathlib.Path:
     """Writes the site and returns the path of its index.
+
+    Args:
+      stores: The studies.
+      folder: Where to.
+      metric: What pairs of them are compared by.
+      references: As of ``pages``.
+      records: Raw records of studies, by their folders: a zip file that is written
+        beside the page, or its address.
 
     Raises:
       ResultsError: A study cannot be read; nothing was written.
       WriteStoreError: ``folder`` is not a folder that can be written to.
     """
-    written = dict(pages(stores, metric, references))
+    records = records or {}
+    data = {
+        root: RECORDS if isinstance(of, bytes) else of for root, of in records.items()
+    }
+    written: dict[str, bytes | str] = dict(pages(stores, metric, references, data))
+    for slug, store in _placed(stores).items():
+        content = records.get(store.root)
+        if isinstance(content, bytes):
+            written[f"studies/{slug}/{RECORDS}"] = content
     output_file.write_all(folder, written, what="site")
     return folder / INDEX
 
 
-def with_link(html: str, text: str, address: str) -> str:
-    """Returns a page with a link above its content."""
+def with_links(html: str, links: Mapping[str, str]) -> str:
+    """Returns a page with links above its content, addresses by their texts."""
     (begin,) = _BODY.findall(html)
     # Within the padding of the page: its first screen stays where it was.
     nav = (
         '<nav aria-label="Site" style="margin:-0.6rem 0 0.1rem;padding:0;border:0"><ul>'
-        f'<li><a href="{address}">{text}</a></li></ul></nav>'
+        + "".join(
+            f'<li><a href="{escape(address)}">{text}</a></li>'
+            for text, address in links.items()
+        )
+        + "</ul></nav>"
     )
     return html.replace(begin, f"{begin}{nav}\n", 1)
 
@@ -125,8 +158,16 @@ def _check_different(stores: Sequence[Store]) -> None:
         seen[root] = store
 
 
-def _order(view: View) -> tuple[str, str, str]:
-    plan = view.study.plan
+def _placed(stores: Sequence[Store]) -> dict[str, Store]:
+    """Returns studies by the names of their folders, in the order of the site."""
+    plans = [(store, store.read_plan()) for store in stores]
+    # By what the records say: a name of a folder can be anything.
+    plans.sort(key=lambda pair: _order(pair[1]))
+    names = slugs([plan.study for _, plan in plans])
+    return dict(zip(names, (store for store, _ in plans), strict=True))
+
+
+def _order(plan: Plan) -> tuple[str, str, str]:
     ids = sorted(trial.trial_id for trial in plan.trials)
     return plan.created_at, plan.study, "".join(ids[:1])
 

@@ -13,6 +13,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from reports.words import (
+    brief_points,
     formats,
     gate_brief,
     main_loss,
@@ -125,6 +126,7 @@ def judge(view: View) -> Brief:
                 following=next_step.with_a_baseline(view),
             ),
             rows=rows_of(view),
+            note=_when(view),
         )
     sentences = (
         main_loss.sentence(view, points),
@@ -160,13 +162,7 @@ def columns(view: View) -> tuple[str, ...]:
 
 def rows_of(view: View) -> tuple[MeasuredRow, ...]:
     """Returns the most replicas of every backend and mode, in planned order."""
-    chosen = []
-    for mode in view.study.modes:
-        for backend in view.study.backends:
-            curve = [p for p in view.points_of(mode, backend) if p.throughput]
-            fit = [p for p in curve if not p.is_oversubscribed] or curve
-            chosen += [p for p in fit if p.num_replicas == fit[-1].num_replicas]
-    return tuple(_row(view, point) for point in chosen)
+    return tuple(_row(view, point) for point in brief_points.most_replicas(view))
 
 
 def _row(view: View, point: Point) -> MeasuredRow:
@@ -202,20 +198,30 @@ def _note(view: View, points: Sequence[Point]) -> str:
     numbers = sorted({estimate.n for estimate in known})
     number = " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
     noun = view.repetition if numbers == [1] else view.repetitions
-    if not any(estimate.has_interval for estimate in known):
-        return f"n = {number} {noun}: no intervals."
-    if not any(estimate.is_conclusive for estimate in known):
-        return f"In brackets: intervals of these processes only, n = {number} {noun}."
     text = f"In brackets: 95{formats.HARD_SPACE}% intervals, n = {number} {noun}"
-    if view.study.plan.measuring.order is not Order.RELAY:
-        return f"{text}."
-    minutes = view.study.plan.measuring.minutes
-    during = f"these {minutes:g} minutes" if minutes else "the time of the study"
-    # Cases are compared within a second; a rate alone has the weather of its hour.
-    return (
-        f"{text} of fresh processes. Ratios hold for this machine, rates for it during"
-        f" {during}."
-    )
+    if not any(estimate.has_interval for estimate in known):
+        text = f"n = {number} {noun}: no intervals"
+    elif not any(estimate.is_conclusive for estimate in known):
+        text = f"In brackets: intervals of these processes only, n = {number} {noun}"
+    elif view.study.plan.measuring.order is Order.RELAY:
+        text += " of fresh processes; ratios hold for this machine"
+    return f"{text}. {_when(view)}"
+
+
+def _when(view: View) -> str:
+    """Says for when rates hold: a rate has the weather of its hour, a ratio has not."""
+    statuses = [
+        entry.trial.status
+        for entry in view.study.planned
+        if entry.is_ok and entry.trial is not None and entry.trial.status is not None
+    ]
+    first = min(status.started_at for status in statuses)
+    last = max(status.ended_at for status in statuses)
+    minute = len("2026-01-01T00:00")
+    begin, end = (text[:minute].replace("T", " ") for text in (first, last))
+    if begin.partition(" ")[0] == end.partition(" ")[0]:
+        end = end.partition(" ")[2]
+    return f"Rates hold for this machine from {begin} to {end} UTC."
 
 
 def trust_words(found: Sequence[Mark]) -> str:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from results.statistics.estimates import Estimate
 
 WEAKER_QUALITY: Final = (
-    "a weaker comparison: the runs of the two studies are not paired by seed"
+    "a weaker comparison: the runs of the two studies do not share their seeds"
 )
 QUALITY: Final = (
-    "the mean over seeds (n) of how much worse quality runs end, relative to the"
-    " baseline's mean"
+    "the median over seeds (n) of how much worse quality runs end, relative to the"
+    " baseline's median; and whether more of them fail"
 )
 EXACT: Final = (
     "counts are exact: all runs of a side have the same number, so there is no spread"
@@ -247,7 +247,8 @@ def gate_junit(gate: Gate) -> str:
             ET.SubElement(element, outcome, message=text)
 
     for row, case in zip(_rows(gate), gate.all_cases, strict=True):
-        text = case.reason or _sentence(gate, row, case)
+        said = "" if case.verdict is None else _sentence(gate, row, case)
+        text = "; ".join(part for part in (said, case.reason) if part)
         add(case.name, _outcome(gate, case.verdict), text)
     is_measured = not gate.failures and not gate.why_unfit
     whole = _outcome(gate, gate.verdict) if is_measured else "error"

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from typing import TYPE_CHECKING
 
-from reports.words import drift, evidence, formats
+from reports.words import brief_points, drift, evidence, formats
 from results.figures import relay
 from results.records.models import Evidence, Order
 from results.study import agreement
@@ -26,6 +27,10 @@ MANY = 0.2
 """More failed or disturbed trials than this fraction are bad."""
 SOME_VOID = 0.1
 SMALL_DRIFT, LARGE_DRIFT = 0.10, 0.25
+FINE, COARSE = 0.06, 0.20
+"""Half an interval, relative to its figure, up to which a study resolves what its
+reader asks (the median of a default relay is 4 %), and above which it resolves little.
+"""
 
 
 class Level(enum.Enum):
@@ -57,6 +62,7 @@ def of_view(view: View) -> tuple[Mark, ...]:
         *_evidence(view),
         _design(view),
         _repetitions(view),
+        *_resolution(view),
         _quiet(view),
         _drift(view),
         _failures(view),
@@ -127,6 +133,33 @@ def _repetitions(view: View) -> Mark:
         level = Level.BAD
         reason = f"one {what}: no interval" if fewest else "nothing measured"
     return Mark(name="Sample", level=level, reason=reason)
+
+
+def _resolution(view: View) -> tuple[Mark, ...]:
+    """Returns how finely the figures of the first screen are known, where any has one.
+
+    The twin counts with its distance from 1 as well: equal programs differ by that.
+    """
+    shown = [p.efficiency for p in brief_points.most_replicas(view) if p.efficiency]
+    halves = [
+        (found.high - found.low) / 2 / found.value
+        for found in shown
+        if found.low is not None and found.high is not None
+    ]
+    if not halves:
+        return ()
+    widest = round(max(halves), 2)  # as it is shown
+    reason = f"efficiencies within {formats.percent(widest)} to either side"
+    twin = relay.twin_of(view.study)
+    if twin is not None:
+        apart = round(abs(math.log(twin.ratio.value)), 2)
+        if apart > max(FINE, widest):
+            widest = apart
+            reason = f"equal programs are {formats.percent(apart)} apart"
+    if widest <= FINE:
+        return (Mark(name="Resolution", level=Level.OK, reason=reason),)
+    level = Level.BAD if widest > COARSE else Level.CAUTION
+    return (Mark(name="Resolution", level=level, reason=f"{reason}: coarse"),)
 
 
 def _environments(view: View) -> list[Environment]:

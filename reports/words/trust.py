@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reports.words import formats
-from results.figures import relay
+from results.figures import first_steps, relay
 from results.study import agreement, matching
 from results.study.matching import Outcome
 
@@ -56,6 +56,7 @@ def sentences(view: View) -> Iterator[str]:
             f"{twin.case.label} was measured twice to check the design: the ratio "
             f"of the two is {figures} (n = {twin.ratio.n}; {verdict})."
         )
+    yield from _first_steps(view)
     counts = relay.count_turns(view.study)
     if counts.num_void == 1:
         reason, _ = counts.reasons[0]
@@ -64,6 +65,40 @@ def sentences(view: View) -> Iterator[str]:
         yield (
             f"{counts.num_void} of {counts.num_turns} turns are void and were "
             f"repeated: {_main_reason(counts)}."
+        )
+
+
+def _first_steps(view: View) -> Iterator[str]:
+    """Yields what turns cost, since the first step of each is slower."""
+    known = [first_steps.of_case(case) for case in view.measured_cases]
+    found = [of for of in known if of is not None]
+    # Cases that were chosen before anything was measured: no largest of several.
+    primary = view.study.plan.measuring.primary
+    planned = () if primary is None else (primary.first_case_id, primary.second_case_id)
+    several = [of for of in found if of.ratio is not None and of.ratio.has_interval]
+    chosen = [of for of in several if of.case.case_id in planned] or several[:1]
+    for of in chosen:
+        assert of.ratio is not None
+        steps = f"{of.fewest}" if of.fewest == of.most else f"{of.fewest} to {of.most}"
+        yield (
+            f"{of.case.label}: the first step of a turn takes "
+            f"{formats.change(of.ratio)} longer than its others (n = {of.ratio.n}), "
+            f"{formats.signed_percent(of.part)} of a turn of {steps} steps."
+        )
+    num_single = sum(of.fewest == 1 for of in found)
+    if num_single > 0 and (several or num_single < len(found)):
+        yield (
+            f"Turns of {num_single} of {len(found)} cases are one step, the first: "
+            "efficiencies that compare them with longer turns include what it takes "
+            "more."
+        )
+    unlike = [of for of in found if of.fewest < of.most]
+    if unlike:
+        fewest, most = min(of.fewest for of in unlike), max(of.most for of in unlike)
+        yield (
+            f"In {len(unlike)} of {len(found)} cases the number of steps per turn "
+            f"differs between generations ({fewest} to {most}): this study was "
+            "measured before it was one for each case."
         )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from results import errors
 from results.figures import relay
 from results.judging import (
     day_effect,
@@ -182,8 +183,14 @@ def of_studies(
       days: The baseline measured on other days; with them the verdict is no advice.
 
     Raises:
-      ResultsError: No case is in both, or quality runs do not measure this metric.
+      ResultsError: No case is in both, or quality runs do not measure this metric, or
+        an efficiency is to be judged.
     """
+    if rule.metric is gate_metrics.EFFICIENCY:
+        raise errors.ResultsError(
+            f"efficiency against {baseline} cannot be judged: both sides must take"
+            " turns in the same rounds; use gate --baseline with a revision of git"
+        )
     are_quality_runs = rule.metric.is_quality
     pairs = case_pairs.pairs(study, stored, are_quality_runs=are_quality_runs)
     differences = [

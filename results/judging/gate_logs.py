@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from results import errors
 from results.judging import gate_metrics
 from results.statistics import generations, group_sequential
 
@@ -34,9 +35,18 @@ TAIL_QUANTILE = 0.99
 def of_pairs(pairs: Pairs, metric: Metric) -> Mapping[Kind, np.ndarray]:
     """Returns log slowdowns by kind of measurement, over generations and cases.
 
-    Not a number where a generation of a case has none.
+    Not a number where a generation of a case has none. Of an efficiency, columns are of
+    ``scaled`` cases only: what a case is slower by, less what its baseline is.
     """
-    is_relay = metric.name == gate_metrics.THROUGHPUT.name and all(
+    if metric is gate_metrics.EFFICIENCY:
+        found = of_pairs(pairs, gate_metrics.THROUGHPUT)
+        columns = scaled(pairs)
+        return {
+            kind: np.stack([of[:, own] - of[:, base] for own, base in columns], axis=1)
+            for kind, of in found.items()
+            if kind is not group_sequential.TAIL  # no percentile of a ratio
+        }
+    is_relay = metric is gate_metrics.THROUGHPUT and all(
         case.is_in_relay for case, _ in pairs
     )
     if not is_relay:
@@ -55,6 +65,34 @@ def of_pairs(pairs: Pairs, metric: Metric) -> Mapping[Kind, np.ndarray]:
         kinds[group_sequential.SUSTAINED] = sustained
         kinds[group_sequential.TAIL] = _array(pairs, _of_tails)
     return kinds
+
+
+def scaled(pairs: Pairs) -> list[tuple[int, int]]:
+    """Returns which pairs have an efficiency, each with that of its baseline.
+
+    The baseline has the fewest replicas of the backend, in a mode of the case.
+
+    Raises:
+      ResultsError: No case has a baseline with fewer replicas.
+    """
+    specs = [case.spec for case, _ in pairs]
+    found = []
+    for own, (case, _) in enumerate(pairs):
+        smaller = [
+            base
+            for base, (other, _) in enumerate(pairs)
+            if specs[base].backend == specs[own].backend
+            and specs[base].num_replicas < specs[own].num_replicas
+            and set(other.modes) & set(case.modes)
+        ]
+        if smaller:
+            found.append((own, min(smaller, key=lambda at: specs[at].num_replicas)))
+    if not found:
+        raise errors.ResultsError(
+            "no case has a baseline with fewer replicas, so there is no efficiency to"
+            " judge; measure two numbers of replicas or more, such as --replicas 1,2"
+        )
+    return found
 
 
 def _array(pairs: Pairs, of_trials: OfTrials) -> np.ndarray:

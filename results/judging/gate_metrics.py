@@ -80,6 +80,11 @@ class Rule:
 THROUGHPUT = Metric(
     name="throughput", is_cost=False, of=scaling.throughput_of, worse="slower"
 )
+EFFICIENCY = Metric(
+    name="efficiency", is_cost=False, of=scaling.throughput_of, worse="less efficient"
+)
+"""Of a gate of two revisions only: a throughput over that of the fewest replicas."""
+OF_TURNS = (THROUGHPUT, EFFICIENCY)
 FIRST_STEP = "time_to_first_step"
 METRICS = {
     metric.name: metric
@@ -151,7 +156,7 @@ def metric_of(name: str) -> Metric:
 
 
 def _known() -> str:
-    return ", ".join((*METRICS, *trial_metrics.names()))
+    return ", ".join((*METRICS, EFFICIENCY.name, *trial_metrics.names()))
 
 
 def metric_of_gate(name: str, declared: Iterable[MetricFacts]) -> Metric:
@@ -166,7 +171,7 @@ def metric_of_gate(name: str, declared: Iterable[MetricFacts]) -> Metric:
       PluginError: The plugin that has it cannot be used.
     """
     learned = {facts.name: of_quality(facts) for facts in declared if facts.is_judged}
-    known = METRICS | learned
+    known = METRICS | {EFFICIENCY.name: EFFICIENCY} | learned
     if name not in known:
         own = trial_metrics.find(name, known)
         if own is not None:

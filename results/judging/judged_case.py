@@ -30,7 +30,7 @@ class JudgedCase:
       name: Backend, replicas and scaling modes; or the name of a micro-benchmark.
       judgement: The verdict on the metric; None where either side has fewer than two
         generations.
-      reason: Why there is no verdict; empty if there is.
+      reason: Why there is no verdict; of runs that were trained, how many failed.
       case: The case; None of a micro-benchmark.
       others: Verdicts on what else was measured of the case, by what it is.
       count: A count of both sides, of a case that is one; it has no judgement.

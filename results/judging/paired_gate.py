@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from results.judging import gate_logs
+from results.judging import gate_logs, gate_metrics
 from results.judging.judged_case import JudgedCase, name_of
 from results.statistics import estimates, group_sequential, spending
 from results.statistics.estimates import Estimate
@@ -85,6 +85,8 @@ def judge(
       planned: Generations after which the gate looks; empty for one look at the end.
     """
     logs = gate_logs.of_pairs(pairs, rule.metric)
+    if rule.metric is gate_metrics.EFFICIENCY:
+        pairs = [pairs[own] for own, _ in gate_logs.scaled(pairs)]
     main, first = next(iter(logs.items()))
     number = max(first.shape[0], 1)
     looks = spending.looks_until(number, planned)

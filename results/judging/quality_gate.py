@@ -2,40 +2,85 @@
 
 A faster model that learns less is a regression, which no gate on speed sees. Both sides
 train with the same seeds, so they start from the same weights and read the same data.
-The loss of a seed is how much worse the change ended, relative to the mean quality q of
-the baseline's runs:
+The loss of a seed is how much worse the change ended, relative to the median
+quality q of the baseline's runs:
 
 - (q_baseline - q_change) / q where more is better, such as accuracy and return
 - (q_change - q_baseline) / q where less is better, such as FID
 
-Its mean over seeds has an interval by Student's t, which is judged by the rule of
-``results/statistics/judge.py`` with the margin ``delta``. Against a stored study
-nothing is paired, and the interval is Welch's (``results/statistics/estimates.py``). q
-is taken as known: its own error changes a loss of 5 % by a twentieth of that error.
+The *median* loss over seeds is judged, by its exact interval from ordered losses (the
+sign test): of runs that now and then fail no interval of a mean from a few seeds holds
+what it states (with one run in five that fails, a mean loss of exactly ``delta`` passed
+in 0.31 to 0.60 of gates), and that of the median holds whatever the results are. The
+median says nothing of runs that fail, so their share is judged too: a run *fails* if it
+ends worse than the baseline's median by more than ``FAILED`` of it. Of the seeds for
+which one side failed and the other did not, as many would be of either side (McNemar,
+Psychometrika 12, 1947). ``alpha`` is the probability of passing a median loss of
+``delta``, and of calling equal programs worse: three quarters of it by the median, one
+by failures.
+
+Against a stored study runs are paired in the order of their seeds, which is as exact,
+and finds less. q is taken as known: its own error changes a loss of 5 % by a twentieth
+of that error.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import statistics
 from typing import TYPE_CHECKING
 
 from results.figures import learning_gains
-from results.statistics import estimates, judge
+from results.statistics import judge
+from results.statistics.estimates import Estimate
+from results.statistics.judge import Judgement, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from results.judging.gate_metrics import Metric, Rule
     from results.records.models import QualityMetric
-    from results.statistics.judge import Judgement
     from results.study.cases import Case, Key
 
-FEWEST_SEEDS = learning_gains.FEWEST_RUNS
-PAIRED = (
-    "Student's t over seeds of the loss relative to the baseline's mean quality, both"
-    " sides with the same seeds"
-)
-UNPAIRED = (
-    "Welch's t over the seeds of two studies, relative to the baseline's mean quality"
-)
+FAILED = 0.5
+OF_MEDIAN, OF_FAILURES = 0.75, 0.25
+_MEDIAN = "exact interval of the median over seeds (sign test) of the loss relative to"
+PAIRED = f"{_MEDIAN} the baseline's median quality, both sides with the same seeds"
+UNPAIRED = f"{_MEDIAN} the baseline's median quality, of two studies"
+
+
+def fewest_seeds(alpha: float) -> int:
+    """Returns how many seeds a verdict needs: that all are on one side is chance."""
+    return math.ceil(-math.log2(OF_MEDIAN * alpha))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Failures:
+    """Runs that fail.
+
+    Attributes:
+      ours: Of the change.
+      theirs: Of the baseline.
+      n: Seeds.
+      p_value: Of so many more of the change, were both sides equal.
+    """
+
+    ours: int
+    theirs: int
+    n: int
+    p_value: float
+
+    @property
+    def text(self) -> str:
+        """How many runs fail; empty if none does."""
+        if not self.ours + self.theirs:
+            return ""
+        return (
+            f"{self.ours} of {self.n} runs of the change fail (end worse than the"
+            f" baseline's median by more than {FAILED:.0%}), {self.theirs} of the"
+            f" baseline: p = {self.p_value:.2g} (sign test)"
+        )
 
 
 def judged(
@@ -46,11 +91,11 @@ def judged(
     Args:
       case: Of the change.
       other: Of the baseline.
-      rule: What they learned; its loss is relative to the baseline's mean.
+      rule: What they learned; its loss is relative to the baseline's median.
       is_paired: Whether seeds are compared one by one.
 
     Returns:
-      The judgement and "", or None and why there is none.
+      The judgement and how many runs fail, or None and why there is none.
 
     Raises:
       ResultsError: The runs do not measure this metric.
@@ -60,27 +105,73 @@ def judged(
         keys = [key for key in here if key in there]
         here = {key: here[key] for key in keys}
         there = {key: there[key] for key in keys}
-    reason = _why_not(here, there)
+    reason = _why_not(here, there, fewest_seeds(rule.alpha))
     if reason:
         return None, reason
-    mean = math.fsum(found.value for found in there.values()) / len(there)
-    scale = (1.0 if rule.metric.is_cost else -1.0) / mean
+    median = statistics.median(found.value for found in there.values())
+    scale = (1.0 if rule.metric.is_cost else -1.0) / median
     ours, theirs = (
-        [scale * found.value for found in of.values()] for of in (here, there)
+        [scale * of[key].value for key in sorted(of)] for of in (here, there)
     )
-    if is_paired:
-        losses = [a - b for a, b in zip(ours, theirs, strict=True)]
-        loss = estimates.one_group(losses)
-    else:
-        loss = estimates.two_groups(ours, theirs)
-    judgement = judge.of_mean(
-        loss,
-        delta=rule.delta,
-        alpha=rule.alpha,
+    judgement, failures = of_losses(ours, theirs, rule, is_paired=is_paired)
+    return judgement, failures.text
+
+
+def of_losses(
+    ours: Sequence[float], theirs: Sequence[float], rule: Rule, *, is_paired: bool
+) -> tuple[Judgement, Failures]:
+    """Judges costs of runs, relative to the baseline's median, pair by pair."""
+    losses = sorted(a - b for a, b in zip(ours, theirs, strict=False))
+    low, high = (
+        _median_bounds(losses, level) for level in (OF_MEDIAN * rule.alpha, rule.alpha)
+    )
+    verdict = judge.verdict_of(low[0], high[1], margin=rule.delta)
+    failures = _failures(ours, theirs)
+    if failures.p_value <= OF_FAILURES * rule.alpha:
+        verdict = Verdict.REGRESS
+    slowdown = Estimate(
+        value=1 + statistics.median(losses),
+        low=1 + low[0],
+        high=1 + high[1],
+        n=len(losses),
+        unit="",
         method=PAIRED if is_paired else UNPAIRED,
-        is_log=False,
+        confidence=1 - 2 * rule.alpha,
     )
-    return judgement, ""
+    judgement = Judgement(
+        verdict=verdict, slowdown=slowdown, delta=rule.delta, alpha=rule.alpha
+    )
+    return judgement, failures
+
+
+def _median_bounds(ordered: Sequence[float], level: float) -> tuple[float, float]:
+    """Returns bounds each of which the median is beyond with a probability of level.
+
+    Infinite where so few values have none.
+    """
+    from scipy import special
+
+    n = len(ordered)
+    ranks = [k for k in range(1, n + 1) if special.bdtr(k - 1, n, 0.5) <= level]
+    if not ranks:
+        return -math.inf, math.inf
+    return ordered[ranks[-1] - 1], ordered[n - ranks[-1]]
+
+
+def _failures(ours: Sequence[float], theirs: Sequence[float]) -> Failures:
+    from scipy import special
+
+    limit = statistics.median(theirs) + FAILED
+    failed = [(a > limit, b > limit) for a, b in zip(ours, theirs, strict=False)]
+    more = sum(a and not b for a, b in failed)
+    fewer = sum(b and not a for a, b in failed)
+    p_value = float(special.bdtrc(more - 1, more + fewer, 0.5)) if more else 1.0
+    return Failures(
+        ours=sum(a for a, _ in failed),
+        theirs=sum(b for _, b in failed),
+        n=len(failed),
+        p_value=p_value,
+    )
 
 
 def _final(case: Case, metric: Metric) -> dict[Key, QualityMetric]:
@@ -89,11 +180,13 @@ def _final(case: Case, metric: Metric) -> dict[Key, QualityMetric]:
     }
 
 
-def _why_not(here: dict[Key, QualityMetric], there: dict[Key, QualityMetric]) -> str:
+def _why_not(
+    here: dict[Key, QualityMetric], there: dict[Key, QualityMetric], needed: int
+) -> str:
     """Why two groups of runs give no verdict; empty if they do."""
     fewest = min(len(here), len(there))
-    if fewest < FEWEST_SEEDS:
-        return f"{fewest} seed(s) have both, a verdict needs {FEWEST_SEEDS} or more"
+    if fewest < needed:
+        return f"{fewest} seed(s) have both, a verdict needs {needed} or more"
     protocols = {
         (found.protocol, found.num_examples)
         for found in (*here.values(), *there.values())
@@ -104,10 +197,10 @@ def _why_not(here: dict[Key, QualityMetric], there: dict[Key, QualityMetric]) ->
             for protocol, number in sorted(protocols)
         )
         return f"the protocols of the metric differ, so it is not comparable: {listed}"
-    mean = math.fsum(found.value for found in there.values()) / len(there)
-    if mean <= 0:
+    median = statistics.median(found.value for found in there.values())
+    if median <= 0:
         return (
-            f"the baseline's mean is {mean:.4g}, and a loss relative to it has no"
+            f"the baseline's median is {median:.4g}, and a loss relative to it has no"
             " meaning; train longer"
         )
     return ""

@@ -160,17 +160,14 @@ def judge_groups(
     return of_mean(mean, delta=delta, alpha=alpha, method=OF_TWO_STUDIES)
 
 
-def of_mean(
-    mean: Mean, *, delta: float, alpha: float, method: str, is_log: bool = True
-) -> Judgement:
-    """Judges a mean loss.
+def of_mean(mean: Mean, *, delta: float, alpha: float, method: str) -> Judgement:
+    """Judges a mean log slowdown.
 
     Args:
       mean: Positive where the change is worse.
       delta: The loss that matters, as a ratio.
       alpha: The accepted probability of passing a loss of exactly ``delta``.
       method: How the mean was computed.
-      is_log: Whether the loss is the logarithm of a ratio, or relative.
 
     Raises:
       ResultsError: One value on a side, or a ``delta`` or ``alpha`` that is out of
@@ -185,13 +182,8 @@ def of_mean(
             "more of each side: one says nothing about the spread between processes; "
             "measure longer"
         )
-    margin = math.log1p(delta) if is_log else delta
-    if is_log:
-        slowdown = estimates.from_logs(found)
-    else:
-        slowdown = dataclasses.replace(
-            found, value=1 + found.value, low=1 + found.low, high=1 + found.high
-        )
+    margin = math.log1p(delta)
+    slowdown = estimates.from_logs(found)
     return Judgement(
         verdict=verdict_of(found.low, found.high, margin=margin),
         slowdown=slowdown,

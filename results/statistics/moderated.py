@@ -8,12 +8,21 @@ and Molecular Biology 3, 2004), takes the variances to be draws from one distrib
 case has the weighted mean of its own variance and the common one, and its t statistic
 the degrees of freedom of both. How alike the spreads are, is estimated from how much
 the logarithms of the variances differ beyond chance.
+
+A gate has a handful of cases, whose spreads can look alike by chance: then a case that
+is noisier than the others would be judged by their spread, and equal programs regress
+in 7 % of gates where 5 % are stated. So a case borrows at most ``MOST_PRIOR`` degrees
+of freedom, whatever its prior says (``make statistics``).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+MOST_PRIOR = 8.0
+"""Of simulated gates of six cases whose spreads are up to 3.4 times apart, equal
+programs regress in 0.067 without a limit, 0.051 with 8 and 0.046 with 6; the price is
+a third of a generation more where spreads are equal."""
 _NUM_ITERATIONS = 30
 _MOST_DEGREES = 1e6
 
@@ -29,7 +38,7 @@ def moderated(
 
     Returns:
       Two arrays of the same shape. The degrees of freedom are at most those of all
-      cases together.
+      cases together, and at most ``MOST_PRIOR`` more than those of the case.
     """
     from scipy import special
 
@@ -47,6 +56,7 @@ def moderated(
     common = np.exp(centre + special.digamma(prior / 2) - np.log(prior / 2))
     # Where they differ by chance only, the mean variance says more than that of logs.
     common = np.where(beyond > 2 / _MOST_DEGREES, common, pooled)
+    prior = np.minimum(prior, MOST_PRIOR)
     found = (prior * common + degrees * variances) / (prior + degrees)
     return found, np.minimum(degrees + prior, together)
 

@@ -27,12 +27,14 @@ def compare(study: Study, raws: Mapping[str, RawTrial], check: Check) -> None:
     if found is None or design is None or found.paired is None or not is_relay:
         return
     sides: dict[tuple[str, int, int], tuple[dict[Any, Any], dict[Any, Any]]] = {}
+    modes: dict[tuple[str, int, int], set[str]] = {}
     for entry in study.planned:
         spec = entry.spec
         if spec.control is not Control.NONE or spec.budget is not None:
             continue
         key = spec.backend, spec.num_replicas, spec.per_replica_batch_size
         pair = sides.setdefault(key, ({}, {}))
+        modes.setdefault(key, set()).update(mode.value for mode in entry.modes)
         if not entry.is_ok:
             continue
         if entry.trial_id not in raws:
@@ -46,8 +48,11 @@ def compare(study: Study, raws: Mapping[str, RawTrial], check: Check) -> None:
             for n, turn in enumerate(result["turns"])
         ]
         pair[bool(spec.revision)][spec.repetition_index, spec.seed] = result
+    logs = gates.log_slowdowns(list(sides.values()))
+    if design.metric == "efficiency":
+        logs = gates.of_efficiency(logs, [(*key[:2], modes[key]) for key in sides])
     again = gates.judge(
-        gates.log_slowdowns(list(sides.values())),
+        logs,
         planned=design.looks,
         delta=design.delta,
         alpha=design.alpha,

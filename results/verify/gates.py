@@ -21,6 +21,7 @@ LOWEST = -8.5
 _NUM_POINTS = 801
 OF_PASSING = 0.8
 STANDS_OUT = 4.0
+MOST_BORROWED = 8.0
 # Share of alpha for a false regression, and the margin in units of delta.
 KINDS: Mapping[str, tuple[float, float | None]] = {
     "turns": (0.7, 1.0),
@@ -72,6 +73,35 @@ def log_slowdowns(
         kind: logs
         for kind, logs in found.items()
         if kind == "turns" or any(value is not None for of in logs for value in of)
+    }
+
+
+def of_efficiency(logs: Logs, sizes: Sequence[tuple[str, int, set[str]]]) -> Logs:
+    """Returns what each case loses beyond its baseline, of those that have one.
+
+    Args:
+      logs: Log slowdowns of all cases.
+      sizes: Backend, replicas and modes of each.
+    """
+    pairs = []
+    for own, (backend, number, modes) in enumerate(sizes):
+        fewer = [
+            (other[1], at)
+            for at, other in enumerate(sizes)
+            if other[0] == backend and other[1] < number and other[2] & modes
+        ]
+        if fewer:
+            pairs.append((own, min(fewer)[1]))
+    return {
+        kind: [
+            [
+                None if a is None or b is None else a - b
+                for a, b in zip(cases[own], cases[base], strict=True)
+            ]
+            for own, base in pairs
+        ]
+        for kind, cases in logs.items()
+        if kind != "sustained 99th percentile"
     }
 
 
@@ -192,11 +222,9 @@ def moderated(variances: Sequence[float], degrees: Sequence[int]) -> list[Any]:
         )
     found = []
     for d, v in zip(degrees, variances, strict=True):
-        if math.isinf(prior):
-            found.append((common, float(total)))
-        else:
-            mixed = (prior * common + d * v) / (prior + d)
-            found.append((mixed, min(d + prior, float(total))))
+        weight = min(prior, MOST_BORROWED)
+        mixed = (weight * common + d * v) / (weight + d)
+        found.append((mixed, min(d + weight, float(total))))
     return found
 
 

@@ -41,7 +41,7 @@ def test_five_facts_are_within_the_first_screen(open_page: Any, name: str) -> No
     assert re.search(HOW_SURE, _text(page, ".brief > b"))
     assert re.match(r"Next: \S.*\.$", _text(page, ".brief .next"))
     assert re.search(r"n = \d", _text(page, ".basis"))
-    assert 6 == page.locator(".trust li").count()
+    assert 7 == page.locator(".trust li").count()
     for width, height in (DESKTOP, PHONE):
         page.set_viewport_size({"width": width, "height": height})
         for selector in ("h1", ".measured", ".brief", ".basis", ".trust li"):

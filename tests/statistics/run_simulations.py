@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support/studies"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "results/figures"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import fixed_gates
 import gate_claims
+import page_claims
 import simulated_designs as designs
 
 from results.statistics import judge
@@ -136,13 +138,29 @@ def run_claims(num_gates: int, seed: int, document: Path | None) -> list[str]:
     found = []
     for row in gate_claims.rows(num_gates, seed):
         found.append(row)
-        write(gate_claims.table([row])[-1])
+        write(gate_claims.line(row))
     if document is not None:
         gate_claims.write(document, found)
     return [
         f"{row.claim.sentence}: {row.share:.3f} on noise {row.model!r}"
         for row in found
         if row.is_broken
+    ]
+
+
+def run_pages(num: int, seed: int, document: Path | None) -> list[str]:
+    """Prints what sentences of pages are worth; returns those that are broken."""
+    write(f"\n{num} simulated studies\n")
+    found = []
+    for row in page_claims.rows(num, seed):
+        found.append(row)
+        write(page_claims.table([row])[-1])
+    if document is not None:
+        page_claims.write(document, found)
+    return [
+        f"{row.name}: {row.claimed}: {row.shares}"
+        for row in found
+        if row.is_claimed and row.is_missed
     ]
 
 
@@ -155,7 +173,9 @@ def main() -> int:
         "--write", type=Path, help="document whose table of claims is replaced"
     )
     parser.add_argument(
-        "--only-claims", action="store_true", help="simulate the claims of gates only"
+        "--only-claims",
+        action="store_true",
+        help="simulate the claims of gates and pages only",
     )
     arguments = parser.parse_args()
     broken: list[str] = []
@@ -163,6 +183,7 @@ def main() -> int:
         broken += run_designs(arguments.sweeps, arguments.seed)
         broken += run_gates(arguments.sweeps, arguments.seed)
     broken += run_claims(arguments.sweeps // 4, arguments.seed, arguments.write)
+    broken += run_pages(arguments.sweeps // 4, arguments.seed, arguments.write)
     write("")
     for claim in broken:
         write(f"FAILED: {claim}")

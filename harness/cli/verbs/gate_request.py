@@ -164,8 +164,9 @@ class GateRequest(RunRequest):
         Option(
             group=JUDGING,
             metavar="NAME",
-            help=f"`throughput`, `time_to_first_step`, `peak_memory`{_of_plugins()}; or"
-            f" what is learned: {_learnable()}. With `--command`: `NAME=PATTERN`, as in"
+            help=f"`throughput`, `efficiency` (beside a revision),"
+            f" `time_to_first_step`, `peak_memory`{_of_plugins()}; or what is learned:"
+            f" {_learnable()}. With `--command`: `NAME=PATTERN`, as in"
             " `sweep`.",
         ),
     ] = DEFAULT_METRIC
@@ -278,7 +279,9 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
         )
     request = request.model_copy(update={"budget": "none", "is_evaluated": False})
     takes_turns = request.program is None or request.program.record.is_client
-    if rule.metric is gate_metrics.THROUGHPUT and takes_turns:
+    if rule.metric is gate_metrics.EFFICIENCY:
+        _check_efficiency(request)
+    if rule.metric in gate_metrics.OF_TURNS and takes_turns:
         return _with_repeats(request)
     # These exist once per process, and are measured best where it is alone.
     if request.order is Order.RELAY and rule.metric.name == gate_metrics.FIRST_STEP:
@@ -290,6 +293,24 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
     order = request.order or Order.SEQUENTIAL
     repeats = request.repeats or defaults.GENERATIONS
     return request.model_copy(update={"order": order, "repeats": repeats})
+
+
+def _check_efficiency(request: GateRequest) -> None:
+    """Checks that there is an efficiency, of cases that take turns.
+
+    Raises:
+      PlanError: One number of replicas has none, and neither have trials in sequence.
+    """
+    if request.replicas is not None and len(set(request.replicas)) == 1:
+        raise PlanError(
+            f"--metric efficiency with --replicas {request.replicas[0]} has no baseline"
+            " to scale from; give two numbers or more, such as --replicas 1,2"
+        )
+    if design.choose_order(request) is not Order.RELAY:
+        raise PlanError(
+            "--metric efficiency needs cases that take turns (--order relay), and these"
+            " run one after another; leave --order and --device out"
+        )
 
 
 def _with_repeats(request: GateRequest) -> GateRequest:
@@ -307,7 +328,7 @@ def design_of(request: GateRequest, rule: Rule, baseline: str) -> GateDesign:
       rule: What is judged.
       baseline: In words.
     """
-    is_relay = rule.metric is gate_metrics.THROUGHPUT and (
+    is_relay = rule.metric in gate_metrics.OF_TURNS and (
         design.choose_order(request) is Order.RELAY
     )
     return GateDesign(
@@ -338,15 +359,16 @@ def _of_quality_gate(request: GateRequest, rule: Rule) -> GateRequest:
             " timed, and run one after the other; use --quality-repeats for the number"
             " of seeds"
         )
+    fewest = quality_gate.fewest_seeds(rule.alpha)
     repeats = (
-        defaults.QUALITY_REPEATS_OF_GATE
+        max(defaults.QUALITY_REPEATS_OF_GATE, fewest)
         if request.num_seeds is None
         else request.num_seeds
     )
-    if repeats < quality_gate.FEWEST_SEEDS:
+    if repeats < fewest:
         raise PlanError(
             f"--quality-repeats {repeats} gives no verdict: so few seeds say too little"
-            f" about the spread between runs; use {quality_gate.FEWEST_SEEDS} or more"
+            f" about the spread between runs; use {fewest} or more"
         )
     return request.model_copy(
         update={

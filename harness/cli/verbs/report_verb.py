@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from reports.exports.export_formats import ExportFormat
     from reports.site.comparison import Compared
 
+_URL = re.compile(r"https?://\S+$")
 _PAGES = {".html", ".htm"}
 _TWO = 2
 _NEEDS_NAME = {
@@ -90,6 +92,16 @@ class ReportRequest(Options):
             " workload",
         ),
     ] = ()
+    data_url: Annotated[
+        str | None,
+        Option(
+            metavar="URL",
+            help="Where readers of a page find the raw records, with `{study}` for a"
+            " name; of a site in place of a `records.zip` of at most 2 MB beside each"
+            " page.",
+            default="none; of a site, the file beside the page",
+        ),
+    ] = None
     metric: Metric = DEFAULT_METRIC
     is_different_allowed: Annotated[
         bool,
@@ -184,6 +196,22 @@ def _check(request: ReportRequest) -> None:
             " name one"
         )
     is_page = form.output is Output.PAGE and not is_list
+    if request.data_url is not None:
+        if not _URL.match(request.data_url):
+            raise StudyError(
+                f"--data-url {request.data_url!r} is no address; give one that begins"
+                " with https:// or http://"
+            )
+        if not is_page or (len(request.studies) > 1 and not request.is_site):
+            raise StudyError(
+                "--data-url is a link on the page of a study, and none is written here;"
+                " leave it out"
+            )
+        if request.is_site and "{study}" not in request.data_url:
+            raise StudyError(
+                f"--data-url {request.data_url!r} is the same for"
+                f" {len(request.studies)} studies; put {{study}} where their names are"
+            )
     if len(request.studies) > _TWO and is_page and not request.is_site:
         raise StudyError(
             f"{len(request.studies)} studies need a site; name its directory with -o,"
@@ -192,6 +220,7 @@ def _check(request: ReportRequest) -> None:
 
 
 def _write_pages(request: ReportRequest, stores: Sequence[Store]) -> int:
+    from reports.exports import archive
     from reports.page import build
     from reports.site import build as site
     from reports.site import comparison
@@ -200,14 +229,25 @@ def _write_pages(request: ReportRequest, stores: Sequence[Store]) -> int:
     metric = gate_metrics.metric_of(request.metric)
     if request.is_site:
         assert request.output is not None
-        path = site.write_site(stores, request.output, metric, request.references)
+        records, missing = archive.of_studies(stores, request.data_url or "")
+        path = site.write_site(
+            stores, request.output, metric, request.references, records
+        )
+        for reason in missing:
+            running.note(f"no raw records beside a page: {reason}")
         click.echo(str(path))
         return exit_codes.OK
     if len(stores) == 1:
         path = request.output or stores[0].report_path
         if path.is_dir():
             path /= "index.html"
-        build.write_report(stores[0], path, references=request.references)
+        if request.data_url is None:
+            build.write_report(stores[0], path, references=request.references)
+        else:
+            html = build.build_report(stores[0], request.references)
+            url = request.data_url.replace("{study}", stores[0].root.name)
+            page = site.with_links(html, {site.RAW_DATA: url})
+            output_file.write(path, page, what="report")
         if request.is_json:
             running.print_summary(stores[0], is_json=True)
             running.note(f"report: {path}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import click
 import psutil
@@ -12,11 +14,12 @@ import psutil
 from harness.cli import exit_codes, progress, running, varied
 from harness.cli.arguments import one_line
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
-from harness.options.option import Options
+from harness.errors import PlanError
+from harness.options.option import Option, Options
 from harness.planning import study as study_module
 from harness.run.turn_file import TURNS_NAME
 from results.errors import CorruptRecordError, MissingRecordError
-from results.records.models import PlannedTrial
+from results.records.models import Order, PlannedTrial
 from results.store import lock, untrusted
 from results.store.study_store import Store
 from results.study.cases import load_study
@@ -30,12 +33,23 @@ if TYPE_CHECKING:
     from results.store.stored_trial import Problem, Trial
 
 
+WATCH_SEC: Final = 2.0
+
+
 class StatusRequest(Options):
     """Whose progress is shown."""
 
     study: StudyArgument
     runs_dir: RunsDir = RUNS_DIR
     is_json: IsJson = False
+    is_watched: Annotated[
+        bool,
+        Option(
+            name="watch",
+            is_key=False,
+            help="Print the progress again whenever it changes, until nothing runs.",
+        ),
+    ] = False
 
 
 def run(request: StatusRequest, call: Call) -> int:
@@ -51,9 +65,41 @@ def _show(request: StatusRequest, _: Call) -> int:
     """Prints the progress of a study and its failures.
 
     Raises:
+      PlanError: Of two ways to print only one is possible.
       ResultsError: There is no such study, or a newer version wrote it.
     """
+    if request.is_watched and request.is_json:
+        raise PlanError(
+            "--watch prints lines for a reader, and --json one object; leave one out"
+        )
     store = Store.open(study_module.find_study(request.study, request.runs_dir))
+    shown = None
+    while True:
+        state = _read(store)
+        if state.lines != shown:
+            text = (
+                json.dumps(state.data, indent=2)
+                if request.is_json
+                else "\n".join(state.lines)
+            )
+            click.echo(text)
+            shown = state.lines
+        if not (request.is_watched and state.is_running):
+            return name_problems(state.problems)
+        time.sleep(WATCH_SEC)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _State:
+    """What a study is now, as lines and as data."""
+
+    lines: list[str]
+    data: dict[str, Any]
+    problems: Sequence[Problem]
+    is_running: bool
+
+
+def _read(store: Store) -> _State:
     reading = store.read()
     found = {trial.trial_id: trial for trial in reading.trials}
     try:
@@ -70,7 +116,7 @@ def _show(request: StatusRequest, _: Call) -> int:
     for planned in trials:
         trial = found.get(planned.trial_id)
         record = trial.status if trial is not None else None
-        counts[_state(record, trial is not None and is_running)] += 1
+        counts[_state(record, is_running=is_running, has_begun=trial is not None)] += 1
         if record is not None and record.failure is not None:
             failures.append(
                 {
@@ -81,30 +127,28 @@ def _show(request: StatusRequest, _: Call) -> int:
                     "reason": record.failure.reason,
                 }
             )
-    if request.is_json:
-        data = {
-            "study": name,
-            "num_trials": len(trials),
-            "counts": dict(sorted(counts.items())),
-            "failures": failures,
-            "matches": matches,
-            "problems": [
-                {"path": str(p.path), "reason": p.reason} for p in reading.problems
-            ],
-        }
-        click.echo(json.dumps(data, indent=2))
-    else:
-        listed = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
-        now = _now(store, trials, found) if is_running else ""
-        click.echo(one_line(f"{name}: {len(trials)} trials: {listed}{now}"))
-        for failure in failures:
-            click.echo(
-                f"  {failure['trial_id'][:8]}  {failure['trial']}:"
-                f" {failure['status']} in {failure['phase']}: {failure['reason']}"
-            )
-        for line in matches:
-            click.echo(one_line(line))
-    return name_problems(reading.problems)
+    data = {
+        "study": name,
+        "num_trials": len(trials),
+        "counts": dict(sorted(counts.items())),
+        "failures": failures,
+        "matches": matches,
+        "problems": [
+            {"path": str(p.path), "reason": p.reason} for p in reading.problems
+        ],
+    }
+    listed = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
+    now = _now(store, trials, found) if is_running else ""
+    lines = [one_line(f"{name}: {len(trials)} trials: {listed}{now}")]
+    lines += [
+        f"  {failure['trial_id'][:8]}  {failure['trial']}:"
+        f" {failure['status']} in {failure['phase']}: {failure['reason']}"
+        for failure in failures
+    ]
+    lines += [one_line(line) for line in matches]
+    return _State(
+        lines=lines, data=data, problems=reading.problems, is_running=is_running
+    )
 
 
 def _is_held(store: Store) -> bool:
@@ -116,24 +160,26 @@ def _is_held(store: Store) -> bool:
         return False
 
 
-def _state(record: StatusRecord | None, is_running: bool) -> str:
-    """Returns the state of a trial: as it ended, or that it runs now."""
+def _state(record: StatusRecord | None, *, is_running: bool, has_begun: bool) -> str:
+    """Returns the state of a trial: as it ended, or whether it runs or will run."""
     if record is not None:
         return record.status.value
-    return "running" if is_running else "missing"
+    if not is_running:
+        return "missing"
+    return "running" if has_begun else "waiting"
 
 
 def _now(
     store: Store, trials: Sequence[PlannedTrial], found: Mapping[str, Trial]
 ) -> str:
-    """Says where a running relay is: its generation and its round."""
+    """Says where a running sweep is: in matching, or a generation and a round."""
     alive = [
         planned
         for planned in trials
         if planned.trial_id in found and found[planned.trial_id].status is None
     ]
-    rounds = [
-        json.loads(lines[-1])["round_index"] + 1
+    turns = [
+        json.loads(lines[-1])
         for planned in alive
         for text in [
             untrusted.read_text(store.trial_dir(planned.trial_id) / TURNS_NAME)
@@ -141,10 +187,19 @@ def _now(
         for lines in [(text or "").rpartition("\n")[0].splitlines()]
         if lines
     ]
-    if not rounds:
-        return ""
-    number = max(planned.spec.repetition_index for planned in alive) + 1
-    return f"; generation {number}, round {max(rounds)}"
+    relayed = [planned for planned in alive if planned.spec.order is Order.RELAY]
+    if not relayed:
+        is_matching = any(of.status is None for of in store.matching.trials())
+        return "; matching replicas with one" * (is_matching and not alive)
+    number = max(planned.spec.repetition_index for planned in relayed) + 1
+    most = max(planned.spec.repetition_index for planned in trials) + 1
+    place = f"; generation {number} of {most}, "
+    if not turns:
+        return f"{place}starting"
+    last = max(turns, key=lambda turn: turn["round_index"])
+    if last.get("is_sustained"):
+        return f"{place}sustained stretches"
+    return f"{place}round {last['round_index'] + 1}"
 
 
 def _problems_of_matches(store: Store) -> list[str]:

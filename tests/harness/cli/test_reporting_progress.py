@@ -137,7 +137,10 @@ def test_a_relay_has_a_time_left_before_its_first_round(
     shown: list[float | None] = []
 
     class Listener(progress.PlainProgress):
-        def stage(self, _text: str, eta_sec: float | None) -> None:
+        def stage(
+            self, _text: str, eta_sec: float | None, *, is_most: bool = False
+        ) -> None:
+            assert not is_most
             shown.append(eta_sec)
 
     def generation(*args: Any) -> list[StatusRecord]:

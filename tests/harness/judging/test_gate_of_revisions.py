@@ -183,6 +183,10 @@ def test_a_baseline_whose_trials_fail_is_no_verdict(gate: Any) -> None:
             r"this tree: its records have schema version 1, here it is \d+; the two",
         ),
         (("--baseline=same", "--repeats=1"), r"--repeats 1 gives no verdict"),
+        (
+            ("--baseline=same", "--replicas=1", "--metric=efficiency"),
+            r"--replicas 1 has no baseline to scale from; give two numbers or more",
+        ),
         (("--baseline=same", "--metric=joy"), r"unknown metric 'joy'; allowed are thr"),
         (("--baseline=same", "--delta=0%"), r"--delta: '0%' is not a percentage"),
         (("--baseline=same", "--alpha=50%"), r"alpha is 0.5, must be .* less than 0.5"),

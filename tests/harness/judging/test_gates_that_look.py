@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.cli import exit_codes
+from harness.cli.verbs import gate_request
+from harness.errors import PlanError
+from results.judging import gate_metrics
+from results.records.models import Order
 from results.statistics import group_sequential
 from results.store.study_store import Store
 
@@ -64,3 +68,18 @@ def test_a_clear_slowdown_ends_at_the_first_look(gate: Any, tmp_path: Path) -> N
     first = [of for of in results if any(turn.is_sustained for turn in of.turns)]
     assert 6 == len(first)  # not the twins
     assert {4} == {sum(turn.is_sustained for turn in of.turns) for of in first}
+
+
+def test_an_efficiency_needs_turns() -> None:
+    """One after another, nothing of the machine cancels in a ratio of ratios."""
+    rule = gate_metrics.Rule(metric=gate_metrics.EFFICIENCY, delta=0.05, alpha=0.05)
+    request = gate_request.GateRequest(workload="resnet50", order=Order.SEQUENTIAL)
+
+    with pytest.raises(
+        PlanError, match=r"--metric efficiency needs cases that take .*; leave --order"
+    ):
+        gate_request.of_gate(request, rule)
+    in_turns = gate_request.of_gate(
+        request.model_copy(update={"order": Order.RELAY}), rule
+    )
+    assert gate_request.design_of(in_turns, rule, "main").looks

@@ -37,7 +37,7 @@ def test_a_change_that_learns_less_is_a_regression(gate: Any, tmp_path: Path) ->
     code, out, err = gate(
         "--baseline=learned_more",
         "--measure-equal",
-        "--quality-repeats=3",
+        "--quality-repeats=5",
         "--study=q",
         "--format=json",
         of=GATE,
@@ -49,24 +49,24 @@ def test_a_change_that_learns_less_is_a_regression(gate: Any, tmp_path: Path) ->
 
     assert exit_codes.REGRESSION == code, err
     assert pytest.approx(1.2) == case["slowdown"]["value"]
-    assert 3 == case["slowdown"]["n"]
+    assert 5 == case["slowdown"]["n"]
     assert all(spec.budget is not None for spec in specs)
-    assert 3 == len({spec.seed for spec in specs})
-    assert 6 == len(specs)
+    assert 5 == len({spec.seed for spec in specs})
+    assert 10 == len(specs)
     assert (tmp_path / "runs/q/report/index.html").is_file()
 
 
 def test_a_change_that_learns_as_much_passes(gate: Any, tmp_path: Path) -> None:
     """All seeds, in a study of its own name; the text says what is compared."""
     code, out, err = gate(
-        "--baseline=same", "--measure-equal", "--quality-repeats=3", of=GATE
+        "--baseline=same", "--measure-equal", "--quality-repeats=5", of=GATE
     )
     (study,) = (tmp_path / "runs").glob("gate-quality-*")
 
     assert exit_codes.OK == code, err
-    assert re.search(r"in_graph x1, weak +\+0\.0 % +\S+ \S+ \S+ \S+ +3 +pass", out)
-    assert "the mean over seeds (n) of how much worse quality runs end" in out
-    assert 6 == len(Store.open(study).read_plan().trials)
+    assert re.search(r"in_graph x1, weak +\+0\.0 % +\S+ \S+ \S+ \S+ +5 +pass", out)
+    assert "the median over seeds (n) of how much worse quality runs end" in out
+    assert 10 == len(Store.open(study).read_plan().trials)
 
 
 @pytest.mark.parametrize(
@@ -105,15 +105,15 @@ def test_a_metric_of_another_workload_is_refused_with_its_own(harness: Any) -> N
 
 def test_a_stored_sweep_is_a_baseline_too(gate: Any, harness: Any) -> None:
     """Its quality runs; without any, one line says so."""
-    sweep = ("sweep", *GATE[2:], "--repeats=1", "--rounds=1", "--quality-repeats=3")
+    sweep = ("sweep", *GATE[2:], "--repeats=1", "--rounds=1", "--quality-repeats=5")
     gate(of=(*sweep, "--study=stored"))
     gate("--budget=none", of=(*sweep, "--study=none"))
-    code, out, err = gate("--baseline=stored", "--quality-repeats=3", of=GATE)
+    code, out, err = gate("--baseline=stored", "--quality-repeats=5", of=GATE)
     refused, _, message = gate("--baseline=none", of=GATE)
 
     assert exit_codes.OK == code, err
     assert re.search(r"PASS: top_1 against study stored", out)
-    assert "the runs of the two studies are not paired by seed" in out
+    assert "the runs of the two studies do not share their seeds" in out
     assert exit_codes.USAGE == refused
     assert re.search(
         r"study 'none' has no quality run; run its sweep with --budget", message
@@ -125,7 +125,7 @@ def test_a_stored_sweep_is_a_baseline_too(gate: Any, harness: Any) -> None:
     [
         (
             ("--quality-repeats=2",),
-            r"--quality-repeats 2 gives no verdict: .* use 3 or",
+            r"--quality-repeats 2 gives no verdict: .* use 5 or",
         ),
         (
             ("--repeats=4",),

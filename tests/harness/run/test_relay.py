@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -179,8 +180,10 @@ class Waiting:
     """A trial that takes every turn at once, without a process."""
 
     trial_id: str
+    prepared: Any = None
     is_alive: bool = True
     busy_sec: float = 0.0
+    step_time_sec: float = 1.0
 
 
 def test_the_order_of_turns_is_drawn_from_the_seed_in_every_round(
@@ -190,7 +193,7 @@ def test_the_order_of_turns_is_drawn_from_the_seed_in_every_round(
     orders: list[list[tuple[int, str]]] = []
 
     monkeypatch.setattr(rounds, "_case_of", lambda resident: resident.trial_id)
-    monkeypatch.setattr(rounds, "_steps_of_turn", lambda _: 1)
+    monkeypatch.setattr(rounds, "whole_blocks", lambda number, _: number)
 
     def note(resident: Any, round_index: int, *_: Any) -> None:
         orders[-1].append((round_index, resident.trial_id))
@@ -199,7 +202,10 @@ def test_the_order_of_turns_is_drawn_from_the_seed_in_every_round(
     for seed in (7, 7, 8):
         orders.append([])
         generation = first_generation(relay_store, seed=seed)
-        waiting: Any = [Waiting(trial.trial_id) for trial in generation.trials]
+        waiting: Any = [
+            Waiting(trial.trial_id, SimpleNamespace(trial=trial))
+            for trial in generation.trials
+        ]
         rounds._take_rounds(waiting, generation, None, lambda *_: None, lambda *_: "")
     found = [
         [trial_id for _, trial_id in block]
@@ -210,6 +216,55 @@ def test_the_order_of_turns_is_drawn_from_the_seed_in_every_round(
     assert orders[0] == orders[1] != orders[2]
     assert 1 < len(set(map(tuple, found)))
     assert 1 == len({tuple(sorted(block)) for block in found})
+
+
+def test_a_case_has_turns_of_one_number_of_steps(
+    relay_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its twin has it too, and later generations, however long a warm-up step took.
+
+    The first processes take 0.11 s and 0.09 s for a step, those of the next 0.2 s.
+    """
+    taken: dict[str, set[int]] = {}
+
+    def note(resident: Any, _: int, num_steps: int, *_rest: Any) -> None:
+        taken.setdefault(resident.trial_id, set()).add(num_steps)
+
+    monkeypatch.setattr(rounds, "_take_turn", note)
+    trials = relay_store.read_plan().trials
+    known: dict[str, int] = {}
+    for index in (0, 1):
+        of = [
+            trial
+            for trial in trials
+            if trial.spec.repetition_index == index
+            and (trial.spec.backend, trial.spec.num_replicas) == ("in_graph", 2)
+        ]
+        assert {Control.NONE, Control.TWIN} == {trial.spec.control for trial in of}
+        waiting: Any = [
+            Waiting(trial.trial_id, SimpleNamespace(trial=trial), step_time_sec=sec)
+            for trial, sec in zip(
+                of, (0.11, 0.09) if index == 0 else (0.2, 0.2), strict=True
+            )
+        ]
+        generation = first_generation(
+            relay_store, trials=of, index=index, steps_of_turn=known
+        )
+        rounds._take_rounds(waiting, generation, None, lambda *_: None, lambda *_: "")
+        recorded = [
+            SimpleNamespace(
+                spec=trial.spec,
+                result=SimpleNamespace(
+                    turns=[SimpleNamespace(is_sustained=False, num_steps=number)]
+                ),
+            )
+            for trial in of
+            for number in taken[trial.trial_id]
+        ]
+        known = rounds.steps_of_turns(recorded)  # type: ignore[arg-type]  # a part
+
+    assert 4 == len(taken)
+    assert [{4}] * 4 == list(taken.values())
 
 
 @forked

@@ -57,7 +57,7 @@ def test_the_verdict_says_how_well_at_which_number_weak_and_strong(
     assert re.search(ratio, text)
     assert "Next: " in text
     assert _plain(judged.note).startswith(
-        "In brackets: 95 % intervals, n = 4 generations of fresh processes. Ratios hold"
+        "In brackets: 95 % intervals, n = 4 generations of fresh processes; ratios hold"
     )
 
 
@@ -159,7 +159,7 @@ def test_without_intervals_the_note_says_so(
     view = view_store(synthetic.make_store(tmp_path, synthetic.Shape(repeats=1)))
     judged = brief.judge(view)
 
-    assert "n = 1 repetition: no intervals." == judged.note
+    assert judged.note.startswith("n = 1 repetition: no intervals. Rates hold for ")
     assert "[" not in judged.text
     assert {"one repetition: no interval"} == {row.how_sure for row in judged.rows}
 

@@ -45,7 +45,8 @@ def site(studies: list[Store]) -> dict[str, str]:
     with pytest.MonkeyPatch.context() as patch:
         if not covering.is_full():
             patch.setattr(build.build, "build_report", build_report)
-        return dict(build.pages(studies, gate_metrics.THROUGHPUT))
+        data = {store.root: build.RECORDS for store in studies}
+        return dict(build.pages(studies, gate_metrics.THROUGHPUT, (), data))
 
 
 @pytest.fixture(scope="module")

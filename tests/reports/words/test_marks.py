@@ -6,6 +6,8 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from reports.page.sections import machine, method
 from reports.view.view import view_store
 from reports.words import brief, formats, marks
@@ -43,6 +45,7 @@ def test_a_quiet_relay_with_a_twin_is_reliable(relay: View) -> None:
     assert set(found) == {
         "Design",
         "Sample",
+        "Resolution",
         "Quiet machine",
         "Drift",
         "Failures",
@@ -50,6 +53,66 @@ def test_a_quiet_relay_with_a_twin_is_reliable(relay: View) -> None:
     }
     for name in ("Sample", "Quiet machine", "Failures", "Cores"):
         assert found[name] is Level.OK, name
+
+
+@pytest.mark.parametrize(
+    ("half", "level"), [(0.02, Level.OK), (0.11, Level.CAUTION), (0.3, Level.BAD)]
+)
+def test_a_study_that_resolves_little_is_not_reliable(
+    relay: View, half: float, level: Level
+) -> None:
+    """79 % [70, 88] is an interval of 11 % to either side."""
+    view = _with_halves(relay, half)
+    mark = _mark(view, "Resolution")
+
+    assert level is mark.level
+    assert f"efficiencies within {100 * half:.0f} %" in _plain(mark.reason)
+    assert (level is Level.OK) == ("resolution" not in _text(view))
+
+
+def _with_halves(relay: View, half: float) -> View:
+    points = tuple(
+        dataclasses.replace(
+            point,
+            efficiency=dataclasses.replace(
+                point.efficiency,
+                value=0.79,
+                low=0.79 * (1 - half),
+                high=0.79 * (1 + half),
+            ),
+        )
+        if point.efficiency is not None
+        else point
+        for point in relay.points
+    )
+    return dataclasses.replace(relay, points=points)
+
+
+def test_a_twin_that_is_far_from_its_case_is_not_reliable(
+    relay: View, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its interval may include 1 because it is wide."""
+    twin = relay_counts.twin_of(relay.study)
+    assert twin is not None
+    ratio = dataclasses.replace(twin.ratio, value=1.12, low=0.97, high=1.29)
+    far = dataclasses.replace(twin, ratio=ratio)
+    monkeypatch.setattr(relay_counts, "twin_of", lambda _: far)
+    view = _with_halves(relay, 0.02)
+    mark = _mark(view, "Resolution")
+
+    assert (Level.CAUTION, Level.OK) == (mark.level, _mark(view, "Design").level)
+    assert "equal programs are 11 % apart: coarse" == _plain(mark.reason)
+
+
+def test_rates_say_when_they_were_measured(relay: View) -> None:
+    """Noise that lasts ten minutes is in a rate, and in no interval of it."""
+    note = brief.judge(relay).note
+
+    assert re.search(
+        r"; ratios hold for this machine\. Rates hold for this machine from 2025-01-01"
+        r" 00:00 to 00:\d\d UTC\.$",
+        note,
+    )
 
 
 def test_trials_in_sequence_call_for_caution(sequence: View) -> None:

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from changed_study import with_turns
 
 from results.errors import ResultsError
 from results.judging import gate, gate_metrics, judged_case
@@ -77,6 +78,58 @@ def test_the_verdict_is_about_the_slowdown_against_the_revision(
         assert slowdown.low <= 1 / factor * 1.01
         assert slowdown.high >= 1 / factor * 0.99
         assert 4 == slowdown.n
+
+
+def _efficiency(study: Study) -> gate.Gate:
+    rule = gate_metrics.Rule(metric=gate_metrics.EFFICIENCY, delta=0.05, alpha=0.05)
+    return gate.of_revisions(study, rule, baseline="main")
+
+
+@pytest.mark.parametrize(
+    ("slower", "verdict"),
+    [
+        ((1.0, 1.0), Verdict.PASS),
+        # Slower as a whole: the throughput regresses, and it scales as it did.
+        ((1.1, 1.1), Verdict.PASS),
+        ((1.0, 1.1), Verdict.REGRESS),
+        # One replica became faster: throughput never regresses, efficiency does.
+        ((0.9, 1.0), Verdict.REGRESS),
+    ],
+)
+def test_an_efficiency_is_judged_by_what_its_baseline_does_not_lose(
+    relay: Any, slower: tuple[float, float], verdict: Verdict
+) -> None:
+    """One case of two replicas; known factors of this tree by size."""
+
+    def change(entry: Any) -> dict[str, Any]:
+        factor = 1.0 if entry.spec.revision else slower[entry.spec.num_replicas - 1]
+        return {
+            "end_ns": lambda turn: (
+                turn.start_ns + round((turn.end_ns - turn.start_ns) * factor)
+            )
+        }
+
+    study = with_turns(relay(revisions={BASE: 1.0}, twin_factor=None), change)
+    judged = _efficiency(study)
+    (case,) = judged.cases
+
+    assert "in_graph x2, weak" == case.name
+    assert verdict is case.judgement.verdict is judged.verdict
+    ratio = slower[1] / slower[0]
+    slowdown = case.judgement.slowdown
+    assert slowdown.low <= ratio * 1.01
+    assert slowdown.high >= ratio * 0.99
+
+
+def test_an_efficiency_needs_a_baseline_in_the_same_rounds(relay: Any) -> None:
+    """One line says what to measure, or against what."""
+    alone = relay("alone", replicas=(2,), revisions={BASE: 1.0})
+    with pytest.raises(ResultsError, match="such as --replicas 1,2"):
+        _efficiency(alone)
+    rule = gate_metrics.Rule(metric=gate_metrics.EFFICIENCY, delta=0.05, alpha=0.05)
+    stored = relay("b")
+    with pytest.raises(ResultsError, match="use gate --baseline with a revision"):
+        gate.of_studies(relay("a"), stored, rule, baseline="study b")
 
 
 def test_ordinary_figures_leave_the_other_revision_out(relay: Any) -> None:

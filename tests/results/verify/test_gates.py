@@ -51,3 +51,14 @@ def test_both_say_the_same_of_simulated_gates(change: Change) -> None:
             seen = group_sequential.look(of[TURNS][index], TURNS, design, number=at)
             ends = np.exp([seen.mean[case], seen.low[case], seen.high[case]])
             assert ends == pytest.approx(again.cases[case][1:], rel=1e-6)
+
+
+def test_both_take_the_baseline_from_what_a_case_loses() -> None:
+    """Two sizes of one backend, and a backend without a baseline."""
+    logs = np.random.default_rng(4).normal(0, 0.03, (5, 3))
+    plain = {"turns": logs.T.tolist(), "sustained 99th percentile": logs.T.tolist()}
+    sizes = [("a", 1, {"weak", "strong"}), ("a", 2, {"weak"}), ("b", 2, {"weak"})]
+
+    assert gates.of_efficiency(plain, sizes) == {
+        "turns": [pytest.approx(logs[:, 1] - logs[:, 0])]
+    }

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import zlib
 
 import noise
 import numpy as np
@@ -92,7 +93,9 @@ def _draw(
     scale: float,
 ) -> Logs:
     of = MODELS[model]
-    generator = np.random.default_rng([seed, num_cases])
+    # Models with the same numbers would differ by less than they seem to.
+    name = zlib.crc32(model.encode())
+    generator = np.random.default_rng([seed, num_cases, name])
     shape = (num_gates, num_generations)
     per_round, sides = 2 * num_cases, (num_cases, 2)
     num_turn_cells = NUM_ROUNDS * per_round * CELLS_OF_TURN

@@ -107,6 +107,8 @@ class RelayShape:
       not_ok: Trials that failed, by control, replicas and generation.
       peak_flops_per_sec: Of every process; None if it was not measured.
       is_without_common_round: Whether cases and controls are valid in turn.
+      first_step: By how much the first step of each turn is longer, as a ratio.
+      steps_per_turn: By generation, over and over.
     """
 
     backends: tuple[str, ...] = ("in_graph",)
@@ -122,6 +124,8 @@ class RelayShape:
     not_ok: frozenset[tuple[Control, int, int]] = frozenset()
     peak_flops_per_sec: float | None = None
     is_without_common_round: bool = False
+    first_step: float = 1.0
+    steps_per_turn: tuple[int, ...] = (STEPS_PER_TURN,)
 
 
 def make_store(root: pathlib.Path, shape: RelayShape | None = None) -> Store:
@@ -229,6 +233,7 @@ def _result(trial: PlannedTrial, shape: RelayShape) -> TrialResult:
     num_ranks = spec.num_replicas if spec.control is Control.SOLO else shape.num_ranks
     num_ranks = 1 if spec.num_replicas == 1 else num_ranks
     late = shape.imbalance if spec.control is Control.NOSYNC else 0.0
+    steps_per_turn = (shape.steps_per_turn * shape.generations)[spec.repetition_index]
     turns: list[Turn] = []
     steps: list[list[float]] = [[] for _ in range(num_ranks)]
     now_ns = 0
@@ -242,8 +247,9 @@ def _result(trial: PlannedTrial, shape: RelayShape) -> TrialResult:
             seconds = 0.0
             for rank in range(num_ranks):
                 step = (lost.of(spec) - late * (rank < num_ranks - 1)) * factor
-                steps[rank] += [step] * STEPS_PER_TURN
-                seconds = max(seconds, step * STEPS_PER_TURN)
+                of_turn = [step * shape.first_step] + [step] * (steps_per_turn - 1)
+                steps[rank] += of_turn
+                seconds = max(seconds, sum(of_turn))
             end_ns = now_ns + round(seconds * 1e9)
             turns.append(
                 Turn(
@@ -251,12 +257,12 @@ def _result(trial: PlannedTrial, shape: RelayShape) -> TrialResult:
                     attempt=attempt,
                     start_ns=now_ns,
                     end_ns=end_ns,
-                    num_steps=STEPS_PER_TURN,
+                    num_steps=steps_per_turn,
                     void_reason="" if is_valid else "other processes used 9 %",
                 )
             )
             now_ns = end_ns + 1_000_000
-    num_steps = STEPS_PER_TURN * len(turns)
+    num_steps = steps_per_turn * len(turns)
     return TrialResult(
         trial_id=trial.trial_id,
         example_unit="images",

@@ -1,0 +1,152 @@
+"""Raw records that readers of a page can download, and recompute its figures from."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from harness.cli import exit_codes, main
+from reports.exports import archive, private, publish
+from reports.site import build
+from results.judging import gate_metrics
+from results.store.study_store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PUBLISHED = Path(__file__).resolve().parents[3] / "docs" / "reports"
+STUDY = "resnet50-two-cores"
+PAGE = "<!DOCTYPE html>\n<html>\n<body>\n<main>a study</main>\n</body>\n</html>\n"
+
+
+@pytest.fixture(scope="module")
+def content() -> bytes:
+    """The records of a published study."""
+    found, reason = archive.of_study(Store.open(PUBLISHED / STUDY))
+    assert found is not None, reason
+    return found
+
+
+def test_verify_accepts_what_was_downloaded(content: bytes, tmp_path: Path) -> None:
+    """All of it, and every figure recomputed."""
+    with zipfile.ZipFile(io.BytesIO(content)) as file:
+        names = file.namelist()
+        file.extractall(tmp_path)
+    original = PUBLISHED / STUDY
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (PUBLISHED / name).read_bytes(), name
+    records = {p for p in original.rglob("*") if p.suffix in {".json", ".jsonl"}}
+    assert {PUBLISHED / name for name in names} >= records
+    done = CliRunner().invoke(main.cli, ["verify", str(tmp_path / STUDY)])
+    assert exit_codes.OK == done.exit_code, done.output
+
+
+def test_published_pages_link_what_is_beside_them(content: bytes) -> None:
+    """The files of the site; their records are those of the folders."""
+    for path in PUBLISHED.glob("studies/*/index.html"):
+        beside = path.with_name(build.RECORDS)
+        assert f'<a href="{build.RECORDS}">{build.RAW_DATA}</a>' in path.read_text()
+        assert beside.stat().st_size <= archive.MOST_BYTES
+    with zipfile.ZipFile(PUBLISHED / "studies" / STUDY / build.RECORDS) as file:
+        again = zipfile.ZipFile(io.BytesIO(content))
+        assert again.namelist() == file.namelist()
+        assert all(again.read(name) == file.read(name) for name in file.namelist())
+
+
+@pytest.fixture
+def make(tmp_path: Path, synthetic: Any, monkeypatch: Any) -> Callable[..., Any]:
+    """Returns a function that writes a site of two small studies without figures."""
+    monkeypatch.setattr("reports.page.build.build_report", lambda *_: PAGE)
+    shape = {"modes": (synthetic.WEAK,), "repeats": 1, "num_measured_steps": 2}
+    stores = [
+        synthetic.make_store(tmp_path / name, synthetic.Shape(name=name, **shape))
+        for name in ("a", "b")
+    ]
+
+    def write(data_url: str = "") -> list[str]:
+        records, missing = archive.of_studies(stores, data_url)
+        metric = gate_metrics.THROUGHPUT
+        build.write_site(stores, tmp_path / "site", metric, records=records)
+        return missing
+
+    return write
+
+
+def test_records_are_beside_each_page(make: Any, tmp_path: Path) -> None:
+    """Each page has its own."""
+    missing = make()
+
+    assert [] == missing
+    for name in ("a", "b"):
+        folder = tmp_path / "site" / "studies" / name
+        assert f'href="{build.RECORDS}"' in (folder / "index.html").read_text()
+        with zipfile.ZipFile(folder / build.RECORDS) as file:
+            assert f"{name}/plan.json" in file.namelist()
+
+
+def test_records_elsewhere_are_linked_there(make: Any, tmp_path: Path) -> None:
+    """With the name of each study, and nothing beside the pages."""
+    make(data_url="https://example.org/{study}.zip?a=1&b=2")
+    folder = tmp_path / "site" / "studies" / "a"
+
+    assert (
+        'href="https://example.org/a.zip?a=1&amp;b=2"'
+        in (folder / "index.html").read_text()
+    )
+    assert not (folder / build.RECORDS).exists()
+
+
+def test_too_large_or_private_records_are_not_put_there(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line says why, and what to do; the page has no dead link."""
+    monkeypatch.setattr(archive, "MOST_BYTES", 1000)
+    too_large = make()
+    assert re.match(
+        r"the records of '[ab]' are 0.0 MB as a zip, at most .*as --data-url$",
+        too_large[0],
+    )
+    page = (tmp_path / "site" / "studies" / "a" / "index.html").read_text()
+    assert build.RAW_DATA not in page
+
+    shown = private.Shown(where="plan.json", kind="host", text="mine")
+    monkeypatch.setattr(publish, "_search", lambda *_: iter([shown]))
+    of_someone = make()
+    assert re.match(
+        r"\d+ things in the records of 'a' may be private, such as plan.json: host;"
+        r" 'publish a' lists them$",
+        of_someone[0],
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("a", "--data-url=file"), r"--data-url 'file' is no address; give one that"),
+        (
+            ("a", "--format=json", "--data-url=https://example.org"),
+            r"--data-url is a link on the page of a study, and none is written here",
+        ),
+        (
+            ("a", "b", "-o", "site", "--data-url=https://example.org"),
+            r"'https://example.org' is the same for 2 studies; put \{study\} where",
+        ),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused(
+    make: Any, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    """Exit code 2, one line, nothing written."""
+    del make
+    done = CliRunner().invoke(
+        main.cli, ["report", *arguments, "--runs-dir", str(tmp_path)]
+    )
+
+    assert re.search(message, str(done.exception)), done.output
+    assert not (tmp_path / "site").exists()

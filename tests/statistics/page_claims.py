@@ -1,0 +1,471 @@
+"""What the sentences of a page claim, what was simulated, and how often they erred.
+
+A sentence of the first screen, or a finding, is either in ``SENTENCES`` with the row of
+the table that says what it is worth, or with None: it claims nothing. Others are not
+printed (``tests/reports/words/test_claimed_sentences.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import TYPE_CHECKING
+
+import noise_models
+import numpy as np
+from noise_models import Change
+
+from results.judging import day_effect, quality_gate
+from results.judging.gate_metrics import THROUGHPUT, Rule
+from results.statistics import (
+    change_points,
+    estimates,
+    generations,
+    improvement,
+    run_scores,
+    simultaneous,
+    time_to_target,
+)
+from results.statistics.judge import Verdict
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Iterator
+
+BEGIN, END = "<!-- claims of pages -->", "<!-- end of claims of pages -->"
+NUM_GENERATIONS = 5
+NUM_CASES = 6
+STANDARD_ERRORS = 2
+FEW_RUNS = (3, 5, 8)
+QUALITY_SEEDS = (5, 8)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One number or sentence, and what it is worth.
+
+    Attributes:
+      name: What a reader sees.
+      claimed: In words.
+      simulated: The truth and the noise.
+      shares: What was found, the lowest and the highest of several noises.
+      least: Shares must be at least this.
+      most: Shares must be at most this.
+      n: Simulations of each share.
+      is_claimed: Whether anything is claimed; where not, the page says so.
+    """
+
+    name: str
+    claimed: str
+    simulated: str
+    shares: tuple[float, ...]
+    least: float = 0.0
+    most: float = 1.0
+    n: int
+    is_claimed: bool = True
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether a share is outside, beyond the error of the simulation."""
+        return any(
+            sign * (bound - share) > STANDARD_ERRORS * _error(bound, self.n)
+            for share in self.shares
+            for bound, sign in ((self.least, 1), (self.most, -1))
+        )
+
+
+def _error(share: float, n: int) -> float:
+    return math.sqrt(share * (1 - share) / n)
+
+
+INTERVAL = "90 % [88, 92], 1.30x [1.25, 1.35]: an interval of a ratio"
+FASTER = "X is 1.30x as fast as Y"
+TARGET = "above the target, below the target"
+LOSS = "Most of what it loses: CAUSE"
+RATE = "18.3 [17.9, 18.7] images/s: an interval of a rate"
+# Row by pattern, of whole sentences; None where nothing is claimed.
+_FIGURE = r"[\d.,]+(\u00d7| %)? \[[^\]]+\]"
+_SIZE = r"with \d+ replicas? \((weak|strong) scaling\)"
+SENTENCES: tuple[tuple[str, str | None], ...] = (
+    (rf"\S+ keeps {_FIGURE} efficiency on .* scaling\.", INTERVAL),
+    (
+        (
+            rf"\S+ (reaches|falls to) {_FIGURE} {_SIZE}, a parallel efficiency of"
+            rf" {_FIGURE}\."
+        ),
+        INTERVAL,
+    ),
+    (
+        (
+            rf"\S+ (reaches|falls to) {_FIGURE} {_SIZE}, a parallel efficiency of"
+            rf" {_FIGURE}, (above|below) the target of \d+ %\."
+        ),
+        TARGET,
+    ),
+    (rf"\S+ is {_FIGURE} as fast as \S+( (at|in) .*)?\.", FASTER),
+    (
+        r"It is the fastest of \d+ backends, among all \d+ ratios together \(Holm\)\.",
+        FASTER,
+    ),
+    (
+        (
+            r"Of \d+ others, \d+ are slower, \d+ faster, \d+ inconclusive, among all"
+            r" \d+ ratios together \(Holm\)\."
+        ),
+        FASTER,
+    ),
+    (rf"Most of what it loses[^:]*: [^,]+, {_FIGURE} of a step\.", LOSS),
+    (
+        rf"It loses {_FIGURE} of a step[^;]*; no single cause is most of it\.",
+        INTERVAL,
+    ),
+    (r".*\binconclusive\b.*\.", None),
+    (r"\S+ keeps [\d.]+ % efficiency on .* scaling\.", None),  # one repetition
+    (
+        r"(Only \S+ was measured|No comparison with .*|Causes were not recorded)\.",
+        None,
+    ),
+    (r"One generation tells no cause of lost time\.", None),
+    (r"Throughput was measured; there is nothing to compare it with\.", None),
+    (r"(Nothing was measured|No verdict): .*\.", None),
+    (r".* cannot be compared .*: one of them has no ok trial\.", None),
+)
+
+
+def row_of(sentence: str) -> str | None:
+    """Returns the row of a sentence; None where it claims nothing.
+
+    Raises:
+      LookupError: It has no row, so that it must not be printed.
+    """
+    for pattern, row in SENTENCES:
+        if re.fullmatch(pattern, sentence):
+            return row
+    raise LookupError(sentence)
+
+
+def rows(num: int, seed: int) -> Iterator[Row]:
+    """Simulates every number and sentence of a page."""
+    yield from _of_a_relay(num, seed)
+    yield _causes()
+    yield from _over_days(num, seed)
+    yield from _over_time(num // 4, seed)
+    yield from _learned(num, seed)
+    yield from _quality_gates(num, seed)
+
+
+def _of_a_relay(num: int, seed: int) -> Iterator[Row]:
+    covered, false, differs = [], [], []
+    for model in noise_models.MODELS:
+        logs = noise_models.simulate(
+            model,
+            Change(),
+            num_gates=num,
+            num_generations=NUM_GENERATIONS,
+            num_cases=NUM_CASES,
+            seed=seed,
+        )
+        ratios = [
+            generations.over_generations(of.tolist()) for of in logs.turns[..., 0]
+        ]
+        covered.append(float(np.mean([not of.excludes(1.0) for of in ratios])))
+        twins = [
+            estimates.one_group(of.tolist()).estimate("", confidence=0.99)
+            for of in logs.turns[..., 0]
+        ]
+        differs.append(float(np.mean([of.excludes(0.0) for of in twins])))
+        if not noise_models.MODELS[model].neighbour:
+            # Backends run on the same cores; in that model, every other case does not.
+            false.append(float(np.mean([_any_faster(of) for of in logs.rate])))
+    noises = f"{len(covered)} kinds of noise, {NUM_GENERATIONS} generations"
+    yield Row(
+        name=INTERVAL,
+        claimed="holds the truth in 95 %",
+        simulated=f"equal programs; {noises}",
+        shares=(min(covered), max(covered)),
+        least=0.93,
+        most=0.98,
+        n=num,
+    )
+    yield Row(
+        name=TARGET,
+        claimed="false in at most 5 %",
+        simulated=f"an efficiency of exactly the target; {noises}",
+        shares=(1 - max(covered), 1 - min(covered)),
+        most=0.07,
+        n=num,
+    )
+    yield Row(
+        name=FASTER,
+        claimed="any false one in at most 5 % of studies",
+        simulated=f"{NUM_CASES} equal backends on the same cores, 15 ratios (Holm);"
+        f" {len(false)} kinds of noise, {NUM_GENERATIONS} generations",
+        shares=(min(false), max(false)),
+        most=0.05,
+        n=num,
+    )
+    yield Row(
+        name="No verdict: the twin differs",
+        claimed="false in 1 %",
+        simulated=f"a case measured twice; {noises}",
+        shares=(min(differs), max(differs)),
+        most=0.02,
+        n=num,
+    )
+
+
+def _any_faster(rates: np.ndarray) -> bool:
+    """Whether any ratio of equal cases holds; rates over generations and cases."""
+    pairs = [(a, b) for a in range(rates.shape[1]) for b in range(a)]
+    means = {
+        f"{a}/{b}": estimates.one_group((rates[:, a] - rates[:, b]).tolist())
+        for a, b in pairs
+    }
+    return any(of.holds for of in simultaneous.differences(means).values())
+
+
+def _causes() -> Row:
+    import test_known_losses as known
+
+    studies = [
+        (wanted, known._with_controls(truth, seed).main_loss)
+        for wanted, truth in known.OF_CONTROLS
+        for seed in range(20)
+    ]
+    return Row(
+        name=LOSS,
+        claimed="no other cause than the true one, and none where nothing is lost",
+        simulated="one known loss of 12 of 57 ms, or none; 3 % between generations",
+        shares=(
+            float(np.mean([found not in ("", wanted) for wanted, found in studies])),
+        ),
+        most=0.0,
+        n=len(studies),
+    )
+
+
+def _over_days(num: int, seed: int) -> Iterator[Row]:
+    generator = np.random.default_rng(seed)
+    hours = 0.02 * generator.standard_normal((num, 1))
+    drawn = hours + 0.03 * generator.standard_normal((num, NUM_GENERATIONS))
+    found = [generations.over_generations(of.tolist()) for of in drawn]
+    for name, truth, is_claimed in (
+        ("of its own hour", np.exp(hours[:, 0]), True),
+        ("of another hour", np.ones(num), False),
+    ):
+        yield Row(
+            name=RATE,
+            claimed=f"holds the rate {name} in 95 %"
+            if is_claimed
+            else "nothing: the page says from when to when it holds",
+            simulated=f"the rate {name}; 2 % between hours, 3 % between generations",
+            shares=(
+                float(
+                    np.mean(
+                        [not f.excludes(t) for f, t in zip(found, truth, strict=True)]
+                    )
+                ),
+            ),
+            least=0.93,
+            most=0.98,
+            n=num,
+            is_claimed=is_claimed,
+        )
+    for num_days in (3, 10):
+        regressed, passed = _against_days(num, seed, num_days)
+        for verdict, share in (("regress", regressed), ("pass", passed)):
+            truth = "equal programs" if verdict == "regress" else "one of 6 cases +5 %"
+            yield Row(
+                name=f"{verdict.upper()} against a baseline of several days",
+                claimed="false in at most 5 %",
+                simulated=f"{truth}; {num_days} days, 2 % between days",
+                shares=(share,),
+                most=0.05,
+                n=num,
+            )
+
+
+def _against_days(num: int, seed: int, num_days: int) -> tuple[float, float]:
+    """Gates of equal programs that regress; of a loss of delta that pass."""
+    generator = np.random.default_rng([seed, num_days])
+    rule = Rule(metric=THROUGHPUT, delta=0.05, alpha=0.05)
+    regressed = passed = 0
+    for _ in range(num):
+        days = 0.02 * generator.standard_normal((num_days + 1, 1))
+        noise = 0.03 / 8**0.5 * generator.standard_normal((num_days + 1, NUM_CASES))
+        costs = days + noise
+
+        def verdict(costs: np.ndarray, index: int) -> Verdict:
+            found = day_effect.one_more_day(costs[-1, index], list(costs[:-1, index]))
+            return day_effect.of_mean(found, rule, num_cases=NUM_CASES).verdict
+
+        regressed += Verdict.REGRESS in [verdict(costs, i) for i in range(NUM_CASES)]
+        costs[-1, -1] += math.log1p(rule.delta)
+        passed += verdict(costs, NUM_CASES - 1).is_pass
+    return regressed / num, passed / num
+
+
+def _over_time(num: int, seed: int) -> Iterator[Row]:
+    generator = np.random.default_rng(seed)
+    alarms = 0
+    for values in generator.standard_normal((num, 100)):
+        was_shown = False
+        for number in range(8, 101):
+            is_shown = bool(change_points.change_points(list(values[:number])))
+            alarms += is_shown and not was_shown
+            was_shown = is_shown
+    yield Row(
+        name="+3 % from here on (a history)",
+        claimed="at most 0.1 false ones in 100 studies, looked at after each",
+        simulated="no change; normal noise",
+        shares=(alarms / num,),
+        most=0.1,
+        n=num,
+    )
+    covered = []
+    for values in generator.standard_normal((2 * num, 40)):
+        values[20:] += 2.5
+        covered += [
+            point.difference.low <= 2.5 <= point.difference.high
+            for point in change_points.change_points(list(values))
+            if abs(point.start - 20) <= 3
+        ]
+    yield Row(
+        name="+3 % [1, 5]: the interval of a change",
+        claimed="holds the truth in 95 %",
+        simulated="a change by 2.5 deviations that is found",
+        shares=(float(np.mean(covered)),),
+        least=0.93,
+        most=0.98,
+        n=len(covered),
+    )
+
+
+def _returns(generator: np.random.Generator, *size: int) -> np.ndarray:
+    """Results of runs of which one in five fails."""
+    fails = generator.random(size) < 0.2
+    return np.where(
+        fails, generator.normal(100, 30, size), generator.normal(800, 40, size)
+    )
+
+
+def _learned(num: int, seed: int) -> Iterator[Row]:
+    generator = np.random.default_rng(seed)
+    everything = np.sort(_returns(generator, 400_000))
+    truths = {
+        "the trimmed mean": everything[80_000:320_000].mean(),
+        "the mean": everything.mean(),
+    }
+    of_runs = {
+        n: [run_scores.score({"": of.tolist()}) for of in _returns(generator, num, n)]
+        for n in FEW_RUNS
+    }
+    for name, truth in truths.items():
+        is_claimed = name != "the mean"
+        shares = [
+            float(np.mean([not found.excludes(truth) for found in of]))
+            for of in of_runs.values()
+        ]
+        yield Row(
+            name="862 [790, 901]: what runs with other seeds learn",
+            claimed=f"holds {name} of all runs in 95 %"
+            if is_claimed
+            else f"nothing: {name} is named nowhere",
+            simulated="one run in five fails; 3, 5 and 8 runs",
+            shares=(min(shares), max(shares)),
+            least=0.93,
+            most=0.98,
+            n=num,
+            is_claimed=is_claimed,
+        )
+    better = [
+        improvement.probability(*generator.normal(0, 1, (2, 5)), is_higher_better=True)
+        for _ in range(num)
+    ]
+    yield Row(
+        name="a run with more replicas is better in 60 % [30, 84]",
+        claimed="holds the truth in 95 % or more",
+        simulated="equal cases; 5 runs each",
+        shares=(float(np.mean([not found.excludes(0.5) for found in better])),),
+        least=0.95,
+        n=num,
+    )
+    first, second = generator.standard_normal((2, num, 8))
+    missed = [
+        int((b >= time_to_target.target_of(a, is_higher_better=True)).sum()) < 5
+        for a, b in zip(first, second, strict=True)
+    ]
+    yield Row(
+        name="never reaches the target",
+        claimed=f"false in at most {time_to_target.MOST_MISSED:.0%}",
+        simulated="equal cases; 8 runs each",
+        shares=(float(np.mean(missed)),),
+        most=time_to_target.MOST_MISSED,
+        n=num,
+    )
+
+
+def _quality_gates(num: int, seed: int) -> Iterator[Row]:
+    """Gates on what is learned, of runs of which one in five fails."""
+    generator = np.random.default_rng(seed)
+    rule = Rule(metric=THROUGHPUT, delta=0.05, alpha=0.05)
+    for name, verdicts, loss, truth in (
+        ("REGRESS", {Verdict.REGRESS}, 0.0, "equal programs"),
+        (
+            "PASS",
+            {Verdict.PASS, Verdict.IMPROVE},
+            rule.delta * 800,
+            "a median loss of delta",
+        ),
+    ):
+        shares = []
+        for n in QUALITY_SEEDS:
+            found = 0
+            for ours, theirs in _returns(generator, num, 2, n):
+                scale = -1 / np.median(theirs)
+                judgement, _ = quality_gate.of_losses(
+                    list(scale * (ours - loss)),
+                    list(scale * theirs),
+                    rule,
+                    is_paired=True,
+                )
+                found += judgement.verdict in verdicts
+            shares.append(found / num)
+        yield Row(
+            name=f"{name}: top_1 (a gate on what is learned)",
+            claimed="false in at most 5 %",
+            simulated=f"{truth}; one run in five fails; 5 and 8 seeds",
+            shares=(min(shares), max(shares)),
+            most=0.05,
+            n=num,
+        )
+
+
+def _share_text(row: Row) -> str:
+    low, high = min(row.shares), max(row.shares)
+    text = f"{low:.3f}" if low == high else f"{low:.3f} to {high:.3f}"
+    return f"**{text}**" if row.is_missed and row.is_claimed else text
+
+
+def table(found: list[Row]) -> list[str]:
+    """Returns the rows as Markdown; bold is missed."""
+    lines = [
+        "| what a reader sees | what is claimed | simulated | found | n |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {row.name} | {row.claimed} | {row.simulated} | {_share_text(row)} |"
+        f" {row.n} |"
+        for row in found
+    ]
+    return lines
+
+
+def write(path: pathlib.Path, found: list[Row]) -> None:
+    """Replaces the table in a document."""
+    text = path.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    lines = "\n".join(table(found))
+    path.write_text(f"{before}{BEGIN}\n{lines}\n{END}{after}", encoding="utf-8")
