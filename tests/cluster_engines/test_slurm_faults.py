@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import shutil
 import time
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ NUM_TRIALS = 3
 SWEEP = (
     "sweep", "--workload=resnet50", "--preset=smoke", "--backends=multi_worker",
     "--replicas=2", "--mode=weak", "--launcher=slurm", "--nodes=2", "--no-match",
-    "--budget=none", "--order=sequential", f"--repeats={NUM_TRIALS}", "--timeout=40",
+    "--budget=none", "--order=sequential", "--timeout=40",
     "--study=s",
 )  # fmt: skip
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
@@ -143,6 +144,14 @@ FAULTS: dict[str, Callable[..., None]] = {
     "a step is cancelled": cancel_a_step,
     "the job is cancelled": say("scancel", "{job}"),
 }
+UNSEEN = (
+    "a network is cut shortly",
+    "the controller starts again",
+    "the daemon of a node starts again",
+)
+"""What a sweep may live through; the others put the job back, or fail a trial."""
+MORE_TRIALS = {"the time limit": 14}
+"""A job has to last for the minute that Slurm counts in."""
 QUICK = "a step is cancelled"
 NUM_KILLS = int(os.environ.get("SLURM_KILLS", "2"))
 SEED = 20_261_126
@@ -175,6 +184,12 @@ def bring_to_an_end(slurm: SlurmCluster, job: str) -> str:
     return state
 
 
+def num_restarts(slurm: SlurmCluster, job: str) -> int:
+    """Returns how often Slurm has put a job back and started it again."""
+    shown = slurm.run("scontrol", "show", "job", job).stdout
+    return int(re.search(r"Restarts=(\d+)", shown)[1])
+
+
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, marks=[pytest.mark.full] * (kind != QUICK)) for kind in FAULTS],
@@ -183,8 +198,9 @@ def test_a_fault_of_the_cluster_loses_nothing(
     slurm: SlurmCluster, harness: Any, shared: Path, kind: str
 ) -> None:
     """Of each kind, in the full run; otherwise a step is cancelled."""
-    words = (*SWEEP, "--retry=failed")
-    step = {"FAKE_STEP_SEC": "0.3"}
+    num_trials = MORE_TRIALS.get(kind, NUM_TRIALS)
+    words = (*SWEEP, f"--repeats={num_trials}", "--retry=failed")
+    step = {"FAKE_STEP_SEC": "0.1" if kind == QUICK else "0.3"}
     job = harness(*words, **step).stdout.strip()
     slurm.wait_for(lambda: len(finished(shared)) == 1, "the first trial", 60)
     slurm.wait_for(
@@ -194,9 +210,10 @@ def test_a_fault_of_the_cluster_loses_nothing(
     FAULTS[kind](slurm, job, shared)
     state = bring_to_an_end(slurm, job)
     recorded = finished(shared)
+    is_seen = num_restarts(slurm, job) > 0 or state != "COMPLETED"
     num_runs = 1
     while {of.status for of in finished(shared).values()} != {TrialStatus.OK} or (
-        len(finished(shared)) < NUM_TRIALS
+        len(finished(shared)) < num_trials
     ):
         assert num_runs < 4, (state, recorded, slurm.logs())
         slurm.run("scontrol", "update", "NodeName=n[0-1]", "State=resume")
@@ -206,9 +223,11 @@ def test_a_fault_of_the_cluster_loses_nothing(
     after = finished(shared)
     verified = harness("verify", "s")
 
+    has_failed = {of.status for of in recorded.values()} != {TrialStatus.OK}
+    assert is_seen or has_failed or kind in UNSEEN, "it struck nothing"
     assert before.items() <= recorded.items()
     assert before.items() <= after.items()
-    assert NUM_TRIALS == len(after)
+    assert num_trials == len(after)
     assert not verified.returncode, verified.stdout + verified.stderr
     slurm.wait_for(
         lambda: (
@@ -229,7 +248,8 @@ def test_kills_of_the_harness_leave_nothing_on_any_node(
     chance = random.Random(SEED)
     num_kills, kept = 0, {}
     while True:
-        job = harness(*SWEEP, FAKE_STEP_SEC="0.1").stdout.strip()
+        words = (*SWEEP, f"--repeats={NUM_TRIALS}")
+        job = harness(*words, FAKE_STEP_SEC="0.1").stdout.strip()
         slurm.wait_for(
             lambda job=job: (
                 slurm.processes("n0", "driver.py") or slurm.job_state(job) in OVER

@@ -106,6 +106,7 @@ def mounted(folder: Path) -> Iterator[Disk]:
     try:
         disk.make()
         disk.insert("defaults")
+        disk.cut()  # which a kernel may not know
         yield disk
     finally:
         disk.remove()
