@@ -69,6 +69,7 @@ CAPABILITIES: dict[str, str] = {
     "compiled_steps": (
         "XLA compiles a whole step with its collectives: run(CompiledStep(step))"
     ),
+    "timelines": "timeline(path) records where the time of steps goes",
     "explained_plan": "explain() shows bytes and algorithm of each collective",
 }
 
@@ -173,6 +174,7 @@ _STOCK_LACKS = {
         "as averaged in every step"
     ),
     "sharded_update": "all replicas update its variables",
+    "timelines": "tf.distribute has no linked graph that could be marked",
     "unsynchronized_update_check": (
         "under a strategy, Keras optimizers sum gradients themselves"
     ),
@@ -214,6 +216,7 @@ _ASYNC_LACKS = {
     "input_single": "asynchronous workers cannot take turns on one pipeline",
     "sparse_gradients": "they are averaged over the replicas of one worker only",
     "synchronous_training": "every worker updates from the values that it has read",
+    "timelines": "workers have no common step",
     "whole_steps": "a worker that has no batch does not stop the others",
     "whole_epochs": "each worker ends its own epoch, with its last whole step",
 }
@@ -234,6 +237,7 @@ BACKENDS: dict[str, BackendInfo] = {
                     "every collective is the identity, in control flow as well"
                 ),
                 "explained_plan": "nothing is communicated",
+                "timelines": "a step of one replica has no linked graph; profile it",
             },
         ),
         BackendInfo(
@@ -268,7 +272,10 @@ BACKENDS: dict[str, BackendInfo] = {
             description="synchronous replicas of all workers in one client's graph",
             kind="ours",
             processes=SERVED_WORKERS,
-            lacks={"compiled_steps": _NOT_COMPILED_BETWEEN},
+            lacks={
+                "compiled_steps": _NOT_COMPILED_BETWEEN,
+                "timelines": "clocks of processes that only serve are not compared",
+            },
         ),
         BackendInfo(
             name="async",

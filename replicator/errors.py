@@ -21,6 +21,7 @@ ReplicatorError
 +-- DeviceError                devices that do not exist, or too few of them
 +-- StaticShapeError           batches of unknown shape for a compiled step
 +-- CompiledStepError          a step that XLA cannot compile as a whole here
++-- TimelineError              a timeline that a backend or its devices cannot have
 +-- RetraceLimitError          a new step function object in every call
 +-- InputModeError             an input mode that the backend does not support
 +-- OtherReplicatorError       something that another replicator or strategy made
@@ -140,6 +141,10 @@ class StaticShapeError(ReplicatorError):
 
 class CompiledStepError(ReplicatorError):
     """XLA cannot compile a step as a whole, on these devices or with this backend."""
+
+
+class TimelineError(ReplicatorError):
+    """A backend, or its devices, has nothing that could be recorded."""
 
 
 class RetraceLimitError(ReplicatorError):

@@ -99,6 +99,7 @@ VERBS = (
         "Writes study.toml, a workflow and a page into a repository, from a study.",
     ),
     Verb("status", "Shows the progress of a study and its failures."),
+    Verb("trace", "Runs a case of a study again, and records a timeline of its steps."),
     Verb("resume", "Runs the missing trials of a study."),
     Verb(
         "report",

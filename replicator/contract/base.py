@@ -13,6 +13,7 @@ from replicator.contract import (
     output_reduction,
     programs,
     summary,
+    timelines,
 )
 from replicator.contract.feeding import FedBackend
 from replicator.errors import StrategyError
@@ -51,9 +52,11 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
       num_steps_run: Steps that ``run`` has finished.
       without_communication: Whether this is a measuring control: its replicas do not
         communicate, and diverge.
+      is_recording: Whether a timeline is not yet complete.
     """
 
     num_steps_run: int = 0
+    is_recording: bool = False
     _strategy: tf.distribute.Strategy | None = None
 
     @contextlib.contextmanager
@@ -273,6 +276,26 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
     def summary(self) -> str:
         """Describes the topology: workers, replicas, devices, bytes of variables."""
         return summary.describe(self, [], None)
+
+    def timeline(self, path: str | os.PathLike[str], steps: int = 3) -> None:
+        """Records where the time of the next steps goes, into a trace of Chrome.
+
+        Perfetto and ``chrome://tracing`` open it: a row per replica and device with the
+        layers that it computes, collectives with their bytes and way, and what waits
+        for input or for another replica. Every worker calls it, and worker 0 writes.
+        Steps with and without marks take turns, after one of each, so that of one step
+        function it ends after ``2 * steps + 2`` steps (``is_recording``). The file has
+        the cost of the marks, and how exactly the clocks of workers are known.
+
+        Args:
+          path: Of the file, in a folder that exists.
+          steps: How many steps are recorded.
+
+        Raises:
+          ValueError: A number of steps below 1, or no such folder.
+          TimelineError: The backend, or its devices, cannot be recorded.
+        """
+        timelines.check(self, path, steps)
 
     @abc.abstractmethod
     def explain(self) -> str:

@@ -22,6 +22,7 @@ from replicator.engine.link.cross_worker import CrossWorker
 from replicator.engine.link.linker import Linker
 from replicator.engine.link.local import LocalLinker
 from replicator.engine.run import compiled, completion
+from replicator.engine.run.marks import Marks
 from replicator.errors import CaptureError
 from replicator.step.per_replica import per_replica_nest
 
@@ -43,9 +44,11 @@ class Assembly:
       captured: What the step closes over, the first arguments of the function.
       copies: The nodes of the replicas.
       programs: By replica, the function that XLA compiles; empty without XLA.
+      marks: What the times are of that it returns; None if it returns none.
     """
 
     programs: tuple[str, ...] = ()
+    marks: Marks | None = None
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class Assembly:
         *,
         without_communication: bool = False,
         is_compiled: bool = False,
+        is_timed: bool = False,
     ) -> None:
         """Prepares a function; ``register`` makes it.
 
@@ -66,10 +70,13 @@ class Assembly:
           group: The workers whose programs run side by side; None if there are none.
           without_communication: Links every replica to itself; see ``LocalLinker``.
           is_compiled: Whether XLA compiles the step as a whole; see ``compiled.py``.
+          is_timed: Whether the function also returns the times of its parts, after its
+            other outputs; see ``marks.py``.
         """
         self.captured: list[Any] = []
         self._name = name
         self._is_compiled = is_compiled
+        self._is_timed = is_timed
         self._analysis = analysis
         self._traced = analysis.traced
         self._topology = topology
@@ -153,7 +160,10 @@ class Assembly:
     @property
     def output_specs(self) -> list[tf.TensorSpec]:
         """Shapes and types of what ``call`` returns."""
-        return list(self._traced.output_specs) * len(self._replicas)
+        specs = list(self._traced.output_specs) * len(self._replicas)
+        if self.marks is not None:
+            specs.append(tf.TensorSpec([len(self.marks.marks)], tf.float64))
+        return specs
 
     def pack(self, flat: Sequence[Any]) -> Any:
         """Turns the outputs of a call into one nest of ``PerReplica``."""
@@ -225,6 +235,16 @@ class Assembly:
             *copied,
             *(self._workers.nodes if self._workers else ()),
         ]
+        if self._is_timed:
+            batch = [name for name, _ in self._batch]
+            marks = Marks(nodes, self._name, batch)
+            self.marks = marks if marks.parts else None
+        if self.marks is not None:
+            times = self.marks.add_to(nodes, self._name)
+            function.signature.output_arg.add(
+                name="times", type=tf.float64.as_datatype_enum
+            )
+            function.ret["times"] = times
         ends = sorted(controls)
         if not self._is_compiled:  # its programs are split by device already
             ends, joins = completion.join(ends, nodes, self._name)

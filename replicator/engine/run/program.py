@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from replicator._tf.dispatch import Dispatch
 from replicator.engine.analysis.analyze import analyze
+from replicator.engine.analysis.plan import FLAT
 from replicator.engine.run import compiled, turns
 from replicator.engine.run.assembly import Assembly
 from replicator.engine.run.uneven_inputs import UnevenInputs, read
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from replicator.engine.analysis.plan import CollectivePlan
+    from replicator.engine.run.marks import Marks
     from replicator.placement.topology import Topology
     from replicator.placement.worker_group import Group
     from replicator.variables.table import Entry, VariableTable
@@ -87,6 +90,9 @@ class Program:
         # What variables read as outside steps is a mean over workers: communication.
         self._coherence = self._make_coherence(None if without_communication else group)
         self._functions: dict[tuple[int, bool], Dispatch] = {}
+        self._without_communication = without_communication
+        self._is_compiled = is_compiled
+        self._timed_function: Dispatch | None = None
         self._repairs: dict[bool, Dispatch] = {}
         self._num_exposed = table.num_exposed
         if group is not None:  # programs that run side by side have the same ops
@@ -136,7 +142,77 @@ class Program:
         if self._num_exposed != self._table.num_exposed:
             self._num_exposed = self._table.num_exposed
             self._functions.clear()
+            self._timed_function = None
             self._repairs.clear()
+
+    @functools.cached_property
+    def _timed(self) -> Assembly:
+        """The step whose parts are timed: a function of its own."""
+        timed = Assembly(
+            f"replicated_{next(_COUNTER)}_timed",
+            self._analysis,
+            self._topology,
+            self._group,
+            without_communication=self._without_communication,
+            is_timed=True,
+        )
+        timed.register()
+        return timed
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether there is something to time: a layer, or a collective of results."""
+        return not self._is_compiled and self._timed.marks is not None
+
+    def run_timed(
+        self, source: Any, *, may_end: bool = False
+    ) -> tuple[Any, Marks, list[float]]:
+        """Runs one step whose parts are timed; it ``has_parts``.
+
+        Args:
+          source: As in ``run``.
+          may_end: As in ``run``.
+
+        Returns:
+          What ``run`` does, the parts, and the times of their marks, in seconds since
+          the epoch by the clock of this machine.
+        """
+        self._follow_exposed()
+        marks = self._timed.marks
+        assert marks is not None
+        if self._timed_function is None:
+            group = self._group if may_end else None
+            end = None if group is None else UnevenInputs(self._topology, group)
+            self._timed_function = self._make_function(1, end, source, self._timed)
+        *outputs, times = self._timed_function(source)
+        return self._timed.pack(outputs), marks, times.numpy().tolist()
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """What is planned of each bucket of a collective, by its name in marks."""
+        return {
+            f"collective_{plan.collective.index}_{index}": {
+                "call": str(plan.collective.kind),
+                "bytes": bucket.num_bytes,
+                "tensors": len(bucket.positions),
+                "way": self._way(plan),
+                "owner": bucket.owner,
+            }
+            for plan in self.plans
+            for index, bucket in enumerate(plan.buckets)
+        }
+
+    def _way(self, plan: CollectivePlan) -> str:
+        """How a collective is carried out: in this process, and between workers."""
+        if self._group is None or plan.algorithm in FLAT:
+            return plan.algorithm
+        return f"{plan.algorithm}, then between workers"
+
+    @staticmethod
+    def wait(outputs: Any) -> None:
+        """Waits until the step that returned these has ended."""
+        for leaf in tf.nest.flatten(outputs):
+            for value in leaf:
+                value.numpy()
 
     def repair(self, error: BaseException, num_steps: int, *, may_end: bool) -> None:
         """Makes variables coherent after a run that raised an error.
@@ -198,9 +274,14 @@ class Program:
         return turns.taken(device_lib.cpu_of(self._topology.replica_devices[0]))
 
     def _make_function(
-        self, num_steps: int, end: UnevenInputs | None, source: Any
+        self,
+        num_steps: int,
+        end: UnevenInputs | None,
+        source: Any,
+        assembly: Assembly | None = None,
     ) -> Dispatch:
-        assembly, num_replicas = self._assembly, self._topology.num_local_replicas
+        assembly = assembly or self._assembly
+        num_replicas = self._topology.num_local_replicas
         is_values = source is not None and not isinstance(source, Source)
 
         def program(source: Any) -> list[tf.Tensor]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
+import tempfile
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -358,6 +362,30 @@ def trains_in_a_compiled_step(repl):
 def refuses_a_compiled_step_of_several_replicas_on_cpus(repl):
     """XLA has no collectives there; nothing is traced."""
     repl.run(replicator.CompiledStep(lambda: tf.constant(1.0)))
+
+
+def _expected_of_timeline(topology):
+    return np.full([6], 4.0 * topology.num_replicas, np.float32)
+
+
+@case("timelines", reference=_expected_of_timeline)
+def records_a_timeline(repl):
+    """Steps compute what they compute, and the first worker has a file."""
+    value = share(repl, [tf.ones([2, 2])] * repl.num_replicas)
+
+    def step(x):
+        with tf.name_scope("model/layer"):
+            product = tf.linalg.matmul(x, 2.0 * x)
+        return replicator.all_sum(tf.reduce_max(product))
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "trace.json"
+        repl.timeline(path, steps=2)
+        sums = [float(repl.reduce("mean", repl.run(step, value))) for _ in range(6)]
+        assert path.exists() == (repl.worker_id == 0)
+        if path.exists():
+            assert json.loads(path.read_text())["traceEvents"]
+    return np.float32(sums)
 
 
 @case("synchronous_training", "fixed_inputs", **LIKE_ONE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import keras
 import tensorflow as tf
 
@@ -210,6 +212,10 @@ IN_FOLDER = {
     ),
     "make_checkpoint_manager(inputs=value)": lambda repl, v, folder: _manager(
         repl, folder, inputs=v
+    ),
+    "timeline(value)": lambda repl, v, folder: repl.timeline(v),
+    "timeline(path, value)": lambda repl, v, folder: repl.timeline(
+        pathlib.Path(folder) / "trace.json", v
     ),
     "save(value)": lambda repl, v, folder: _manager(repl, folder).save(v),
     "restore(value)": lambda repl, v, folder: _manager(repl, folder).restore(v),

@@ -7,7 +7,9 @@ processes do.
 from __future__ import annotations
 
 import collections
+import json
 import tempfile
+import time
 from pathlib import Path
 
 import keras
@@ -23,6 +25,7 @@ import replicator
 from replicator.placement import devices
 
 TIMEOUT_SEC = 60.0
+LATE_SEC = 0.1
 
 
 def num_collectives(repl):
@@ -230,7 +233,60 @@ def without_communication(repl):
     return {"losses": losses, "explained": control.explain(), "message": message}
 
 
+def timeline(repl):
+    """The file of two recorded steps, in which the last worker starts late."""
+    value = share(repl, [np.ones([64, 64], np.float32)] * repl.num_replicas)
+
+    def step(x):
+        with tf.name_scope("model"), tf.name_scope("layer"):
+            x = tf.linalg.matmul(x, x)
+        return replicator.all_sum(x)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        repl.timeline(path, steps=2)
+        for _ in range(6):
+            time.sleep(LATE_SEC * (repl.worker_id == repl.num_workers - 1))
+            result = repl.run(step, value)
+        return {
+            "file": json.loads(path.read_text()) if path.exists() else None,
+            "sum": float(result[0].numpy().max()),
+        }
+
+
+def exposed_communication(repl):
+    """A timeline, and the time of a step without communication."""
+    control = replicator.create(
+        "multi_worker", num_replicas=repl.num_replicas, without_communication=True
+    )
+
+    def step(x):
+        with tf.name_scope("model/layer"):
+            for _ in range(3):
+                x = tf.tanh(tf.linalg.matmul(x, x))
+            x = tf.fill([1_000_000], tf.reduce_max(x))
+        return tf.reduce_max(replicator.all_sum(x))
+
+    ones = [np.ones([512, 512], np.float32)] * repl.num_replicas
+    values = {each: share(each, ones) for each in (repl, control)}
+    alone = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        repl.timeline(path, steps=8)
+        while repl.is_recording:  # in turns: others compute on the same cores
+            repl.run(step, values[repl])
+            begin = time.perf_counter()
+            control.run(step, values[control])[0].numpy()
+            alone.append(time.perf_counter() - begin)
+        return {
+            "without": float(np.mean(alone[2:])),
+            "file": json.loads(path.read_text()) if path.exists() else None,
+        }
+
+
 CASES = {
+    "timeline": timeline,
+    "exposed communication": exposed_communication,
     "topology": topology,
     "every type": every_type,
     "empty tensors": empty_tensors,

@@ -1,0 +1,120 @@
+"""The verb ``trace``: which case it runs again, and what it says; no trial is run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import exit_codes
+from harness.cli.verbs import trace_verb
+from results.records.models import Failure, Phase, StatusRecord, TrialStatus
+
+DOCUMENT = {
+    "traceEvents": [
+        {"ph": "X", "pid": 0, "ts": 0, "dur": 2000, "args": {"step": 1}, "cat": cat}
+        | ({"args": {"step": 1, "replica": "replica_0"}} if cat == "compute" else {})
+        for cat in ("step", "compute")
+    ],
+    "otherData": {"cost": [1.05], "clocks": [{"bound_sec": 0.0}]},
+}
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The trials that were run, by a stand-in that records or fails."""
+    found: list[Any] = []
+
+    def run_trial(store: Any, trial: Any, settings: Any) -> StatusRecord:
+        found.append((trial.spec, settings.worker_command))
+        path, steps = settings.worker_command[-2:]
+        is_ok = steps != "7"
+        if is_ok:
+            Path(path).write_text(json.dumps(DOCUMENT))
+        assert [trial.trial_id] == [t.trial_id for t in store.read_plan().trials]
+        return StatusRecord(
+            trial_id=trial.trial_id,
+            status=TrialStatus.OK if is_ok else TrialStatus.FAILED,
+            started_at="2026-01-01T00:00:00Z",
+            ended_at="2026-01-01T00:00:01Z",
+            duration_sec=1.0,
+            exit_code=0,
+            failure=None
+            if is_ok
+            else Failure(phase=Phase.BUILD, reason="no such thing"),
+        )
+
+    monkeypatch.setattr(trace_verb, "run_trial", run_trial)
+    return found
+
+
+def test_the_most_replicas_of_a_linked_graph_are_recorded(
+    finished: None, ran: list[Any], harness: Any
+) -> None:
+    """Alone, without its evaluation; the study stays as it is."""
+    before = sorted(Path("runs/s").rglob("*"))
+    code, out, err = harness("trace", "s", "--steps=2")
+    ((spec, command),) = ran
+    (path,) = Path().glob("s-*.trace.json")
+
+    assert exit_codes.OK == code, err
+    assert ("in_graph", 2, False) == (
+        spec.backend,
+        spec.num_replicas,
+        spec.is_evaluated,
+    )
+    assert "2" == command[-1]
+    assert DOCUMENT == json.loads(path.read_text())
+    assert "step 2.0 ms, of which communication that hides behind nothing 0 %" in (
+        out.replace("0%", "0 %")
+    )
+    assert "marks: 1.05 x the step without them; clocks known to 0.00 ms" in out
+    assert before == sorted(Path("runs/s").rglob("*"))
+
+
+def test_a_case_is_named_by_its_backend_and_replicas(
+    finished: None, ran: list[Any], harness: Any
+) -> None:
+    """Numbers as JSON, the file where it is wanted."""
+    code, out, err = harness(
+        "trace", "s", "--case=in_graph x1", "--output=here.json", "--json"
+    )
+
+    assert exit_codes.OK == code, err
+    assert 1 == ran[0][0].num_replicas
+    assert ("here.json", 0.002) == tuple(
+        json.loads(out)[key] for key in ("path", "step_sec")
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--case=tpu x8",), r"has no case 'tpu x8' that can be recorded: on CPUs, of"),
+        (("--steps=0",), r"--steps 0 must be between 1 and 100; 3 show whether"),
+        (("--output=no/t.json",), r"--output 'no/t.json': there is no folder '.*no'"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused(
+    finished: None, ran: list[Any], harness: Any, arguments: Any, message: str
+) -> None:
+    """One line; nothing is run."""
+    code, _, err = harness("trace", "s", *arguments)
+
+    assert exit_codes.USAGE == code
+    assert re.search(message, err), err
+    assert [] == ran
+
+
+def test_a_trial_that_fails_says_why(
+    finished: None, ran: list[Any], harness: Any
+) -> None:
+    """Its reason, and no file."""
+    code, _, err = harness("trace", "s", "--steps=7")
+
+    assert exit_codes.SOME_TRIALS_FAILED == code, err
+    assert "nothing was recorded: no such thing" in err
+    assert [] == [*Path().glob("*.trace.json")]
