@@ -170,7 +170,10 @@ def test_good_ones_pass_and_bad_ones_say_the_line_to_repair(
 def test_workloads_backends_and_launchers_are_measured(
     install: Any, tmp_path: Path
 ) -> None:
-    """With TensorFlow; what fails in a trial has the line of the plugin."""
+    """With TensorFlow; what fails in a trial has the line of the plugin.
+
+    The full run adds all of it: other tests look at facts and at what is shown.
+    """
     text = GOOD.replace("made.compile", "made.compite").replace('"mine"', '"lame"')
     install("good", GOOD, **ENTRIES)
     install("torn", text.replace("good:", "torn:"), workloads={"lame": "torn:MINE"})
