@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from plugin_packages import install
 
-from harness.conformance import plugin_checks
+from harness.conformance import plugin_checks, plugin_trials
 from harness.conformance.checks import NonconformingError
 
 __all__ = ["install"]
@@ -169,7 +170,10 @@ def test_good_ones_pass_and_bad_ones_say_the_line_to_repair(
 def test_workloads_backends_and_launchers_are_measured(
     install: Any, tmp_path: Path
 ) -> None:
-    """With TensorFlow; what fails in a trial has the line of the plugin."""
+    """With TensorFlow; what fails in a trial has the line of the plugin.
+
+    The full run adds all of it: other tests look at facts and at what is shown.
+    """
     text = GOOD.replace("made.compile", "made.compite").replace('"mine"', '"lame"')
     install("good", GOOD, **ENTRIES)
     install("torn", text.replace("good:", "torn:"), workloads={"lame": "torn:MINE"})
@@ -196,6 +200,38 @@ def test_a_plugin_of_the_folder_is_named_by_a_variable(
         monkeypatch.setenv("HARNESS_PLUGINS", value)
         with pytest.raises(NonconformingError, match=f"has '{value}', and needs KIND="):
             plugin_checks.named()
+
+
+def test_what_fails_in_a_trial_has_the_last_line_of_the_plugin(
+    install: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the traceback that the trial recorded; else that of the object."""
+    monkeypatch.chdir(tmp_path)
+    near = tmp_path / "near.py"
+    near.write_text(GOOD, encoding="utf-8")
+    monkeypatch.setenv("HARNESS_PLUGINS", "workloads=near:MINE")
+    (plugin,) = plugin_checks.named()
+    plugin_checks.load(plugin)
+    of_object = 1 + GOOD.splitlines().index(
+        'MINE = keras_workload("mine", model, data)'
+    )
+    frames = [("worker.py", 30), (near, 14), (near, 15), ("keras.py", 3)]
+    lines = [f'  File "{path}", line {line}, in call' for path, line in frames]
+    trials = tmp_path / "runs" / "s" / "trials"
+    for name, failure in (
+        ("a", None),
+        ("b", {"reason": "no such name", "traceback": "\n".join(lines)}),
+    ):
+        (trials / name).mkdir(parents=True)
+        record = json.dumps({"failure": failure})
+        (trials / name / "status.json").write_text(record)
+
+    assert "near.py:15: " == plugin_trials._place(plugin, tmp_path)
+    assert ["no such name"] == [
+        failure["reason"] for failure in plugin_trials._failures(trials.parent)
+    ]
+    shutil.rmtree(trials / "b")
+    assert f"near.py:{of_object}: " == plugin_trials._place(plugin, tmp_path)
 
 
 @pytest.mark.parametrize(
