@@ -90,9 +90,10 @@ class InGraphReplicator(base.Replicator):
           external_writes: What is assigned outside ``run`` reaches all copies; this is
             about writes that no method of a variable makes, such as those of raw ops
             and of your own ``tf.function``s. ``detect`` finds the changes that they
-            made before each run. ``never`` promises that there are none, except before
-            ``refresh_variables()``: a run then neither reads all variables twice nor
-            waits for the run before it. Such writes then reach replica 0 alone, which
+            made before each run: of variables whose handle they took, or that were not
+            made in ``context()``, and then reads these twice and waits for the run
+            before. ``never`` promises that there are none, except before
+            ``refresh_variables()``. Such writes then reach replica 0 alone, which
             ``assert_in_sync()`` and every checkpoint report.
           timeout_sec: Longest duration of a step whose replicas meet on GPUs.
           without_communication: Makes a measuring control; see ``replicator.create``.

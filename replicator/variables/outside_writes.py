@@ -2,12 +2,13 @@
 
 What the methods of a variable write reaches the copies at once (``VariableTable``).
 What raw ops and graphs write leaves nothing behind but the value: TensorFlow's
-variables have no version number. So every variable that has copies has a state with
-which the copies agree (``Entry.seen``), compared before a dispatch and recorded after
-it. The copies themselves do not tell: a mean of statistics equals none of them. On GPUs
-this is one compiled function per device, whatever the number of variables: as single
-ops it was 12 kernels for each of them, twice. CPUs hash each variable by one op, and
-XLA would be slower there (record 0025).
+variables have no version number. So a variable that has copies, and that others can
+write (``VariableTable.is_checked``), has a state with which the copies agree
+(``Entry.seen``), compared before a dispatch and recorded after it. The copies
+themselves do not tell: a mean of statistics equals none of them. On GPUs this is one
+compiled function per device, whatever the number of variables: as single ops it was 12
+kernels for each of them, twice. CPUs hash each variable by one op, and XLA would be
+slower there (record 0025).
 """
 
 from __future__ import annotations
