@@ -47,6 +47,7 @@ class GradientSum:
         self._num_replicas = num_replicas
         self._num_examples = num_examples
         self._is_divided = trainer_step is None
+        self._weight: tf.Tensor | None = None
 
     def note_scaling(self) -> None:
         """Notes that the step has asked for the number of replicas.
@@ -98,14 +99,27 @@ class GradientSum:
         is_optimizer = isinstance(owner, tf.compat.v1.train.Optimizer)
         return self.of if is_optimizer or library in _LIBRARIES else reductions.all_sum
 
+    def weight(self) -> tf.Tensor | None:
+        """By what gradients of this replica are multiplied; None if by 1 on all.
+
+        Gradients that pass collectives of the model meet those of other replicas, which
+        have weights of their own.
+        """
+        if self._num_examples is None or self._num_replicas == 1:
+            return None
+        if self._weight is None:
+            own = tf.cast(self._num_examples, tf.float32)
+            total = reductions.all_sum(own)
+            # Exactly 1 where all have as many.
+            whole = own * float(self._num_replicas)
+            self._weight = tf.math.divide_no_nan(whole, total)
+        return self._weight
+
     def _weighted(self, grads: Any) -> Any:
         """Gradients of replicas that count by their examples."""
-        if self._num_examples is None or self._num_replicas == 1:
+        weight = self.weight()
+        if weight is None:
             return grads
-        own = tf.cast(self._num_examples, tf.float32)
-        total = reductions.all_sum(own)
-        # Exactly 1 where all have as many.
-        weight = tf.math.divide_no_nan(own * float(self._num_replicas), total)
         return [times(grad, weight) for grad in grads]
 
     def _check(self, optimizer: Any) -> None:
