@@ -23,7 +23,8 @@ def keep_statistics_of_nothing(is_in_step: Callable[[], bool]) -> None:
 
     In the last step of an epoch a replica may have no example. The mean of nothing is
     NaN, which would become the moving statistics and, through the gradient of
-    ``gamma``, every weight. Such a replica uses and keeps its moving statistics.
+    ``gamma``, every weight. Such a replica uses and keeps its moving statistics, unless
+    the layer is synchronized: those of the batches of all replicas are never nothing.
 
     Args:
       is_in_step: Whether a step is being traced; the method is Keras' own elsewhere.
@@ -33,7 +34,8 @@ def keep_statistics_of_nothing(is_in_step: Callable[[], bool]) -> None:
 
     def moments(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
         mean, variance = of_keras(self, inputs, mask)
-        if inputs.shape[0] is not None or not is_in_step():
+        is_of_all = self.synchronized and mask is None
+        if is_of_all or inputs.shape[0] is not None or not is_in_step():
             return mean, variance
         has_examples = tf.size(inputs) > 0
 

@@ -26,6 +26,7 @@ PerReplicaSpec = values_lib.PerReplicaSpec
 
 # By name, since a program need not import Keras.
 _KERAS_STATE = "keras.src.backend.common.global_state"
+_KERAS_TRAINER = "keras.src.backend.tensorflow.trainer"
 
 
 @contextlib.contextmanager
@@ -102,7 +103,23 @@ def loss_scaler_of(merge_fn: Any) -> Any:
 def is_of_keras_trainer(function: Any) -> bool:
     """Whether ``predict`` of Keras runs a function (test_fit_on_workers)."""
     module = str(getattr(function, "__module__", ""))
-    return module == "keras.src.backend.tensorflow.trainer"
+    return module == _KERAS_TRAINER
+
+
+def callbacks_of_fit() -> list[Any] | None:
+    """The callbacks that ``fit`` of Keras was called with, where it prepares its data.
+
+    None elsewhere. Keras passes them to nothing that a strategy has (test_files).
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        is_fit = frame.f_code.co_name == "fit"
+        if is_fit and frame.f_globals["__name__"] == _KERAS_TRAINER:
+            given = frame.f_locals.get("callbacks")
+            inner = getattr(given, "callbacks", given)  # of a CallbackList
+            return list(inner) if isinstance(inner, (list, tuple)) else [inner]
+        frame = frame.f_back
+    return None
 
 
 def tf_keras_trainer(function: Any) -> Any:

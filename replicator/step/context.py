@@ -106,6 +106,7 @@ class _Stack(threading.local):
         self.contexts: list[ReplicaContext] = []
         self.replicators: list[Any] = []
         self.undo: list[Callable[[list[Any]], list[Any]] | None] = []
+        self.weights: list[Callable[[], tf.Tensor | None]] = []
 
 
 _STACK = _Stack()
@@ -169,6 +170,26 @@ def gradients_averaged() -> Iterator[None]:
     """Says that the gradients at hand are averages already."""
     with _gradients(None):
         yield
+
+
+@contextlib.contextmanager
+def losses_weighed(weight: Callable[[], tf.Tensor | None]) -> Iterator[None]:
+    """Says that the loss of a replica counts by the examples of its batch.
+
+    Args:
+      weight: Returns by what the gradient of this replica's loss will be multiplied, a
+        scalar, or None if by 1 on every replica.
+    """
+    _STACK.weights.append(weight)
+    try:
+        yield
+    finally:
+        _STACK.weights.pop()
+
+
+def loss_weight() -> tf.Tensor | None:
+    """By what the gradient of this replica's loss will be multiplied; None: by 1."""
+    return _STACK.weights[-1]() if _STACK.weights else None
 
 
 def undivided(grads: list[Any]) -> list[Any]:

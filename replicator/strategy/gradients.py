@@ -46,6 +46,7 @@ class GradientSum:
         self._num_replicas = num_replicas
         self._is_of_model = is_of_model
         self._num_examples = num_examples
+        self._weight: tf.Tensor | None = None
 
     @property
     def divisor(self) -> int:
@@ -100,17 +101,30 @@ class GradientSum:
         is_optimizer = isinstance(owner, tf.compat.v1.train.Optimizer)
         return self.of if is_optimizer or library in _LIBRARIES else reductions.all_sum
 
+    def weight(self) -> tf.Tensor | None:
+        """By what gradients of this replica are multiplied; None if by 1 on all.
+
+        Gradients that pass collectives of the model meet those of other replicas, which
+        have weights of their own.
+        """
+        if self._num_examples is None or self._num_replicas == 1:
+            return None
+        if self._weight is None:
+            own = tf.cast(self._num_examples, tf.float32)
+            total = reductions.all_sum(own)
+            # Exactly 1 where all have as many.
+            whole = own * float(self._num_replicas)
+            self._weight = tf.math.divide_no_nan(whole, total)
+        return self._weight
+
     def _weighted(self, grads: Any) -> Any:
         """Gradients of replicas that count by their examples.
 
         Of a replica that has none, a mean is not a number, and counts nothing.
         """
-        if self._num_examples is None or self._num_replicas == 1:
+        weight = self.weight()
+        if weight is None:
             return grads
-        own = tf.cast(self._num_examples, tf.float32)
-        total = reductions.all_sum(own)
-        # Exactly 1 where all have as many.
-        weight = tf.math.divide_no_nan(own * float(self._num_replicas), total)
         return [_counted(grad, weight) for grad in grads]
 
 

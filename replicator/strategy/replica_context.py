@@ -184,6 +184,7 @@ def entered_by(
     with (
         _tf_distribute.replica_mode(replica),
         context_lib.gradients_divided(gradient_sum.undivided),
+        context_lib.losses_weighed(gradient_sum.weight),
     ):
         yield
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from replicator._tf import distribute as _tf_distribute
 from replicator.errors import StrategyError
 from replicator.step import context as context_lib
-from replicator.strategy import datasets, reduction
+from replicator.strategy import datasets, files, reduction
 from replicator.strategy.calls import arguments_of
 from replicator.strategy.extended import StepExtended
 from replicator.strategy.replica_context import StepReplicaContext, StepStrategy
@@ -217,7 +217,8 @@ class ReplicatorStrategy(StepStrategy):
         so the order has to be the same on all: seed it.
 
         Raises:
-          StrategyError: Not a dataset of batches; several processes without a seed.
+          StrategyError: Not a dataset of batches; several processes without a seed, or
+            ``fit`` with callbacks that write the same file in each.
         """
         del options
         repl = self._repl
@@ -228,6 +229,8 @@ class ReplicatorStrategy(StepStrategy):
                 "keras.utils.set_random_seed(seed) (or tf.random.set_seed) at the "
                 "start of the program"
             )
+        if repl.num_programs > 1:
+            files.check(self, repl)
         return datasets.split(
             dataset,
             repl.num_replicas,

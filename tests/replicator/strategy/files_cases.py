@@ -1,0 +1,106 @@
+"""What a worker process finds when callbacks of its ``fit`` write files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import replicator
+
+X = np.random.RandomState(0).randn(21, 4).astype(np.float32)
+Y = X.sum(axis=1, keepdims=True)
+
+
+def set_up(folder):
+    """The replicator of all cases, and a folder that both workers have."""
+    return replicator.create("multi_worker", num_replicas=2), Path(folder)
+
+
+def _model(scope):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    with scope:
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    return model
+
+
+def _fitted(model, callbacks, epochs=3):
+    model.fit(X, Y, batch_size=8, epochs=epochs, verbose=0, callbacks=callbacks)
+    return [w.tolist() for w in model.get_weights()]
+
+
+def alone(scope):
+    """Weights after three epochs on one device, which nothing interrupts."""
+    return _fitted(_model(scope), [])
+
+
+def shared(repl, folder):
+    """The messages for files that both workers would write."""
+    made = keras.callbacks
+    messages = [
+        _message(repl, callback)
+        for callback in (
+            made.ModelCheckpoint(folder / "best.keras"),
+            made.CSVLogger(folder / "log.csv"),
+            made.TensorBoard(folder / "board"),
+            made.BackupAndRestore(folder / str(repl.worker_id)),
+        )
+    ]
+    return messages, sorted(path.name for path in folder.glob("b*"))
+
+
+def _message(repl, callback):
+    try:
+        _fitted(_model(repl.scope()), callback)
+    except replicator.ReplicatorError as error:
+        return str(error)
+    return ""
+
+
+def resumed(repl, folder):
+    """Weights of a training that ends in its third epoch and goes on."""
+    own = folder / f"of_{repl.worker_id}"
+    own.mkdir()
+    made = keras.callbacks
+
+    def callbacks():
+        backup = made.BackupAndRestore(
+            folder / "saved",
+            save_freq="epoch" if repl.is_chief else sys.maxsize,
+            delete_checkpoint=repl.is_chief,
+        )
+        every = [made.CSVLogger(own / "log.csv"), backup]
+        if repl.is_chief:
+            every.append(made.ModelCheckpoint(folder / "last.keras"))
+        return every
+
+    def fail(epoch):
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+    at_begin = made.LambdaCallback(on_epoch_begin=lambda epoch, logs: fail(epoch))
+    try:
+        _fitted(_model(repl.scope()), [*callbacks(), at_begin])
+    except KeyboardInterrupt:
+        first = (own / "log.csv").read_text()
+    weights = _fitted(_model(repl.scope()), callbacks())
+    return {
+        "weights": weights,
+        "epochs": [len(text.splitlines()) - 1 for text in (first, _log(own))],
+        "saved": [w.tolist() for w in _loaded(folder)] if repl.is_chief else weights,
+    }
+
+
+def _log(own):
+    return (own / "log.csv").read_text()
+
+
+def _loaded(folder):
+    return keras.models.load_model(folder / "last.keras").get_weights()
+
+
+CASES = {"shared": shared, "resumed": resumed}
