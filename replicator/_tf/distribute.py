@@ -27,6 +27,7 @@ PerReplicaSpec = values_lib.PerReplicaSpec
 # By name, since a program need not import Keras.
 _KERAS_STATE = "keras.src.backend.common.global_state"
 _KERAS_TRAINER = "keras.src.backend.tensorflow.trainer"
+_TF_KERAS_TRAINER = "tf_keras.src.engine.training"
 
 
 @contextlib.contextmanager
@@ -101,8 +102,15 @@ def loss_scaler_of(merge_fn: Any) -> Any:
 
 
 def is_of_keras_trainer(function: Any) -> bool:
-    """Whether ``predict`` of Keras runs a function (test_fit_on_workers)."""
-    module = str(getattr(function, "__module__", ""))
+    """Whether ``predict`` of Keras or tf_keras runs a function.
+
+    See test_fit_on_workers and, for tf_keras, test_communities_on_workers.
+    """
+    inner = getattr(function, "python_function", function)
+    module = str(getattr(inner, "__module__", ""))
+    is_of_tf_keras = module == _TF_KERAS_TRAINER
+    if is_of_tf_keras and "make_predict_function" in inner.__qualname__:
+        return True
     return module == _KERAS_TRAINER
 
 
@@ -111,15 +119,33 @@ def callbacks_of_fit() -> list[Any] | None:
 
     None elsewhere. Keras passes them to nothing that a strategy has (test_files).
     """
+    fit = _caller_in_trainer("fit")
+    if fit is None:
+        return None
+    given = fit.f_locals.get("callbacks")
+    inner = getattr(given, "callbacks", given)  # of a CallbackList
+    return list(inner) if isinstance(inner, (list, tuple)) else [inner]
+
+
+def is_for_shapes() -> bool:
+    """Whether Keras asks for a batch to build a model by its shapes (test_files)."""
+    return _caller_in_trainer("_maybe_symbolic_build") is not None
+
+
+def _caller_in_trainer(name: str) -> Any:
     frame = inspect.currentframe()
     while frame is not None:
-        is_fit = frame.f_code.co_name == "fit"
-        if is_fit and frame.f_globals["__name__"] == _KERAS_TRAINER:
-            given = frame.f_locals.get("callbacks")
-            inner = getattr(given, "callbacks", given)  # of a CallbackList
-            return list(inner) if isinstance(inner, (list, tuple)) else [inner]
+        if frame.f_code.co_name == name and frame.f_globals["__name__"] == (
+            _KERAS_TRAINER
+        ):
+            return frame
         frame = frame.f_back
     return None
+
+
+def lacks_replica(error: Exception) -> bool:
+    """Whether an optimizer of Keras updates in a scope but in no step (test_run)."""
+    return "'NoneType' object has no attribute 'merge_call'" in str(error)
 
 
 def tf_keras_trainer(function: Any) -> Any:
@@ -128,7 +154,7 @@ def tf_keras_trainer(function: Any) -> Any:
     Its steps are functions inside those that ``fit`` traces (test_tf_keras).
     """
     inner = getattr(function, "python_function", function)
-    if getattr(inner, "__module__", "") != "tf_keras.src.engine.training":
+    if getattr(inner, "__module__", "") != _TF_KERAS_TRAINER:
         return None
     names = (getattr(inner, "__code__", None) and inner.__code__.co_freevars) or ()
     cells = dict(zip(names, inner.__closure__ or (), strict=False))

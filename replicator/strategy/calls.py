@@ -33,6 +33,7 @@ class Arguments:
       places: Places of tensors among the leaves.
       batches: By local replica, its tensors.
       specs: The type of each tensor that fits all local replicas.
+      are_any_size: Whether the number of rows is no part of these types.
     """
 
     structure: Any
@@ -40,12 +41,14 @@ class Arguments:
     places: tuple[int, ...]
     batches: tuple[tuple[Any, ...], ...]
     specs: tuple[Any, ...]
+    are_any_size: bool = False
 
     @property
     def key(self) -> Hashable:
         """Equal for calls that one traced step fits, if the function is the same."""
         own = tuple(
-            tuple(map(tf.type_spec_from_value, batch)) for batch in self.batches
+            tuple(_spec(value, any_size=self.are_any_size) for value in batch)
+            for batch in self.batches
         )
         fixed = tuple(
             leaf if type(leaf) in (bool, int, float, str, type(None)) else id(leaf)
@@ -64,8 +67,47 @@ class Arguments:
         return args, kwargs
 
 
-def arguments_of(args: Any, kwargs: Any, num_local: int) -> Arguments:
+def without_gradients(
+    outputs: Sequence[Sequence[Any]], name: str
+) -> list[Sequence[Any]]:
+    """Results of a step in a graph, whose gradient is an error that says why.
+
+    TensorFlow knows no gradient of the call that the step is, and none would reach the
+    variables that the step reads.
+    """
+
+    @tf.custom_gradient
+    def result(tensor: tf.Tensor) -> Any:
+        def gradient(_: Any) -> Any:
+            raise StrategyError(
+                f"a gradient of what strategy.run({name}) returned was asked for, but "
+                "none leads through a step; compute it in the step, by a "
+                "tf.GradientTape there, and apply it there"
+            )
+
+        return tf.identity(tensor), gradient
+
+    return [
+        [result(tensor) if _is_floating(tensor) else tensor for tensor in of_replica]
+        for of_replica in outputs
+    ]
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and value.dtype.is_floating
+
+
+def arguments_of(
+    args: Any, kwargs: Any, num_local: int, *, any_size: bool = False
+) -> Arguments:
     """Takes the arguments of a call apart.
+
+    Args:
+      args: As of ``strategy.run``.
+      kwargs: The same by name.
+      num_local: Replicas of this process.
+      any_size: Whether other processes may have batches of another size, which the step
+        has to be traced for as well.
 
     Raises:
       StrategyError: A value with a wrong number of replicas, or of different types.
@@ -93,7 +135,8 @@ def arguments_of(args: Any, kwargs: Any, num_local: int) -> Arguments:
         fixed=tuple(fixed),
         places=tuple(places),
         batches=tuple(tuple(v[r] for v in values) for r in range(num_local)),
-        specs=tuple(map(_common_spec, values)),
+        specs=tuple(_common_spec(v, any_size=any_size) for v in values),
+        are_any_size=any_size,
     )
 
 
@@ -102,8 +145,15 @@ def _as_tensor(value: Any) -> Any:
     return tf.convert_to_tensor(value) if is_array else value
 
 
-def _common_spec(values: Sequence[Any]) -> tf.TypeSpec:
-    first, *others = map(tf.type_spec_from_value, values)
+def _spec(value: Any, *, any_size: bool) -> tf.TypeSpec:
+    spec = tf.type_spec_from_value(value)
+    if any_size and isinstance(spec, tf.TensorSpec) and spec.shape.rank:
+        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+    return spec
+
+
+def _common_spec(values: Sequence[Any], *, any_size: bool) -> tf.TypeSpec:
+    first, *others = (_spec(value, any_size=any_size) for value in values)
     common = first.most_specific_common_supertype(others) if others else first
     if common is None:
         raise StrategyError(

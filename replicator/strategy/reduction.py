@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator._tf import distribute as _tf_distribute
 from replicator.collectives import gathering, reductions
 from replicator.errors import StrategyError
 from replicator.strategy.extended import reduce_op_of
@@ -38,8 +39,12 @@ class Reductions:
             if repl.num_local_replicas > 1:
                 own = own * repl.num_local_replicas
         values = [v if tf.is_tensor(v) else tf.convert_to_tensor(v) for v in own]
-        if axis is None and isinstance(value, SplitBatch) and not _is_reducible(values):
-            # Keras asks for a "mean" batch to learn its shapes, of texts as well.
+        if (axis is None and isinstance(value, SplitBatch)) and (
+            # Keras asks for a "mean" batch to learn its shapes, of texts as well. The
+            # parts of other workers may have another size.
+            not _is_reducible(values)
+            or (repl.num_programs > 1 and _tf_distribute.is_for_shapes())
+        ):
             return next((v for v in values if v.shape[:1] != [0]), values[0])
         if repl.num_programs > 1:
             step = self._step(("reduce", op, _hashable(axis)))

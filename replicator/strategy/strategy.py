@@ -10,7 +10,7 @@ from replicator._tf import distribute as _tf_distribute
 from replicator.errors import StrategyError
 from replicator.step import context as context_lib
 from replicator.strategy import datasets, files, reduction
-from replicator.strategy.calls import arguments_of
+from replicator.strategy.calls import arguments_of, without_gradients
 from replicator.strategy.extended import StepExtended
 from replicator.strategy.replica_context import StepReplicaContext, StepStrategy
 from replicator.strategy.steps import Steps, is_trainer_step, trainer_of
@@ -142,11 +142,18 @@ class ReplicatorStrategy(StepStrategy):
                 f"strategy.run() takes the function of one replica, but got "
                 f"{shown(fn)}; write strategy.run(fn, args=(x, y))"
             )
-        if is_trainer_step(fn):
+        is_of_model = is_trainer_step(fn)
+        if is_of_model:
             _check_is_traced(fn)
         elif _tf_distribute.is_of_keras_trainer(fn):
+            is_of_model = True
             args = self._split(args)
-        arguments = arguments_of(args, kwargs, self._repl.num_local_replicas)
+        arguments = arguments_of(
+            args,
+            kwargs,
+            self._repl.num_local_replicas,
+            any_size=is_of_model and self._repl.num_programs > 1,
+        )
         try:
             step = self._steps.of(self._repl, fn, arguments)
         except RuntimeError as error:
@@ -155,7 +162,7 @@ class ReplicatorStrategy(StepStrategy):
         if tf.executing_eagerly():
             flat = self._repl.run_step(step.program, step.name, arguments.batches)
         else:
-            flat = step.program.emit(arguments.batches)
+            flat = without_gradients(step.program.emit(arguments.batches), step.name)
         return step.outputs.grouped(flat)
 
     def _split(self, args: Any) -> Any:
@@ -285,6 +292,13 @@ class _Scope:
     ) -> None:
         self._scope.__exit__(kind, error, trace)
         _check_is_no_mixture(error)
+        if isinstance(error, AttributeError) and _tf_distribute.lacks_replica(error):
+            raise StrategyError(
+                "an optimizer was applied in scope() but in no step, where it has no "
+                "replica whose gradients it could join; write strategy.run(step, "
+                "args=(batch,)) with tape and update in the step, and a loop of steps "
+                "around it"
+            ) from error
 
 
 def _check_is_no_mixture(error: BaseException | None) -> None:

@@ -24,8 +24,10 @@ NEEDS = {
     "keras_tuner_search": "keras_tuner",
     "orbit_controller": "orbit",
     "sonnet_vqvae": "sonnet",
+    "sonnet_vqvae_ema": "sonnet",
     "tf_agents_dqn": "tf_agents",
     "tf_keras_fit": "tf_keras",
+    "tfp_variational": "tensorflow_probability",
 }
 PROGRAMS = (
     "custom_training",
@@ -38,10 +40,14 @@ PROGRAMS = (
 RTOL, ATOL = 2e-5, 2e-6
 
 
+def installed(name):
+    """Whether the library of a program is."""
+    return importlib.util.find_spec(NEEDS.get(name, "keras")) is not None
+
+
 def _module(name):
-    library = NEEDS.get(name, "keras")
-    if importlib.util.find_spec(library) is None:
-        pytest.skip(f"{library} is not installed: make test-communities has it")
+    if not installed(name):
+        pytest.skip(f"{NEEDS[name]} is not installed: make test-communities has it")
     return importlib.import_module(f"communities.{name}")
 
 

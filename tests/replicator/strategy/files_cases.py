@@ -1,7 +1,8 @@
-"""What a worker process finds when callbacks of its ``fit`` write files."""
+"""What a worker process finds: callbacks that write files, batches of odd size."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -36,6 +37,15 @@ def _fitted(model, callbacks, epochs=3):
 def alone(scope):
     """Weights after three epochs on one device, which nothing interrupts."""
     return _fitted(_model(scope), [])
+
+
+def odd(repl=None, _folder=None):
+    """Scores, predictions and an update of five examples, over two workers."""
+    model = _model(contextlib.nullcontext() if repl is None else repl.scope())
+    score = model.evaluate(X[:5], Y[:5], verbose=0)
+    predicted = model.predict(X[:5], verbose=0)
+    model.train_on_batch(X[:5], Y[:5])
+    return [score, predicted.tolist(), *(w.tolist() for w in model.get_weights())]
 
 
 def shared(repl, folder):
@@ -103,4 +113,4 @@ def _loaded(folder):
     return keras.models.load_model(folder / "last.keras").get_weights()
 
 
-CASES = {"shared": shared, "resumed": resumed}
+CASES = {"odd": odd, "shared": shared, "resumed": resumed}

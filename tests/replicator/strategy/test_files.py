@@ -1,4 +1,4 @@
-"""Callbacks of ``fit`` that write files, in one process and in several."""
+"""Files that callbacks of ``fit`` write over workers, and batches of odd size."""
 
 from __future__ import annotations
 
@@ -20,16 +20,29 @@ FOLDER = Path(__file__).parent
 TOLERANCE = 1e-5  # relative: sums of float32 in another order
 
 
-@pytest.fixture
-def workers(request, tmp_path):
-    """Two workers that ran the case of a test."""
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    """Two workers that ran the cases of these tests but one."""
+    return _ran(tmp_path_factory.mktemp("files"), "odd", "shared")
+
+
+def _ran(folder, *cases):
     return case_cluster.ran(
-        "files_cases", tmp_path, path=FOLDER, cases=[request.param], num_workers=2
+        "files_cases", folder, path=FOLDER, cases=cases, num_workers=2
     )
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("workers", ["shared"], indirect=True)
+def test_a_batch_of_odd_size_is_that_of_one_device_over_workers(workers):
+    """Two and three examples: the steps of both had to have the same size."""
+    expected = load(FOLDER / "files_cases.py").odd()
+
+    for found in workers.values("odd"):
+        for one, two in zip(expected, found, strict=True):
+            np.testing.assert_allclose(two, one, rtol=TOLERANCE, atol=1e-6)
+
+
+@pytest.mark.processes
 def test_a_file_of_two_workers_is_refused_before_it_is_written(workers):
     """They ended in an error of HDF5, or in a file that was neither's."""
     own = r"in each of 2 worker processes; give each .*\{repl\.worker_id\}.*is_chief"
@@ -50,15 +63,14 @@ def test_a_file_of_two_workers_is_refused_before_it_is_written(workers):
 
 @pytest.mark.processes
 @pytest.mark.full
-@pytest.mark.parametrize("workers", ["resumed"], indirect=True)
-def test_an_interrupted_training_of_workers_goes_on_as_one_device(workers):
+def test_an_interrupted_training_of_workers_goes_on_as_one_device(tmp_path):
     """What the messages say to write: the chief saves, and all resume from it.
 
     Only in the full run, as it takes a cluster more.
     """
     alone = load(FOLDER / "files_cases.py").alone(contextlib.nullcontext())
 
-    for outcome in workers.values("resumed"):
+    for outcome in _ran(tmp_path, "resumed").values("resumed"):
         assert [2, 1] == outcome["epochs"]
         for key in ("weights", "saved"):
             for one, two in zip(alone, outcome[key], strict=True):

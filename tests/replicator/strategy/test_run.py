@@ -246,6 +246,31 @@ def test_misuse_says_what_to_write(strategy, one_and_three, misuse, message):
         misuse(strategy, one_and_three)
 
 
+def test_a_gradient_through_a_step_is_refused(strategy):
+    """TensorFlow looked for the gradient of a call that it does not know."""
+
+    @tf.function
+    def slope(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = strategy.reduce("SUM", strategy.run(tf.square, args=(x,)), None)
+        return tape.gradient(total, x)
+
+    with pytest.raises(
+        StrategyError, match=r"gradient of what strategy\.run\(square\)"
+    ):
+        slope(tf.constant(2.0))
+
+
+def test_an_update_outside_of_steps_is_refused_in_the_scope(strategy):
+    """Keras asked for the replica, which is None there."""
+    with (
+        pytest.raises(StrategyError, match=r"in scope\(\) but in no step, .*run\(step"),
+        strategy.scope(),
+    ):
+        keras.optimizers.SGD(0.1).apply_gradients([(1.0, tf.Variable(1.0))])
+
+
 def test_a_backend_whose_replicas_do_not_update_together_has_no_strategy():
     """Asynchronous training is written with ``repl.run``."""
     repl = object.__new__(replicator.MultiWorkerAsyncReplicator)  # needs no cluster
