@@ -111,7 +111,7 @@ lint: setup  ## Check format, lint rules, spelling, import contracts and pipelin
 	$(BIN)/hadolint Dockerfile Dockerfile.gpu
 
 fuzz-records: setup  ## Read 2,000 damaged studies, parse 5,000 hostile command lines (half an hour).
-	HOSTILE_RECORDS=2000 HOSTILE_COMMAND_LINES=5000 $(BIN)/python -m pytest tests/harness/run/test_hostile_records.py tests/harness/cli/test_hostile_command_lines.py
+	HOSTILE_RECORDS=2000 HOSTILE_COMMAND_LINES=5000 $(BIN)/python -m pytest tests/harness/run/test_hostile_records.py tests/harness/hostile/test_hostile_command_lines.py
 	HARNESS_KILLS=55 $(BIN)/python -m pytest tests/harness/run/test_kill_and_leave_nothing.py
 
 faults: setup  ## Inject faults: FAULTS trials on each of LAUNCHERS, kills of 100 gates, 1,000 failed writes, 8,000 failed reads, 120 power cuts, 13 faults of Slurm (two hours).
@@ -119,7 +119,7 @@ faults: setup  ## Inject faults: FAULTS trials on each of LAUNCHERS, kills of 10
 	GATE_KILLS=100 $(BIN)/python -m pytest tests/harness/judging/test_killed_gates.py
 	WRITE_FAULTS=1000 $(BIN)/python -m pytest tests/harness/run/test_failed_writes.py
 	POWER_CUTS=120 $(BIN)/python -m pytest tests/harness/run/test_power_cuts.py
-	FULL_TESTS=1 $(BIN)/python -m pytest tests/harness/cli/test_failed_reads.py tests/harness/cli/test_little_memory.py
+	FULL_TESTS=1 $(BIN)/python -m pytest tests/harness/hostile/test_failed_reads.py tests/harness/cli/test_little_memory.py
 	FULL_TESTS=1 SLURM_KILLS=20 $(BIN)/python -m pytest tests/cluster_engines/test_slurm_faults.py
 
 failures: setup  ## Make FAILURES steps fail on all backends, and compare with undisturbed runs (half an hour).

@@ -115,7 +115,7 @@ def compare(change: Path, baseline: Path, *, delta: str, alpha: str, form: str) 
     from benchmarks import micro_judging
     from harness.cli.verbs import beside
     from harness.options.notation import parse_percentage
-    from reports.words import judgement
+    from reports.words.judging import judgement
 
     new, old = micro_judging.read(change), micro_judging.read(baseline)
     found = micro_judging.judged(

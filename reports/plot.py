@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING
 
 from reports.charts import (
     curves,
-    look,
     over_replicas,
     quantities,
     replica_panel,
     rows,
     rows_of,
     step_times,
-    svg,
 )
 from reports.charts import waterfall as of_parts
+from reports.charts.drawing import look, svg
 from reports.words import formats
 
 if TYPE_CHECKING:

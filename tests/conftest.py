@@ -79,7 +79,10 @@ _start_quickly()
 # What tests of several folders share is imported from there, by one name everywhere.
 sys.path[:0] = [
     str(path)
-    for path in (SUPPORT, SUPPORT / "studies", SUPPORT / "machines")
+    for path in (
+        SUPPORT,
+        *(SUPPORT / name for name in ("graphs", "machines", "studies")),
+    )
     if str(path) not in sys.path
 ]
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from harness.cli.verbs.sweep_verb import RunRequest
     from harness.planning.plan import PlannedSweep
     from harness.planning.request import SweepRequest
-    from harness.planning.source_tree import SourceTree
+    from harness.sources.source_tree import SourceTree
     from results.records.models import Plan
 
 

@@ -19,7 +19,7 @@ from harness.conformance import every_plugin
 from harness.conformance.checks import NonconformingError
 from harness.errors import HarnessError
 from harness.options.option import Options
-from harness.planning import plugin_code
+from harness.sources import plugin_code
 from results import plugins
 from results.plugins import Plugin
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from harness.conformance.checks import NonconformingError
 from harness.conformance.plugin_checks import place_of
-from harness.planning import plugin_code
+from harness.sources import plugin_code
 from results import plugins
 from results.store.study_store import Store
 from results.study.cases import load_study

@@ -20,7 +20,7 @@ from harness.errors import RevisionError
 from harness.judging import worktrees
 from harness.judging.revisions import SHOWN_DIGITS, last_line, uninterrupted
 from harness.machine import owned_folders
-from harness.planning.source_tree import SourceTree
+from harness.sources.source_tree import SourceTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from harness.errors import RevisionError
 from harness.judging import worktrees
 from harness.machine import environment, git, owned_folders
-from harness.planning import code_digest
-from harness.planning.source_tree import SourceTree
+from harness.sources import code_digest
+from harness.sources.source_tree import SourceTree
 from harness.trial import turns
 from results.records.models import SCHEMA_VERSION
 

@@ -22,11 +22,11 @@ import math
 from typing import TYPE_CHECKING
 
 from harness.machine.core_clock import TICK_SEC
-from results.records import gpu_record
+from results.records.machines import gpu_record
 
 if TYPE_CHECKING:
     from harness.machine.core_clock import CoreClock, CoreTimes
-    from results.records.gpu_record import GpuUse
+    from results.records.machines.gpu_record import GpuUse
 
 MAX_FOREIGN_FRACTION = 0.03
 MAX_OF_ONE_CORE = 0.10

@@ -18,8 +18,8 @@ from results.records.variables import identity_variables, recorded_variables
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from results.records.gpu_settings import GpuSettings
-    from results.records.machine_record import MachineState
+    from results.records.machines.gpu_settings import GpuSettings
+    from results.records.machines.machine_record import MachineState
     from results.records.models import Placement
 
 PACKAGES = (

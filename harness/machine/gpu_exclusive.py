@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from harness.errors import UnfitMachineError
 from harness.machine import gpu_watch, gpus
-from results.records.gpu_record import others_text, unread_text
+from results.records.machines.gpu_record import others_text, unread_text
 from results.records.texts import printable
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from harness.machine import gpus
-from results.records import gpu_record
-from results.records.gpu_record import GpuUse
+from results.records.machines import gpu_record
+from results.records.machines.gpu_record import GpuUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.machine import containers, git, gpus
-from results.records.machine_record import MachineState
+from results.records.machines.machine_record import MachineState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,15 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from harness import catalog
 from harness.command import peers
-from harness.planning import (
-    code_digest,
-    controls,
-    design,
-    matching,
-    plan_count,
-    settings,
-)
+from harness.planning import controls, design, matching, plan_count, settings
 from harness.planning.checked import check, refusing_bounds
+from harness.sources import code_digest
 from results.records import identity
 from results.records.models import (
     Matching,
@@ -48,7 +42,7 @@ if TYPE_CHECKING:
     from harness.planning.checked import CheckedSweep
     from harness.planning.quality_runs import PlannedCase
     from harness.planning.request import SweepRequest
-    from harness.planning.source_tree import SourceTree
+    from harness.sources.source_tree import SourceTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

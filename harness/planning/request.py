@@ -15,7 +15,7 @@ from harness.options.option import Option, Recorded
 from harness.planning import defaults
 from harness.planning.program_request import ProgramRequest
 from harness.planning.settings import described_default
-from harness.planning.source_tree import SourceTree
+from harness.sources.source_tree import SourceTree
 from results.records.bounds import BatchSize, Seed, Steps
 from results.records.limits import MAX_EVALUATIONS, MAX_SEED
 from results.records.measuring import GateDesign

@@ -11,10 +11,11 @@ from harness import catalog
 from harness.command import counts
 from harness.errors import DifferentStudyError, PlanError, StudyError
 from harness.machine.time_of_day import now_text
-from harness.planning import matching, plugin_code
+from harness.planning import matching
 from harness.planning.checked import refusing_bounds
 from harness.planning.plan import digest_of
-from harness.planning.same_code import check_code
+from harness.sources import plugin_code
+from harness.sources.same_code import check_code
 from results.records.models import Control, Order, Plan, PlannedTrial, ScalingMode
 from results.store import untrusted
 from results.store.seal import SEAL_NAME
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from harness.planning.checked import CheckedSweep
     from harness.planning.plan import PlannedSweep
     from harness.planning.request import SweepRequest
-    from harness.planning.source_tree import SourceTree
+    from harness.sources.source_tree import SourceTree
     from results.study.cases import Study
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")

@@ -13,8 +13,8 @@ from harness.run.out_of_memory import is_out_of_memory
 from harness.run.rank_results import make_result
 from harness.trial import first_exit
 from harness.trial.rank_file import RankFileError, RankLog, one_line, read_rank
-from results.records import gpu_record
 from results.records.limits import MAX_REPLICAS, MAX_TEXT
+from results.records.machines import gpu_record
 from results.records.models import Failure, Phase, TrialStatus
 from results.records.texts import storable
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from harness.run.trial_tree import TrialExit
     from harness.trial.first_exit import FirstExit
-    from results.records.gpu_record import GpuUse
+    from results.records.machines.gpu_record import GpuUse
     from results.records.models import TrialSpec, Turn
 
 LATE_SEC = 70.0

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from harness import catalog
 from harness.errors import StudyError
-from harness.planning import code_digest
 from harness.run.trial_tree import SOURCE_ROOT
+from harness.sources import code_digest
 from harness.trial.rank_file import one_line
 from results.records import identity
 

@@ -3,7 +3,7 @@
 A relay (``harness/run/relay.py``) prepares and records its trials with the same code.
 
 Whatever this module imports may change a trial's numbers, and is part of the trial's
-code digest (``harness/planning/code_digest.py``); planning, listing and showing are
+code digest (``harness/sources/code_digest.py``); planning, listing and showing are
 elsewhere.
 """
 
@@ -41,7 +41,7 @@ from harness.run import aggregate, client_file, scratch, trial_tree
 from harness.run.gang_tree import GangTree
 from harness.run.trial_tree import ProcessTree
 from harness.trial import checkpoints, process_tree
-from results.records import gpu_record
+from results.records.machines import gpu_record
 from results.records.models import Failure, Measuring, Phase, StatusRecord, TrialStatus
 from results.store import fence
 
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from harness.machine.disturbance import Disturbance
     from harness.machine.gpus import Gpu
     from harness.placement.processes import Processes
-    from harness.planning.source_tree import SourceTree
     from harness.run.trial_tree import TrialExit
-    from results.records.gpu_record import GpuUses
+    from harness.sources.source_tree import SourceTree
+    from results.records.machines.gpu_record import GpuUses
     from results.records.models import Environment, PlannedTrial, Turn
     from results.store.study_store import Store
 

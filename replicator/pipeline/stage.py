@@ -119,7 +119,7 @@ class Stage:
         is_first = isinstance(seeds, StageSeeds)
 
         def run(arguments: list[Any], given: list[Any]) -> Any:
-            # What calls the function says where it runs (record 0088).
+            # What calls the function says where it runs (record 0086).
             used = seeds if is_first else StageSeeds(given)
             with tf.device(None), used.installed(), updates_lib.noted() as updates:
                 outputs = self._function(*arguments)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib import ticker
 
-from reports.charts import labels, look, svg
+from reports.charts.drawing import labels, look, svg
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from matplotlib.axes import Axes
 
-    from reports.charts.look import Look
+    from reports.charts.drawing.look import Look
 
 WIDTH, HEIGHT = 310, 225
 MOST_LINES: Final = 7

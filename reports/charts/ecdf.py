@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from reports.charts import labels, svg
+from reports.charts.drawing import labels, svg
 from reports.words import formats
 
 if TYPE_CHECKING:

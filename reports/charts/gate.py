@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Final
 
-from reports.charts import look, rows, svg, tips
-from reports.words import formats, gate_brief
+from reports.charts import rows
+from reports.charts.drawing import look, svg, tips
+from reports.words import formats
+from reports.words.judging import gate_brief
 
 if TYPE_CHECKING:
     from markupsafe import Markup

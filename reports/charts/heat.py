@@ -9,7 +9,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
-from reports.charts import svg
+from reports.charts.drawing import svg
 from reports.words import formats
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from reports.charts import look, over_replicas, replica_panel
+from reports.charts import over_replicas, replica_panel
+from reports.charts.drawing import look
 from reports.charts.quantities import EFFICIENCY
 from reports.charts.replica_panel import Panel, ReplicaCurve
 

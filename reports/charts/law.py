@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib.ticker import MaxNLocator
 
-from reports.charts import svg
+from reports.charts.drawing import svg
 from reports.words import formats
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from reports.charts import labels, svg, tips
+from reports.charts.drawing import labels, svg, tips
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
 
-    from reports.charts.look import Look
+    from reports.charts.drawing.look import Look
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

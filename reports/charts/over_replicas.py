@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from reports.charts import labels, lines, look, replicas_axis, svg
+from reports.charts import lines
+from reports.charts.drawing import labels, look, replicas_axis, svg
+from reports.charts.drawing.replicas_axis import ReplicasAxis
 from reports.charts.quantities import EFFICIENCY, THROUGHPUT
 from reports.charts.replica_panel import describe, tip_of
-from reports.charts.replicas_axis import ReplicasAxis
 from reports.words import formats
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.axes import Axes
 
+    from reports.charts.drawing.look import Look
     from reports.charts.lines import Line
-    from reports.charts.look import Look
     from reports.charts.replica_panel import Panel, ReplicaCurve
 
 WIDTH, HEIGHT = 310, 225

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib.ticker import MaxNLocator
 
-from reports.charts import limits, lines, look, svg
+from reports.charts import limits, lines
+from reports.charts.drawing import look, svg
 from reports.charts.over_replicas import HEIGHT, WIDTH
 
 if TYPE_CHECKING:

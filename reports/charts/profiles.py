@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import MaxNLocator
 
-from reports.charts import look, svg
+from reports.charts.drawing import look, svg
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

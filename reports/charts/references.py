@@ -11,7 +11,7 @@ import dataclasses
 import string
 from typing import TYPE_CHECKING
 
-from reports.charts import labels, svg
+from reports.charts.drawing import labels, svg
 from reports.words import formats
 
 if TYPE_CHECKING:

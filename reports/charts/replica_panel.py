@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
-from reports.charts import limits, look, tips
+from reports.charts import limits
+from reports.charts.drawing import look, tips
 from reports.charts.quantities import EFFICIENCY, THROUGHPUT
 from reports.view.view import series_of
 from reports.words import formats

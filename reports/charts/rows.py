@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from reports.charts import limits, look, svg, tips
+from reports.charts import limits
+from reports.charts.drawing import look, svg, tips
 from reports.words import formats
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.axes import Axes
 
-    from reports.charts.look import Look
+    from reports.charts.drawing.look import Look
 
 WIDTH: Final = 310
 ROW_HEIGHT: Final = 21

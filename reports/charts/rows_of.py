@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from reports.charts import curves, rows, tips, waterfall
+from reports.charts import curves, rows, waterfall
+from reports.charts.drawing import tips
 from reports.words import formats
 
 if TYPE_CHECKING:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
-from reports.charts import rows, svg
+from reports.charts import rows
+from reports.charts.drawing import svg
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
 
-    from reports.charts.look import Look
+    from reports.charts.drawing.look import Look
     from reports.charts.rows import Row
 
 MOST_DOTS: Final = 600

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib.ticker import MaxNLocator
 
-from reports.charts import rows, tips
+from reports.charts import rows
+from reports.charts.drawing import tips
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
 
-    from reports.charts.look import Look
+    from reports.charts.drawing.look import Look
 
 BAR_HEIGHT: Final = 0.5
 MARGIN: Final = 0.04

@@ -13,13 +13,13 @@ from reports.words import (
     brief,
     cells,
     formats,
-    gate_brief,
     markdown,
     marks,
     reproduce,
     trust,
     verdict,
 )
+from reports.words.judging import gate_brief
 from reports.words.lead import lead_point
 from reports.words.marks import Level
 from results import errors

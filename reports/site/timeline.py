@@ -6,7 +6,8 @@ import dataclasses
 import statistics
 from typing import TYPE_CHECKING, Final
 
-from reports.charts import lines, over_time, tips
+from reports.charts import lines, over_time
+from reports.charts.drawing import tips
 from reports.site.card import day
 from reports.words import formats
 from results.figures.history import history

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from reports.words import (
     brief_points,
     formats,
-    gate_brief,
     main_loss,
     marks,
     next_step,
     trust,
     verdict,
 )
+from reports.words.judging import gate_brief
 from reports.words.marks import Level
 from results.records.models import Order, TrialStatus
 

@@ -6,12 +6,12 @@ import statistics
 from typing import TYPE_CHECKING
 
 from reports.words import formats
-from results.records import gpu_record
+from results.records.machines import gpu_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.records.gpu_record import GpuUse
+    from results.records.machines.gpu_record import GpuUse
     from results.records.models import Environment
     from results.study.cases import Entry
 

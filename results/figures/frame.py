@@ -10,7 +10,7 @@ import pandas as pd
 
 from results.figures import table, trial_metrics
 from results.figures.points import points_frame
-from results.records.gpu_record import joules_per_example
+from results.records.machines.gpu_record import joules_per_example
 from results.study import cases
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from results.records.bounds import (
     Total,
     TrialId,
 )
-from results.records.gpu_record import GpuUses
+from results.records.machines.gpu_record import GpuUses
 from results.records.record_base import Record
 
 MAX_ATTEMPTS = 3

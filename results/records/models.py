@@ -48,7 +48,7 @@ from results.records.bounds import (
     TrialId,
 )
 from results.records.changes import Changes
-from results.records.environment import Environment, Placement
+from results.records.machines.environment import Environment, Placement
 from results.records.measuring import (
     Allocator,
     Contrast,

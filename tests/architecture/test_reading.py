@@ -13,15 +13,22 @@ OURS = {
     "harness/cli/study_file.py": "a file that the user names, with messages of its own",
     "harness/judging/program_revisions.py": "files of a checkout of the user's",
     "harness/judging/revisions.py": "files of a checkout of this tree",
-    "harness/planning/code_digest.py": "sources of this tree",
-    "harness/planning/plugin_code.py": "sources of packages that are imported",
+    "harness/sources/code_digest.py": "sources of this tree",
+    "harness/sources/plugin_code.py": "sources of packages that are imported",
     "reports/page/page.py": "styles and scripts of this tree",
     "reports/site/assets.py": "styles and scripts of this tree",
     "reports/view/reference_points.py": "published figures of this tree",
     "results/store/atomic.py": "opens only to sync",
     "results/store/heartbeat.py": "the identity of this kernel, and its own file",
 }
-FOLDERS = ("results", "reports", "harness/cli", "harness/judging", "harness/planning")
+FOLDERS = (
+    "results",
+    "reports",
+    "harness/cli",
+    "harness/judging",
+    "harness/planning",
+    "harness/sources",
+)
 
 
 def _reads(tree: ast.AST) -> list[int]:

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "support")]
+sys.path[:0] = [str(ROOT / "tests" / "support" / "machines")]
 
 import slurm_cluster  # noqa: E402 (its folder is added above)
 

@@ -83,7 +83,7 @@ def _ray(
 def _slurm(
     sweep: Sequence[str], log: Path, variables: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    sys.path.insert(0, str(ROOT / "tests" / "support" / "machines"))
     import slurm_cluster
 
     if reason := slurm_cluster.missing():

@@ -258,7 +258,9 @@ def lsf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """
     programs = tmp_path / "lsf"
     programs.mkdir()
-    bsub = shlex.join([sys.executable, "-S", str(ROOT / "tests/support/bsub.py")])
+    bsub = shlex.join(
+        [sys.executable, "-S", str(ROOT / "tests/support/machines/bsub.py")]
+    )
     for name, text in (("bsub", f'{bsub} "$@"'), ("blaunch", 'shift; exec "$@"')):
         (programs / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
         (programs / name).chmod(0o755)

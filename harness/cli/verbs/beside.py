@@ -11,9 +11,9 @@ import click
 from harness.cli import commands, exit_codes
 from harness.cli.verbs.gate_request import design_of
 from harness.judging import program_revisions, revisions
-from harness.planning import same_code
 from harness.run.sweep import stop_signals
-from reports.words import judgement
+from harness.sources import same_code
+from reports.words.judging import judgement
 from results.judging import gate as gate_module
 from results.judging import gate_file
 from results.statistics.judge import Verdict

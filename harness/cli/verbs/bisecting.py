@@ -20,7 +20,7 @@ from harness.judging import bisect_file, commit_range
 from harness.judging.revisions import SHOWN_DIGITS
 from harness.planning import study as study_module
 from harness.planning.program_request import judged_metric, resolved
-from reports.words import bisection as words
+from reports.words.judging import bisection as words
 from results.judging.bisection import suspects
 from results.records import identity
 from results.records.bisect_record import BisectRecord, BisectStep, CommitVerdict

@@ -26,7 +26,7 @@ from harness.judging import (
 )
 from harness.planning import study as study_module
 from harness.planning.program_request import judged_metric, resolved
-from reports.words import judgement
+from reports.words.judging import judgement
 from results.judging import day_effect
 from results.judging import gate as gate_module
 from results.store import atomic, untrusted

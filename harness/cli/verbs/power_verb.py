@@ -26,7 +26,7 @@ from harness.options.notation import PERCENTAGE
 from harness.options.option import Option, Options
 from harness.planning import defaults
 from harness.planning import study as study_module
-from reports.words import power as power_table
+from reports.words.judging import power as power_table
 from results.judging import gate_metrics
 from results.judging import power as power_module
 from results.records.limits import MAX_SEED

@@ -20,10 +20,10 @@ from harness.command import peers
 from harness.launch import catalog
 from harness.options.durations import duration
 from harness.options.option import Option, Options
-from harness.planning import same_code
 from harness.planning import study as study_module
 from harness.run import sweep as sweep_loop
 from harness.run.trial_runner import RunSettings
+from harness.sources import same_code
 from results.store.lock import lock_study
 from results.store.study_store import Store
 

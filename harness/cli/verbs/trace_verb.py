@@ -15,9 +15,9 @@ from harness.cli import exit_codes, progress
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.errors import HarnessError, PlanError
 from harness.options.option import Option, Options
-from harness.planning import same_code
 from harness.planning import study as study_module
 from harness.run.trial_runner import RunSettings, run_trial
+from harness.sources import same_code
 from results.records import identity
 from results.records.models import Control, Order, TrialStatus
 from results.store import untrusted

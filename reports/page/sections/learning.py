@@ -7,7 +7,8 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING
 
-from reports.charts import curves, data, limits, look, rows_of, svg
+from reports.charts import curves, data, limits, rows_of
+from reports.charts.drawing import look, svg
 from reports.page import page
 from reports.page.sections import seeds
 from reports.words import axes, formats, quality_runs

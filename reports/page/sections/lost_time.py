@@ -7,7 +7,8 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
-from reports.charts import look, svg, tips, waterfall
+from reports.charts import waterfall
+from reports.charts.drawing import look, svg, tips
 from reports.page import page
 from reports.words import formats, input_bound, utilisation
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Final
 
-from reports.charts import rows, rows_of, tips
+from reports.charts import rows, rows_of
+from reports.charts.drawing import tips
 from reports.page import page
 from reports.words import formats
 from results.figures import table

@@ -6,7 +6,8 @@ import functools
 import statistics
 from typing import TYPE_CHECKING
 
-from reports.charts import data, look, rows, rows_of, step_times, svg, tips
+from reports.charts import data, rows, rows_of, step_times
+from reports.charts.drawing import look, svg, tips
 from reports.page import page
 from reports.words import formats
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from reports.charts import gate, hero, replica_panel
 from reports.page import page
-from reports.words import brief, gate_brief, marks
+from reports.words import brief, marks
+from reports.words.judging import gate_brief
 
 if TYPE_CHECKING:
     from markupsafe import Markup

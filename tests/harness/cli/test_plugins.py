@@ -11,7 +11,7 @@ from plugin_packages import install
 
 from harness.cli import exit_codes
 from harness.cli.verbs import gate_request
-from harness.planning import code_digest, plugin_code
+from harness.sources import code_digest, plugin_code
 from results import plugins
 from results.figures import frame
 from results.store.study_store import Store

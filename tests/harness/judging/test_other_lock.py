@@ -16,7 +16,7 @@ from harness.cli import exit_codes
 from harness.errors import RevisionError
 from harness.judging import revisions
 from harness.machine import owned_folders
-from harness.planning import code_digest
+from harness.sources import code_digest
 from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes

@@ -8,7 +8,7 @@ import pytest
 from fake_nvml import FakeGpu, make_gpus
 
 from harness.machine import gpu_settings, gpus
-from results.records.gpu_settings import GpuSettings
+from results.records.machines.gpu_settings import GpuSettings
 
 
 def test_settings_of_gpus_with_nvlink(install_gpus: Any) -> None:

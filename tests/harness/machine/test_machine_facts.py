@@ -15,7 +15,7 @@ from fake_root import FakeRoot
 
 from harness.machine import canary, environment
 from harness.run import trial_tree
-from results.records.machine_record import MachineState
+from results.records.machines.machine_record import MachineState
 from results.records.models import Placement
 
 ROOT = Path(__file__).resolve().parents[3]

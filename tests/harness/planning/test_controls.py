@@ -9,9 +9,10 @@ import pytest
 
 from harness import catalog
 from harness.errors import DifferentStudyError, PlanError
-from harness.planning import cases, checked, code_digest, plan, study
+from harness.planning import cases, checked, plan, study
 from harness.planning.controls import with_order
 from harness.planning.request import SweepRequest
+from harness.sources import code_digest
 from results.records.models import Control, Order, Plan, ScalingMode
 
 BOTH = (ScalingMode.WEAK, ScalingMode.STRONG)

@@ -14,7 +14,7 @@ from fake_nvml import FakeNvml, make_gpus
 from harness.cli import exit_codes
 from harness.machine import topology
 from harness.machine.topology import CpuTopology, LogicalCpu
-from harness.planning import code_digest
+from harness.sources import code_digest
 from results.records import identity, variables
 from workloads.catalog import WORKLOADS
 from workloads.d4pg import requirements

@@ -305,7 +305,7 @@ def test_quality_is_measured_unless_the_data_has_none(
 def test_other_code_gives_other_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results of other code are never reused."""
     before = digest_of()
-    monkeypatch.setattr("harness.planning.code_digest.of_trial", lambda *_: "another")
+    monkeypatch.setattr("harness.sources.code_digest.of_trial", lambda *_: "another")
 
     assert before != digest_of()
 

@@ -16,7 +16,7 @@ from harness.cli import main as cli
 from harness.machine import gpu_exclusive
 from harness.machine.gpus import Gpu
 from results.figures import frame
-from results.records.gpu_record import GpuUse
+from results.records.machines.gpu_record import GpuUse
 from results.records.models import Environment, Phase, TrialStatus, Turn
 from results.store.study_store import Store
 from results.verify.against_raw import verify

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.run import trial_tree
-from reports.charts import ecdf, heat, law, over_replicas, profiles, svg
+from reports.charts import ecdf, heat, law, over_replicas, profiles
+from reports.charts.drawing import svg
 from results.records import identity
 from results.records.limits import MAX_REAL, MAX_SEC, MAX_TOTAL, MIN_SEC
 from results.records.models import TrialSpec

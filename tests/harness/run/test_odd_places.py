@@ -16,7 +16,7 @@ from harness.planning import plan_count
 from harness.run.aggregate import conclude
 from harness.run.trial_runner import clean_trial_dir
 from harness.run.trial_tree import TrialExit
-from reports.charts import svg
+from reports.charts.drawing import svg
 from reports.page.sections import learning
 from reports.words import formats
 from results.records.limits import MAX_TRIALS

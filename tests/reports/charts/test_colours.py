@@ -9,7 +9,7 @@ import pytest
 
 import reports
 from replicator import catalog
-from reports.charts import svg
+from reports.charts.drawing import svg
 from reports.page import page
 from reports.view import view
 

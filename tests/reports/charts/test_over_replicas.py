@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports.charts import hero, labels, replicas_axis
-from reports.charts.replicas_axis import ReplicasAxis
+from reports.charts import hero
+from reports.charts.drawing import labels, replicas_axis
+from reports.charts.drawing.replicas_axis import ReplicasAxis
 from reports.page.sections import verdict
 from reports.view.view import view_store
 from results.records.models import ScalingMode

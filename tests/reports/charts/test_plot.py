@@ -13,14 +13,8 @@ from relay_study import ALL, Lost, RelayShape
 from relay_study import make_store as make_relay
 
 from reports import plot
-from reports.charts import (
-    data,
-    limits,
-    replica_panel,
-    rows,
-    rows_of,
-    svg,
-)
+from reports.charts import data, limits, replica_panel, rows, rows_of
+from reports.charts.drawing import svg
 from reports.words import formats
 from results.figures import frame
 from results.statistics import estimates

@@ -22,7 +22,7 @@ import pytest
 from changed_study import with_results
 
 from reports.exports import benchmark_formats, export_formats, exports, mlperf, otava
-from reports.words import judgement
+from reports.words.judging import judgement
 from results.errors import ResultsError
 from results.figures import scaling
 from results.judging import gate_metrics

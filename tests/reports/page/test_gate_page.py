@@ -11,7 +11,8 @@ from reports.exports import exports
 from reports.page import build
 from reports.site.card import make_card
 from reports.view.view import view_store
-from reports.words import brief, formats, gate_brief, judgement
+from reports.words import brief, formats
+from reports.words.judging import gate_brief, judgement
 from results.judging import gate, gate_file, gate_metrics
 from results.study.cases import load_study
 

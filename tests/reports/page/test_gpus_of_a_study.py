@@ -9,7 +9,7 @@ import pytest
 
 from reports.page.sections import machine
 from reports.view.view import view_store
-from results.records.gpu_record import GpuUse
+from results.records.machines.gpu_record import GpuUse
 
 if TYPE_CHECKING:
     import pathlib

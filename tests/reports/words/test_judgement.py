@@ -9,7 +9,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from reports.words import judgement, ratio_table
+from reports.words import ratio_table
+from reports.words.judging import judgement
 from results.judging import compare, gate, gate_metrics
 from results.study.cases import Study, load_study
 

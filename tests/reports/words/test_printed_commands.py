@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli import main, running
-from harness.planning import same_code
 from harness.planning import study as study_module
+from harness.sources import same_code
 from reports.exports import exports
 from reports.page import build
 from reports.view.view import view_store

@@ -10,7 +10,7 @@ import functools
 import json
 import os
 
-from harness.planning import code_digest
+from harness.sources import code_digest
 
 VARIABLE = "TESTS_KNOW_CODE_DIGESTS"
 _WORKLOADS = ("resnet50", "d4pg")

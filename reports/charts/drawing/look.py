@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from reports.charts import svg
+from reports.charts.drawing import svg
 from reports.view.view import series_of
 
 

@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
-from reports.charts import tips
 from reports.charts.compact import compact
+from reports.charts.drawing import tips
 from reports.view.view import NUM_SERIES
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.planning import source_code
+from harness.sources import source_code
 
 
 def test_a_removed_docstring_changes_nothing() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from harness import catalog
 from harness.errors import DifferentStudyError, PlanError
-from harness.planning import source_code
+from harness.sources import source_code
 from results import plugins
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from harness.command import identity, program
 from harness.errors import DifferentStudyError
 from harness.machine import machine_state
-from harness.planning import code_digest, plugin_code
-from results.records.machine_record import MachineState
+from harness.sources import code_digest, plugin_code
+from results.records.machines.machine_record import MachineState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from harness.planning.source_tree import SourceTree
+    from harness.sources.source_tree import SourceTree
     from results.records.models import Plan, PlannedTrial, Program
     from results.store.study_store import Store
 

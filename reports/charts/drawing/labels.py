@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Final
 
-from reports.charts import svg
+from reports.charts.drawing import svg
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

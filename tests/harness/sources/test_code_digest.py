@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.errors import PlanError
-from harness.planning import code_digest
-from harness.planning.code_digest import DISTRIBUTIONS, Sources
 from harness.run.trial_runner import RunSettings, run_trial
+from harness.sources import code_digest
+from harness.sources.code_digest import DISTRIBUTIONS, Sources
 from results.records import identity
 from results.records.models import PlannedTrial, ScalingMode, TrialStatus
 
@@ -39,7 +39,7 @@ ROOMS_THAT_COUNT = ("machine", "placement", "run", "trial")
 # Of launchers, only what starts the trials of this machine is in their digest.
 ROOMS_THAT_DO_NOT = (
     *("cli", "client", "command", "conformance", "doctor"),
-    *("judging", "launch", "options", "planning"),
+    *("judging", "launch", "options", "planning", "sources"),
 )
 MODULES_THAT_COUNT = {
     "harness",

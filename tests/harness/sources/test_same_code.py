@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.errors import DifferentStudyError
-from harness.planning import cases, code_digest, plan, same_code, study
+from harness.planning import cases, plan, study
 from harness.planning.request import SweepRequest
-from results.records.machine_record import MachineState
+from harness.sources import code_digest, same_code
+from results.records.machines.machine_record import MachineState
 from results.records.models import Order, Plan, ScalingMode
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def other_code(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def change() -> None:
         monkeypatch.setattr(
-            "harness.planning.code_digest.of_trial", lambda *_: "another"
+            "harness.sources.code_digest.of_trial", lambda *_: "another"
         )
 
     return change
@@ -99,7 +100,7 @@ def test_other_code_of_another_backend_is_not_refused(
     now = code_digest.of_trial
     first = plan_of(backends=("in_graph",))
     monkeypatch.setattr(
-        "harness.planning.code_digest.of_trial",
+        "harness.sources.code_digest.of_trial",
         lambda workload, backend, _tree=None: (
             now(workload, backend) if backend == "in_graph" else "another"
         ),
@@ -122,7 +123,7 @@ def test_no_backend_is_added_to_trials_of_other_code(
 ) -> None:
     """A ratio of two backends would compare two versions of the engine."""
     first = plan_of(backends=("in_graph",))
-    monkeypatch.setattr("harness.planning.code_digest.of_trial", lambda *_: "another")
+    monkeypatch.setattr("harness.sources.code_digest.of_trial", lambda *_: "another")
 
     with pytest.raises(
         DifferentStudyError, match=r"of backend 'in_graph' it is now that of"

@@ -14,7 +14,7 @@ The rule, for a trial of one workload on one backend:
 - And except ``harness/command/``, which runs programs of the user's: their digest is
   that of ``harness/command/identity.py``.
 - A workload or a backend of a plugin has no entry here: its files count by content
-  (``harness/planning/plugin_code.py``), and what they refer to of ours as above.
+  (``harness/sources/plugin_code.py``), and what they refer to of ours as above.
 - A lock file beside such a module belongs to it: that of the environment of a peer.
 
 So code that plans, lists, stores or shows is excluded, and so are other workloads and
@@ -35,13 +35,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from harness.errors import PlanError
-from harness.planning import plugin_code, source_code
+from harness.sources import plugin_code, source_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from harness.planning.source_code import Code
-    from harness.planning.source_tree import SourceTree
+    from harness.sources.source_code import Code
+    from harness.sources.source_tree import SourceTree
 
 START: Final = ("harness.run.trial_runner", "harness.run.relay")
 RANKS: Final = "replicator.cluster.environment"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from reports.words import formats, judgement, reproduce
+from reports.words import formats, reproduce
+from reports.words.judging import judgement
 from reports.words.marks import Level
 from results import errors
 from results.judging import gate_file

@@ -15,9 +15,9 @@ from results.records.bounds import (
     Text,
     Total,
 )
-from results.records.gpu_record import GpuUses
-from results.records.gpu_settings import AllGpuSettings
-from results.records.machine_record import MachineState
+from results.records.machines.gpu_record import GpuUses
+from results.records.machines.gpu_settings import AllGpuSettings
+from results.records.machines.machine_record import MachineState
 from results.records.record_base import Record
 
 CpuSet = Annotated[

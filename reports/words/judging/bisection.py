@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from reports.words import markdown, ratio_table
-from reports.words.judgement import change_text, counted_text
+from reports.words.judging.judgement import change_text, counted_text
 from results.judging.bisection import suspects
 
 if TYPE_CHECKING:

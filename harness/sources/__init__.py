@@ -1,0 +1,1 @@
+"""Which code a trial runs: its sources, their digest, and whether two trees agree."""

@@ -1,0 +1,1 @@
+"""What every chart is drawn with: look, labels, axes, SVG and tips."""

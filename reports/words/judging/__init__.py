@@ -1,0 +1,1 @@
+"""The words of gates, comparisons, bisections and power."""
