@@ -19,6 +19,7 @@ ReplicatorError
 +-- RemoteInputError           an input pipeline that cannot run on another worker
 +-- UnknownBackendError        a backend name that is not registered
 +-- DeviceError                devices that do not exist, or too few of them
++-- PipelineError              stages, micro-batches or a schedule that cannot train
 +-- StaticShapeError           batches of unknown shape for a compiled step
 +-- CompiledStepError          a step that XLA cannot compile as a whole here
 +-- TimelineError              a timeline that a backend or its devices cannot have

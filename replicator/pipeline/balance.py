@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
+import numbers
+from typing import TYPE_CHECKING, Any
 
 from replicator.errors import PipelineError
 from replicator.validation.arguments import shown
@@ -31,15 +32,20 @@ def balance_stages(costs: Sequence[float], num_stages: int) -> list[range]:
       PipelineError: There are fewer layers than stages, or a cost is no number of at
         least 0.
     """
+    if not isinstance(costs, (list, tuple)) or not costs:
+        raise PipelineError(
+            f"balance_stages(costs) got {shown(costs)}; pass a list with the FLOPs or "
+            "the seconds of each layer"
+        )
     if not is_integer(num_stages, least=1) or num_stages > len(costs):
         raise PipelineError(
             f"num_stages={shown(num_stages)} for {len(costs)} layers; use an integer "
             f"from 1 to {len(costs)}: every stage has a layer at least"
         )
-    bad = next((x for x in costs if not math.isfinite(x) or x < 0), None)
-    if bad is not None:
+    bad = [x for x in costs if not _is_cost(x)]
+    if bad:
         raise PipelineError(
-            f"costs has {shown(bad)}; use FLOPs or seconds, finite and not below 0"
+            f"costs has {shown(bad[0])}; use FLOPs or seconds, finite and not below 0"
         )
     until = [0.0, *itertools.accumulate(costs)]
     # least[k][n]: the largest stage when the first n layers are cut into k stages.
@@ -57,3 +63,8 @@ def balance_stages(costs: Sequence[float], num_stages: int) -> list[range]:
         stages.append(range(first[k][end], end))
         end = first[k][end]
     return stages[::-1]
+
+
+def _is_cost(value: Any) -> bool:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_number and 0 <= value < math.inf

@@ -25,6 +25,8 @@ from replicator.validation.integers import is_integer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+MOST_MICROBATCHES = 1024
+"""Each is two calls per stage in the graph of the step."""
 _LOW_PRECISION = frozenset({tf.bfloat16, tf.float16})
 
 
@@ -56,16 +58,19 @@ class Pipeline:
         Raises:
           PipelineError: An argument is not one of these.
         """
-        self._stages = list(stages)
-        if not self._stages or not all(map(callable, self._stages)):
+        is_list = isinstance(stages, (list, tuple))
+        if not is_list or not stages or not all(map(callable, stages)):
             raise PipelineError(
                 f"Pipeline(stages) got {shown(stages)}; pass a list of at least one "
                 "function, layer or model"
             )
-        if not is_integer(num_microbatches, least=1):
+        self._stages = list(stages)
+        if not is_integer(num_microbatches, least=1) or (
+            num_microbatches > MOST_MICROBATCHES
+        ):
             raise PipelineError(
                 f"num_microbatches={shown(num_microbatches)} is no number of parts; "
-                "use an integer of at least 1"
+                f"use an integer from 1 to {MOST_MICROBATCHES}"
             )
         self.num_microbatches = int(num_microbatches)
         self.schedule = schedule_lib.make(

@@ -10,7 +10,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from replicator.errors import PipelineError
-from replicator.validation.arguments import shown
+from replicator.validation.arguments import is_one_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -84,7 +84,7 @@ def make(name: str, num_stages: int, num_microbatches: int) -> list[list[Task]]:
     Raises:
       PipelineError: There is no schedule of that name.
     """
-    if name not in SCHEDULES:
+    if not is_one_of(name, SCHEDULES):
         raise PipelineError(
             f"schedule={shown(name)} is unknown; use one of {', '.join(SCHEDULES)}"
         )

@@ -21,8 +21,8 @@ OF_IMAGES = {
     "requirements-image-gpu.lock": "requirements-gpu.lock",
 }
 LENGTHS |= dict.fromkeys(OF_IMAGES, 100)
-ELSEWHERE = {"torch", "jax", "flax", "optax", "mpi4py"}
-"""Of programs of the user's and of peers, each in an environment of its own."""
+ELSEWHERE = {"pytest", "torch", "jax", "flax", "optax", "mpi4py"}
+"""Of programs, plugins and peers, each in an environment of its own."""
 _HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import covering
 import pytest
-import small_programs
 import tensorflow as tf
+import written_programs
 from fuzzing import (
     checking,
     collectives,
@@ -67,11 +67,11 @@ def test_the_interpreter_gives_gradients_of_the_sum_of_targets():
         syntax.Communicate(
             results=("s",), arguments=("b",), kind="all_reduce", parameter="sum"
         ),
-        small_programs.compute("y", "tf.square({0})", "s"),
+        written_programs.compute("y", "tf.square({0})", "s"),
     )
-    outer = _tape("h", inner, small_programs.compute("z", "tf.square({0})", "g"))
+    outer = _tape("h", inner, written_programs.compute("z", "tf.square({0})", "g"))
     replicas = lockstep.Lockstep(
-        small_programs.program([outer], "g", "h"), {}, tf.float64
+        written_programs.program([outer], "g", "h"), {}, tf.float64
     )
 
     outputs = replicas.step([{"b": [1.0, 0.0, 2.0]}, {"b": [2.0, 0.5, 2.0]}])
@@ -101,8 +101,8 @@ def test_a_read_by_the_handle_has_a_gradient_where_the_variable_is_followed(
         sources=("w",),
     )
     program = dataclasses.replace(
-        small_programs.program(
-            [tape], "g", variables=[small_programs.weight(trainable=True)]
+        written_programs.program(
+            [tape], "g", variables=[written_programs.weight(trainable=True)]
         ),
         inputs=(("p", syntax.Type(syntax.BOOL)),),
     )
@@ -127,14 +127,14 @@ def test_a_read_by_the_handle_has_a_gradient_where_the_variable_is_followed(
 )
 def test_gradients_of_the_interpreter_are_those_of_finite_differences(kind, parameter):
     """Of the sum over replicas of the targets, by each element of each replica."""
-    twice = small_programs.compute("c", "tf.stack([{0}, tf.sin({0})])", "b")
+    twice = written_programs.compute("c", "tf.stack([{0}, tf.sin({0})])", "b")
     collective = syntax.Communicate(
         results=("s",), arguments=("c",), kind=kind, parameter=parameter
     )
     # Replicas use what they get differently: squared, times their own value.
-    use = small_programs.compute("y", "tf.reduce_sum(tf.square({0}) * {1})", "s", "b")
+    use = written_programs.compute("y", "tf.reduce_sum(tf.square({0}) * {1})", "s", "b")
     replicas = lockstep.Lockstep(
-        small_programs.program([_tape("g", twice, collective, use)], "g", "y"),
+        written_programs.program([_tape("g", twice, collective, use)], "g", "y"),
         {},
         tf.float64,
     )
@@ -171,8 +171,8 @@ def test_a_fault_of_the_library_is_found(monkeypatch):
 
 def test_a_tampered_result_is_a_difference():
     """The comparison sees a value, a type and a shape that are wrong."""
-    program = small_programs.program(
-        [small_programs.compute("v", "{0} + 1.0", "b")], "v"
+    program = written_programs.program(
+        [written_programs.compute("v", "{0} + 1.0", "b")], "v"
     )
     expected, _ = checking.interpret(program, tf.float64)
     for tampered in (
@@ -196,10 +196,10 @@ def test_drift_of_a_trainable_variable_is_expected_to_be_refused():
         results=("s",), arguments=("b",), kind="all_reduce", parameter="mean"
     )
     shared = syntax.Write(variable="w", method="assign_sub", argument="s")
-    weight = small_programs.weight(trainable=True)
+    weight = written_programs.weight(trainable=True)
 
-    drifts = small_programs.program([own], variables=[weight])
-    stays = small_programs.program([mean, shared], variables=[weight])
+    drifts = written_programs.program([own], variables=[weight])
+    stays = written_programs.program([mean, shared], variables=[weight])
 
     assert {"w"} == variance.may_differ(drifts)
     assert set() == variance.may_differ(stays)
@@ -210,8 +210,8 @@ def test_drift_of_a_trainable_variable_is_expected_to_be_refused():
 def test_a_refusal_that_does_not_come_is_a_difference(monkeypatch):
     """The interpreter says that copies drift apart; the library must, too."""
     own = syntax.Write(variable="w", method="assign_sub", argument="b")
-    program = small_programs.program(
-        [own], variables=[small_programs.weight(trainable=True)]
+    program = written_programs.program(
+        [own], variables=[written_programs.weight(trainable=True)]
     )
     monkeypatch.setattr(
         "replicator.engine.graph.invariance.check_trainable", lambda *arguments: None
@@ -232,8 +232,8 @@ def test_a_refusal_that_does_not_come_is_a_difference(monkeypatch):
 def test_local_variables_read_outside_as_the_documents_say(changes, expected):
     """The mean over replicas, that of replica 0, or the sum; in both ways to run."""
     write = syntax.Write(variable="w", method="assign", argument="b")
-    program = small_programs.program(
-        [write], variables=[small_programs.weight(**changes)]
+    program = written_programs.program(
+        [write], variables=[written_programs.weight(**changes)]
     )
     first, second = (batch["b"] for batch in values.make_batches(program)[0])
     wanted = {"mean": (first + second) / 2, "first": first, "sum": first + second}

@@ -6,7 +6,7 @@ import dataclasses
 import types
 
 import pytest
-import small_programs
+import written_programs
 from fuzzing import checking, comparing, syntax
 
 from replicator.collectives import vectorized
@@ -23,7 +23,7 @@ from replicator.collectives import vectorized
 def test_an_assignment_of_the_value_that_is_read_is_one(monkeypatch, changes):
     """Each replica adds to a count of its own; what is assigned is that of all."""
     program = dataclasses.replace(
-        small_programs.program(
+        written_programs.program(
             [
                 syntax.Read(result="v", variable="w"),
                 syntax.Write(variable="w", method="assign_add", argument="b"),
@@ -32,13 +32,15 @@ def test_an_assignment_of_the_value_that_is_read_is_one(monkeypatch, changes):
             "v",
             "x",
             variables=[
-                small_programs.weight(
+                written_programs.weight(
                     synchronization="ON_READ", aggregation="ONLY_FIRST_REPLICA"
                 )
             ],
-            setting=dataclasses.replace(small_programs.SHARED, num_steps=2, **changes),
+            setting=dataclasses.replace(
+                written_programs.SHARED, num_steps=2, **changes
+            ),
         ),
-        inputs=(("b", small_programs.FLOAT3), ("f", syntax.Type(syntax.BOOL))),
+        inputs=(("b", written_programs.FLOAT3), ("f", syntax.Type(syntax.BOOL))),
     )
 
     assert checking.Verdict.SAME is checking.check(program)
@@ -53,11 +55,11 @@ def test_a_join_of_what_all_rows_share_is_one(monkeypatch, num_unknown):
     """It depends on the size of a row, which only the step knows."""
     rows = syntax.Type(syntax.FLOAT, (2, 3))
     body = [
-        small_programs.compute("x", "{0} * tf.cast(tf.size({1}), FLOAT)", "b", "row"),
+        written_programs.compute("x", "{0} * tf.cast(tf.size({1}), FLOAT)", "b", "row"),
         syntax.Communicate(
             results=("s",), arguments=("x",), kind="all_reduce", parameter="sum"
         ),
-        small_programs.compute("y", "{0} + tf.reduce_sum({1})", "row", "s"),
+        written_programs.compute("y", "{0} + tf.reduce_sum({1})", "row", "s"),
     ]
     mapped = syntax.Vectorize(
         result="v",
@@ -68,8 +70,8 @@ def test_a_join_of_what_all_rows_share_is_one(monkeypatch, num_unknown):
         num_unknown=num_unknown,
     )
     program = dataclasses.replace(
-        small_programs.program([mapped], "v"),
-        inputs=(("b", small_programs.FLOAT3), ("c", rows)),
+        written_programs.program([mapped], "v"),
+        inputs=(("b", written_programs.FLOAT3), ("c", rows)),
     )
 
     assert checking.Verdict.SAME is checking.check(program)

@@ -24,7 +24,7 @@ def test_plan_lists_trials_on_stdout_and_notes_on_stderr(
 
     assert exit_codes.OK == code
     assert "in_graph x1 weak+strong, batch 1x4, generation 0" in out
-    assert "assuming 30 s per trial: no earlier ones like these" in out
+    assert "5 generations of 2 min 24 s, or less after 23 rounds" in out
     assert "default for" in err
     assert [] == written()
 

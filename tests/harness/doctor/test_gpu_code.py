@@ -120,7 +120,7 @@ def test_the_driver_compiles_once_for_each_model(
     install_gpus([*make_gpus(2), *make_gpus(1, capability=B200)])
     compiler = Compiler(tmp_path / "cache")
     code = compiler()
-    names = ["resnet50", "sngan", "d4pg", "keras_fit"]
+    names = ["resnet50", "sngan", "d4pg", "keras_fit", "transformer"]
 
     assert 0 == code, compiler.lines
     assert [(n, i) for i in ("0", "2") for n in names] == compiler.started
@@ -130,7 +130,7 @@ def test_the_driver_compiles_once_for_each_model(
     assert re.search(r"need CUDA_CACHE_PATH=/.+ CUDA_CACHE_MAXSIZE=4294967296$", text)
     findings = _check(tmp_path / "cache")
     assert ["ok", "ok"] == [finding.level for finding in findings]
-    assert "; compiled once, 4 MiB in /" in findings[0].found
+    assert "; compiled once, 5 MiB in /" in findings[0].found
 
     compiler.started.clear()
     assert 0 == compiler()

@@ -60,6 +60,7 @@ MODULES_THAT_DO_NOT = {
     "harness.run.peer_exports",
     "harness.run.phase_watch",
     "harness.run.sweep",
+    "harness.run.time_left",
 }
 
 _PRINT_MODULES = """

@@ -180,6 +180,15 @@ OUTSIDE = {
     "split_global_batches(dataset, ctx, value)": lambda repl, v: (
         replicator.split_global_batches(tf.data.Dataset.range(8), _context(), v)
     ),
+    "Pipeline(value)": lambda repl, v: replicator.Pipeline(v, num_microbatches=2),
+    "Pipeline(num_microbatches=value)": lambda repl, v: replicator.Pipeline(
+        [_identity], num_microbatches=v
+    ),
+    "Pipeline(schedule=value)": lambda repl, v: replicator.Pipeline(
+        [_identity], num_microbatches=2, schedule=v
+    ),
+    "balance_stages(value, 1)": lambda repl, v: replicator.balance_stages(v, 1),
+    "balance_stages([1], value)": lambda repl, v: replicator.balance_stages([1], v),
     "CrossReplicaBatchNormalization(variance_form=value)": lambda repl, v: (
         replicator.CrossReplicaBatchNormalization(variance_form=v)
     ),

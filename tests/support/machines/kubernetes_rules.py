@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 JOBSET = (
-    Path(__file__).resolve().parents[1]
+    Path(__file__).resolve().parents[2]
     / "harness" / "launch" / "data" / "jobset-v0.9.1.schema.json"
 )  # fmt: skip
 KINDS = {
