@@ -13,9 +13,6 @@ from replicator._tf import dispatch
 from replicator.placement import devices
 from workloads import catalog
 
-# Of the check in one dispatch, whatever the number of variables.
-MAX_NODES = 50
-
 
 @pytest.fixture
 def dispatches(monkeypatch):
@@ -57,8 +54,8 @@ def train(name, policy):
         pytest.param("sngan", marks=pytest.mark.full),
     ],
 )
-def test_the_promise_costs_no_nodes_and_changes_no_number(name, dispatches):
-    """Of each dispatch: what is left out is the check, and training is the same.
+def test_without_the_promise_nothing_is_compared_either(name, dispatches):
+    """Nobody else can write their variables: dispatches and numbers are the same.
 
     Of the learner and of the copy of its targets. The full run adds the networks with
     convolutions, whose variables are looked at by the same functions.
@@ -70,16 +67,12 @@ def test_the_promise_costs_no_nodes_and_changes_no_number(name, dispatches):
 
     assert checked_losses == losses
     assert len(checked) == len(dispatches) > 0
-    for with_check, without in zip(checked, dispatches, strict=True):
-        ops, fewer = (
-            collections.Counter(n.op for n in graph.node if n.op != "Placeholder")
-            for graph in (with_check, without)
+    for graph, promised in zip(checked, dispatches, strict=True):
+        ops, expected = (
+            collections.Counter(node.op for node in one.node)
+            for one in (graph, promised)
         )
-        added = ops - fewer
-        assert sum(added.values()) <= MAX_NODES
-        # Compiled functions that look before the steps and record after them.
-        assert 2 <= added["StatefulPartitionedCall"] <= 3
-        assert {} == fewer - ops
+        assert expected == ops
 
 
 @pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))

@@ -42,7 +42,9 @@ def graphs(
     if not kernels.kernels_of("_FusedBatchNormEx") or not tf.test.is_built_with_cuda():
         pytest.skip("this build of TensorFlow has no GPU kernels to compare with")
     folder = tmp_path_factory.mktemp("graphs")
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    support = ROOT / "tests/support"
+    others = filter(None, [os.environ.get("PYTHONPATH")])
+    paths = [str(ROOT), str(support), *others]
     # What a CPU with AVX512-VNNI or AMX turns on by itself, and this one maybe not.
     rules = {"TF_ENABLE_ONEDNN_OPTS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
