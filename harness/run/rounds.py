@@ -129,8 +129,11 @@ def _take_rounds(
         alive = [resident for resident in residents if resident.is_alive]
         now = time.monotonic()
         left = None if deadline is None else deadline - now
-        if not alive or (
-            left is not None and round_index >= MIN_ROUNDS and left < longest_round_sec
+        if not alive:
+            return
+        if round_index >= MIN_ROUNDS and (
+            _is_one_sided(alive, residents)
+            or (left is not None and left < longest_round_sec)
         ):
             return
         expected = (generation.max_rounds - round_index) * longest_round_sec
@@ -141,6 +144,15 @@ def _take_rounds(
             number = numbers[_case_of(resident)]
             _take_turn(resident, round_index, number, void_reason)
         longest_round_sec = max(longest_round_sec, time.monotonic() - now)
+
+
+def _is_one_sided(alive: Sequence[Resident], residents: Sequence[Resident]) -> bool:
+    """Whether all of one of two revisions have ended: nothing is left to compare."""
+    left, all_ = (
+        {resident.prepared.trial.spec.revision for resident in of}
+        for of in (alive, residents)
+    )
+    return left != all_
 
 
 def _in_order(
@@ -184,7 +196,7 @@ def _stretches(residents: Sequence[Resident], generation: Generation) -> list[_S
     groups = _by_case(
         resident
         for resident in residents
-        if resident.prepared.trial.spec.control is Control.NONE
+        if resident.prepared.trial.spec.control is Control.NONE and resident.is_alive
     )
     found = []
     for group in groups.values():
@@ -236,7 +248,9 @@ def _steps_of_turns(
     the first step of a turn can take longer than the others.
     """
     found = dict(known)
-    for name, group in _by_case(residents).items():
+    # One that has ended had no warm step: 0 s would ask for a million steps.
+    alive = [resident for resident in residents if resident.is_alive]
+    for name, group in _by_case(alive).items():
         if name not in known:
             step_sec = min(max(of.step_time_sec, 1e-6) for of in group)
             number = max(1, math.ceil(MIN_TURN_SEC / step_sec))

@@ -144,6 +144,14 @@ def run_trials(
                     " --retry failed"
                 )
                 break
+            if missing and (side := _failed_side(store, together, statuses)):
+                progress.note(
+                    f"stopped: all trials of {side} in generation"
+                    f" {together[0].spec.repetition_index + 1} failed, so nothing can"
+                    " be compared; see why above, and run the same command with"
+                    " --retry failed when it is mended"
+                )
+                break
             if missing and _is_hopeless(store, together[-1], statuses[-1]):
                 progress.note(
                     f"the other {len(missing)} trials are not started, since they would"
@@ -164,6 +172,28 @@ def _is_all_void(
         return False
     ends = [of.status for of in store.trials() if of.status is not None]
     return all(of.status is not TrialStatus.OK for of in ends)
+
+
+def _failed_side(
+    store: Store, together: Sequence[PlannedTrial], statuses: Sequence[StatusRecord]
+) -> str:
+    """Names the tree of a gate none of whose trials was ever ok, or returns ""."""
+    ended = [(trial.spec.revision, trial.status) for trial in store.trials()]
+    both = {trial.spec.revision for trial in together}
+    for revision in sorted(both) if len(both) > 1 else ():
+        now = {
+            status.status
+            for trial, status in zip(together, statuses, strict=True)
+            if trial.spec.revision == revision
+        }
+        was_ok = any(
+            status is not None and status.status is TrialStatus.OK
+            for of, status in ended
+            if of == revision
+        )
+        if not was_ok and not now & {TrialStatus.OK, TrialStatus.VOID}:
+            return f"revision {revision}" if revision else "this tree"
+    return ""
 
 
 def _is_hopeless(store: Store, trial: PlannedTrial, status: StatusRecord) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
+from replicator._tf import compat as _tf_compat
 from replicator._tf import data as _tf_data
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class Reads:
         """
         self._per_step = per_step
         self._counters = [_tf_data.make_counter(device) for device in devices]
+        # A function on another worker could otherwise count before its counter is 0.
+        _tf_compat.wait_for_remote_ops()
         handles = tuple(counter.handle for counter in self._counters)
         self.source = Source(iterators=tuple(iterators), counters=handles)
         self._num_eager = [0] * len(iterators)

@@ -155,10 +155,20 @@ def test_an_interrupt_removes_the_worktree(
 
 
 def test_a_baseline_whose_trials_fail_is_no_verdict(gate: Any) -> None:
-    """Exit code 4: what could not be measured does not pass."""
-    code, out, _ = gate("--baseline=fails", "--repeats=2")
+    """Exit code 4: what could not be measured does not pass.
+
+    It stops after the first generation: its other side alone says nothing.
+    """
+    code, out, err = gate("--baseline=fails", "--repeats=2")
 
     assert exit_codes.SOME_TRIALS_FAILED == code
+    assert re.search(
+        r"stopped: all trials of revision \w+ in generation 1 failed, so nothing can be"
+        r" compared; see why above, and run the same command with --retry failed",
+        err,
+    )
+    trials = [json.loads(p.read_text()) for p in Path("runs").rglob("status.json")]
+    assert ["failed", "ok", "ok"] == sorted(trial["status"] for trial in trials)
     assert re.search(
         r"failed: in_graph x1 of \w+, repetition 0: failed: could not", out
     )

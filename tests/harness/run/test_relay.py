@@ -267,6 +267,19 @@ def test_a_case_has_turns_of_one_number_of_steps(
     assert [{4}] * 4 == list(taken.values())
 
 
+def test_a_process_that_ended_before_its_first_step_sets_no_number_of_steps(
+    relay_store: Store,
+) -> None:
+    """It has no step time; 0 s would ask the others for 300,000 steps of 0.1 s."""
+    prepared = SimpleNamespace(trial=relay_store.read_plan().trials[0])
+    waiting: Any = [
+        Waiting("a", prepared, step_time_sec=0.1),
+        Waiting("b", prepared, step_time_sec=0.0, is_alive=False),
+    ]
+
+    assert [3] == list(rounds._steps_of_turns(waiting, {}).values())
+
+
 @forked
 def test_a_void_turn_is_kept_and_repeated_up_to_twice(
     relay_store: Store, settings: RunSettings

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
+from replicator.inputs import reads
 from replicator.inputs.context import InputReplicationMode
 
 # The iterators of a stock strategy may be at their end after a step that failed.
@@ -122,3 +123,20 @@ def test_next_keeps_replicas_in_step_too(mode):
     assert 3 == inputs.num_steps
     assert [] == list(inputs)
     assert 3 == inputs.num_steps
+
+
+def test_counters_are_0_before_a_function_can_count(monkeypatch):
+    """Assignments on another worker are not waited for by functions that run there."""
+    seen = []
+    made = reads._tf_data.make_counter
+    monkeypatch.setattr(
+        reads._tf_data,
+        "make_counter",
+        lambda device: seen.append("made") or made(device),
+    )
+    monkeypatch.setattr(
+        reads._tf_compat, "wait_for_remote_ops", lambda: seen.append("waited")
+    )
+    reads.Reads([iter([]), iter([])], 1, ["CPU:0", "CPU:0"])
+
+    assert ["made", "made", "waited"] == seen
