@@ -102,16 +102,18 @@ def take_all(
     """Takes all rounds, and then all sustained stretches.
 
     Args:
-      residents: Those that wait for turns.
+      residents: Those that wait for turns, and those that ended before any.
       generation: How many there are.
       deadline: Monotonic time at which the last one should end; None for no limit.
       stage: Receives what happens now.
       void_reason: Says why a turn does not count.
     """
-    stretches = _stretches(residents, generation)
+    # One that has ended had no warm step: its 0 s would ask for 300,000 steps a turn.
+    waiting = [resident for resident in residents if resident.is_alive]
+    stretches = _stretches(waiting, generation)
     if deadline is not None:
         deadline -= generation.num_stretches * sum(of.sec for of in stretches)
-    _take_rounds(residents, generation, deadline, stage, void_reason)
+    _take_rounds(waiting, generation, deadline, stage, void_reason)
     _take_stretches(stretches, generation, stage, void_reason)
 
 
@@ -132,7 +134,7 @@ def _take_rounds(
         if not alive:
             return
         if round_index >= MIN_ROUNDS and (
-            _is_one_sided(alive, residents)
+            _is_one_sided(alive, generation)
             or (left is not None and left < longest_round_sec)
         ):
             return
@@ -146,13 +148,10 @@ def _take_rounds(
         longest_round_sec = max(longest_round_sec, time.monotonic() - now)
 
 
-def _is_one_sided(alive: Sequence[Resident], residents: Sequence[Resident]) -> bool:
+def _is_one_sided(alive: Sequence[Resident], generation: Generation) -> bool:
     """Whether all of one of two revisions have ended: nothing is left to compare."""
-    left, all_ = (
-        {resident.prepared.trial.spec.revision for resident in of}
-        for of in (alive, residents)
-    )
-    return left != all_
+    left = {resident.prepared.trial.spec.revision for resident in alive}
+    return left != {trial.spec.revision for trial in generation.trials}
 
 
 def _in_order(
@@ -196,7 +195,7 @@ def _stretches(residents: Sequence[Resident], generation: Generation) -> list[_S
     groups = _by_case(
         resident
         for resident in residents
-        if resident.prepared.trial.spec.control is Control.NONE and resident.is_alive
+        if resident.prepared.trial.spec.control is Control.NONE
     )
     found = []
     for group in groups.values():
@@ -248,9 +247,7 @@ def _steps_of_turns(
     the first step of a turn can take longer than the others.
     """
     found = dict(known)
-    # One that has ended had no warm step: 0 s would ask for a million steps.
-    alive = [resident for resident in residents if resident.is_alive]
-    for name, group in _by_case(alive).items():
+    for name, group in _by_case(residents).items():
         if name not in known:
             step_sec = min(max(of.step_time_sec, 1e-6) for of in group)
             number = max(1, math.ceil(MIN_TURN_SEC / step_sec))

@@ -170,30 +170,33 @@ def _is_all_void(
         return False
     if any(of.status is not TrialStatus.VOID for of in statuses):
         return False
-    ends = [of.status for of in store.trials() if of.status is not None]
-    return all(of.status is not TrialStatus.OK for of in ends)
+    return not _revisions_with_an_ok_trial(store)
 
 
 def _failed_side(
     store: Store, together: Sequence[PlannedTrial], statuses: Sequence[StatusRecord]
 ) -> str:
     """Names the tree of a gate none of whose trials was ever ok, or returns ""."""
-    ended = [(trial.spec.revision, trial.status) for trial in store.trials()]
     both = {trial.spec.revision for trial in together}
-    for revision in sorted(both) if len(both) > 1 else ():
-        now = {
-            status.status
-            for trial, status in zip(together, statuses, strict=True)
-            if trial.spec.revision == revision
-        }
-        was_ok = any(
-            status is not None and status.status is TrialStatus.OK
-            for of, status in ended
-            if of == revision
-        )
-        if not was_ok and not now & {TrialStatus.OK, TrialStatus.VOID}:
-            return f"revision {revision}" if revision else "this tree"
+    if len(both) == 1:
+        return ""
+    may_be_ok = _revisions_with_an_ok_trial(store) | {
+        trial.spec.revision
+        for trial, status in zip(together, statuses, strict=True)
+        if status.status is TrialStatus.VOID
+    }
+    for revision in sorted(both - may_be_ok):
+        return f"revision {revision}" if revision else "this tree"
     return ""
+
+
+def _revisions_with_an_ok_trial(store: Store) -> set[str]:
+    """Returns those of all trials that have ended so far."""
+    return {
+        trial.spec.revision
+        for trial in store.trials()
+        if trial.status is not None and trial.status.status is TrialStatus.OK
+    }
 
 
 def _is_hopeless(store: Store, trial: PlannedTrial, status: StatusRecord) -> bool:
@@ -204,8 +207,7 @@ def _is_hopeless(store: Store, trial: PlannedTrial, status: StatusRecord) -> boo
         return False
     if status.failure.exception_type not in OWN_ERRORS:
         return False
-    ends = [of.status for of in store.trials() if of.status is not None]
-    return all(of.status is not TrialStatus.OK for of in ends)
+    return not _revisions_with_an_ok_trial(store)
 
 
 def _run_alone(

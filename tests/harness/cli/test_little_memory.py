@@ -127,14 +127,9 @@ def digests(root: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        # A fork of a process with threads may wait for a lock of theirs for ever.
-        pytest.param(verb, marks=pytest.mark.full)
-        for verb in VERBS
-    ],
-)
+# A fork of a process with threads may wait for a lock of theirs for ever.
+@pytest.mark.full
+@pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_without_memory_says_so_in_one_line(
     verb: str,
     measured: Path,

@@ -268,16 +268,22 @@ def test_a_case_has_turns_of_one_number_of_steps(
 
 
 def test_a_process_that_ended_before_its_first_step_sets_no_number_of_steps(
-    relay_store: Store,
+    relay_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has no step time; 0 s would ask the others for 300,000 steps of 0.1 s."""
-    prepared = SimpleNamespace(trial=relay_store.read_plan().trials[0])
+    taken = []
+    monkeypatch.setattr(
+        rounds, "_take_turn", lambda of, _, num_steps, *_rest: taken.append(num_steps)
+    )
+    generation = first_generation(relay_store)
+    prepared = SimpleNamespace(trial=generation.trials[0])
     waiting: Any = [
         Waiting("a", prepared, step_time_sec=0.1),
         Waiting("b", prepared, step_time_sec=0.0, is_alive=False),
     ]
+    rounds.take_all(waiting, generation, None, lambda *_: None, lambda *_: "")
 
-    assert [3] == list(rounds._steps_of_turns(waiting, {}).values())
+    assert [3] * ROUNDS == taken
 
 
 @forked
