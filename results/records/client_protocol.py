@@ -357,15 +357,6 @@ def read_line(line: bytes) -> Record:
     return _read(_LINES, line)
 
 
-def read_trial_file(content: bytes) -> TrialFile:
-    """Returns what a trial asks of its program.
-
-    Raises:
-      ProtocolError: It is malformed.
-    """
-    return _read(TypeAdapter(TrialFile), content)
-
-
 def _read(adapter: TypeAdapter[Any], content: bytes) -> Any:
     try:
         return adapter.validate_json(content)
