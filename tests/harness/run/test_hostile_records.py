@@ -308,7 +308,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
         warnings.simplefilter("always")
         # No process of a trial starts; the code is that of whoever made the study.
         patch.setattr(trial_tree, "run_tree", lambda *_, **__: fake)
-        patch.setattr("harness.planning.study.check_code", lambda _: None)
+        patch.setattr("harness.planning.resuming.check_code", lambda _: None)
         draw_once(patch, DRAWN)
         code = cli.main(arguments, run_overrides={"canary": lambda _: 0.2})
     logging.getLogger("matplotlib").removeHandler(logged)
