@@ -149,7 +149,7 @@ def run_trials(
                     f"stopped: all trials of {side} in generation"
                     f" {together[0].spec.repetition_index + 1} failed, so nothing can"
                     " be compared; see why above, and run the same command with"
-                    " --retry failed when it is mended"
+                    " --retry failed when it is repaired"
                 )
                 break
             if missing and _is_hopeless(store, together[-1], statuses[-1]):
