@@ -19,8 +19,8 @@ from harness.planning import design, estimate, resuming, shards
 from harness.planning import plan as plan_module
 from harness.planning import study as study_module
 from harness.planning.checked import check as check_request
+from harness.run import clearing
 from harness.run import sweep as run
-from harness.run import trial_runner
 from harness.run.trial_runner import RunSettings
 from results.records.models import Order, PlannedTrial
 from results.store import atomic, untrusted
@@ -207,7 +207,7 @@ def _run_in_sequence(
 ) -> int:
     """Replaces the plan of a relay, of which nothing was measured, by a sequence."""
     for trial in store.read_plan().trials:
-        trial_runner.clean_trial_dir(store.trial_dir(trial.trial_id))
+        clearing.clear(store.trial_dir(trial.trial_id))
     store.write_plan(plan)
     settings = dataclasses.replace(settings, measuring=plan.measuring)
     return running.run_until_done(
