@@ -81,7 +81,7 @@ sys.path[:0] = [
     str(path)
     for path in (
         SUPPORT,
-        *(SUPPORT / name for name in ("graphs", "machines", "studies")),
+        *(SUPPORT / name for name in ("damage", "graphs", "machines", "studies")),
     )
     if str(path) not in sys.path
 ]

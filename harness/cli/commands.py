@@ -15,12 +15,12 @@ from harness.command import peers
 from harness.errors import DoesNotFitError, StudyError
 from harness.launch import catalog
 from harness.machine import topology
-from harness.planning import design, estimate, shards
+from harness.planning import design, estimate, resuming, shards
 from harness.planning import plan as plan_module
 from harness.planning import study as study_module
 from harness.planning.checked import check as check_request
+from harness.run import clearing
 from harness.run import sweep as run
-from harness.run import trial_runner
 from harness.run.trial_runner import RunSettings
 from results.records.models import Order, PlannedTrial
 from results.store import atomic, untrusted
@@ -121,7 +121,7 @@ def sweep(
         launcher=request.launcher,
     )
     measured = Store(root) if known is not None else None
-    reconciled = study_module.reconcile(known, new, request.baseline, measured)
+    reconciled = resuming.reconcile(known, new, request.baseline, measured)
     notes = [*planned.notes, *([reconciled.note] if reconciled.note else [])]
     if request.is_dry_run:
         return _print_plan(
@@ -150,7 +150,7 @@ def sweep(
     ):
         # Read it again under the lock: another harness may just have written it.
         existing = study_module.read_existing_plan(root)
-        reconciled = study_module.reconcile(existing, new, request.baseline, store)
+        reconciled = resuming.reconcile(existing, new, request.baseline, store)
         if reconciled.is_changed:
             store.write_plan(reconciled.plan)
         for note in notes:
@@ -207,7 +207,7 @@ def _run_in_sequence(
 ) -> int:
     """Replaces the plan of a relay, of which nothing was measured, by a sequence."""
     for trial in store.read_plan().trials:
-        trial_runner.clean_trial_dir(store.trial_dir(trial.trial_id))
+        clearing.clear(store.trial_dir(trial.trial_id))
     store.write_plan(plan)
     settings = dataclasses.replace(settings, measuring=plan.measuring)
     return running.run_until_done(

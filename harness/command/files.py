@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import stat
 from typing import TYPE_CHECKING, Any, Final
 
 from harness.command.errors import ReadingError
@@ -29,10 +30,13 @@ def read(kind: str, path: Path, key: str) -> list[Reading]:
     """
     where = f"the file {path.name!r} of --metric"
     try:
-        if path.stat().st_size > MOST_BYTES:
+        facts = path.stat()
+        if facts.st_size > MOST_BYTES:
             raise ReadingError(
                 f"{where} has more than {MOST_BYTES // 2**20} MiB; write numbers only"
             )
+        if not stat.S_ISREG(facts.st_mode):  # a pipe would be waited for
+            raise ReadingError(f"{where} is not a regular file; write one")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ReadingError(
@@ -41,7 +45,16 @@ def read(kind: str, path: Path, key: str) -> list[Reading]:
         ) from error
     except UnicodeDecodeError as error:
         raise ReadingError(f"{where} is not UTF-8 text: {error}") from error
-    found = [*(_columns if kind == "csv" else _members)(text, key, where)]
+    try:
+        found = [*(_columns if kind == "csv" else _members)(text, key, where)]
+    except csv.Error as error:
+        raise ReadingError(
+            f"{where} is not CSV: {error}; write numbers only"
+        ) from error
+    except RecursionError as error:
+        raise ReadingError(
+            f"{where} is nested too deeply; write numbers only"
+        ) from error
     if not found:
         raise ReadingError(f"{where} has no number {key!r}; name one that it has")
     return [Reading(0, number(str(value), where)) for value in found]

@@ -11,8 +11,8 @@ from harness.run import trial_tree
 from harness.run.resident import Resident, ResidentEndedError
 from harness.trial import first_exit
 from harness.trial.rank_file import rank_path
-from results.records import client_protocol
-from results.records.client_protocol import ProtocolError
+from results.records.client import protocol as client_protocol
+from results.records.client.protocol import ProtocolError
 from results.verify import raw_trial
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from harness.placement.processes import Processes
 from harness.run import scratch
 from harness.run.trial_tree import ProcessTree
 from harness.trial import process_tree
-from results.records.client_protocol import TrialFile
+from results.records.client.messages import TrialFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,6 +15,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from results.errors import UnavailableRecordError
+from results.store import untrusted
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -80,8 +83,8 @@ def key(capability: tuple[int, int], driver: str | None, tensorflow: str) -> str
 def noted(folder: Path) -> tuple[str, ...]:
     """Returns the keys of what was compiled completely; none where nothing is noted."""
     try:
-        found = json.loads((folder / _NOTE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(untrusted.read_text(folder / _NOTE) or "[]")
+    except (UnavailableRecordError, ValueError, RecursionError):
         return ()
     return tuple(map(str, found)) if isinstance(found, list) else ()
 

@@ -12,7 +12,13 @@ from harness.run.ended import Conclusion
 from harness.run.out_of_memory import is_out_of_memory
 from harness.run.rank_results import make_result
 from harness.trial import first_exit
-from harness.trial.rank_file import RankFileError, RankLog, one_line, read_rank
+from harness.trial.rank_file import (
+    MALFORMED,
+    RankFileError,
+    RankLog,
+    one_line,
+    read_rank,
+)
 from results.records.limits import MAX_REPLICAS, MAX_TEXT
 from results.records.machines import gpu_record
 from results.records.models import Failure, Phase, TrialStatus
@@ -72,7 +78,7 @@ def conclude(
     if trial_exit.is_timed_out:
         return ended.timed_out(logs, trial_exit)
     first = first_exit.read(trial_dir)
-    if first.rank is not None and first.rank >= len(logs):
+    if first.rank is not None and not 0 <= first.rank < len(logs):
         first = dataclasses.replace(first, rank=None)
     failed = _first_cause(logs, trial_exit, first)
     if failed is not None:
@@ -128,7 +134,7 @@ def _complete(
 ) -> Conclusion:
     try:
         result = make_result(trial_id, spec, logs, turns)
-    except (ValueError, KeyError, TypeError) as error:
+    except MALFORMED as error:
         return ended.failed(
             Phase.REPORT,
             f"the observations are not a valid result: {one_line(str(error))}",

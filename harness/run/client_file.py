@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from harness.client.scaling_client import TRIAL_FILE
-from results.records.client_protocol import TrialFile
+from results.records.client.messages import TrialFile
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,8 +24,8 @@ from harness.trial import first_exit
 from harness.trial.first_exit import FirstExit
 from harness.trial.turns import COMPATIBLE, PROTOCOL
 from replicator.cluster.line_listener import LineListener
-from results.records import client_protocol
-from results.records.client_protocol import ProtocolError
+from results.records.client import protocol as client_protocol
+from results.records.client.protocol import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

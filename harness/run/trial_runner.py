@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from harness import catalog
 from harness.command import peers
-from harness.errors import StudyError
 from harness.launch.local import LocalLauncher
 from harness.machine import (
     canary,
@@ -37,13 +35,12 @@ from harness.machine.time_of_day import now_text
 from harness.machine.topology import CpuTopology, read_topology
 from harness.placement import hosts
 from harness.placement.processes import processes_of_trial
-from harness.run import aggregate, client_file, scratch, trial_tree
+from harness.run import aggregate, clearing, client_file, trial_tree
 from harness.run.gang_tree import GangTree
 from harness.run.trial_tree import ProcessTree
-from harness.trial import checkpoints, process_tree
+from harness.trial import checkpoints
 from results.records.machines import gpu_record
 from results.records.models import Failure, Measuring, Phase, StatusRecord, TrialStatus
-from results.store import fence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -138,15 +135,15 @@ class Prepared:
 
 
 def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepared:
-    """Cleans the directory of a trial, places it, and writes spec and environment.
+    """Clears the directory of a trial, places it, and writes spec and environment.
 
     Raises:
       PlanError: The machine does not have what the trial needs.
-      StudyError: The directory cannot be cleaned.
+      StudyError: The directory cannot be cleared.
     """
     spec, trial_id = trial.spec, trial.trial_id
     trial_dir = store.trial_dir(trial_id)
-    clean_trial_dir(trial_dir)
+    clearing.clear(trial_dir)
     started_at, start_sec = now_text(), time.monotonic()
     store.write_spec(trial_id, spec)
     processes = processes_of_trial(spec)
@@ -350,28 +347,3 @@ def _record_in_use(store: Store, prepared: Prepared, others: str) -> StatusRecor
     )
     store.write_status(status.trial_id, status)
     return status
-
-
-def clean_trial_dir(trial_dir: os.PathLike[str]) -> None:
-    """Removes what an interrupted trial left: its processes, then its files."""
-    if not os.path.lexists(trial_dir):
-        return
-    fence.check(trial_dir)
-    process_tree.kill_tree(os.path.realpath(trial_dir))
-    try:
-        scratch.remove(trial_dir)
-        if Path(trial_dir).is_symlink() or not Path(trial_dir).is_dir():
-            # A symbolic link: its target is not ours and stays.
-            Path(trial_dir).unlink()
-            return
-        # The status first: if this is interrupted, the trial counts as unfinished.
-        status = Path(trial_dir, "status.json")
-        if status.is_dir() and not status.is_symlink():
-            shutil.rmtree(status)
-        status.unlink(missing_ok=True)
-        shutil.rmtree(trial_dir)
-    except OSError as error:
-        raise StudyError(
-            f"cannot remove {str(trial_dir)!r} of an earlier run:"
-            f" {error.strerror or error}; remove it by hand"
-        ) from error

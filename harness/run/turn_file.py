@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from harness.trial import rank_file
 from results.errors import WriteStoreError
-from results.store import fence
+from results.store import fence, untrusted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,6 +20,22 @@ if TYPE_CHECKING:
     from harness.machine.disturbance import Disturbance
 
 TURNS_NAME = "turns.jsonl"
+
+
+def last(trial_dir: Path) -> tuple[int, bool] | None:
+    """Returns round and kind of the last whole turn, to show where a relay is.
+
+    None where there is none yet, or the line is none: ``verify`` says what is damaged.
+
+    Raises:
+      UnavailableRecordError: The file system does not answer.
+    """
+    try:
+        text = untrusted.read_text(trial_dir / TURNS_NAME) or ""
+        turn = json.loads(text.rpartition("\n")[0].splitlines()[-1])
+        return int(turn["round_index"]), bool(turn.get("is_sustained"))
+    except rank_file.MALFORMED:
+        return None
 
 
 def append(

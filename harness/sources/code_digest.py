@@ -1,5 +1,9 @@
 """The digest of the code that can change a trial's numbers; part of the trial's id.
 
+A commit instead would be new with every word of a document, and no interrupted sweep
+could go on; without any of the two, code could change in the middle of a study, and its
+records would be taken for repetitions (record 0003).
+
 The rule, for a trial of one workload on one backend:
 
 - ``harness/run/trial_runner.py`` and ``relay.py``, which run a trial and a generation,

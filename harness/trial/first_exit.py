@@ -10,6 +10,10 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING
 
+from harness.trial import rank_file
+from results.errors import UnavailableRecordError
+from results.store import untrusted
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -39,8 +43,8 @@ def write(trial_dir: Path, first: FirstExit) -> None:
 def read(trial_dir: Path) -> FirstExit:
     """Returns what was recorded; nothing where there is nothing that can be read."""
     try:
-        fields = json.loads((trial_dir / _NAME).read_bytes())
+        fields = json.loads(untrusted.read_bytes(trial_dir / _NAME) or b"")
         rank, reason = fields["rank"], str(fields["reason"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (UnavailableRecordError, *rank_file.MALFORMED):
         return FirstExit()
     return FirstExit(rank=rank if isinstance(rank, int) else None, reason=reason)

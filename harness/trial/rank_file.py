@@ -48,8 +48,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from harness.client.scaling_client import rank_path, shortened
+from results.errors import UnavailableRecordError
 from results.records.models import Phase
 from results.records.texts import printable
+from results.store import untrusted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,6 +64,13 @@ __all__ = [
     "rank_path",
     "read_rank",
 ]
+
+
+MALFORMED = (
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    RecursionError,
+)
+"""What code raises that reads fields of JSON which anybody may have written."""
 
 
 class RankFileError(ValueError):
@@ -162,19 +171,17 @@ def read_rank(trial_dir: Path, rank: int) -> RankLog:
     log = RankLog(rank=rank)
     path = rank_path(trial_dir, rank)
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+        text = untrusted.read_text(path)
+    except (untrusted.DamagedFileError, UnavailableRecordError) as error:
+        raise RankFileError(f"{path.name}: {error}") from error
+    if text is None:
         return log
-    except OSError as error:
-        raise RankFileError(f"{path.name}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise RankFileError(f"{path.name}: not UTF-8: {error}") from error
     for number, line in enumerate(text.splitlines(keepends=True), start=1):
         if not line.endswith("\n"):
             break
         try:
             _apply(log, json.loads(line))
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
+        except MALFORMED as error:
             raise RankFileError(
                 f"{path.name} line {number} is malformed:"
                 f" {type(error).__name__}: {error}"

@@ -19,7 +19,7 @@ from replicator.engine.analysis import plan
 from replicator.engine.run.program import Program
 from replicator.engine.run.time_limit import TimeLimit
 from replicator.engine.run.timeline import Timeline
-from replicator.errors import DeviceError, ReplicasOutOfSyncError
+from replicator.errors import DeviceError
 from replicator.inputs.iterator import InputIterator
 from replicator.inputs.values import values_of
 from replicator.optimizer import other_libraries
@@ -33,10 +33,9 @@ from replicator.step.traced_once import traced_once
 from replicator.strategy.strategy import ReplicatorStrategy
 from replicator.validation.arguments import is_one_of, shown
 from replicator.validation.user_functions import name_of
-from replicator.variables import partial
+from replicator.variables import agreement, partial
 from replicator.variables.coherence import Coherence
-from replicator.variables.kinds import Kind
-from replicator.variables.outside_writes import are_detected, was_written
+from replicator.variables.outside_writes import are_detected
 from replicator.variables.table import VariableTable
 
 if TYPE_CHECKING:
@@ -280,7 +279,7 @@ class InGraphReplicator(base.Replicator):
     @contextlib.contextmanager
     def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
         """Averages separate sums of replicas; see ``Replicator.consolidated_state``."""
-        self._check_promise(variables)
+        agreement.check_promise(self._table, variables)
         partial.consolidate(self._table.entries_of(variables), self.topology)
         yield
 
@@ -298,22 +297,6 @@ class InGraphReplicator(base.Replicator):
         """Refreshes the copies; see ``Replicator.restored``."""
         super().restored(variables)
         self.refresh_variables()
-
-    def _check_promise(self, variables: Sequence[Any]) -> None:
-        """Rejects variables that were written although nobody was to write them."""
-        if self._table.detects_writes:
-            return
-        written = [
-            entry.variable.name
-            for entry in self._table.entries_of(variables)
-            if entry.seen is not None and was_written(entry)
-        ]
-        if written:
-            raise ReplicasOutOfSyncError(
-                f"{len(written)} variables were written outside run() although "
-                f"external_writes='never': {', '.join(written[:5])}; call "
-                "refresh_variables() after writing, or use external_writes='detect'"
-            )
 
     def _wrap_optimizer(
         self, optimizer: Any, options: OptimizerOptions
@@ -372,17 +355,6 @@ class InGraphReplicator(base.Replicator):
         described = ["\n".join(filter(None, part)) for part in [*parts, [owners]]]
         return note + "\n\n".join(filter(None, described))
 
-    @property
-    def _remedy(self) -> str:
-        if self._table.detects_writes:
-            return (
-                "assign variables outside run(): the next run() then resets all copies"
-            )
-        return (
-            "with external_writes='never', call refresh_variables() after writing "
-            "variables outside run()"
-        )
-
     def assert_in_sync(self) -> None:
         """Compares the copies of mirrored variables bit by bit.
 
@@ -393,23 +365,7 @@ class InGraphReplicator(base.Replicator):
           ReplicasOutOfSyncError: Some differ; the message names them.
         """
         control.refuse(self, "assert_in_sync()")
-        differing = []
-        for entry in self._table.entries():
-            is_slot = self._table.ownership.is_slot(entry.variable)
-            if entry.kind is not Kind.MIRRORED or is_slot:
-                continue  # a variable that exists once cannot differ
-            first = entry.copies[0].numpy()
-            if any(
-                copy.numpy().tobytes() != first.tobytes()
-                for copy in entry.copies[1:]
-                if copy is not entry.copies[0]
-            ):
-                differing.append(entry.variable.name)
-        if differing:
-            raise ReplicasOutOfSyncError(
-                f"{len(differing)} mirrored variables differ between replicas: "
-                f"{', '.join(differing[:5])}; {self._remedy}"
-            )
+        agreement.check(self._table)
 
 
 class MultiGpuReplicator(InGraphReplicator):

@@ -23,7 +23,7 @@ from replicator.placement.topology import make_topology
 from replicator.placement.worker_share import per_worker
 from replicator.step import creation
 from replicator.validation.user_functions import name_of
-from replicator.variables import ownership, partial, worker_values
+from replicator.variables import agreement, ownership, partial, worker_values
 from replicator.variables.kinds import Kind
 from replicator.variables.outside_writes import are_detected
 
@@ -247,7 +247,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             with super().consolidated_state(variables):
                 yield
             return
-        self._check_promise(variables)
+        agreement.check_promise(self._table, variables)
         group, owned = self._group, self._table.ownership
         with self._runtime.guard("the gathering of optimizer state"):
             partial.consolidate(

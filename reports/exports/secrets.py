@@ -56,7 +56,6 @@ def _form(kind: str, prefixes: str, rest: str) -> tuple[str, tuple[str, ...], st
     )
 
 
-_W = r"\w"
 _T = r"[\w-]"
 KINDS: Final = (
     # Hubs of models, data and experiments

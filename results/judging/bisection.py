@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
     from results.records.bisect_record import BisectStep
 
-UNKNOWN = (CommitVerdict.UNDECIDED, CommitVerdict.SKIPPED)
-"""Of a commit that is neither good nor bad, and is not judged again."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Suspects:

@@ -7,7 +7,8 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from results.records import client_protocol, models
+from results.records import models
+from results.records.client import protocol as client_protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,6 +21,8 @@ five that takes 50 % longer is a mean of 8 % with a spread of 16 %. Were the pro
 equal, a generation that stands out would stand out to either side with probability 1/2
 whatever the noise, so those that do are judged by a sign test.
 
+Record 0062 has the schedules and rules that this one was chosen from, with figures.
+
 All functions work on arrays whose last axes are generations and cases, so that
 ``make statistics`` simulates the rule itself.
 """

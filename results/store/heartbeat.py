@@ -22,7 +22,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from results import errors
-from results.store import atomic, fence
+from results.store import atomic, fence, untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +32,7 @@ PERIOD_SEC = 10.0
 DEAD_SEC = 60.0
 """Without a touch for so long, the owner is dead, or may no longer write."""
 _NUM_TRIES = 100
+_MOST_BYTES = 1_000
 _WITHOUT_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
 _BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 
@@ -170,9 +171,13 @@ def _digest(text: str) -> str:
 
 def _read(path: pathlib.Path) -> str | None:
     try:
-        return path.read_text(encoding="ascii", errors="replace")
-    except FileNotFoundError:
-        return None
+        content = untrusted.read_bytes(path, max_bytes=_MOST_BYTES)
+    except untrusted.DamagedFileError as error:
+        raise OSError(errno.EINVAL, str(error), str(path)) from error
+    except errors.UnavailableRecordError as error:
+        cause = error.__cause__
+        raise (cause if isinstance(cause, OSError) else OSError(str(error))) from None
+    return None if content is None else content.decode("ascii", errors="replace")
 
 
 def _beat(root: pathlib.Path, token: str, is_over: threading.Event) -> None:

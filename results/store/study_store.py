@@ -8,6 +8,7 @@
         spec.json  env.json  result.json  status.json    status is written last
         rank_<k>.jsonl  stdout.log  stderr.log           written by the trial itself
         turns.jsonl                                      load within each turn
+      earlier/<trial_id>-<k>/                          results.store.earlier
     match/trials/<trial_id>/     as above: N replicas are matched with one, untimed
       gate.json                    what a gate concluded (results.judging.gate_file)
       report/index.html

@@ -51,15 +51,6 @@ class Varied(Record):
     command: tuple[Text, ...] = Field(max_length=10_000)
 
 
-def is_varied(root: pathlib.Path) -> bool:
-    """Whether a folder has a varied study, readable or not.
-
-    Raises:
-      OSError: The file system does not say.
-    """
-    return untrusted.is_there(root / VARIED_NAME)
-
-
 def read(root: pathlib.Path) -> Varied | None:
     """Reads which studies a folder has; None if it is no varied study.
 

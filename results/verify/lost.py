@@ -77,6 +77,9 @@ def _compare(
     except LookupError as error:
         check.lack(KIND, f"{KIND} of {where}: trial {error} has no raw observations")
         return
+    if not generations:
+        check.differ(KIND, f"{KIND} of {where}", "numbers", "no turn that counts")
+        return
     whole = statistics.fmean(of["step"] or 0.0 for of in generations)
     for part in (*lost.parts, lost.step, lost.lost):
         values = [of.get(part.name) for of in generations]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from results.store import seal, untrusted
+from results.store import earlier, seal, untrusted
 from results.store.study_store import MATCHING_NAME, PLAN_NAME, TRIALS_NAME
 
 if TYPE_CHECKING:
@@ -80,7 +81,15 @@ def compare(store: Store, check: Check) -> Sealed:
         else:
             num_unsealed += 1
     for of, files in latest.items():
-        if of not in finished and "status.json" in files:
+        if of in finished or "status.json" not in files:
+            continue
+        if _is_kept_aside(store, of, files):
+            check.lack(
+                _KIND,
+                f"{of} was to be measured again, and is not yet: what it had"
+                f" measured is in {earlier.EARLIER_NAME}/; resume the study",
+            )
+        else:
             check.differ(_KIND, of, "sealed when it had ended", "it is not there")
     return Sealed(num_sealed=num_sealed, num_unsealed=num_unsealed, head=head)
 
@@ -104,6 +113,18 @@ def _finished(store: Store) -> Iterator[tuple[str, Store]]:
         for trial_id in part.trial_ids():
             if "status.json" in untrusted.names_in(part.trial_dir(trial_id)):
                 yield f"{of}/{trial_id}", part
+
+
+def _is_kept_aside(store: Store, of: str, files: Mapping[str, str]) -> bool:
+    """Whether an earlier attempt at a trial has what the seal has of the trial."""
+    # A kill after the line of the seal and before the status leaves no status.
+    ended = ({**files}, {k: v for k, v in files.items() if k != "status.json"})
+    part = store.matching if of.startswith(f"{MATCHING_NAME}/") else store
+    for folder in earlier.attempts(part.root, of.rpartition("/")[2]):
+        with contextlib.suppress(untrusted.DamagedFileError):
+            if seal.evidence_in(folder) in ended:
+                return True
+    return False
 
 
 def _compare_plan(

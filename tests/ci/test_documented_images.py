@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli.main import cli
+from harness.machine import containers
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n"
@@ -83,6 +84,32 @@ def test_a_documented_command_for_an_image_is_right(
     here = ["cpu" if word == "gpu" else word for word in arguments]
     done = CliRunner().invoke(cli, ["plan", *here, "--runs-dir", str(tmp_path / "r")])
     assert not done.exception, done.output
+
+
+def test_a_program_in_an_image_is_told_of_which(tmp_path: Path) -> None:
+    """The command of ``docs/command.md``; its variable is the one that is recorded."""
+    page = (ROOT / "docs" / "command.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^ {4}(docker .*)$", page, re.MULTILINE)
+    program = tmp_path / "docker"
+    program.write_text(
+        '#!/bin/sh\nif [ "$1" = image ]; then echo "$@" > asked; echo sha256:0123;'
+        ' else printf "%s\\n" "$@"; fi\n'
+    )
+    program.chmod(0o755)
+    done = subprocess.run(
+        ["sh", "-c", command.replace("IMAGE)", "mine)").removesuffix("IMAGE") + "mine"],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    asked = (tmp_path / "asked").read_text().strip()
+    assert "image inspect --format {{.Id}} mine" == asked
+    assert ["run", "--env", f"{containers.VARIABLE}=sha256:0123", "mine"] == (
+        done.stdout.split()
+    )
 
 
 def test_every_image_is_built_and_run_in_the_documents() -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
 import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
+import drawn
 import pytest
 
 from results.records.models import TrialStatus
@@ -154,7 +154,6 @@ MORE_TRIALS = {"the time limit": 14}
 """A job has to last for the minute that Slurm counts in."""
 QUICK = "a step is cancelled"
 NUM_KILLS = int(os.environ.get("SLURM_KILLS", "2"))
-SEED = 20_261_126
 
 
 def finished(folder: Path) -> dict[str, Any]:
@@ -245,7 +244,7 @@ def test_kills_of_the_harness_leave_nothing_on_any_node(
     slurm: SlurmCluster, harness: Any, shared: Path
 ) -> None:
     """SIGKILL at random moments, in the full run; ``make faults`` kills 20 times."""
-    chance = random.Random(SEED)
+    chance = drawn.chance("kills under Slurm")
     num_kills, kept = 0, {}
     while True:
         words = (*SWEEP, f"--repeats={NUM_TRIALS}")

@@ -17,10 +17,10 @@ from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.errors import PlanError
 from harness.options.option import Option, Options
 from harness.planning import study as study_module
-from harness.run.turn_file import TURNS_NAME
+from harness.run import turn_file
 from results.errors import CorruptRecordError, MissingRecordError
 from results.records.models import Order, PlannedTrial
-from results.store import lock, untrusted
+from results.store import earlier, lock
 from results.store.study_store import Store
 from results.study.cases import load_study
 from results.study.matching import Outcome
@@ -110,6 +110,7 @@ def _read(store: Store) -> _State:
     else:
         name, trials = plan.study, plan.trials
     matches = _problems_of_matches(store)
+    num_earlier = len(earlier.attempts(store.root))
     is_running = _is_held(store)
     counts: collections.Counter[str] = collections.Counter()
     failures: list[dict[str, Any]] = []
@@ -133,6 +134,7 @@ def _read(store: Store) -> _State:
         "counts": dict(sorted(counts.items())),
         "failures": failures,
         "matches": matches,
+        "num_earlier_attempts": num_earlier,
         "problems": [
             {"path": str(p.path), "reason": p.reason} for p in reading.problems
         ],
@@ -146,6 +148,12 @@ def _read(store: Store) -> _State:
         for failure in failures
     ]
     lines += [one_line(line) for line in matches]
+    if num_earlier:
+        attempts = "attempt" if num_earlier == 1 else "attempts"
+        lines.append(
+            f"  {num_earlier} earlier {attempts} at trials that were measured again:"
+            f" {store.root / earlier.EARLIER_NAME}"
+        )
     return _State(
         lines=lines, data=data, problems=reading.problems, is_running=is_running
     )
@@ -178,15 +186,8 @@ def _now(
         for planned in trials
         if planned.trial_id in found and found[planned.trial_id].status is None
     ]
-    turns = [
-        json.loads(lines[-1])
-        for planned in alive
-        for text in [
-            untrusted.read_text(store.trial_dir(planned.trial_id) / TURNS_NAME)
-        ]
-        for lines in [(text or "").rpartition("\n")[0].splitlines()]
-        if lines
-    ]
+    folders = [store.trial_dir(planned.trial_id) for planned in alive]
+    turns = [turn for of in folders if (turn := turn_file.last(of)) is not None]
     relayed = [planned for planned in alive if planned.spec.order is Order.RELAY]
     if not relayed:
         is_matching = any(of.status is None for of in store.matching.trials())
@@ -196,10 +197,10 @@ def _now(
     place = f"; generation {number} of {most}, "
     if not turns:
         return f"{place}starting"
-    last = max(turns, key=lambda turn: turn["round_index"])
-    if last.get("is_sustained"):
-        return f"{place}sustained stretches"
-    return f"{place}round {last['round_index'] + 1}"
+    round_index, is_sustained = max(turns)
+    return place + (
+        "sustained stretches" if is_sustained else f"round {round_index + 1}"
+    )
 
 
 def _problems_of_matches(store: Store) -> list[str]:

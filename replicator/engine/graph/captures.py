@@ -3,7 +3,8 @@
 Replicas get copies of variables, and share the rest: constants, tables, iterators. So
 each captured resource, and each Python function, has to be known. A variable that was
 not taken for one would be written once per replica. What is no variable exists once for
-all replicas: a step that changes it is refused, with the line that captured it.
+all replicas: a step that changes it is refused, with the line that captured it (record
+0047).
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ collective. A mark is the moment when a node has run whose result another part n
 that part's nodes that use it wait for the mark, which is all that is added to the
 order: they wait for the node anyway. A part begins with the last of the marks that it
 needs, and ends with the last of its own. For a bucket, what passes between the first
-and the last mark that it needs is a wait for the straggler.
+and the last mark that it needs is a wait for the straggler. Marks that nobody waits for
+would change nothing in the step, and come too late (record 0084).
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 COMPUTE = "compute"
 COLLECTIVE = "collective"
-INPUT = "input"
 
 _GRADIENT = "gradient_tape/"
 _COPY = re.compile(r"replica_\d+/")
@@ -42,7 +42,7 @@ class Part:
     """What is between marks.
 
     Attributes:
-      kind: ``compute``, ``collective`` or ``input``.
+      kind: ``compute`` or ``collective``.
       name: Of the layer and its direction, or of the bucket.
       device: Whose row it is in.
       begin: Indices of the marks that it needs.

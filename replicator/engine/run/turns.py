@@ -3,7 +3,8 @@
 A graph runs what it can at the same time. Two steps that do would meet those of other
 workers in another order than theirs, and two calls of one step under the same keys. So
 each writes a variable that nobody reads before it and after it, which TensorFlow keeps
-in the order of the program, in loops and branches too.
+in the order of the program, in loops and branches too. Control edges between the calls
+would not reach into those (record 0074).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pytest
 from harness.client import __main__ as copying
 from harness.client import scaling_client
 from harness.client.scaling_client import AloneRun, ClientError, find_rank
-from results.records import client_protocol
+from results.records.client import protocol as client_protocol
 
 FOLDER = Path(scaling_client.__file__).parent
 LARGEST_WHEEL = 20_000

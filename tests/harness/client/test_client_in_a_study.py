@@ -7,7 +7,7 @@ import re
 import pytest
 
 from harness.trial import process_tree
-from results.records import client_protocol
+from results.records.client import protocol as client_protocol
 from results.records.models import Control, TrialStatus
 from results.verify import raw_trial
 

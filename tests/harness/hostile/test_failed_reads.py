@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import covering
 import forked_trials
 import pytest
+from loads import QUIET
 
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
@@ -78,15 +79,6 @@ def measured(tmp_path_factory: Any, overrides: Any) -> Path:
     """Returns a directory with a study per order, measured by the fake worker."""
     root: Path = tmp_path_factory.mktemp("measured") / "place"
     root.mkdir()
-    quiet = disturbance.Disturbance(
-        foreign_cpu_fraction=0.0,
-        foreign_resolution=0.0,
-        stolen_cpu_fraction=0.0,
-        stolen_resolution=0.0,
-        run_delay_sec=0.0,
-        num_throttled=0,
-        throttled_sec=0.0,
-    )
     with (
         forked_trials.installed(overrides["worker_command"]),
         pytest.MonkeyPatch.context() as patch,
@@ -94,7 +86,7 @@ def measured(tmp_path_factory: Any, overrides: Any) -> Path:
         patch.chdir(root)
         patch.setattr(running, "_conclude", lambda _store, *, is_json: None)
         # No turn is void in the records either, whatever else this machine does.
-        patch.setattr(disturbance, "between", lambda *_: quiet)
+        patch.setattr(disturbance, "between", lambda *_: QUIET)
         for name, order in ORDERS.items():
             options = f"{SWEEP} --repeats=2 --budget=none {order} --study={name}"
             words = ("sweep", *options.split())

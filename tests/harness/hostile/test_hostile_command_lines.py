@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import covering
+import drawn
 import pytest
+from hung import at_most
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -276,11 +278,16 @@ def run(arguments: list[str]) -> tuple[int, str, str, float]:
     """Returns exit code, stdout, stderr and seconds of a command line."""
     out, err = io.StringIO(), io.StringIO()
     start = time.monotonic()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        at_most(2 * PLANNED_SEC),
+    ):
         code = cli.main(arguments)
     return code, out.getvalue(), err.getvalue(), time.monotonic() - start
 
 
+@drawn.series
 @settings(
     max_examples=NUM_CASES,
     deadline=None,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import drawn
 import pytest
 from gate_process import DRIVER, GATE, git, worktrees
 
@@ -19,7 +19,6 @@ from harness.machine import owned_folders
 
 ROOT = Path(__file__).resolve().parents[3]
 NUM_KILLS = int(os.environ.get("GATE_KILLS", "2"))
-SEED = 20261124
 GATE_SEC = 4.0
 """About the time of a gate here, at whose moments it is killed."""
 KILLED = (*GATE, "--rounds=3", "--baseline=same")
@@ -30,7 +29,7 @@ def test_kills_of_a_gate_leave_nothing_behind_the_next_one(
     repository: Path, tmp_path: Path, temporary: Path
 ) -> None:
     """SIGKILL at random moments; ``make faults`` kills a hundred."""
-    chance = random.Random(SEED)
+    chance = drawn.chance("kills of gates")
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
     num_left = 0
     for kill in range(NUM_KILLS):

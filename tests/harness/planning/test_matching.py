@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness import catalog
-from harness.planning import cases, matching, plan
+from harness.planning import cases, matching, plan, resuming
 from harness.planning import study as study_module
 from results.records.models import Control, Order, ScalingMode
 from results.study.matching import NUM_STEPS
@@ -115,7 +115,7 @@ def test_a_study_that_is_extended_matches_the_new_sizes(
         )
 
     first = plan_of(replicas=(1, 4), is_matched=False)
-    both = study_module.reconcile(first, plan_of(replicas=(1, 2, 4))).plan.matching
+    both = resuming.reconcile(first, plan_of(replicas=(1, 2, 4))).plan.matching
 
     assert both is not None
     assert {1, 2, 4} == {trial.spec.num_replicas for trial in both.trials}

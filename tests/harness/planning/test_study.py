@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.errors import DifferentStudyError, PlanError, StudyError
-from harness.planning import cases, checked, plan, study
+from harness.planning import cases, checked, plan, resuming, study
 from harness.planning.request import SweepRequest
 from results.records.models import Order, Plan, ScalingMode
 
@@ -37,7 +37,7 @@ def ids_of(made: Plan) -> list[str]:
 def test_the_same_request_resumes_unchanged() -> None:
     """Nothing is written again, though the second plan was made later."""
     first = plan_of()
-    reconciled = study.reconcile(first, plan_of())
+    reconciled = resuming.reconcile(first, plan_of())
 
     assert first == reconciled.plan
     assert not reconciled.is_changed
@@ -47,7 +47,7 @@ def test_the_same_request_resumes_unchanged() -> None:
 def test_fewer_repeats_resume_and_keep_the_plan() -> None:
     """Only what was requested runs; the plan forgets nothing."""
     first, fewer = plan_of(), plan_of(repeats=1)
-    reconciled = study.reconcile(first, fewer)
+    reconciled = resuming.reconcile(first, fewer)
 
     assert first == reconciled.plan
     assert ids_of(fewer) == [trial.trial_id for trial in reconciled.asked]
@@ -71,7 +71,7 @@ def test_more_of_the_same_extends(changes: Any) -> None:
     else:
         first = plan_of()
     more = plan_of(**changes)
-    reconciled = study.reconcile(first, more)
+    reconciled = resuming.reconcile(first, more)
 
     assert ids_of(first) == ids_of(reconciled.plan)[: len(first.trials)]
     assert set(ids_of(first)) | set(ids_of(more)) == set(ids_of(reconciled.plan))
@@ -82,7 +82,7 @@ def test_more_of_the_same_extends(changes: Any) -> None:
 def test_an_added_mode_is_added_to_the_shared_baseline() -> None:
     """The baseline's trials are reused, and serve both modes from now on."""
     both = (ScalingMode.WEAK, ScalingMode.STRONG)
-    reconciled = study.reconcile(plan_of(), plan_of(modes=both))
+    reconciled = resuming.reconcile(plan_of(), plan_of(modes=both))
     baselines = [t for t in reconciled.plan.trials if t.spec.num_replicas == 1]
 
     assert {both} == {trial.modes for trial in baselines}
@@ -105,7 +105,7 @@ def test_an_added_mode_is_added_to_the_shared_baseline() -> None:
 def test_another_setting_is_refused_by_name(changes: Any, message: str) -> None:
     """The message has the field and both values."""
     with pytest.raises(DifferentStudyError, match=message):
-        study.reconcile(plan_of(), plan_of(**changes))
+        resuming.reconcile(plan_of(), plan_of(**changes))
 
 
 def test_another_strong_batch_is_refused_by_name() -> None:
@@ -114,7 +114,9 @@ def test_another_strong_batch_is_refused_by_name() -> None:
     with pytest.raises(
         DifferentStudyError, match=r"strong global_batch_size 4, .* has 8"
     ):
-        study.reconcile(plan_of(modes=modes), plan_of(modes=modes, global_batch_size=8))
+        resuming.reconcile(
+            plan_of(modes=modes), plan_of(modes=modes, global_batch_size=8)
+        )
 
 
 def test_the_default_name_is_that_of_the_same_sweep() -> None:
@@ -178,7 +180,7 @@ def test_where_data_is_belongs_to_the_plan_but_not_to_its_trials(
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
     first, moved = plan_of(data_dir=Path("here")), plan_of(data_dir=Path("there"))
-    reconciled = study.reconcile(first, moved)
+    reconciled = resuming.reconcile(first, moved)
 
     assert str(tmp_path / "here") == first.data_dir
     assert plan_of().data_dir is None
@@ -230,4 +232,4 @@ def test_adding_to_a_plan_of_two_batch_sizes_is_refused(small_plan: Plan) -> Non
     with pytest.raises(
         DifferentStudyError, match=r"weak scaling with per_replica_batch_size 4 and 9"
     ):
-        study.reconcile(small_plan.model_copy(update={"trials": trials}), small_plan)
+        resuming.reconcile(small_plan.model_copy(update={"trials": trials}), small_plan)

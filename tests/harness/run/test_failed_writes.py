@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import drawn
 import pytest
-from ended import finished_in
+from ended import finished_in, observed_in
 from failing_writes import FailingWrites
 
 from harness.cli import exit_codes, running
@@ -42,7 +42,6 @@ ORDERS = {
 }
 ERRNOS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS)
 NUM_FAULTS = int(os.environ.get("WRITE_FAULTS", "8"))
-SEED = 20_261_125
 
 
 @pytest.fixture
@@ -78,13 +77,14 @@ def test_a_failed_write_loses_nothing(
     assert exit_codes.OK == run()[0]
     num_calls, num_trials = faults.count, len(Store(root).read_plan().trials)
     assert num_calls > 20, "it wrote nothing"
-    random_places = random.Random(f"{SEED}{order}")
+    random_places = drawn.chance(f"writes {order}")
     wrong = []
     for number in range(NUM_FAULTS // len(ORDERS)):
         shutil.rmtree(root, ignore_errors=True)
         faults.number = ERRNOS[number % len(ERRNOS)]
         code, err = run(random_places.randrange(num_calls))
         what, before = faults.failed, finished_in(root)
+        observed = observed_in(root)
         again, said = run()
         after = finished_in(root)
         statuses = [of.status and of.status.status for of in Store(root).trials()]
@@ -96,6 +96,7 @@ def test_a_failed_write_loses_nothing(
             "the same command does not finish": again != exit_codes.OK,
             "a trial is missing": statuses != [TrialStatus.OK] * num_trials,
             "a finished trial changed": not before.items() <= after.items(),
+            "observations are gone": not observed <= observed_in(root),
             "half a file is left": any(root.rglob(f"{TEMPORARY_PREFIX}*")),
         }
         found = [text for text, is_wrong in problems.items() if is_wrong]

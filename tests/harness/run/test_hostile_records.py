@@ -14,7 +14,10 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import covering
+import drawn
 import pytest
+from damaged import put
+from hung import at_most
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -188,24 +191,6 @@ def rename(root: pathlib.Path, name: str, spec: dict[str, Any]) -> None:
         folder.rename(root / "trials" / ids[0])
 
 
-def put(path: pathlib.Path, what: str) -> None:
-    """Puts something that is no file in the place of a file."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
-    if what == "directory":
-        path.mkdir()
-    elif what in ("loop", "dangling", "endless"):
-        path.symlink_to(
-            {"loop": path.name, "endless": "/dev/zero"}.get(what, "nothing")
-        )
-    elif what == "pipe":
-        os.mkfifo(path)
-    elif what == "huge":
-        with path.open("wb") as file:
-            file.truncate(2**40)
-
-
 @st.composite
 def damages(draw: Any) -> Any:
     """Returns a function that damages a study directory, in one to three places."""
@@ -308,9 +293,10 @@ def run(*arguments: str) -> tuple[int, str, str]:
         warnings.simplefilter("always")
         # No process of a trial starts; the code is that of whoever made the study.
         patch.setattr(trial_tree, "run_tree", lambda *_, **__: fake)
-        patch.setattr("harness.planning.study.check_code", lambda _: None)
+        patch.setattr("harness.planning.resuming.check_code", lambda _: None)
         draw_once(patch, DRAWN)
-        code = cli.main(arguments, run_overrides={"canary": lambda _: 0.2})
+        with at_most(2 * LONGEST_SEC):
+            code = cli.main(arguments, run_overrides={"canary": lambda _: 0.2})
     logging.getLogger("matplotlib").removeHandler(logged)
     logged.lines += [str(warning.message) for warning in warned]
 
@@ -351,6 +337,7 @@ def check_study(root: pathlib.Path) -> None:
         run("resume", str(root), "--retry=failed")
 
 
+@drawn.series
 @settings(
     max_examples=NUM_CASES,
     deadline=None,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import random
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import covering
+import drawn
 import psutil
 import pytest
-from ended import ended_ids
+from ended import ended_ids, observed_in
 
 from harness.cli import exit_codes
 from harness.trial.process_tree import MARKER
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.processes
 NUM_KILLS = int(os.environ.get("HARNESS_KILLS", "8" if covering.is_full() else "3"))
 # Of one study, so that each order has its share.
 MOST_KILLS = max(2, NUM_KILLS // 4)
-SEED = 20261122
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 GONE_SEC = 60.0
 SHARED_MEMORY = Path("/dev/shm")
@@ -99,7 +98,7 @@ def test_kills_at_random_moments_leave_nothing_and_lose_nothing(
     often.
     """
     memory_before = set(SHARED_MEMORY.iterdir())
-    chance = random.Random(SEED)
+    chance = drawn.chance("kills")
     num_kills = num_studies = 0
     # How long an undisturbed start takes here and now, for moments that hit it all.
     duration = 2.0
@@ -107,7 +106,7 @@ def test_kills_at_random_moments_leave_nothing_and_lose_nothing(
         num_studies += 1
         order = ("sequential", "relay")[num_studies % 2]
         runs, count = tmp_path / f"runs{num_studies}", tmp_path / f"count{num_studies}"
-        num_kills_here, finished = 0, frozenset[str]()
+        num_kills_here, finished, observed = 0, frozenset[str](), set[str]()
         while True:
             begin = time.monotonic()
             process = start_harness(
@@ -143,6 +142,8 @@ def test_kills_at_random_moments_leave_nothing_and_lose_nothing(
                 assert finished <= ended_ids(store)
                 assert () == store.read().problems
                 finished = ended_ids(store)
+                before, observed = observed, observed_in(runs / "s")
+                assert before <= observed
             if not is_killed:
                 break
         starts = collections.Counter(count.read_text().split())

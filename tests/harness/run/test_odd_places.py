@@ -13,8 +13,8 @@ import pytest
 from harness.cli import arguments, exit_codes
 from harness.errors import PlanError, StudyError
 from harness.planning import plan_count
+from harness.run import clearing
 from harness.run.aggregate import conclude
-from harness.run.trial_runner import clean_trial_dir
 from harness.run.trial_tree import TrialExit
 from reports.charts.drawing import svg
 from reports.page.sections import learning
@@ -37,23 +37,22 @@ def test_a_link_in_the_place_of_a_trial_is_removed_alone(tmp_path: Path) -> None
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "status.json").write_text("kept")
     (tmp_path / "trial").symlink_to("precious")
-    clean_trial_dir(tmp_path / "trial")
+    clearing.clear(tmp_path / "trial")
 
     assert ["precious"] == [path.name for path in tmp_path.iterdir()]
     assert "kept" == (tmp_path / "precious" / "status.json").read_text()
 
 
-@pytest.mark.parametrize("place", [".", "status.json"])
-def test_what_is_no_trial_is_removed(tmp_path: Path, place: str) -> None:
-    """A file for the folder, a folder for the status."""
-    trial_dir = tmp_path / "trial"
-    if place == ".":
-        trial_dir.write_text("")
-    else:
-        (trial_dir / place / "x").mkdir(parents=True)
-    clean_trial_dir(trial_dir)
+def test_what_is_no_trial_makes_room(tmp_path: Path) -> None:
+    """A file for the folder is removed; a folder for the status, with all, is moved."""
+    trial_dir = tmp_path / "trials" / "a"
+    (trial_dir / "status.json" / "x").mkdir(parents=True)
+    clearing.clear(trial_dir)
+    trial_dir.write_text("")
+    clearing.clear(trial_dir)
 
     assert not trial_dir.exists()
+    assert (tmp_path / "earlier" / "a-1" / "status.json" / "x").is_dir()
 
 
 def test_what_cannot_be_removed_is_reported(
@@ -66,9 +65,9 @@ def test_what_cannot_be_removed_is_reported(
 
     monkeypatch.setattr("shutil.rmtree", refuse)
     with pytest.raises(
-        StudyError, match=r"cannot remove '.*' .*: Permission denied; re"
+        StudyError, match=r"cannot move '.*' .*: Permission denied; move"
     ):
-        clean_trial_dir(tmp_path)
+        clearing.clear(tmp_path)
 
 
 def test_status_without_a_plan_shows_what_ran(

@@ -8,13 +8,14 @@ sealed with is on the disk then; the same command finishes the study, which veri
 from __future__ import annotations
 
 import os
-import random
 from typing import TYPE_CHECKING, Any
 
+import drawn
 import ext4_disk
 import pytest
-from ended import finished_in
+from ended import finished_in, observed_in
 from failing_writes import FailingWrites
+from loads import QUIET
 
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
@@ -40,18 +41,7 @@ ORDERS = {
 }
 # As users have it; and where only what is synced is safe: names may come before data.
 MOUNTS = ("defaults", "data=writeback,noauto_da_alloc,nodelalloc", "noauto_da_alloc")
-# Of each turn, so that none is void whatever else this machine does.
-QUIET = disturbance.Disturbance(
-    foreign_cpu_fraction=0.0,
-    foreign_resolution=0.0,
-    stolen_cpu_fraction=0.0,
-    stolen_resolution=0.0,
-    run_delay_sec=0.0,
-    num_throttled=0,
-    throttled_sec=0.0,
-)
 NUM_CUTS = int(os.environ.get("POWER_CUTS", "2"))
-SEED = 20_261_126
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +63,7 @@ def evidence_of(root: Path, ids: Any) -> dict[str, dict[str, str]]:
 
 
 def found_after_a_cut(
-    root: Path, kept: Any, sweep: tuple[str, ...], run: Any
+    root: Path, kept: Any, observed: Any, sweep: tuple[str, ...], run: Any
 ) -> list[str]:
     """What is wrong with the study that is on the disk, and when it is continued."""
     problems = []
@@ -84,6 +74,8 @@ def found_after_a_cut(
         problems.append(f"the same command: {code} {said}")
     if kept != evidence_of(root, kept):
         problems.append("finished trials were measured again")
+    if not observed <= observed_in(root):
+        problems.append("what ended before the cut is gone")
     for verb in (("status",), ("report", "--format=text"), ("verify",)):
         code, said = run(*verb, str(root))
         if code != exit_codes.OK:
@@ -111,12 +103,14 @@ def test_a_cut_of_the_power_damages_no_finished_trial(
     writes = FailingWrites(runs)
     writes.install(monkeypatch, is_synced=True)
     before: dict[str, dict[str, str]] = {}
+    observed: set[str] = set()
     write_status = Store.write_status
 
     def written(store: Store, *what: Any) -> None:
         write_status(store, *what)
         # From now on, and not while the name of a status may still be unsynced.
         before.update(evidence_of(root, finished_in(root)))
+        observed.update(observed_in(store.trial_dir(what[0])))
 
     monkeypatch.setattr(Store, "write_status", written)
 
@@ -128,12 +122,13 @@ def test_a_cut_of_the_power_damages_no_finished_trial(
     disk.insert(MOUNTS[0])
     assert exit_codes.OK == run(*sweep)[0]
     num_calls, num_trials = writes.count, len(Store(root).read_plan().trials)
-    chance = random.Random(f"{SEED}{order}")
+    chance = drawn.chance(f"power {order}")
     wrong, num_kept = [], 0
     for number in range(NUM_CUTS // len(ORDERS)):
         options = MOUNTS[number % len(MOUNTS)]
         disk.insert(options)
         before.clear()
+        observed.clear()
         writes.before, writes.count = disk.cut, 0
         # Every other cut comes late, when there are trials that are finished.
         writes.place = chance.randrange(
@@ -142,14 +137,14 @@ def test_a_cut_of_the_power_damages_no_finished_trial(
         code, said = run(*sweep)
         where, writes.place = (writes.place, writes.failed), -1
         disk.restore(options)
-        kept = dict(before)
+        kept, ended = dict(before), set(observed)
         # Ok where only the locks were left to remove.
         is_said = code in {exit_codes.OK, exit_codes.USAGE}
         problems = [] if is_said else [f"at the cut: {code} {said}"]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(heartbeat, "kernel_id", lambda: "after the cut")
             patch.setattr(heartbeat, "DEAD_SEC", 0.0)
-            problems += found_after_a_cut(root, kept, sweep, run)
+            problems += found_after_a_cut(root, kept, ended, sweep, run)
         num_kept += len(kept)
         if problems:
             wrong.append((where, options, problems))

@@ -11,8 +11,7 @@ import pytest
 
 from harness.errors import StudyError
 from harness.launch import member
-from harness.run import scratch, trial_tree
-from harness.run.trial_runner import clean_trial_dir
+from harness.run import clearing, scratch, trial_tree
 from harness.trial import process_tree
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def test_the_next_run_removes_what_a_killed_run_left(tmp_path: Path) -> None:
     for name in ("trial", "other"):
         scratch.make(tmp_path / name)
         (scratch.folder_of(tmp_path / name) / "file").touch()
-    clean_trial_dir(tmp_path / "trial")
+    clearing.clear(tmp_path / "trial")
 
     assert not scratch.folder_of(tmp_path / "trial").exists()
     assert (scratch.folder_of(tmp_path / "other") / "file").exists()

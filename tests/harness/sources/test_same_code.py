@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.errors import DifferentStudyError
-from harness.planning import cases, plan, study
+from harness.planning import cases, plan, resuming, study
 from harness.planning.request import SweepRequest
 from harness.sources import code_digest, same_code
 from results.records.machines.machine_record import MachineState
@@ -58,7 +58,7 @@ def test_other_code_is_refused(other_code: Any) -> None:
         r" another --study"
     )
     with pytest.raises(DifferentStudyError, match=message):
-        study.reconcile(first, plan_of())
+        resuming.reconcile(first, plan_of())
     with pytest.raises(DifferentStudyError, match=message):
         same_code.check_code(first)
 
@@ -71,7 +71,7 @@ def test_a_relay_of_other_code_is_refused_for_its_code(other_code: Any) -> None:
     with pytest.raises(
         DifferentStudyError, match=r"made with code of .* is now that of"
     ):
-        study.reconcile(first, plan_of(order=Order.RELAY))
+        resuming.reconcile(first, plan_of(order=Order.RELAY))
 
 
 def test_the_commits_of_the_trials_are_named(
@@ -107,7 +107,7 @@ def test_other_code_of_another_backend_is_not_refused(
     )
 
     same_code.check_code(first)
-    extended = study.reconcile(first, plan_of(backends=("in_graph", "tf_mirrored")))
+    extended = resuming.reconcile(first, plan_of(backends=("in_graph", "tf_mirrored")))
     assert {"in_graph": {now("resnet50", "in_graph")}, "tf_mirrored": {"another"}} == {
         backend: {
             trial.spec.code_digest
@@ -128,4 +128,4 @@ def test_no_backend_is_added_to_trials_of_other_code(
     with pytest.raises(
         DifferentStudyError, match=r"of backend 'in_graph' it is now that of"
     ):
-        study.reconcile(first, plan_of(backends=("tf_mirrored",)))
+        resuming.reconcile(first, plan_of(backends=("tf_mirrored",)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from typing import TYPE_CHECKING
 
 from results.store.study_store import Store
@@ -40,4 +42,21 @@ def finished_in(root: Path) -> dict[str, bytes]:
         trial.trial_id: ended[trial.trial_id].read_bytes()
         for trial in planned
         if trial.trial_id in ended and trial.spec.repetition_index not in left
+    }
+
+
+_OBSERVED = re.compile(r"rank_\d+\.jsonl|turns\.jsonl|(?:result|status)\.json")
+
+
+def observed_in(root: Path) -> set[str]:
+    """The digests of what trials have observed, in whichever folder of the study.
+
+    Of a process that has measured no step yet, there is nothing.
+    """
+    return {
+        hashlib.blake2b(content, digest_size=20).hexdigest()
+        for path in root.rglob("*.json*")
+        if _OBSERVED.fullmatch(path.name)
+        for content in [path.read_bytes()]
+        if not path.name.startswith("rank_") or b'"kind": "step"' in content
     }

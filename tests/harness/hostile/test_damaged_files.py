@@ -1,0 +1,314 @@
+"""Any file that is read is damaged in any way: one line, or an answer; never a fault.
+
+Of each file that a verb or the harness reads beside the records of a study, which have
+``tests/harness/run/test_hostile_records.py``. ``DAMAGED_FILES`` sets how many;
+``make fuzz-records`` damages 2,000. ``FAULTS_SEED`` draws others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import covering
+import drawn
+import pytest
+from damaged import damage, put
+from hung import Hung, at_most
+from loads import QUIET
+
+from harness.cli import exit_codes, running
+from harness.cli import main as cli
+from harness.command import files
+from harness.command.errors import ReadingError
+from harness.machine import cuda_cache, disturbance
+from harness.run.aggregate import conclude
+from harness.run.trial_tree import TrialExit
+from reports.view import reference_points
+from results.records.models import StatusRecord
+from results.store.study_store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.processes
+
+DRAWN_HERE = "190" if covering.is_full() else "19"
+NUM_FILES = int(os.environ.get("DAMAGED_FILES", DRAWN_HERE))
+LONGEST_SEC = 30
+CODES = {
+    value
+    for name, value in vars(exit_codes).items()
+    if name.isupper() and name not in ("INTERNAL_FAULT", "INTERRUPTED")
+}
+NOTES = ("error: ", "left out: ", "report: ", "note: ", "study ")
+SMALL = (
+    "sweep", "--workload=resnet50", "--preset=smoke", "--backends=in_graph",
+    "--replicas=1,2", "--mode=weak", "--budget=none",
+)  # fmt: skip
+TOML = """
+workload = "resnet50"
+preset = "smoke"
+replicas = "1,2"
+mode = ["weak"]
+repeats = 2
+budget = "none"
+minutes = "5min"
+[option]
+image_size = 32
+"""
+SIGNERS = "jane@example.org ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJlE\n"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: Any, overrides: Any) -> Path:
+    """Makes a folder with every kind of file, measured by the fake worker."""
+    import forked_trials
+
+    root: Path = tmp_path_factory.mktemp("whole") / "place"
+    root.mkdir()
+    with (
+        forked_trials.installed(overrides["worker_command"]),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.chdir(root)
+        patch.setattr(running, "_conclude", lambda _store, *, is_json: None)
+        patch.setattr(disturbance, "between", lambda *_: QUIET)
+        for more in (
+            ("--study=r", "--repeats=2", "--order=relay", "--rounds=3"),
+            ("--study=v", "--repeats=1", "--order=sequential", "--no-match",
+             "--vary=data=digits,synthetic"),
+        ):  # fmt: skip
+            code = cli.main((*SMALL, *more), run_overrides=overrides)
+            assert exit_codes.OK == code
+        assert exit_codes.OK == cli.main(("baseline", "set", "r"))
+    study = root / "runs" / "r"
+    (study / "report").mkdir(exist_ok=True)
+    (study / "report" / "index.html").write_text("<p>a page of 12 numbers</p>\n")
+    (study / "seal.jsonl.sig").write_text("-----BEGIN SSH SIGNATURE-----\nAAAA\n")
+    (study / ".lock-holder").write_text("1\n")
+    (study / ".lock-heartbeat").write_text("another 0123\n")
+    (root / "study.toml").write_text(TOML)
+    (root / "signers").write_text(SIGNERS)
+    published = reference_points._FOLDER / f"{reference_points.names()[0]}.yaml"
+    (root / "references.yaml").write_bytes(published.read_bytes())
+    (root / "numbers.json").write_text('{"a": {"b": [1.5, 2]}}\n{"a": {"b": 3}}\n')
+    (root / "numbers.csv").write_text("step,rate\n1,20.5\n2,21\n")
+    note = root / "cuda"
+    cuda_cache.note(note, "9.0, driver 550, TensorFlow 2.21")
+    trial = next(root.glob("runs/v/data-digits/trials/*"))
+    shutil.copytree(trial, root / "trial")
+    (root / "trial" / "first_exit.json").write_text('{"rank": 0, "reason": "lost"}')
+    return root
+
+
+def of_numbers(kind: str, key: str) -> Callable[[Path], None]:
+    """Reads the numbers of a program, as ``--metric`` does."""
+
+    def read(path: Path) -> None:
+        with contextlib.suppress(ReadingError):
+            files.read(kind, path, key)
+
+    return read
+
+
+def of_references(path: Path) -> None:
+    """Reads published figures, as ``report --references`` does."""
+    with contextlib.suppress(reference_points.ReferencesError):
+        reference_points.read(str(path))
+
+
+def of_note(path: Path) -> None:
+    """Reads what was compiled for which GPUs, as ``doctor`` does."""
+    cuda_cache.noted(path.parent)
+
+
+def of_trial(path: Path) -> None:
+    """Concludes what a trial has written, and stores it."""
+    place = path.parents[1]
+    store, trial_id = Store(place / "runs" / "new"), "0" * 20
+    store.trial_dir(trial_id).mkdir(parents=True)
+    spec = next(Store(place / "runs" / "v" / "data-digits").trials()).spec
+    for exit_code in (0, 1, -9):
+        ended = TrialExit(
+            exit_code=exit_code, is_timed_out=False, timeout_sec=9, duration_sec=1,
+            num_oom_kills=0,
+        )  # fmt: skip
+        found = conclude(trial_id, spec, path.parent, ended)
+        status = StatusRecord(
+            trial_id=trial_id,
+            status=found.status,
+            started_at="2026-01-01T00:00:00+00:00",
+            ended_at="2026-01-01T00:00:00+00:00",
+            duration_sec=1.0,
+            failure=found.failure,
+        )
+        store.write_status(trial_id, status)
+
+
+def with_bytes(content: bytes) -> Callable[[Path], object]:
+    """Returns what writes a file."""
+    return lambda path: path.write_bytes(content)
+
+
+def all_void(path: Path) -> None:
+    """Lets others have disturbed every turn of a study."""
+    for other in path.parents[1].glob("*/turns.jsonl"):
+        text = other.read_text()
+        others = '"foreign_cpu_fraction": 0.9'
+        other.write_text(re.sub(r'"foreign_cpu_fraction": [\d.]+', others, text))
+
+
+READERS: dict[str, tuple[str, tuple[str | Callable[[Path], None], ...]]] = {
+    "observations": (
+        "runs/r/trials/*/rank_0.jsonl",
+        ("verify r", "publish r -o written", "status r"),
+    ),
+    "load within turns": ("runs/r/trials/*/turns.jsonl", ("status r",)),
+    "load of turns": (
+        "runs/r/trials/*/turns.jsonl",
+        ("verify r", "publish r -o written"),
+    ),
+    "observations of a match": (
+        "runs/r/match/trials/*/rank_0.jsonl",
+        ("verify r", "status r"),
+    ),
+    "seal": ("runs/r/seal.jsonl", ("verify r", "publish r -o written")),
+    "signature": ("runs/r/seal.jsonl.sig", ("verify r",)),
+    "signers": ("signers", ("verify r --signers signers",)),
+    "page": ("runs/r/report/index.html", ("verify r", "report r -o page.html")),
+    "holder": ("runs/r/.lock-holder", ("status r", "status r --json")),
+    "owner": ("runs/r/.lock-heartbeat", ("resume r",)),
+    "varied study": ("runs/v/vary.json", ("status v", "verify v", "list studies")),
+    "baselines": (
+        "runs/baselines.json",
+        ("baseline show", "baseline set r --name=x", "baseline show --json"),
+    ),
+    "study file": ("study.toml", ("plan --file study.toml",)),
+    "references": ("references.yaml", (of_references,)),
+    "numbers in JSON": ("numbers.json", (of_numbers("json", "a.b"),)),
+    "numbers in CSV": ("numbers.csv", (of_numbers("csv", "rate"),)),
+    "note of compiled code": ("cuda/*", (of_note,)),
+    "what a trial wrote": ("trial/rank_0.jsonl", (of_trial,)),
+    "what ended first": ("trial/first_exit.json", (of_trial,)),
+}  # fmt: skip
+
+
+KNOWN: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "numbers from a pipe": ("numbers in JSON", lambda path: put(path, "pipe")),
+    "numbers nested deeply": ("numbers in JSON", with_bytes(b"[" * 60_000)),
+    "a column of 200 kB": ("numbers in CSV", with_bytes(b"rate\n" + b"9" * 200_000)),
+    "a line that is a number": ("what a trial wrote", with_bytes(b"5\n")),
+    "a loss beyond any float": (
+        "what a trial wrote",
+        with_bytes(b'{"kind": "gpu_canary", "tflops": [%s]}\n' % (b"9" * 400)),
+    ),
+    "observations from a pipe": ("what a trial wrote", lambda path: put(path, "pipe")),
+    "a first exit nested deeply": ("what ended first", with_bytes(b"[" * 60_000)),
+    "a first exit of no rank": (
+        "what ended first",
+        with_bytes(b'{"rank": -5, "reason": ""}'),
+    ),
+    "turns that are a link": ("load within turns", lambda path: put(path, "loop")),
+    "a turn that is a list": ("load within turns", with_bytes(b"[]\n")),
+    "an owner that is a pipe": ("owner", lambda path: put(path, "pipe")),
+    "an owner without an end": ("owner", lambda path: put(path, "endless")),
+    "no turn that counts": ("load of turns", all_void),
+    "a note nested deeply": ("note of compiled code", with_bytes(b"[" * 60_000)),
+}
+"""What once was a fault, or was waited for."""
+
+
+@pytest.fixture
+def read(
+    whole: Path,
+    tmp_path: Path,
+    overrides: Any,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[str, Callable[[list[Path]], Path]], list[str]]:
+    """Returns what damages a file in a copy of all, and says how reading it failed."""
+    monkeypatch.setattr("reports.page.build.build_report", lambda *_, **__: "<p>12</p>")
+    place = tmp_path / "place"
+
+    def run(name: str, damaged: Callable[[list[Path]], Path]) -> list[str]:
+        pattern, readers = READERS[name]
+        shutil.copytree(whole, place)
+        monkeypatch.chdir(place)
+        if name == "load within turns":  # which are read while they are written
+            (place / "runs/r/.lock-holder").write_text(f"{os.getpid()}\n")
+            for status in place.glob("runs/r/trials/*/status.json"):
+                status.unlink()
+        path = damaged(sorted(place.glob(pattern)))
+        found = []
+        for reader in readers:
+            started = time.monotonic()
+            fault = fault_of(reader, path, overrides, capsys)
+            if not fault and time.monotonic() - started > LONGEST_SEC / 2:
+                fault = "it took long"
+            found += [f"{reader}: {fault}"] * bool(fault)
+        monkeypatch.chdir(tmp_path)
+        shutil.rmtree(place)
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_damaged_file_is_no_fault(name: str, read: Any) -> None:
+    """No traceback, no internal error, an end in time. The full run draws more."""
+    wrong = []
+    for number in range(-(-NUM_FILES // len(READERS))):
+        chance = drawn.chance(f"{name} {number}")
+        how = []
+
+        def damaged(
+            paths: list[Path], chance: Any = chance, how: list[str] = how
+        ) -> Path:
+            path: Path = chance.choice(paths)
+            how.append(damage(path, chance))
+            return path
+
+        if faults := read(name, damaged):
+            wrong.append((number, how, faults))
+
+    assert [] == wrong
+
+
+@pytest.mark.parametrize("what", KNOWN)
+def test_what_was_a_fault_is_none_any_more(what: str, read: Any) -> None:
+    """Each was found by the series above, or while it was written."""
+    name, damaged = KNOWN[what]
+
+    def first(paths: list[Path]) -> Path:
+        damaged(paths[0])
+        return paths[0]
+
+    assert [] == read(name, first)
+
+
+def fault_of(
+    reader: str | Callable[[Path], None], path: Path, overrides: Any, capsys: Any
+) -> str:
+    """Runs a reader; returns what is wrong with how it ended, or ""."""
+    try:
+        with at_most(LONGEST_SEC):
+            if not isinstance(reader, str):
+                reader(path)
+                return ""
+            code = cli.main(reader.split(), run_overrides=overrides)
+    except Hung:
+        return "it hangs"
+    except Exception:  # noqa: BLE001 - whatever it is, is a fault
+        return traceback.format_exc()[-1500:]
+    _, err = capsys.readouterr()
+    if code not in CODES or "Traceback" in err:
+        return f"code {code}: {err[-1500:]}"
+    is_in_lines = err and all(line.startswith(NOTES) for line in err.splitlines())
+    return f"no line: {err}" if code == exit_codes.USAGE and not is_in_lines else ""

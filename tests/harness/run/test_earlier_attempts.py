@@ -1,0 +1,131 @@
+"""What is measured again stays until it is, and afterwards, beside the new attempt."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ended import finished_in, observed_in
+from loads import QUIET
+
+from harness.cli import exit_codes
+from harness.errors import Interrupted, StudyError
+from harness.machine import disturbance
+from harness.run import clearing, starting
+from results.store import earlier, seal
+from results.store.study_store import Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SWEEP = (
+    "sweep", "--workload=resnet50", "--preset=smoke", "--replicas=1", "--mode=weak",
+    "--repeats=2", "--no-match", "--budget=none", "--study=s", "--order=relay",
+    "--rounds=2", "--backends=single,in_graph",
+)  # fmt: skip
+
+
+def interrupt(*_: Any) -> None:
+    """Ends a sweep as Ctrl-C does."""
+    raise Interrupted("SIGINT")
+
+
+@pytest.mark.processes
+def test_a_generation_that_is_measured_again_is_kept_until_it_is_complete(
+    tmp_path: Path,
+    harness: Any,
+    overrides: Any,
+    forked_trials: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And beside it afterwards; ``verify`` tells that from a trial that was removed."""
+    monkeypatch.setattr(disturbance, "between", lambda *_: QUIET)
+    root = tmp_path / "runs" / "s"
+    assert exit_codes.OK == harness(*SWEEP, overrides=overrides)[0]
+    planned = Store(root).read_plan().trials
+    again = [of.trial_id for of in planned if of.spec.repetition_index == 1]
+    # A kill between the two records of the second generation.
+    (root / "trials" / again[0] / "status.json").unlink()
+    observed, first = observed_in(root), finished_in(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(starting, "start_side_by_side", interrupt)
+        code, _, _ = harness(*SWEEP, overrides=overrides)
+    assert exit_codes.INTERRUPTED == code
+    assert observed <= observed_in(root)
+    code, out, _ = harness("verify", "s")
+    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert f"trials/{again[1]} was to be measured again, and is not yet" in out
+    assert "differs" not in out
+    code, _, err = harness(*SWEEP, overrides=overrides)
+    assert exit_codes.OK == code, err
+
+    assert observed <= observed_in(root)
+    assert first.items() <= finished_in(root).items()
+    assert {f"{name}-1" for name in again} == {of.name for of in earlier.attempts(root)}
+    assert exit_codes.OK == harness("verify", "s")[0]
+    assert (
+        "  3 earlier attempts at trials that were measured again: "
+        in (harness("status", "s")[1])
+    )
+    assert 3 == json.loads(harness("status", "s", "--json")[1])["num_earlier_attempts"]
+
+
+def test_a_removed_trial_is_no_earlier_attempt(
+    finished: None, tmp_path: Path, harness: Any
+) -> None:
+    """Nor is one whose observations are others than those that were sealed."""
+    root = tmp_path / "runs" / "s"
+    trial_dir = next((root / "trials").iterdir())
+    (trial_dir / "rank_0.jsonl").open("a").write("\n")
+    kept = earlier.keep(trial_dir)
+
+    assert root / "earlier" / f"{trial_dir.name}-1" == kept
+    assert "it is not there" in harness("verify", "s")[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_measured"),
+    [
+        ("rank_0.jsonl", '{"kind": "phase", "phase": "launch", "ns": 1}\n', False),
+        ("rank_0.jsonl", '{"kind": "step", "phase": "measure", "index": 0', True),
+        ("rank_1.jsonl", '{"kind": "failure", "phase": "build"}\n', True),
+        ("turns.jsonl", "", True),
+        ("status.json", "{}", True),
+        ("env.json", "{}", False),
+    ],
+)
+def test_what_observed_nothing_is_removed(
+    tmp_path: Path, name: str, text: str, is_measured: bool
+) -> None:
+    """A step, a number or a failure is kept, whatever else is there."""
+    trial_dir = tmp_path / "trials" / "a"
+    for number in (1, 2):
+        (trial_dir / "checkpoint").mkdir(parents=True)
+        (trial_dir / name).write_text(text)
+        clearing.clear(trial_dir)
+
+        assert not trial_dir.exists()
+        kept = earlier.attempts(tmp_path, "a")
+        assert [f"a-{k + 1}" for k in range(number)] * is_measured == [
+            of.name for of in kept
+        ]
+        # Large; that of a failure, which is complete, stays.
+        for folder in kept:
+            assert (name == "status.json") == (folder / "checkpoint").exists()
+    assert [] == earlier.attempts(tmp_path, "b")
+
+
+def test_nothing_is_moved_out_of_the_study(tmp_path: Path) -> None:
+    """One line, where a link is in the way."""
+    trial_dir = tmp_path / "trials" / "a"
+    trial_dir.mkdir(parents=True)
+    (trial_dir / "status.json").write_text("{}")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "earlier").symlink_to("elsewhere")
+    with pytest.raises(
+        StudyError, match=r"cannot move '.*/a' .*: earlier is a symbolic link; move or"
+    ):
+        clearing.clear(trial_dir)
+
+    assert {"status.json": seal.digest(b"{}")} == seal.evidence_in(trial_dir)

@@ -1,0 +1,27 @@
+"""What a series draws: the same in each run, and others with ``FAULTS_SEED=NUMBER``.
+
+So a series of thousands can be run in pieces, and a case is found again by its number.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import TYPE_CHECKING, Any
+
+import hypothesis
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SEED = os.environ.get("FAULTS_SEED", "")
+
+
+def chance(name: object) -> random.Random:
+    """Returns the numbers of a series, or of one of its cases."""
+    return random.Random(f"{name} {SEED}" if SEED else str(name))
+
+
+def series(test: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets a test that Hypothesis draws for follow the variable, too."""
+    return hypothesis.seed(int(SEED))(test) if SEED else test
