@@ -69,24 +69,6 @@ class DataProgram(ReplicatedProgram):
         while True:
             yield self._inputs.get_next()
 
-    def _run(self, step: Callable[[Any], Any], num_steps: int) -> dict[str, Any]:
-        """Runs steps on the next batches.
-
-        Raises:
-          ValueError: The data is unusable for training; the message says what to fix.
-          Exception: Whatever else TensorFlow raises.
-        """
-        with self._explained():
-            outputs: dict[str, Any] = self._repl.run(
-                step, self._inputs, num_steps=num_steps
-            )
-        return outputs
-
-    def read(self, num_steps: int = 1) -> None:
-        """Reads the batches of steps; see ``ReplicatedProgram.read``."""
-        with self._explained():
-            super().read(num_steps)
-
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
         """Says what is wrong with the data, where a pipeline fails."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from workloads.reused_batch import ReusingReplicator
 from workloads.spec import SanityCheck, StepProgram, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from replicator.checkpoint.manager import CheckpointManager
 
@@ -109,9 +110,24 @@ class ReplicatedProgram(StepProgram):
 
         Returns after the last batch has arrived.
         """
-        outputs = self._repl.run(_touch, self._inputs, num_steps=num_steps)
-        for output in outputs:
-            float(output)
+        with self._explained():
+            for output in self._run(_touch, num_steps):
+                float(output)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Says what is wrong with the data, where a pipeline fails."""
+        yield
+
+    def _run(self, step: Callable[[Any], Any], num_steps: int) -> Any:
+        """Runs steps on the next batches; returns what the last one returned.
+
+        Raises:
+          ValueError: The data is unusable for training; the message says what to fix.
+          Exception: Whatever else TensorFlow raises.
+        """
+        with self._explained():
+            return self._repl.run(step, self._inputs, num_steps=num_steps)
 
     def record(self, path: str, num_steps: int) -> None:
         """Writes a timeline of further steps; every process calls this.

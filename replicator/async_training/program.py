@@ -13,7 +13,7 @@ from replicator.async_training.connection import client_device
 from replicator.engine.analysis import plan
 from replicator.engine.analysis.analyze import Analysis
 from replicator.engine.run.assembly import Assembly
-from replicator.inputs.iterator import next_batches
+from replicator.inputs.reads import next_batches
 from replicator.step import loop
 from replicator.step.traced_once import traced_once
 from replicator.variables.used import UsedVariables

@@ -23,7 +23,8 @@ from replicator.inputs.context import (
     InputReplicationMode,
     pipeline_contexts,
 )
-from replicator.inputs.iterator import InputIterator, to_pipeline
+from replicator.inputs.iterator import InputIterator
+from replicator.inputs.pipelines import to_pipeline
 from replicator.placement import devices as device_lib
 from replicator.placement.topology import make_topology
 from replicator.variables.outside_writes import are_detected

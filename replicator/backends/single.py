@@ -10,7 +10,8 @@ from replicator._tf.dispatch import Dispatch
 from replicator.collectives.linking import TENSORS
 from replicator.contract import base, programs
 from replicator.errors import DeviceError
-from replicator.inputs.iterator import InputIterator, all_read, next_batches
+from replicator.inputs.iterator import InputIterator
+from replicator.inputs.reads import all_read, next_batches
 from replicator.inputs.values import values_of
 from replicator.placement import devices as device_lib
 from replicator.step import context, creation, logical, loop

@@ -13,12 +13,9 @@ import tensorflow as tf
 
 from replicator._tf import grappler as _tf_grappler
 from replicator.errors import RetraceLimitError, RetraceWarning, RunContextError
-from replicator.inputs.iterator import (
-    InputIterator,
-    is_per_replica_nest,
-    spec_signature,
-)
-from replicator.inputs.values import common_spec
+from replicator.inputs.iterator import InputIterator
+from replicator.inputs.pipelines import spec_signature
+from replicator.inputs.values import common_spec, is_per_replica_nest
 from replicator.step import context
 from replicator.step import identity as step_identity
 from replicator.validation import maker

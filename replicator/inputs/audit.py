@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from replicator.errors import InputAuditError
 from replicator.inputs import last_step
-from replicator.inputs.iterator import to_pipeline
+from replicator.inputs.pipelines import to_pipeline
 from replicator.validation import user_functions
 from replicator.validation.arguments import shown
 from replicator.validation.integers import INT64_MAX, is_integer

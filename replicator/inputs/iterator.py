@@ -16,6 +16,11 @@ from replicator.inputs.context import (
     InputReplicationMode,
     pipeline_contexts,
 )
+from replicator.inputs.pipelines import (
+    common_element_spec,
+    spec_signature,
+    to_pipeline,
+)
 from replicator.inputs.reads import Reads, Source
 from replicator.placement import devices as device_lib
 from replicator.step import context as context_lib
@@ -95,7 +100,7 @@ class InputIterator:
         )
         self.pipelines: tuple[tf.data.Dataset, ...] = self._build()
         specs = [pipeline.element_spec for pipeline in self.pipelines]
-        self.element_spec: Any = _common_spec(specs)
+        self.element_spec: Any = common_element_spec(specs)
         self._is_alone = contexts[0].num_replicas_in_sync == 1
         self._is_fed = True
         self.num_rewinds = self.num_steps = self.num_skipped = 0
@@ -301,83 +306,3 @@ def counted(inputs: Any, num_steps: int) -> contextlib.AbstractContextManager[No
     if isinstance(inputs, InputIterator):
         return inputs.count(num_steps)
     return contextlib.nullcontext()
-
-
-def next_batches(source: Sequence[Any], num_replicas: int) -> list[Any]:
-    """Reads the batch of every replica; works in graphs and eagerly.
-
-    Args:
-      source: Iterators, of which each feeds an equal share of the replicas in order,
-        with or without counters, or one nest of tensors per replica.
-      num_replicas: Replicas to feed.
-
-    Returns:
-      ``num_replicas`` nests, by replica id.
-    """
-    if isinstance(source, Source):
-        return source.read_each(num_replicas)
-    if isinstance(source[0], tf.data.Iterator):
-        # Reads of one iterator keep program order.
-        share = num_replicas // len(source)
-        return [next(source[replica // share]) for replica in range(num_replicas)]
-    return list(source)
-
-
-def all_read(batches: Sequence[Any]) -> tf.Operation:
-    """Emits an op that runs after all batches were read.
-
-    A step waits for it: an update that needs no batch must not run in a step for which
-    a batch is missing. (TensorFlow drops control inputs that are also data inputs.)
-    """
-    leaves = [tf.nest.flatten(b, expand_composites=True)[0] for b in batches]
-    with tf.control_dependencies(leaves):
-        return tf.no_op("all_read")
-
-
-def spec_signature(spec: Any) -> Hashable:
-    """Returns a hashable key of a nest of ``tf.TypeSpec``: its structure and leaves."""
-    structure = str(tf.nest.map_structure(lambda _: 0, spec))
-    return structure, tuple(tf.nest.flatten(spec, expand_composites=False))
-
-
-def is_per_replica_nest(value: Any) -> bool:
-    """Tells whether every leaf is a ``PerReplica``."""
-    leaves = tf.nest.flatten(value)
-    return bool(leaves) and all(isinstance(leaf, PerReplica) for leaf in leaves)
-
-
-def to_pipeline(dataset: Any) -> tf.data.Dataset:
-    """Returns a dataset of an input function, untuned unless its options say so.
-
-    Raises:
-      TypeError: It is not a dataset.
-    """
-    if not isinstance(dataset, tf.data.Dataset):
-        raise TypeError(
-            f"input_fn returned {type(dataset).__name__!r}, but it must return a "
-            "tf.data.Dataset whose elements are per-replica batches"
-        )
-    return _tf_data.without_autotune(dataset)
-
-
-def _common_spec(specs: Sequence[Any]) -> Any:
-    first = specs[0]
-    for index, spec in enumerate(specs[1:], start=1):
-        try:
-            tf.nest.assert_same_structure(first, spec)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"input pipelines 0 and {index} yield different structures: "
-                f"{first} and {spec}; every call of input_fn must yield the same "
-                "structure"
-            ) from error
-        # A dimension that differs between pipelines is unknown in the common spec.
-        first = tf.nest.map_structure(
-            lambda a, b: a.most_specific_common_supertype([b]), first, spec
-        )
-        if any(leaf is None for leaf in tf.nest.flatten(first)):
-            raise ValueError(
-                f"input pipelines 0 and {index} yield different types: {specs[0]} and "
-                f"{spec}; every call of input_fn must yield the same types"
-            )
-    return first

@@ -125,3 +125,34 @@ class Reads:
         with contextlib.suppress(StopIteration, tf.errors.OpError):
             self.next(place)
         self._num_settled[place] += 1
+
+
+def next_batches(source: Sequence[Any], num_replicas: int) -> list[Any]:
+    """Reads the batch of every replica; works in graphs and eagerly.
+
+    Args:
+      source: Iterators, of which each feeds an equal share of the replicas in order,
+        with or without counters, or one nest of tensors per replica.
+      num_replicas: Replicas to feed.
+
+    Returns:
+      ``num_replicas`` nests, by replica id.
+    """
+    if isinstance(source, Source):
+        return source.read_each(num_replicas)
+    if isinstance(source[0], tf.data.Iterator):
+        # Reads of one iterator keep program order.
+        share = num_replicas // len(source)
+        return [next(source[replica // share]) for replica in range(num_replicas)]
+    return list(source)
+
+
+def all_read(batches: Sequence[Any]) -> tf.Operation:
+    """Emits an op that runs after all batches were read.
+
+    A step waits for it: an update that needs no batch must not run in a step for which
+    a batch is missing. (TensorFlow drops control inputs that are also data inputs.)
+    """
+    leaves = [tf.nest.flatten(b, expand_composites=True)[0] for b in batches]
+    with tf.control_dependencies(leaves):
+        return tf.no_op("all_read")

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator.step.per_replica import PerReplica
 from replicator.step.tensors import tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from replicator.step.per_replica import PerReplica
 
 _COMPOSITE = (tf.RaggedTensor, tf.SparseTensor)
 
@@ -38,6 +38,12 @@ def as_value(value: Any, caller: str = "inputs") -> Any:
 def is_composite(value: Any) -> bool:
     """Whether a value is a ragged or sparse tensor."""
     return isinstance(value, _COMPOSITE)
+
+
+def is_per_replica_nest(value: Any) -> bool:
+    """Tells whether every leaf is a ``PerReplica``."""
+    leaves = tf.nest.flatten(value)
+    return bool(leaves) and all(isinstance(leaf, PerReplica) for leaf in leaves)
 
 
 def values_of(inputs: Any, replicas: Iterable[int]) -> list[Any]:

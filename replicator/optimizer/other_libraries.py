@@ -13,7 +13,7 @@ from replicator.optimizer.clipped import check_not_clipped
 from replicator.optimizer.gradients import clip_by_global_norm
 from replicator.optimizer.keras_spelling import check_in_replica
 from replicator.optimizer.options import OptimizerOptions
-from replicator.optimizer.pairs import pairs_of
+from replicator.optimizer.pairs import pairs_of, with_gradient
 from replicator.step import context as context_lib
 from replicator.validation import maker
 
@@ -106,13 +106,7 @@ class AveragingOptimizer(UsedAsWrapped):
             "use what wrap_optimizer() of this one returns",
             is_portable=True,
         )
-        given = [pair for pair in pairs_of(grads_and_vars) if pair[0] is not None]
-        if not given:
-            raise ValueError(
-                "apply_gradients() got no gradient: all of them are None, so no "
-                "variable would be trained; check that the loss depends on the "
-                "variables"
-            )
+        given = with_gradient(pairs_of(grads_and_vars))
         grads = [grad for grad, _ in given]
         check_not_clipped(grads)
         grads = context_lib.undivided(grads)

@@ -32,6 +32,22 @@ def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Any]]:
     ]
 
 
+def with_gradient(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Returns the pairs that have a gradient.
+
+    Raises:
+      ValueError: There is none.
+    """
+    given = [pair for pair in pairs if pair[0] is not None]
+    if not given:
+        raise ValueError(
+            "apply_gradients() got no gradient: all of them are None, so no "
+            "variable would be trained; check that the loss depends on the "
+            "variables"
+        )
+    return given
+
+
 def variables_of(variables: Any, caller: str) -> list[Any]:
     """Returns the variables that an optimizer updates.
 

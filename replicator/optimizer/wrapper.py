@@ -37,7 +37,12 @@ from replicator.optimizer.keras_spelling import (
 )
 from replicator.optimizer.loss_scale import LossScale
 from replicator.optimizer.options import OptimizerOptions
-from replicator.optimizer.pairs import check_are_optimized, pairs_of, variables_of
+from replicator.optimizer.pairs import (
+    check_are_optimized,
+    pairs_of,
+    variables_of,
+    with_gradient,
+)
 from replicator.step import context as context_lib
 from replicator.step import creation
 from replicator.validation import maker
@@ -170,13 +175,7 @@ class ReplicatedOptimizer(KerasSpelling):
         self.check_maker(maker.current())
         self._check_loss_scaled()
         pairs = pairs_of(grads_and_vars)
-        given = [(grad, variable) for grad, variable in pairs if grad is not None]
-        if not given:
-            raise ValueError(
-                "apply_gradients() got no gradient: all of them are None, so no "
-                "variable would be trained; check that the loss depends on the "
-                "variables"
-            )
+        given = with_gradient(pairs)
         if not self._is_built:  # for all: any may get its first gradient later
             self.build([variable for _, variable in pairs])
         grads = [grad for grad, _ in given]

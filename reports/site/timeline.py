@@ -190,18 +190,13 @@ def _levels(
 
 def _row(seen: Observation, machine: int) -> tuple[str, ...]:
     throughput = seen.throughput
-    interval = formats.ABSENT
-    if throughput.low is not None and throughput.high is not None:
-        interval = formats.interval(
-            throughput.low, throughput.high, formats.significant
-        )
     change = "" if seen.change is None else formats.change(seen.change)
     return (
         formats.minute(seen.date),
         seen.study,
         seen.commit or formats.ABSENT,
         f"{formats.significant(throughput.value)} {throughput.unit}",
-        interval,
+        formats.interval_if_any(throughput.low, throughput.high, formats.significant),
         _letter(machine),
         change,
     )

@@ -69,16 +69,13 @@ class ValueRow:
     @property
     def cells(self) -> tuple[tuple[str, str], ...]:
         """The cells of its row, after the value: class of their column, and text."""
-        interval = formats.ABSENT
-        if self.low is not None and self.high is not None:
-            interval = formats.interval(self.low, self.high, formats.significant)
         return (
             ("", self.backend),
             ("n", str(self.num_replicas)),
             ("n", formats.whole(self.global_batch_size)),
             ("", self.what),
             ("n", formats.quality(self.median, self.unit)),
-            ("i", interval),
+            ("i", formats.interval_if_any(self.low, self.high, formats.significant)),
             ("n", str(self.n)),
             *([("", self.spent)] if self.spent else []),
         )

@@ -159,6 +159,15 @@ def interval(low: float, high: float, write: Callable[[float], str]) -> str:
     return f"[{ends[0]},{HARD_SPACE}{ends[1]}]"
 
 
+def interval_if_any(
+    low: float | None, high: float | None, write: Callable[[float], str]
+) -> str:
+    """Writes an interval, or that there is none."""
+    if low is None or high is None:
+        return ABSENT
+    return interval(low, high, write)
+
+
 def with_interval(
     value: float | None,
     low: float | None,

@@ -14,7 +14,7 @@ from workloads.keras_fit.fit_loop import FitLoop
 from workloads.replicated import ReplicatedProgram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     import keras
 
@@ -76,19 +76,6 @@ class KerasLoopProgram(ReplicatedProgram):
     def _steps_per_epoch(self) -> int:
         """Steps after which ``fit`` begins another epoch."""
         return STEPS_PER_EPOCH
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Says what is wrong with the data, where a pipeline fails."""
-        yield
-
-    def _run(self, step: Callable[[Any], Any], num_steps: int) -> dict[str, Any]:
-        """Runs steps on the next batches."""
-        with self._explained():
-            outputs: dict[str, Any] = self._repl.run(
-                step, self._inputs, num_steps=num_steps
-            )
-        return outputs
 
     def _step(self, batch: Any) -> dict[str, tf.Tensor]:
         """One training step of one replica, as users of ``repl.run`` write it."""

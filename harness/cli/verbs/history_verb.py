@@ -133,11 +133,6 @@ def _conclusion(series: Series) -> str:
 
 def _cells(seen: Observation) -> tuple[str, ...]:
     throughput = seen.throughput
-    interval = formats.ABSENT
-    if throughput.low is not None and throughput.high is not None:
-        interval = formats.interval(
-            throughput.low, throughput.high, formats.significant
-        )
     change = ""
     if seen.change is not None:
         change = f"{formats.change(seen.change)} from here on"
@@ -146,7 +141,7 @@ def _cells(seen: Observation) -> tuple[str, ...]:
         seen.study,
         seen.commit or formats.ABSENT,
         f"{formats.significant(throughput.value)} {throughput.unit}",
-        interval,
+        formats.interval_if_any(throughput.low, throughput.high, formats.significant),
         str(throughput.n),
         change,
     )

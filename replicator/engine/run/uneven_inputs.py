@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.inputs import last_step
-from replicator.inputs.iterator import all_read, next_batches
-from replicator.inputs.reads import Source
+from replicator.inputs.reads import Source, all_read, next_batches
 from replicator.variables import worker_values
 
 if TYPE_CHECKING:
