@@ -183,7 +183,7 @@ def emit(
         for index, (placeholder, _, _) in enumerate(pull.reads)
     ]
     shapes = [shape for _, _, shape in pull.reads]
-    packed = emitter.pack(f"{name}/packed", reads, pull.dtype, server_device)
+    packed = emitter.pack(f"{name}/packed", reads, shapes, pull.dtype, server_device)
     values = emitter.unpack(name, packed, shapes, pull.dtype, worker_device)
     replaced = {
         read: value

@@ -159,11 +159,12 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
             if self.without_communication:
                 lines.append(f"{name} sends nothing but inputs to other workers")
                 continue
-            sent = traffic.sent_bytes(program.plans, self.topology, workers)
-            parts = [f"worker {w} {num_bytes}" for w, num_bytes in sent.items()]
-            lines.append(
-                f"{name} sends to other workers per step, in bytes: {', '.join(parts)}"
-            )
+            sent = traffic.sent(program.plans, self.topology, workers)
+            parts = [
+                f"worker {worker} {of.num_bytes} bytes in {of.num_tensors} tensors"
+                for worker, of in sent.items()
+            ]
+            lines.append(f"{name} sends to other workers per step: {', '.join(parts)}")
         return "\n".join(lines)
 
     def _run(self, *args: Any) -> Any:

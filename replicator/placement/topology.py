@@ -69,12 +69,37 @@ class Topology:
         return self.num_programs > 1 or len(set(self.memories)) > 1
 
     @property
+    def spans_processes(self) -> bool:
+        """Whether the replicas of this program are in several processes."""
+        return len(set(map(device_lib.process, self.replica_devices))) > 1
+
+    @property
+    def orders_transfers(self) -> bool:
+        """Whether the order of transfers matters: some wait, or are long on the way."""
+        return self.num_programs > 1 or self.spans_processes or self.has_own_gpus
+
+    @property
     def has_own_gpus(self) -> bool:
         """Whether every replica has a logical GPU of its own in this process."""
         names = self.replica_devices
-        is_one_process = len({name.rpartition("/")[0] for name in names}) == 1
         is_distinct = len(set(names)) == len(names)
-        return is_one_process and is_distinct and all(map(device_lib.is_gpu, names))
+        are_gpus = all(map(device_lib.is_gpu, names))
+        return are_gpus and is_distinct and not self.spans_processes
+
+    def leaders(self, owner: int) -> tuple[int, ...]:
+        """By replica, the one through whose device its process sends to an owner.
+
+        In one process each memory stands for itself. In several, the memories of each
+        are combined first, in the place that the owner has in its own.
+        """
+        if not self.spans_processes:
+            return self.memories
+        names = [device_lib.process(name) for name in self.replica_devices]
+        found: dict[str, list[int]] = {}
+        for memory in dict.fromkeys(self.memories):
+            found.setdefault(names[memory], []).append(memory)
+        place = found[names[owner]].index(self.memories[owner])
+        return tuple(found[name][place % len(found[name])] for name in names)
 
     def at(self, logical_device: int) -> Topology:
         """The same replicas on one of their logical devices, as if they had no other.

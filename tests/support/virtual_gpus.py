@@ -1,14 +1,24 @@
-"""Virtual CPU devices that are taken for parts of GPUs, for the life of a process."""
+"""Virtual CPU devices that are taken for parts of GPUs."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from replicator.placement import devices, topology
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def take_cpus_for_gpus():
-    """Every CPU device has memory of its own, and is not one of NCCL's."""
-    devices.memory = lambda device: device
-    devices.have_virtual_gpus = lambda names: True
-    topology.Topology.has_own_gpus = property(
+
+def take_cpus_for_gpus(replace: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Every CPU device has memory of its own, and is not one of NCCL's.
+
+    Args:
+      replace: Sets an attribute; by default for the life of the process.
+    """
+    replace(devices, "memory", lambda device: device)
+    replace(devices, "have_virtual_gpus", lambda names: True)
+    are_own = property(
         lambda self: len(set(self.replica_devices)) == len(self.replica_devices)
     )
+    replace(topology.Topology, "has_own_gpus", are_own)

@@ -119,8 +119,11 @@ class AllReduce(OfOperandShape, CollectiveKind):
     def transfers(
         self, num_bytes: int, owner: int, topology: Topology
     ) -> Iterator[Transfer]:
-        """Each memory sends one tensor to the owner, and gets one back."""
-        for memory in dict.fromkeys(topology.memories):
+        """Each memory sends one tensor to the owner, and gets one back.
+
+        Where they are in several processes, it is one of each.
+        """
+        for memory in dict.fromkeys(topology.leaders(owner)):
             yield Transfer(memory, owner, num_bytes)
             yield Transfer(owner, memory, num_bytes)
 

@@ -131,7 +131,7 @@ def analyze(
         plans=plan.make_plan(
             traced.collectives,
             topology,
-            _depths(traced, body) if is_in_group or topology.has_own_gpus else None,
+            _depths(traced, body) if topology.orders_transfers else None,
             # Programs side by side need other results, but make the same plan.
             {} if live is None or is_in_group else live.results,
             placement.of_operands(traced, topology),

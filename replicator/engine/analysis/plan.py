@@ -6,7 +6,7 @@ costs more than a copy (between devices with separate memories, and more so betw
 worker processes), small tensors of one call are fused into buckets; if replicas
 share memory, nothing is transferred, and fusing would only add copies.
 
-Between workers and between GPUs, transfers are ordered as a backward pass produces
+Between workers, processes and GPUs, transfers are ordered as a backward pass produces
 their operands: by distance from the inputs of the step. All workers then have the same
 order, and the first transfers overlap with the rest of the computation. Between GPUs,
 where a copy into a bucket costs less than the start of a reduction, large tensors share
@@ -42,6 +42,9 @@ BUCKET_BYTES = 1024 * 1024
 # The same between worker processes, where a transfer takes a millisecond at least.
 FUSE_BETWEEN_WORKERS_BELOW_BYTES = 1024 * 1024
 WORKER_BUCKET_BYTES = 2 * 1024 * 1024
+# And between the processes of one graph, where all go through the client's runtime.
+FUSE_BETWEEN_PROCESSES_BELOW_BYTES = 4 * 1024 * 1024
+PROCESS_BUCKET_BYTES = 8 * 1024 * 1024
 # And between GPUs: a reduction takes some 30 us to start, in which 4 MB could be sent,
 # and the last one hides behind nothing.
 LEAST_GPU_BUCKET_BYTES = 1024 * 1024
@@ -104,8 +107,7 @@ def make_plan(
       collectives: Calls in order.
       topology: Where the replicas are.
       depths: By operand, its distance from the inputs of the step: how late it is
-        computed. Needed where transfers wait for one another: between workers, and
-        between GPUs.
+        computed. Used where the order of transfers matters.
       needed_by: By marker, the replicas whose memories need the result; all without.
         What one of them needs is combined there.
       logical_devices: By operand, the logical device that computes it, unless that is
@@ -115,7 +117,6 @@ def make_plan(
     Returns:
       One plan per collective.
     """
-    is_chained = topology.num_programs > 1 or topology.has_own_gpus
     fill = _filling(topology)
     loads: dict[int, list[int]] = {}
     places = {
@@ -133,7 +134,7 @@ def make_plan(
         groups = _group(
             collective,
             list(zip(preferred_owners, at, strict=True)),
-            _order(collective, depths if is_chained else None),
+            _order(collective, depths if topology.orders_transfers else None),
             fill if collective.kind.is_fused else _alone,
         )
         sizes = [sum(_num_bytes(collective, p) for p in group) for group in groups]
@@ -275,6 +276,12 @@ def _filling(topology: Topology) -> Fill:
             buckets.fill,
             limit=WORKER_BUCKET_BYTES,
             alone_from=FUSE_BETWEEN_WORKERS_BELOW_BYTES,
+        )
+    if topology.spans_processes:
+        return functools.partial(
+            buckets.fill,
+            limit=PROCESS_BUCKET_BYTES,
+            alone_from=FUSE_BETWEEN_PROCESSES_BELOW_BYTES,
         )
     return functools.partial(
         buckets.fill, limit=BUCKET_BYTES, alone_from=FUSE_BELOW_BYTES

@@ -139,14 +139,26 @@ class Emitter:
         )
 
     def pack(
-        self, name: str, refs: Sequence[Tensor], dtype: tf.DType, device: str
-    ) -> Ref:
-        """The elements of some tensors as one vector, to send them together."""
-        flat = self.numbers(f"{name}/flat", [-1], device)
-        parts = [
-            self.reshape(f"{name}/part_{index}", ref, flat, dtype, device)
-            for index, ref in enumerate(refs)
-        ]
+        self,
+        name: str,
+        refs: Sequence[Tensor],
+        shapes: Sequence[Sequence[int]],
+        dtype: tf.DType,
+        device: str,
+    ) -> Tensor:
+        """The elements of tensors of given shapes as one vector, to send them at once.
+
+        Vectors are taken as they are: of ResNet-50, two in three gradients.
+        """
+        flat = None
+        parts: list[Tensor] = []
+        for index, (ref, shape) in enumerate(zip(refs, shapes, strict=True)):
+            if len(shape) == 1:
+                parts.append(ref)
+                continue
+            flat = flat or self.numbers(f"{name}/flat", [-1], device)
+            part = f"{name}/part_{index}"
+            parts.append(self.reshape(part, ref, flat, dtype, device))
         return parts[0] if len(parts) == 1 else self.concat(name, parts, dtype, device)
 
     def unpack(
@@ -160,16 +172,15 @@ class Emitter:
         """The tensors of given shapes that ``pack`` made one vector of."""
         sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
         parts = self.split(f"{name}/split", ref, sizes, dtype, device)
-        return [
-            self.reshape(
-                f"{name}/value_{index}",
-                part,
-                self.numbers(f"{name}/shape_{index}", shape, device),
-                dtype,
-                device,
-            )
-            for index, (part, shape) in enumerate(zip(parts, shapes, strict=True))
-        ]
+        dims: dict[tuple[int, ...], Ref] = {}  # one node for equal shapes
+        for index, shape in enumerate(map(tuple, shapes)):
+            if len(shape) == 1:
+                continue
+            if shape not in dims:
+                dims[shape] = self.numbers(f"{name}/shape_{index}", shape, device)
+            value = f"{name}/value_{index}"
+            parts[index] = self.reshape(value, parts[index], dims[shape], dtype, device)
+        return parts
 
     def split(
         self,

@@ -144,7 +144,9 @@ class BucketLinks:
         ]
         # One row of ``partials`` per tensor, one vector per memory.
         packed = [
-            self._emit.pack(f"{name}/bucket_{m}", of_memory, dtype, self._devices[m])
+            self._emit.pack(
+                f"{name}/bucket_{m}", of_memory, shapes, dtype, self._devices[m]
+            )
             for m, of_memory in zip(memories, zip(*partials, strict=True), strict=True)
         ]
         size = sum(int(call.shapes[p].num_elements()) for p in positions)

@@ -7,8 +7,11 @@ each other in two collectives. There are three ways to keep that order:
 - It waits until its predecessor was *started*: NCCL between processes. The end of a
   kernel would be too late: by then the backward pass is queued on the stream of the
   device, all of it, and a reduction waits for what is queued when it starts.
-- It waits for batches only: replicas of one process. TensorFlow starts an op of NCCL
-  when all its parts are there, on all devices at once, so there is one order already.
+- It waits for nothing but batches: replicas of one process. TensorFlow starts an op of
+  NCCL when all its parts are there, on all devices at once, so there is one order
+  already. Nor has it an edge from the batches, which would be a transfer from each
+  device to each other: its keys are constants, and what has no inputs runs once all is
+  there that the call of the step waits for (``Assembly.call``).
 """
 
 from __future__ import annotations
@@ -79,8 +82,6 @@ class Chain:
         self._before_on: dict[str, str] = {}
         # The last op that orders its successor by its start, and the one before it.
         self._started, self._started_before = _Started(), _Started()
-        # By device, the node that waits for batches.
-        self._begins: dict[str, str] = {}
         # Ops that nothing in the program waits for, without and with the last one.
         self._free_before: list[str] = []
         self._free: list[str] = []
@@ -152,8 +153,8 @@ class Chain:
         attrs: dict[str, Any],
         keys: Mapping[str, int],
     ) -> dict[str, Ref]:
-        """Emits a reduction that waits for batches only."""
-        found = self._emit_parts(name, operands, attrs, keys, self._begin_of)
+        """Emits a reduction in one process that waits for batches only."""
+        found = self._emit_parts(name, operands, attrs, keys, lambda _device: ())
         self._free_before = self._free
         self._free = [*self._free, *(ref.node for ref in found.values())]
         return found
@@ -197,7 +198,7 @@ class Chain:
                 device,
                 "data:0",
                 fixed,
-                self._before_of(device, name),
+                self._before_of(device),
             )
             for place, (device, ref) in enumerate(operands.items())
         }
@@ -214,7 +215,7 @@ class Chain:
         operands: Mapping[str, Tensor],
         attrs: dict[str, Any],
         keys: Mapping[str, int],
-        before_of: Callable[[str, str], Sequence[str]],
+        before_of: Callable[[str], Sequence[str]],
     ) -> dict[str, Ref]:
         """Emits what each device does of a reduction over all replicas."""
         found = {}
@@ -227,26 +228,13 @@ class Chain:
                 device,
                 "data:0",
                 attrs,
-                before_of(device, part),
+                before_of(device),
             )
         return found
 
-    def _before_of(self, device: str, _name: str) -> Sequence[str]:
+    def _before_of(self, device: str) -> Sequence[str]:
         before = self._before_on.get(device)
         return self._before if before is None else [before]
-
-    def _begin_of(self, device: str, name: str) -> Sequence[str]:
-        """The node that waits for batches on a device, emitted for its first op.
-
-        One on each device: batches are on many, and an edge from another device is a
-        transfer.
-        """
-        if not self._before:
-            return []
-        if device not in self._begins:
-            self._begins[device] = f"{name}/begin"
-            self._emit.add(f"{name}/begin", "NoOp", [], device, "", {}, self._before)
-        return [self._begins[device]]
 
     def add(
         self,

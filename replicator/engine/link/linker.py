@@ -43,7 +43,7 @@ class Linker:
           topology: Where the replicas of this program are.
           prefix: What names of nodes begin with.
           workers: Communication with other workers; None if there are none.
-          first_controls: Without workers, what the first collective between GPUs waits
+          first_controls: Without workers, what the first compiled collective waits
             for: batches, so that no replica has begun to communicate when data ends.
         """
         self.results: dict[str, tuple[Tensor, ...]] = {}

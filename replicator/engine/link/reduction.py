@@ -8,6 +8,7 @@ narrower type.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from typing import TYPE_CHECKING
 
@@ -128,10 +129,23 @@ class Reduction:
             return self._reduce_rows(op, name, operands, dtype, shape)
         if how.algorithm in FLAT:
             return self._reduce_all(how, name, operands, dtype, wire)
+        leaders = self._topology.leaders(how.owner)
         if self._is_transferred:
+            near: dict[int, list[Tensor]] = {}
+            for memory, ref in zip(self.memories, operands, strict=True):
+                near.setdefault(leaders[memory], []).append(ref)
             operands = [
-                self._bring(name, ref, memory, how.owner, dtype, wire)
-                for memory, ref in zip(self.memories, operands, strict=True)
+                self._bring(
+                    name,
+                    self._reduce(
+                        op, f"{name}/near_{leader}", refs, dtype, self._devices[leader]
+                    ),
+                    leader,
+                    how.owner,
+                    dtype,
+                    wire,
+                )
+                for leader, refs in near.items()
             ]
         total = self._reduce(op, f"{name}/total", operands, dtype, device)
         if op == "mean":
@@ -142,7 +156,36 @@ class Reduction:
         total = self._emit.cast(f"{name}/narrow", total, dtype, wire, device)
         if self._workers is not None:
             total = self._workers.reduce(name, total, op, wire, shape, device)
-        return self._receive(name, [total] * len(self.memories), wire, dtype)
+        sources = self._spread(name, total, leaders, how.owner, wire)
+        refs = [sources[leaders[memory]] for memory in self.memories]
+        return self._receive(name, refs, wire, dtype)
+
+    def _spread(
+        self,
+        name: str,
+        total: Tensor,
+        leaders: Sequence[int],
+        owner: int,
+        wire: tf.DType,
+    ) -> dict[int, Tensor]:
+        """By leader, what the memories of its process read: it travels once."""
+        near = self._topology.memories[owner]
+        attrs = {"T": wire}
+        return {
+            leader: total
+            if leader == near or count == 1
+            else self._emit.add(
+                f"{name}/lead_{leader}",
+                "Identity",
+                [total],
+                self._devices[leader],
+                "output:0",
+                attrs,
+            )
+            for leader, count in collections.Counter(
+                leaders[memory] for memory in self.memories
+            ).items()
+        }
 
     def _bring(
         self,

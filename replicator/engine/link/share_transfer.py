@@ -38,14 +38,14 @@ def send(
     emit = Emitter()
     dtype = shares[0].dtype
     keys = [(share.node, share.handle) for share in shares]
+    shapes = [share.shape.as_list() for share in shares]
     packed = None
     if keys[0] in sent:
-        packed = emit.pack(f"{name}/packed", [sent[k] for k in keys], dtype, device)
-    shapes = [share.shape.as_list() for share in shares]
+        values = [sent[k] for k in keys]
+        packed = emit.pack(f"{name}/packed", values, shapes, dtype, device)
     size = sum(int(share.shape.num_elements()) for share in shares)
     received = workers.move(
         name, packed, dtype, tf.TensorShape([size]), shares[0].source, device
     )
     parts = emit.unpack(f"{name}/unpacked", received, shapes, dtype, device)
-    values = dict(zip(keys, parts, strict=True))
-    return values, emit.nodes
+    return dict(zip(keys, parts, strict=True)), emit.nodes

@@ -145,9 +145,12 @@ class Assembly:
         """
         specs = self.output_specs
         inputs = tf.nest.flatten(batch, expand_composites=True)
-        outputs: list[tf.Tensor] = _tf_dispatch.call_function(
-            self._name, [*captured, *inputs], [spec.dtype for spec in specs]
-        )
+        # Reductions between GPUs wait for what the call waits for; see ``Chain``.
+        waits = inputs if self._topology.has_own_gpus else []
+        with tf.control_dependencies(waits):
+            outputs: list[tf.Tensor] = _tf_dispatch.call_function(
+                self._name, [*captured, *inputs], [spec.dtype for spec in specs]
+            )
         for output, spec in zip(outputs, specs, strict=True):
             output.set_shape(spec.shape)
         return outputs

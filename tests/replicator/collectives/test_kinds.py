@@ -209,12 +209,12 @@ def test_bad_input_says_what_is_allowed(in_graph, call, error, message):
 @pytest.mark.parametrize(
     ("kind", "sent"),
     [
-        # By worker, of 64 bytes per replica; two workers of two replicas.
-        (AllReduce(op="sum"), {0: 64, 1: 64}),
-        (ReduceScatter(op="sum"), {0: 32, 1: 32}),
-        (AllToAll(), {0: 64, 1: 64}),
-        (RING, {0: 64, 1: 64}),
-        (Permute(pairs=((0, 1), (2, 3))), {0: 0, 1: 0}),
+        # By worker, bytes (64 per replica) and tensors; two workers of two replicas.
+        (AllReduce(op="sum"), {0: (64, 1), 1: (64, 1)}),
+        (ReduceScatter(op="sum"), {0: (32, 2), 1: (32, 2)}),
+        (AllToAll(), {0: (64, 4), 1: (64, 4)}),
+        (RING, {0: (64, 1), 1: (64, 1)}),
+        (Permute(pairs=((0, 1), (2, 3))), {0: (0, 0), 1: (0, 0)}),
     ],
     ids=str,
 )
@@ -223,7 +223,7 @@ def test_traffic_counts_what_leaves_a_worker(kind, sent):
     places = make_topology([[device] for device in REMOTE])
     plans = plan.make_plan([make_call([[16]], kind, num_replicas=4)], places)
 
-    assert sent == traffic.sent_bytes(plans, places, [0, 0, 1, 1])
+    assert sent == traffic.sent(plans, places, [0, 0, 1, 1])
 
 
 @pytest.mark.parametrize(

@@ -109,20 +109,16 @@ def test_collectives_of_one_process_wait_for_batches_only():
     """NCCL starts the parts of one op on all devices at once, in one order.
 
     An op that waited for the end of its predecessor would be queued behind a backward
-    pass. Batches are on all devices, so that one node on each waits for them.
+    pass. What waits for batches are its keys, which are constants without inputs
+    (``tests/workloads/resnet50/test_executed_graph.py``).
     """
     _, nodes, _ = link(on(GPU[:2]))
 
-    begins = ["0_0/all_0/begin", "0_0/all_1/begin"]
-    assert {name: ["^batch_0", "^batch_1"] for name in begins} == waits(nodes, "NoOp")
-    assert {
-        "0_0/all_0": begins[:1],
-        "0_0/all_1": begins[1:],
-        "0_1/all_0": begins[:1],
-        "0_1/all_1": begins[1:],
-    } == waits(nodes, "CollectiveReduceV2")
-    for place, begin in enumerate(begins):
-        assert GPU[place] == nodes[f"step/collective_{begin}"].device
+    names = [f"0_{bucket}/all_{place}" for bucket in (0, 1) for place in (0, 1)]
+    assert {name: [] for name in names} == waits(nodes, "CollectiveReduceV2")
+    for name in names:
+        key = nodes[f"step/collective_{name}/group_key"]
+        assert ("Const", []) == (key.op, [*key.input])
 
 
 def test_the_same_gpus_always_form_the_same_group():

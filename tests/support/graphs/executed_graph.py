@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SENDS = ("_Send", "_HostSend")
+_RECEIVES = ("_Recv", "_HostRecv")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,15 +71,44 @@ def before(graph: Any) -> Callable[[str], set[str]]:
     return ancestors
 
 
-def executed(first_call: Callable[[], Any]) -> Executed:
-    """Returns what a call executes; no call of the same function may be before it."""
-    graphs = partitions(first_call)
+def together(graphs: list[Any]) -> Any:
+    """Joins the graphs of all devices: what receives has what is sent as its input."""
+    joined = type(graphs[0])()
+    for graph in graphs:
+        joined.node.extend(graph.node)
+    sent = {_rendezvous(node): node.name for node in joined.node if node.op in _SENDS}
+    for node in joined.node:
+        if node.op in _RECEIVES:
+            node.input.append(sent[_rendezvous(node)])
+    return joined
+
+
+def _rendezvous(node: Any) -> tuple[bytes, ...]:
+    names = ("tensor_name", "send_device", "recv_device")
+    return tuple(node.attr[name].s for name in names)
+
+
+def executed(
+    first_call: Callable[[], Any], *, between_processes: bool = False
+) -> Executed:
+    """Returns what a call executes; no call of the same function may be before it.
+
+    Args:
+      first_call: The call.
+      between_processes: Whether only these transfers are counted, and not all between
+        devices.
+    """
+    return count(partitions(first_call), between_processes=between_processes)
+
+
+def count(graphs: list[Any], *, between_processes: bool = False) -> Executed:
+    """Counts what ``executed`` does in the graphs of all devices."""
     sources = [
         nodes[send.input[0].partition(":")[0]]
         for part in graphs
         for nodes in [{node.name: node for node in part.node}]
         for send in part.node
-        if send.op in _SENDS
+        if send.op in _SENDS and (_leaves_process(send) or not between_processes)
     ]
     num_controls = sum(map(_is_dummy, sources))
     return Executed(
@@ -86,6 +116,12 @@ def executed(first_call: Callable[[], Any]) -> Executed:
         num_controls=num_controls,
         num_data=len(sources) - num_controls,
     )
+
+
+def _leaves_process(send: Any) -> bool:
+    """Whether what is sent goes to a device of another process."""
+    source, target = (send.attr[f"{end}_device"].s for end in ("send", "recv"))
+    return bool(source.rpartition(b"/")[0] != target.rpartition(b"/")[0])
 
 
 def _is_dummy(node: Any) -> bool:

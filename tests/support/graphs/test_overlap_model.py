@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
-from overlap_model import ENDED, FREE, STARTED, Machine, Reduction, simulate
+from overlap_model import (
+    ENDED,
+    FREE,
+    STARTED,
+    Levels,
+    Machine,
+    OneGraph,
+    Reduction,
+    simulate,
+)
 
 # Four kernels of 1 s; a reduction of 2 bytes takes 0.5 + 2 * 1 / 4 = 1 s on two GPUs.
 MACHINE = Machine(
@@ -45,6 +56,36 @@ def test_efficiency_is_the_share_of_computing():
     """4 of 5 s where the last reduction is alone, and all where everything hides."""
     assert 0.8 == simulate(WORK, reductions(3), MACHINE, FREE).efficiency
     assert 1.0 == simulate(WORK, reductions(0), MACHINE, FREE).efficiency
+
+
+def test_levels_send_what_leaves_a_node_once():
+    """24 bytes on two nodes of two: 3 starts, 24 within at 8/s, 24 across at 4/s."""
+    levels = Levels(
+        **dataclasses.asdict(MACHINE) | {"num_gpus": 4},
+        num_nodes=2,
+        near_bytes_per_sec=8.0,
+    )
+
+    assert 3 * 0.5 + 24 / 8 + 24 / 4 == levels.reduction(24)
+
+
+@pytest.mark.parametrize(
+    ("reduces_near", "seconds"),
+    # Two GPUs of the other node send there and back, 1 s each time; or one does, after
+    # a reduction of 24 within and before a broadcast of 12.
+    [(False, 2 * (1 + 48 / 4)), (True, 2 * (1 + 24 / 4) + 2 * 0.5 + 36 / 8)],
+)
+def test_a_graph_of_two_nodes_sends_to_an_owner_and_back(reduces_near, seconds):
+    """24 bytes on two nodes of two."""
+    graph = OneGraph(
+        **dataclasses.asdict(MACHINE) | {"num_gpus": 4},
+        num_nodes=2,
+        near_bytes_per_sec=8.0,
+        transfer_sec=1.0,
+        reduces_near=reduces_near,
+    )
+
+    assert seconds == graph.reduction(24)
 
 
 def test_a_ring_sends_the_published_number_of_bytes():

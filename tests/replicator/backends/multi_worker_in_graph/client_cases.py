@@ -6,15 +6,24 @@ killed.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import sys
 import time
+from pathlib import Path
 
 import keras
+import pytest
+import short_resnet
 import tensorflow as tf
 import tiny_models
 import uneven_epoch
 
 import replicator
+from replicator.engine.analysis import plan
+from workloads.resnet50.workload import WORKLOAD
+
+sys.path.append(str(Path(tiny_models.__file__).parent / "graphs"))
 
 NUM_STEPS = 12
 CASES = {}
@@ -54,7 +63,7 @@ def afterwards(folder):
 def wide_training(repl, **options):
     """Losses and weights of a net with a layer that is not small."""
     return tiny_models.trajectory(
-        repl, "wide", "momentum", num_steps=NUM_STEPS, **options
+        repl, "wide", "momentum", **{"num_steps": NUM_STEPS, **options}
     )
 
 
@@ -206,6 +215,41 @@ def explained():
 
     repl.run(step)
     return repl.explain()
+
+
+def short_resnet_program(repl, per_replica_batch_size):
+    """A short ResNet with the optimizer and the statistics of the real one."""
+    with short_resnet.short():
+        return WORKLOAD.build(
+            repl,
+            preset="smoke",
+            data="synthetic",
+            per_replica_batch_size=per_replica_batch_size,
+            seed=1,
+            options={},
+        )
+
+
+@case
+def executed_graphs():
+    """What a step costs between two processes, by the number of replicas."""
+    from executed_graph import executed
+
+    found = {}
+    for num_replicas in (2, 16):
+        program = short_resnet_program(make(num_replicas), 16 // num_replicas)
+        of = executed(program.run, between_processes=True)
+        found[num_replicas] = dataclasses.asdict(of)
+    return found
+
+
+@case
+def packed_and_alone():
+    """The same training with packed gradients, and with each on its own."""
+    packed = wide_training(make(4))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "FUSE_BETWEEN_PROCESSES_BELOW_BYTES", 0)
+        return {"packed": packed, "alone": wide_training(make(4))}
 
 
 @case

@@ -30,6 +30,13 @@ def assert_same(expected, actual):
         np.testing.assert_allclose(one, other, rtol=RTOL_FLOAT32, atol=1e-5)
 
 
+def test_gradients_that_are_sent_together_train_as_if_each_was_sent_alone(client):
+    """Bit by bit: packing changes no sum, nor its order."""
+    found = client.value("packed_and_alone")
+
+    assert found["packed"] == found["alone"]
+
+
 @pytest.mark.parametrize("mode", ["PER_REPLICA", "SINGLE"])
 def test_every_input_mode_feeds_the_same_examples(client, reference, mode):
     """Pipelines on the workers or on the client; a step is fed one global batch."""

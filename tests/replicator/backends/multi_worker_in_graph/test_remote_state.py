@@ -77,5 +77,6 @@ def test_the_plan_says_where_replicas_are_and_what_travels(client):
 
     assert re.search(r"worker 0 \(localhost:\d+\), client: replicas \[0, 1\]", text)
     assert re.search(r"worker 1 \(localhost:\d+\), server: replicas \[2, 3\]", text)
-    sent = re.search(r"in bytes: worker 0 (\d+), worker 1 (\d+)$", text)
-    assert sorted([4000 + 16000, 4000 + 8000]) == sorted(map(int, sent.groups()))
+    sent = re.findall(r"worker [01] (\d+) bytes in (\d+) tensors", text)
+    both = [(4000 + 16000, 2), (4000 + 8000, 3)]
+    assert both == sorted([(int(b), int(n)) for b, n in sent], reverse=True)
