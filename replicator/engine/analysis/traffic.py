@@ -30,6 +30,8 @@ def sent_bytes(
             for transfer in plan.collective.kind.transfers(
                 bucket.num_bytes, bucket.owner, topology
             ):
+                if bucket.is_for_owner and transfer.target != bucket.owner:
+                    continue  # nothing comes back
                 source, target = workers[transfer.source], workers[transfer.target]
                 if source != target:
                     sent[source] += transfer.num_bytes

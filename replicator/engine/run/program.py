@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf.dispatch import Dispatch
+from replicator.engine.analysis import owned
 from replicator.engine.analysis.analyze import analyze
 from replicator.engine.analysis.plan import FLAT
 from replicator.engine.run import compiled, turns
@@ -106,7 +107,8 @@ class Program:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the step says of itself in ``explain()``."""
-        return self._analysis.traced.notes
+        moved = owned.explain(self._analysis, self._topology)
+        return (*self._analysis.traced.notes, *filter(None, [moved]))
 
     @property
     def entries(self) -> Mapping[str, Entry]:
