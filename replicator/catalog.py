@@ -289,7 +289,6 @@ BACKENDS: dict[str, BackendInfo] = {
             processes=SERVED_WORKERS,
             lacks={
                 "compiled_steps": _NOT_COMPILED_BETWEEN,
-                "sharded_parameters": _WHOLE_COPIES,
                 "timelines": "clocks of processes that only serve are not compared",
             },
         ),

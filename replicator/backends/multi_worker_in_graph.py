@@ -158,7 +158,9 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
             if self.without_communication:
                 lines.append(f"{name} sends nothing but inputs to other workers")
                 continue
-            sent = traffic.sent_bytes(program.plans, self.topology, workers)
+            sent = traffic.sent_bytes(
+                program.plans, self.topology, workers, program.weight_transfers
+            )
             parts = [f"worker {w} {num_bytes}" for w, num_bytes in sent.items()]
             lines.append(
                 f"{name} sends to other workers per step, in bytes: {', '.join(parts)}"

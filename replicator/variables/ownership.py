@@ -68,7 +68,12 @@ class Ownership:
             load[owner] += num_bytes(variable)
 
     def store(self, variables: Iterable[Any]) -> None:
-        """Makes variables exist once, on their owners' devices, after ``settle``."""
+        """Makes variables exist once, on their owners' devices, after ``settle``.
+
+        Those that all replicas of one program share are there already.
+        """
+        if self._topology.is_shared:
+            return
         for variable in variables:
             owner = _find(self._owners, variable)
             assert owner is not None

@@ -51,7 +51,7 @@ def linked_graph(program):
 
 
 def between_devices(graph):
-    """By producer, the bytes of a tensor times the other devices that use it."""
+    """By device, the bytes of its tensors times the other devices that use each."""
     moved = {}
     for op in graph.get_operations():
         for tensor in op.outputs:
@@ -61,5 +61,5 @@ def between_devices(graph):
             if tensor.dtype == tf.resource or not users:
                 continue
             size = tensor.shape.num_elements() * tensor.dtype.size
-            moved[op.name] = moved.get(op.name, 0) + size * len(users)
+            moved[op.device] = moved.get(op.device, 0) + size * len(users)
     return moved

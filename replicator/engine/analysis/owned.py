@@ -11,15 +11,17 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
+from replicator.collectives.kind import Transfer
+from replicator.engine.analysis import traffic
+from replicator.engine.graph import gathers
+from replicator.engine.graph.liveness import ELSEWHERE
 from replicator.variables.ownership import num_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from replicator.engine.analysis.analyze import Analysis
-    from replicator.engine.analysis.plan import CollectivePlan
     from replicator.engine.graph.body import Body
-    from replicator.engine.graph.liveness import Liveness
     from replicator.engine.graph.trace import TracedStep
     from replicator.placement.topology import Topology
     from replicator.variables.ownership import Owner, Ownership
@@ -98,9 +100,16 @@ def moved(analysis: Analysis, topology: Topology) -> Moved | None:
         )
         sent = sum(share.num_bytes for share in analysis.shares)
         return Moved(round(sum(costs)), (topology.num_programs - 1) * sent)
+    # Devices that keep copies count, also where they could read one memory.
+    apart = dataclasses.replace(topology, memories=topology.primaries)
+    reductions = (
+        transfer.num_bytes
+        for transfer in traffic.transfers(analysis.plans, apart)
+        if transfer.source != transfer.target
+    )
     return Moved(
-        round(sum(_transferred(analysis.plans, topology))),
-        sum(_refreshed(analysis, live)) + sum(_gathered(analysis, live)),
+        round(sum(reductions)),
+        round(sum(transfer.num_bytes for transfer in weights(analysis))),
     )
 
 
@@ -114,48 +123,34 @@ def explain(analysis: Analysis, topology: Topology) -> str:
         f"sharded update: a step moves {found.reductions} bytes by reductions and "
         f"{found.weights} bytes of weights between {between}"
     )
-    gathers = analysis.gathers
-    if gathers:
-        sizes: dict[int, int] = {}
-        for gather in gathers:
-            sizes[gather.layer] = sizes.get(gather.layer, 0) + gather.num_bytes
-        most = max(size + sizes.get(layer + 1, 0) for layer, size in sizes.items())
+    if analysis.gathers:
+        num_layers = len({gather.layer for gather in analysis.gathers})
         text += (
-            f", in {len(gathers)} gathers of {len(sizes)} layers, at most {most} bytes "
-            "of weights on a replica at a time besides its own"
+            f", in {len(analysis.gathers)} gathers of {num_layers} layers, at most "
+            f"{gathers.most(analysis.gathers)} bytes of weights on a replica at a time "
+            "besides its own"
         )
     return text
 
 
-def _transferred(
-    plans: Iterable[CollectivePlan], topology: Topology
-) -> Iterator[float]:
-    # Devices that keep copies count, also where they could read one memory.
-    apart = dataclasses.replace(topology, memories=topology.primaries)
-    for plan in plans:
-        for bucket in plan.buckets:
-            for transfer in plan.collective.kind.transfers(
-                bucket.num_bytes, bucket.owner, apart
-            ):
-                is_back = transfer.target != bucket.owner
-                is_sent = transfer.source != transfer.target
-                if is_sent and not (bucket.is_for_owner and is_back):
-                    yield transfer.num_bytes
+def weights(analysis: Analysis) -> Iterator[Transfer]:
+    """New values from owners to the copies of others, and gathers of what they store.
 
-
-def _refreshed(analysis: Analysis, live: Liveness) -> Iterator[int]:
-    """The copies of others that get the result of an owned write."""
+    Between replicas of one program.
+    """
+    live = analysis.liveness
+    if live is None:
+        return
     for node, handles in live.written.items():
         writer = live.writers[node]
-        for handle in handles:
+        for handle in handles if writer != ELSEWHERE else ():
             entry = analysis.entries[handle]
-            copies = {id(c): c for c in entry.copies if c is not entry.copies[writer]}
-            yield len(copies) * num_bytes(entry.variable)
-
-
-def _gathered(analysis: Analysis, live: Liveness) -> Iterator[int]:
-    """The replicas that need a variable which another one stores."""
+            copies = {id(copy): r for r, copy in reversed([*enumerate(entry.copies)])}
+            copies.pop(id(entry.copies[writer]))
+            for replica in copies.values():
+                yield Transfer(writer, replica, num_bytes(entry.variable))
     for gather in analysis.gathers:
-        owner = analysis.owners[gather.handle]
-        needed = [p for p in live.emitted[gather.read] if p != owner.primary]
-        yield len(needed) * gather.num_bytes
+        owner = analysis.owners[gather.handle].primary
+        for replica in live.emitted[gather.read]:
+            if replica != owner:
+                yield Transfer(owner, replica, gather.num_bytes)

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from replicator.collectives.kind import Transfer
     from replicator.engine.analysis.plan import CollectivePlan
     from replicator.placement.topology import Topology
 
 
+def transfers(
+    plans: Iterable[CollectivePlan], topology: Topology
+) -> Iterator[Transfer]:
+    """What collectives send from memory to memory where one program has all replicas.
+
+    Args:
+      plans: Of all collectives of the step.
+      topology: Where the replicas are.
+    """
+    for plan in plans:
+        for bucket in plan.buckets:
+            for transfer in plan.collective.kind.transfers(
+                bucket.num_bytes, bucket.owner, topology
+            ):
+                # Of what only its owner needs, nothing comes back.
+                if not bucket.is_for_owner or transfer.target == bucket.owner:
+                    yield transfer
+
+
 def sent_bytes(
-    plans: Sequence[CollectivePlan], topology: Topology, workers: Sequence[int]
+    plans: Sequence[CollectivePlan],
+    topology: Topology,
+    workers: Sequence[int],
+    others: Iterable[Transfer] = (),
 ) -> dict[int, int]:
     """Adds up what each worker sends to others in one step.
 
@@ -20,19 +44,14 @@ def sent_bytes(
       plans: Of all collectives of the step.
       topology: Where the replicas are.
       workers: By replica, the worker that hosts it.
+      others: What the step sends besides, from replica to replica.
 
     Returns:
       Bytes by worker; tensors of unknown shape count nothing.
     """
     sent = dict.fromkeys(workers, 0.0)
-    for plan in plans:
-        for bucket in plan.buckets:
-            for transfer in plan.collective.kind.transfers(
-                bucket.num_bytes, bucket.owner, topology
-            ):
-                if bucket.is_for_owner and transfer.target != bucket.owner:
-                    continue  # nothing comes back
-                source, target = workers[transfer.source], workers[transfer.target]
-                if source != target:
-                    sent[source] += transfer.num_bytes
+    for transfer in itertools.chain(transfers(plans, topology), others):
+        source, target = workers[transfer.source], workers[transfer.target]
+        if source != target:
+            sent[source] += transfer.num_bytes
     return {worker: round(num_bytes) for worker, num_bytes in sent.items()}

@@ -56,6 +56,15 @@ class Gather:
     layer: int = 0
 
 
+def most(gathers: Iterable[Gather]) -> int:
+    """Bytes of the two layers in a row that have most: what a replica has at a time."""
+    sizes: dict[int, int] = {}
+    for gather in gathers:
+        sizes[gather.layer] = sizes.get(gather.layer, 0) + gather.num_bytes
+    both = (size + sizes.get(layer + 1, 0) for layer, size in sizes.items())
+    return max(both, default=0)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
     """A graph whose reads are gathers.
@@ -96,9 +105,9 @@ def schedule(
     ]
     if not reads:
         return Schedule(body=body, gathers=(), added={})
-    most = max(sizes[read.handle] for read in reads)
+    largest = max(sizes[read.handle] for read in reads)
     gathers = []
-    for read, parts in _cut(reads, sizes, depth, most):
+    for read, parts in _cut(reads, sizes, depth, largest):
         for index, uses in enumerate(parts):
             name = graph.repeat(read, index, uses) if index else read.node.name
             gathers.append(
@@ -110,7 +119,7 @@ def schedule(
                     uses=uses,
                 )
             )
-    in_layers = _layers(gathers, most)
+    in_layers = _layers(gathers, largest)
     graph.order(in_layers)
     return Schedule(body=graph.made(), gathers=tuple(in_layers), added=graph.added)
 
@@ -130,7 +139,7 @@ def _cut(
     reads: Sequence[_Read],
     sizes: Mapping[str, int],
     depth: Mapping[str, int],
-    most: int,
+    largest: int,
 ) -> Iterator[tuple[_Read, list[tuple[str, ...]]]]:
     """The uses of each read, by gather."""
     events = sorted(
@@ -144,7 +153,7 @@ def _cut(
         read = reads[place]
         others = sum(sizes[reads[other].handle] for other in since[place])
         # After a write the variable has another value: no gather may come so late.
-        if not parts[place] or (others > most and at <= read.latest):
+        if not parts[place] or (others > largest and at <= read.latest):
             parts[place].append([])
         parts[place][-1].append(use)
         since[place] = set()
@@ -155,12 +164,12 @@ def _cut(
         yield read, [tuple(uses) for uses in found]
 
 
-def _layers(gathers: Iterable[Gather], most: int) -> list[Gather]:
+def _layers(gathers: Iterable[Gather], largest: int) -> list[Gather]:
     """Divides gathers, in the order of their first use."""
     found: list[Gather] = []
-    layer, filled = -1, most
+    layer, filled = -1, largest
     for gather in sorted(gathers, key=lambda g: (g.first, g.read)):
-        if filled + gather.num_bytes > most:
+        if filled + gather.num_bytes > largest:
             layer, filled = layer + 1, 0
         filled += gather.num_bytes
         found.append(dataclasses.replace(gather, layer=layer))

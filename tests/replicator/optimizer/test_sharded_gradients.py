@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 
@@ -13,6 +14,7 @@ from tiny_models import Training, dense
 
 import replicator
 from replicator import errors
+from replicator.engine.analysis import traffic
 
 # Of one device, float32, after 20 steps of Adam.
 RTOL, ATOL = 1e-5, 1e-6
@@ -67,6 +69,23 @@ def test_twenty_steps_are_those_of_one_device(level, num_replicas):
 
 
 @pytest.mark.parametrize("level", ["state", "gradients"])
+def test_what_each_device_sends_is_counted(level):
+    """As ``multi_worker_in_graph`` says it of workers: here each is a replica."""
+    repl = _copies()
+    training = Training(repl, _deep, ADAM, sharded_update=level)
+    training.run(1)
+    program = moved_bytes.only_program(repl)
+    apart = dataclasses.replace(repl.topology, memories=repl.topology.primaries)
+
+    sent = traffic.sent_bytes(
+        program.plans, apart, range(repl.num_replicas), program.weight_transfers
+    )
+
+    moved = moved_bytes.between_devices(moved_bytes.linked_graph(program))
+    assert [moved[device] for device in repl.devices] == list(sent.values())
+
+
+@pytest.mark.parametrize("level", ["state", "gradients"])
 def test_a_step_moves_what_the_formula_says(level):
     """2 (R - 1) bytes for each byte of weights: sums to owners, new values to others.
 
@@ -90,7 +109,7 @@ def test_a_step_moves_what_the_formula_says(level):
 
 def test_of_a_clipped_gradient_only_its_norm_leaves_the_owner():
     """With state alone, every device gets every sum; results are the same."""
-    moved, weights = {}, {}
+    moved, weights, said = {}, {}, {}
     for level in ("state", "gradients"):
         repl = _copies()
         training = Training(
@@ -99,10 +118,13 @@ def test_of_a_clipped_gradient_only_its_norm_leaves_the_owner():
         training.run(2)
         graph = moved_bytes.linked_graph(moved_bytes.only_program(repl))
         moved[level] = sum(moved_bytes.between_devices(graph).values())
-        weights[level] = training.weights()
+        weights[level], said[level] = training.weights(), repl.explain()
 
     others, sizes = repl.num_replicas - 1, _sizes(training)
-    assert 3 * others * sum(sizes) == moved["state"]
+    total = others * sum(sizes)
+    assert 3 * total == moved["state"]
+    assert f"moves {2 * total} bytes by reductions" in said["state"]
+    assert f"moves {total} bytes by reductions" in said["gradients"]
     # Four bytes of each norm, on each other device.
     assert others * (2 * sum(sizes) + 4 * len(sizes)) == moved["gradients"]
     _check_close(weights["state"], weights["gradients"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 
 import keras
 import moved_bytes
@@ -52,11 +51,7 @@ def test_each_device_has_a_share_of_the_weights_and_of_their_state(trained):
     held = table.bytes_by_device(trained.optimizer.variables[2:])
     weights = table.bytes_by_device(trained.model.trainable_variables)
     total = sum(w.nbytes for w in trained.model.get_weights())
-    gathers = moved_bytes.only_program(trained.repl)._analysis.gathers
-    by_layer = [0] * (gathers[-1].layer + 2)
-    for gather in gathers:
-        by_layer[gather.layer] += gather.num_bytes
-    flying = max(map(sum, itertools.pairwise(by_layer)))
+    flying = moved_bytes.only_program(trained.repl).most_gathered
 
     assert 4 == len(weights) == len(held)
     assert total == sum(weights.values())

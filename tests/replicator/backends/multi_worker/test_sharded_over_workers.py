@@ -73,12 +73,17 @@ def test_twenty_steps_are_those_of_the_unsharded_update(workers, name):
     _check_close(alone, first["sharded"])
 
 
-def test_sharded_gradients_are_dropped_by_those_who_do_not_own_them(workers):
-    """Buckets of one owner each; weights of one device, also if updates are skipped."""
+def test_sharded_gradients_are_dropped_by_those_who_do_not_own_them(workers, folder):
+    """Buckets of one owner each; weights of one device, also if updates are skipped.
+
+    And if it continues where both workers had a part of unfinished sums.
+    """
     first, second = workers.values("gradients")
     one = replicator.create("single")
     skipping = Training(one, "deep", **sharded_worker.SKIPPED)
-    skipping.run_between(0, sharded_worker.NUM_STEPS)
+    restored = skipping.make_manager(folder / "unfinished").restore()
+    assert sharded_worker.UNFINISHED // 2 == restored.step
+    skipping.run_between(sharded_worker.UNFINISHED, sharded_worker.NUM_STEPS)
 
     assert first["owners"] == second["owners"]
     assert 6 == sum(map(len, first["owners"][:2]))
