@@ -63,6 +63,12 @@ CAPABILITIES: dict[str, str] = {
         "loss_scale='dynamic' adapts the scale and skips updates on all replicas"
     ),
     "sharded_update": "each replica can update a part of the variables for all",
+    "sharded_gradients": (
+        "sharded_update='gradients': only that replica keeps the sum of a gradient"
+    ),
+    "sharded_parameters": (
+        "sharded_update='parameters': only that replica keeps the variable"
+    ),
     "compiled_functions": (
         "a step can compute gradients in a tf.function(jit_compile=True)"
     ),
@@ -174,6 +180,8 @@ _STOCK_LACKS = {
         "as averaged in every step"
     ),
     "sharded_update": "all replicas update its variables",
+    "sharded_gradients": "all replicas update its variables",
+    "sharded_parameters": "all replicas update its variables",
     "timelines": "tf.distribute has no linked graph that could be marked",
     "unsynchronized_update_check": (
         "under a strategy, Keras optimizers sum gradients themselves"
@@ -185,6 +193,8 @@ _STOCK_LACKS = {
 # On a TPU a step is one compiled program that starts when its batches have arrived, and
 # it can be split over cores.
 _TPU_HAS = ("model_parallelism", "whole_steps")
+
+_WHOLE_COPIES = "every worker keeps the weights, so far"
 
 _NOT_COMPILED_BETWEEN = "collectives between processes are not compiled, so far"
 
@@ -201,6 +211,8 @@ _REMOTE_VARIABLES = (
     "XLA reads variables of its own device only, and these are on parameter servers"
 )
 
+_ON_SERVERS = "each variable, and the update of its gradients, is on one server anyway"
+
 # What asynchronous workers cannot do.
 _ASYNC_LACKS = {
     "batches_outside_steps": (
@@ -214,6 +226,8 @@ _ASYNC_LACKS = {
     "gradient_accumulation": "accumulated gradients of all workers would mix",
     "model_parallelism": "a replica has one device, so far",
     "input_single": "asynchronous workers cannot take turns on one pipeline",
+    "sharded_gradients": _ON_SERVERS,
+    "sharded_parameters": _ON_SERVERS,
     "sparse_gradients": "they are averaged over the replicas of one worker only",
     "synchronous_training": "every worker updates from the values that it has read",
     "timelines": "workers have no common step",
@@ -261,6 +275,7 @@ BACKENDS: dict[str, BackendInfo] = {
             lacks={
                 "compiled_steps": _NOT_COMPILED_BETWEEN,
                 "input_single": _OWN_PROGRAMS,
+                "sharded_parameters": _WHOLE_COPIES,
             },
         ),
         BackendInfo(

@@ -87,6 +87,24 @@ def of(variable: Any) -> tf.Tensor:
         return compat.handle(variable)
 
 
+def move(variable: Any, device: str) -> None:
+    """Stores a variable on another device; value and name stay (test_handles).
+
+    Graphs that were made before have the storage of before, which is left without
+    elements: nothing computes with what the variable was.
+    """
+    with tf.init_scope(), own():
+        before = variable.handle
+        with tf.device(device):
+            stored = tf.Variable(
+                variable.read_value(), trainable=False, dtype=variable.dtype
+            )
+        variable._handle = stored.handle  # noqa: SLF001
+        with tf.device(before.device):
+            nothing = tf.zeros([0], variable.dtype)
+            tf.raw_ops.AssignVariableOp(resource=before, value=nothing)
+
+
 def watch(variable: Any, told: Callable[[Any], None]) -> None:
     """Calls a function before others take the handle of a new variable (test_handles).
 

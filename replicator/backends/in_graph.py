@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.contract import base, compiled_steps, control, programs, summary
+from replicator.catalog import entry_of
+from replicator.contract import (
+    base,
+    compiled_steps,
+    control,
+    programs,
+    sharding,
+    summary,
+)
 from replicator.engine.analysis import plan
 from replicator.engine.run.program import Program
 from replicator.engine.run.time_limit import TimeLimit
@@ -23,6 +31,7 @@ from replicator.errors import DeviceError
 from replicator.inputs.iterator import InputIterator
 from replicator.inputs.values import values_of
 from replicator.optimizer import other_libraries
+from replicator.optimizer.options import PARAMETERS
 from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer
 from replicator.placement import devices as device_lib
 from replicator.placement.topology import make_topology
@@ -306,31 +315,39 @@ class InGraphReplicator(base.Replicator):
         if other is not None:
             return other
         options.check(optimizer)
+        options.refuse(entry_of(type(self)).name, type(self).__name__)
         is_over_workers = self.topology.num_programs > 1
-        if options.sharded_update and is_over_workers and options.needs_branch:
-            reason = "one worker computes an update in a branch for all"
+        if options.level == PARAMETERS and self.topology.num_logical_devices > 1:
+            reason = "a replica has several devices, on which its variables are"
             options.refuse_option("sharded_update", reason, type(self).__name__)
+        if options.level is not None and is_over_workers:
+            options.refuse_over_workers(type(self).__name__)
         kind = LocalOptimizer if self.without_communication else ReplicatedOptimizer
         return kind(
             optimizer,
             options=options,
-            ownership=self._table.ownership if options.sharded_update else None,
-            accumulates_per_replica=self.topology.communicates,
+            ownership=None if options.level is None else self._table.ownership,
+            accumulates_per_replica=(
+                self.topology.communicates and not options.shards_gradients
+            ),
         )
 
-    def summary(self) -> str:
+    def summary(self, device_memory: int | None = None) -> str:
         """Describes the replicas' devices and the bytes of variables on each."""
+        sharding.check_memory(device_memory)
         entries = [
             entry
             for entry in self._table.entries()
             if not self._table.ownership.is_elsewhere(entry.variable)
         ]
-        return summary.describe(
+        described = summary.describe(
             self,
             summary.places_of(self.topology),
             summary.variable_copies(entries),
             summary.local_variables(entries),
         )
+        held = [sharding.Held(*each) for each in self._table.ownership.held()]
+        return "\n".join([described, *sharding.table(held, device_memory)])
 
     def explain(self) -> str:
         """Describes every traced step: its collectives and replica-local variables."""

@@ -159,7 +159,9 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
             if self.without_communication:
                 lines.append(f"{name} sends nothing but inputs to other workers")
                 continue
-            sent = traffic.sent(program.plans, self.topology, workers)
+            sent = traffic.sent(
+                program.plans, self.topology, workers, program.weight_transfers
+            )
             parts = [
                 f"worker {worker} {of.num_bytes} bytes in {of.num_tensors} tensors"
                 for worker, of in sent.items()

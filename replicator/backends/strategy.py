@@ -21,7 +21,7 @@ from replicator.backends.strategy_context import (
     StrategyReplicaContext,
 )
 from replicator.backends.strategy_inputs import StrategyInputIterator
-from replicator.contract import base, control, programs, summary
+from replicator.contract import base, control, programs, sharding, summary
 from replicator.inputs.context import own_contexts
 from replicator.inputs.iterator import InputIterator
 from replicator.inputs.reads import Source
@@ -277,8 +277,9 @@ class StrategyReplicator(base.Replicator):
     def _components(self, variable: Any) -> tuple[Any, ...]:
         return tuple(self.strategy.experimental_local_results(variable))
 
-    def summary(self) -> str:
+    def summary(self, device_memory: int | None = None) -> str:
         """Describes the strategy's devices and the bytes of variables on each."""
+        sharding.check_memory(device_memory)
         devices = self.strategy.extended.worker_devices
         on_read = tf.VariableSynchronization.ON_READ
         return summary.describe(

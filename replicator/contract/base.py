@@ -12,6 +12,7 @@ from replicator.contract import (
     control,
     output_reduction,
     programs,
+    sharding,
     summary,
     timelines,
 )
@@ -168,7 +169,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         compression: str | None = None,
         accumulation_steps: int = 1,
         global_clipnorm: float | None = None,
-        sharded_update: bool = False,
+        sharded_update: bool | str = False,
         loss_scale: float | str | None = None,
     ) -> ReplicatedOptimizer:
         """Makes ``apply_gradients`` average gradients over replicas (sum / R) once.
@@ -181,8 +182,9 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
           accumulation_steps: Calls of ``apply_gradients`` per update, which uses the
             average of their gradients; see ``optimizer/accumulation.py``.
           global_clipnorm: Upper limit of the norm of all averaged gradients together.
-          sharded_update: Each variable is updated, and its optimizer state kept, by one
-            replica; see ``optimizer/sharded_update.py``.
+          sharded_update: What one replica keeps of each variable, for all: ``state``
+            (or True), ``gradients`` as well, or ``parameters`` too; it updates the
+            variable. See ``optimizer/sharded_update.py``.
           loss_scale: Factor by which ``optimizer.scale_loss(loss)`` multiplies, and by
             which gradients are divided, or ``dynamic``; see ``loss_scale.py``.
 
@@ -202,7 +204,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
             sharded_update=sharded_update,
             loss_scale=loss_scale,
         )
-        if sharded_update is True:  # an owner's updates would not reach the others
+        if options.level is not None:  # an owner's updates would not reach the others
             control.refuse(self, "sharded_update")
         wrapped = self._wrap_optimizer(optimizer, options)
         wrapped.made_by = self.maker
@@ -273,8 +275,18 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
             self, directory, trackables, max_to_keep=max_to_keep, inputs=inputs
         )
 
-    def summary(self) -> str:
-        """Describes the topology: workers, replicas, devices, bytes of variables."""
+    def summary(self, device_memory: int | None = None) -> str:
+        """Describes the topology: workers, replicas, devices, bytes of variables.
+
+        With ``sharded_update``, also a table of the bytes per device by level.
+
+        Args:
+          device_memory: Bytes of a device: marks the levels that fit.
+
+        Raises:
+          ValueError: ``device_memory`` is not a positive integer.
+        """
+        sharding.check_memory(device_memory)
         return summary.describe(self, [], None)
 
     def timeline(self, path: str | os.PathLike[str], steps: int = 3) -> None:

@@ -16,6 +16,7 @@ an unfinished accumulation, for any number of replicas. Outside a step, and in a
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -82,7 +83,8 @@ class Accumulation:
         is_counted: tf.Tensor | None,
         *,
         combine: Combine,
-        update: Callable[[list[tf.Tensor]], None],
+        update: Callable[[tf.Tensor, Callable[[], list[tf.Tensor]]], None],
+        groups: Sequence[Sequence[int]],
     ) -> None:
         """Adds the gradients of one call; updates and starts over in one that is due.
 
@@ -96,18 +98,14 @@ class Accumulation:
             over replicas if it is, and whether they are finite, a scalar bool (None if
             nobody asks). If not, the next call that counts tries again, with its
             gradients added.
-          update: Takes the average of the accumulated gradients.
+          update: Takes whether this call is due, and what emits the average of the
+            accumulated gradients.
+          groups: Positions of variables whose sums one branch may change.
         """
         sums = [_tf_compat.unwrap(self._sums[id(variable)]) for variable in variables]
-
-        def add() -> None:
-            for accumulator, grad in zip(sums, grads, strict=True):
-                if isinstance(grad, tf.IndexedSlices):
-                    accumulator.scatter_add(grad)
-                else:
-                    accumulator.assign_add(grad)
-
-        when(is_counted, add)
+        for group in groups:
+            added = [(sums[place], grads[place]) for place in group]
+            when(is_counted, functools.partial(_add, added))
         counter = _tf_compat.unwrap(self.count)
         one = tf.ones((), counter.dtype)
         if is_counted is not None:
@@ -120,18 +118,29 @@ class Accumulation:
         if is_usable is not None:
             is_due = tf.logical_and(is_due, is_usable)
 
-        def finish() -> None:
+        def averages() -> list[tf.Tensor]:
             share = 1.0 / tf.cast(count, tf.float64)
-            update([total * tf.cast(share, total.dtype) for total in totals])
-
-        def start_over() -> None:
-            for accumulator in sums:
-                accumulator.assign(tf.zeros_like(accumulator))
+            return [total * tf.cast(share, total.dtype) for total in totals]
 
         # Two branches, because sums may differ between replicas, but the update not.
-        when(is_due, finish)
-        when(is_due, start_over)
+        update(is_due, averages)
+        for group in groups:
+            when(is_due, functools.partial(_start_over, [sums[p] for p in group]))
         counter.assign(tf.where(is_due, tf.zeros_like(count), count))
+
+
+def _add(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Adds to each accumulator its gradient."""
+    for accumulator, grad in pairs:
+        if isinstance(grad, tf.IndexedSlices):
+            accumulator.scatter_add(grad)
+        else:
+            accumulator.assign_add(grad)
+
+
+def _start_over(accumulators: Sequence[Any]) -> None:
+    for accumulator in accumulators:
+        accumulator.assign(tf.zeros_like(accumulator))
 
 
 def average_sums(

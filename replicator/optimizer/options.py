@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from replicator.catalog import BACKENDS
 from replicator.collectives import compression as compression_lib
@@ -12,13 +12,20 @@ from replicator.errors import OptimizerOptionError
 from replicator.validation.arguments import is_one_of, shown
 from replicator.validation.integers import INT32_MAX, is_integer
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 DYNAMIC = "dynamic"
+STATE, GRADIENTS, PARAMETERS = "state", "gradients", "parameters"
+LEVELS = (STATE, GRADIENTS, PARAMETERS)
 # Option -> the capability of the catalogue that a backend needs for it.
 _CAPABILITIES = {
     "accumulation_steps": "gradient_accumulation",
     "loss_scale": "dynamic_loss_scale",
     "sharded_update": "sharded_update",
 }
+# And for a level of it.
+_OF_LEVELS = {GRADIENTS: "sharded_gradients", PARAMETERS: "sharded_parameters"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,15 +38,16 @@ class OptimizerOptions:
       accumulation_steps: Calls of ``apply_gradients`` per update, whose gradients are
         averaged; see ``replicator.optimizer.accumulation``.
       global_clipnorm: Upper limit of the global norm of the averaged gradients.
-      sharded_update: Whether each variable is updated, and its optimizer state kept, by
-        one replica; see ``sharded_update.py``.
+      sharded_update: What one replica keeps of each variable, for all: its optimizer
+        ``state`` (or True), the sum of its ``gradients`` as well, or its value too
+        (``parameters``); False for nothing. See ``sharded_update.py``.
       loss_scale: Factor of the loss, or ``dynamic``; see ``loss_scale.py``.
     """
 
     compression: str | None = None
     accumulation_steps: int = 1
     global_clipnorm: float | None = None
-    sharded_update: bool = False
+    sharded_update: bool | str = False
     loss_scale: float | str | None = None
 
     @property
@@ -50,6 +58,18 @@ class OptimizerOptions:
             and self.global_clipnorm is None
             and self.loss_scale is None
         )
+
+    @property
+    def level(self) -> str | None:
+        """What is sharded: the last of ``LEVELS`` that is; None for nothing."""
+        if isinstance(self.sharded_update, bool):
+            return STATE if self.sharded_update else None
+        return self.sharded_update
+
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether only the owner of a variable keeps the sum of its gradients."""
+        return self.level in (GRADIENTS, PARAMETERS)
 
     @property
     def needs_branch(self) -> bool:
@@ -75,9 +95,11 @@ class OptimizerOptions:
                 f"global_clipnorm={shown(self.global_clipnorm)} must be a positive "
                 "number, or None for no clipping"
             )
-        if not isinstance(self.sharded_update, bool):
+        sharded = self.sharded_update
+        if not (isinstance(sharded, bool) or is_one_of(sharded, LEVELS)):
             raise OptimizerOptionError(
-                f"sharded_update={shown(self.sharded_update)} must be True or False"
+                f"sharded_update={shown(sharded)} is not a level: use 'state' (or "
+                "True), 'gradients' (and state), 'parameters' (and both), or False"
             )
         scale = self.loss_scale
         if not (scale is None or is_one_of(scale, (DYNAMIC,)) or _is_positive(scale)):
@@ -115,7 +137,7 @@ class OptimizerOptions:
           OptimizerOptionError: One of them was requested.
         """
         default = OptimizerOptions()
-        for name, capability in _CAPABILITIES.items():
+        for name, capability in self._needs():
             reason = BACKENDS[backend].lacks.get(capability)
             value = getattr(self, name)
             if reason is None or value == getattr(default, name):
@@ -124,6 +146,45 @@ class OptimizerOptions:
             if is_fixed_scale and not refuses_fixed_loss_scale:
                 continue
             self.refuse_option(name, reason, label)
+
+    def refuse_over_workers(self, label: str) -> None:
+        """Rejects what a sharded update over worker processes cannot do.
+
+        Args:
+          label: Name of the backend in the message.
+
+        Raises:
+          OptimizerOptionError: It was requested.
+        """
+        if self.needs_branch and not self.shards_gradients:
+            reason = (
+                "one worker computes an update in a branch for all, unless gradients "
+                "are sharded too (sharded_update='gradients')"
+            )
+            self.refuse_option("sharded_update", reason, label)
+        if self.accumulation_steps > 1 and self.global_clipnorm is not None:
+            reason = "no worker has all of the sums whose norm limits the update"
+            self.refuse_option("global_clipnorm", reason, label)
+
+    def refuse_branch(self, optimizer: Any) -> NoReturn:
+        """Rejects an optimizer that cannot skip the update of one owner by itself.
+
+        Raises:
+          OptimizerOptionError: Always.
+        """
+        raise OptimizerOptionError(
+            f"sharded_update={self.sharded_update!r} with updates that are skipped "
+            "(accumulation_steps, loss_scale='dynamic') needs an update by kernels "
+            "(keras.optimizers.SGD or Adam without options such as weight_decay), "
+            f"which {type(optimizer).__name__} here has not; use "
+            "sharded_update='state', or update in every call"
+        )
+
+    def _needs(self) -> Iterator[tuple[str, str]]:
+        """Options, with the capabilities that a backend needs for them."""
+        yield from _CAPABILITIES.items()
+        if isinstance(self.level, str) and self.level in _OF_LEVELS:
+            yield "sharded_update", _OF_LEVELS[self.level]
 
     def refuse_option(self, name: str, reason: str, label: str) -> NoReturn:
         """Raises the error of one option that does not work.

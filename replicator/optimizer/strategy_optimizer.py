@@ -57,7 +57,7 @@ class StrategyOptimizer(ReplicatedOptimizer):
 
     def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
         if _CLIPS.found or self.options.compression is not None:
-            self._apply(self._all_reduce(grads, "mean"), variables)
+            self._apply(self._all_reduce(grads, "mean", variables), variables)
             return
         check_are_optimized(self.wrapped, variables)
         scale = 1.0 / num_replicas()

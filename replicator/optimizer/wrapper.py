@@ -36,7 +36,7 @@ from replicator.optimizer.keras_spelling import (
     check_in_replica,
 )
 from replicator.optimizer.loss_scale import LossScale
-from replicator.optimizer.options import OptimizerOptions
+from replicator.optimizer.options import PARAMETERS, OptimizerOptions
 from replicator.optimizer.pairs import (
     check_are_optimized,
     pairs_of,
@@ -110,7 +110,12 @@ class ReplicatedOptimizer(KerasSpelling):
         placing = (
             contextlib.nullcontext()
             if self._ownership is None
-            else sharded_update.building(self._ownership, self.wrapped, variables)
+            else sharded_update.building(
+                self._ownership,
+                self.wrapped,
+                variables,
+                shards_parameters=self.options.level == PARAMETERS,
+            )
         )
         accumulation = self.accumulation
         own_strategy = _tf_distribute.strategy_of(self.wrapped)
@@ -218,15 +223,10 @@ class ReplicatedOptimizer(KerasSpelling):
             self._reduce_and_apply(grads, variables)
             return
 
-        def update(final: list[Any]) -> None:
-            if self.options.global_clipnorm is not None:
-                final = clip_by_global_norm(final, self.options.global_clipnorm)
-            self._apply(final, variables)
-
         if self.accumulation is not None:
-            self._accumulate(grads, variables, update)
+            self._accumulate(grads, variables)
             return
-        averaged = self._all_reduce(grads, "mean")
+        averaged = self._all_reduce(grads, "mean", variables)
         is_finite = None
         if self.loss_scale is not None:
             is_finite = self.loss_scale.are_finite(averaged)
@@ -234,20 +234,49 @@ class ReplicatedOptimizer(KerasSpelling):
             averaged = self.loss_scale.unscaled(averaged)
             if is_finite is not None:
                 self.loss_scale.observe(is_finite)
-        when(is_finite, lambda: update(averaged))
+        self._update_if(is_finite, lambda: averaged, variables)
 
-    def _accumulate(
+    def _update_if(
         self,
-        grads: list[Any],
+        condition: tf.Tensor | None,
+        averages: Callable[[], list[Any]],
         variables: list[Any],
-        update: Callable[[list[Any]], None],
     ) -> None:
+        """Clips averaged gradients and updates, where a condition holds."""
+        if condition is None or not self._shards_gradients:
+            when(condition, lambda: self._apply(self._clipped(averages()), variables))
+            return
+        averaged = sharded_update.kept_by_owners(averages(), variables)
+        averaged = list(map(sum_duplicates, self._clipped(averaged)))
+        fused_update = fused.find(self.wrapped, averaged, variables)
+        if fused_update is None:
+            self.options.refuse_branch(self.wrapped)
+        check_are_optimized(self.wrapped, variables)
+        self.uses_fused_update = True
+        groups = self._groups(variables)
+        sharded_update.update_if(condition, fused_update, averaged, variables, groups)
+
+    @property
+    def _shards_gradients(self) -> bool:
+        return self._ownership is not None and self.options.shards_gradients
+
+    def _groups(self, variables: list[Any]) -> list[list[int]]:
+        """Positions of variables that one branch may change: those of one owner."""
+        if self._ownership is None or not self._shards_gradients:
+            return [list(range(len(variables)))]
+        return sharded_update.by_owner(self._ownership, variables)
+
+    def _clipped(self, averaged: list[Any]) -> list[Any]:
+        limit = self.options.global_clipnorm
+        return averaged if limit is None else clip_by_global_norm(averaged, limit)
+
+    def _accumulate(self, grads: list[Any], variables: list[Any]) -> None:
         """Adds gradients up, and averages over replicas before or after."""
         assert self.accumulation is not None
         check_are_optimized(self.wrapped, variables)
         scale, is_per_replica = self.loss_scale, self.accumulation.is_per_replica
         if not is_per_replica:
-            grads = self._all_reduce(grads, "mean")
+            grads = self._all_reduce(grads, "mean", variables)
         is_counted = None
         if scale is not None:
             is_counted = scale.are_finite(grads)
@@ -273,21 +302,31 @@ class ReplicatedOptimizer(KerasSpelling):
             return totals, is_usable
 
         self.accumulation.add(
-            grads, variables, is_counted, combine=combine, update=update
+            grads,
+            variables,
+            is_counted,
+            combine=combine,
+            update=lambda is_due, averages: self._update_if(
+                is_due, averages, variables
+            ),
+            groups=self._groups(variables),
         )
 
-    def _all_reduce(self, grads: list[Any], op: str) -> list[Any]:
+    def _all_reduce(self, grads: list[Any], op: str, variables: list[Any]) -> list[Any]:
         compression = self.options.compression
-        return list(reductions.all_reduce(grads, op, compression=compression))
+        reduced = list(reductions.all_reduce(grads, op, compression=compression))
+        if not self._shards_gradients:
+            return reduced
+        return sharded_update.kept_by_owners(reduced, variables)
 
     def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
         """The fast path without options: kernels that are linear take the sum."""
         fused_update = self._find_fused(grads, variables)
         if fused_update is None or not fused_update.is_linear:
-            self._apply(self._all_reduce(grads, "mean"), variables)
+            self._apply(self._all_reduce(grads, "mean", variables), variables)
             return
         self.uses_fused_update = True
-        summed = self._all_reduce(grads, "sum")
+        summed = self._all_reduce(grads, "sum", variables)
         self._apply_fused(fused_update, summed, variables, num_replicas())
 
     def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
@@ -336,4 +375,4 @@ class LocalOptimizer(ReplicatedOptimizer):
     """
 
     def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
-        self._apply(self._all_reduce(grads, "mean"), variables)
+        self._apply(self._all_reduce(grads, "mean", variables), variables)

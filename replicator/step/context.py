@@ -78,6 +78,19 @@ class ReplicaContext(abc.ABC):
         """
         del tensor, error
 
+    def owned(self, tensor: tf.Tensor, variable: Any) -> tf.Tensor:
+        """Returns a tensor that the owner of a variable keeps, and nobody else.
+
+        With ``sharded_update="gradients"`` that is an averaged gradient. Where nothing
+        has an owner, the tensor is returned as it is.
+
+        Args:
+          tensor: The same on every replica.
+          variable: The ``tf.Variable`` that it updates.
+        """
+        del variable
+        return tensor
+
     def note(self, text: str) -> None:
         """Adds lines to what ``explain()`` of ``in_graph`` says of the step."""
         del text

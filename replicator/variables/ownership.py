@@ -13,6 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf import handles as _tf_handles
+from replicator.step import creation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -44,6 +46,7 @@ class Ownership:
         # Weak: variables may be freed, and others get their ids.
         self._owners: dict[int, tuple[weakref.ref[Any], Owner]] = {}
         self._slots: dict[int, tuple[weakref.ref[Any], Owner]] = {}
+        self._stored: dict[int, tuple[weakref.ref[Any], Owner]] = {}
 
     def _all_owners(self) -> list[Owner]:
         programs = range(self._topology.num_programs)
@@ -63,6 +66,27 @@ class Ownership:
                 owner = min(load, key=lambda candidate: (load[candidate], candidate))
                 self._owners[id(variable)] = weakref.ref(variable), owner
             load[owner] += num_bytes(variable)
+
+    def store(self, variables: Iterable[Any]) -> None:
+        """Makes variables exist once, on their owners' devices, after ``settle``.
+
+        Those that all replicas of one program share are there already.
+        """
+        if self._topology.is_shared:
+            return
+        for variable in variables:
+            owner = _find(self._owners, variable)
+            assert owner is not None
+            self._stored[id(variable)] = weakref.ref(variable), owner
+
+    def settle(self) -> bool:
+        """Moves stored variables to their owners; says whether any was elsewhere."""
+        alive = (reference() for reference, _ in self._stored.values())
+        away = [v for v in alive if v is not None and v.device != self.device(v)]
+        for variable in away:
+            with creation.allowed():
+                _tf_handles.move(variable, self.device(variable))
+        return bool(away)
 
     def own_slot(self, slot: Any, variable: Any) -> None:
         """Makes optimizer state exist once, on the owner of its variable."""
@@ -88,6 +112,14 @@ class Ownership:
         """Whether a variable exists once, for all replicas."""
         return _find(self._slots, variable) is not None
 
+    def exists_once(self, variable: Any) -> bool:
+        """Whether all replicas use the variable itself, wherever it is."""
+        return self.is_slot(variable) or self.is_stored(variable)
+
+    def is_stored(self, variable: Any) -> bool:
+        """Whether a variable that steps read everywhere exists once."""
+        return _find(self._stored, variable) is not None
+
     def is_elsewhere(self, variable: Any) -> bool:
         """Whether a variable exists in another program only."""
         owner = _find(self._slots, variable)
@@ -98,6 +130,16 @@ class Ownership:
         for variable in variables:
             if self.is_elsewhere(variable):
                 release(variable)
+
+    def held(self) -> list[tuple[int, int]]:
+        """By owner, the bytes of its variables and those of their optimizer state."""
+        return [
+            (
+                sum(map(num_bytes, _alive(self._owners, one))),
+                sum(map(num_bytes, _alive(self._slots, one))),
+            )
+            for one in self._all_owners()
+        ]
 
     def explain(self) -> str:
         """One line per owner: variables, their bytes and those of their state."""
@@ -115,8 +157,9 @@ class Ownership:
         ):
             mine = _alive(self._owners, one)
             slots = _alive(self._slots, one)
+            does = "stores and updates" if self._stored else "updates"
             lines.append(
-                f"sharded update: {self._name(one)} updates "
+                f"sharded update: {self._name(one)} {does} "
                 f"{len(mine)} variables of {sum(map(num_bytes, mine))} bytes and keeps "
                 f"{sum(map(num_bytes, slots))} bytes of optimizer state"
             )

@@ -110,10 +110,17 @@ class VariableTable:
         entry = self._entries.get(id(variable))
         return entry.kind if entry else declared_kind(variable)
 
+    def is_current(self, entry: Entry) -> bool:
+        """Whether an entry is that of its variable, which has not been moved since."""
+        variable = entry.variable
+        has_copies = any(copy is not variable for copy in entry.copies)
+        is_known = self._entries.get(id(variable)) is entry
+        return is_known and not (has_copies and self.ownership.is_stored(variable))
+
     def require(self, variable: Any, kind: Kind) -> Entry:
         """Returns the entry of a variable; creates its copies on first use."""
         entry = self._entries.get(id(variable))
-        if entry is not None and entry.kind is kind:
+        if entry is not None and entry.kind is kind and self.is_current(entry):
             return entry
         with _tf_handles.own():
             foreign.check(variable)
@@ -281,7 +288,7 @@ class VariableTable:
     def _copies(self, variable: Any, kind: Kind) -> tuple[Any, ...]:
         topology = self._topology
         is_mirrored = kind is Kind.MIRRORED
-        if is_mirrored and self.ownership.is_slot(variable):
+        if is_mirrored and self.ownership.exists_once(variable):
             return (variable,) * topology.num_local_replicas
         initial = [] if is_mirrored else self._initial_values(variable, kind)
         copies: list[Any] = []

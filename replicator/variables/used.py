@@ -22,6 +22,9 @@ class KindTable(Protocol):
     def kind(self, variable: Any) -> Kind:
         """What is known of a variable."""
 
+    def is_current(self, entry: Entry) -> bool:
+        """Whether a variable still has the copies of an entry."""
+
 
 class UsedVariables:
     """The variables of one program, of the kinds for which it was built.
@@ -41,5 +44,6 @@ class UsedVariables:
             return False
         self._version = self._table.version
         return any(
-            self._table.kind(e.variable) is not e.kind for e in self.entries.values()
+            self._table.kind(e.variable) is not e.kind or not self._table.is_current(e)
+            for e in self.entries.values()
         )

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.engine.analysis import divergence, placement, plan, shares
+from replicator.engine.analysis import divergence, owned, placement, plan, shares
 from replicator.engine.graph import body as body_lib
 from replicator.engine.graph import invariance, liveness
 from replicator.engine.graph.effects import READ_OPS
+from replicator.engine.graph.gathers import schedule
 from replicator.engine.graph.optimize import cut, optimize, own_functions
 from replicator.engine.graph.trace import trace
+from replicator.errors import CompiledStepError
 from replicator.step import creation
 from replicator.variables.kinds import Kind
+from replicator.variables.ownership import num_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from replicator.engine.analysis.plan import CollectivePlan
     from replicator.engine.analysis.shares import Share
     from replicator.engine.graph.body import Body
+    from replicator.engine.graph.gathers import Gather
     from replicator.engine.graph.invariance import Invariance
     from replicator.engine.graph.liveness import Liveness
     from replicator.engine.graph.trace import TracedStep
@@ -46,6 +50,8 @@ class Analysis:
       entries: The variables it uses, by handle placeholder.
       liveness: Who emits what, where variables have owners; None where all emit all.
       plans: How each collective is carried out.
+      owners: By handle, who updates a variable that has an owner.
+      gathers: Transfers of variables that their owners store.
       shares: What owners in all programs send to the others, in the order of the graph.
     """
 
@@ -56,6 +62,8 @@ class Analysis:
     liveness: Liveness | None
     plans: tuple[CollectivePlan, ...]
     shares: tuple[Share, ...]
+    owners: dict[str, Owner] = dataclasses.field(default_factory=dict)
+    gathers: tuple[Gather, ...] = ()
 
     def description(self) -> dict[str, Any]:
         """What concurrent programs must have in common, as JSON."""
@@ -110,16 +118,36 @@ def analyze(
     Raises:
       ReplicatorError: Misuse inside the step; the message says how to fix it.
     """
-    traced = creation.in_first_trace(
-        lambda: trace(
-            step_fn, specs, topology.num_replicas, topology.num_logical_devices
-        )
-    )
+
+    def trace_step() -> TracedStep:
+        counts = topology.num_replicas, topology.num_logical_devices
+        return creation.in_first_trace(lambda: trace(step_fn, specs, *counts))
+
+    traced = trace_step()
+    if table.ownership.settle():  # the trace has variables where they were
+        traced = trace_step()
     body = to_body(traced, name, topology, is_compiled=is_compiled)
     found = _find_invariance(traced, body, topology, table)
+    gathers: tuple[Gather, ...] = ()
+    if sizes := _stored(traced, table.ownership, topology):
+        if is_compiled:
+            raise CompiledStepError(
+                "sharded_update='parameters' stores each variable on one device, and a "
+                "program of XLA reads those of its own; use 'gradients', or run the "
+                "step without XLA"
+            )
+        # What is sent together waits for all operands of the call.
+        joined = _depths(traced, body, are_joined=True)
+        made = schedule(body, sizes, joined, _varying(body, found))
+        body, gathers = made.body, made.gathers
+        nodes = found.nodes.union(made.added)
+        found = dataclasses.replace(found, nodes=nodes)
     entries = _require_variables(traced, found, topology, table)
     owners = _owners(traced, table.ownership)
-    live = _find_live(traced, body, found, owners, topology)
+    kept = owned.find(traced, table.ownership, found.nodes)
+    live = _find_live(
+        traced, body, found, owners, kept, topology, is_compiled=is_compiled
+    )
     if live is not None and topology.num_programs > 1:
         _check_slots(traced, body, live, owners, table.ownership, topology)
     return Analysis(
@@ -128,6 +156,8 @@ def analyze(
         invariance=found,
         entries=entries,
         liveness=live,
+        owners=owners,
+        gathers=gathers,
         plans=plan.make_plan(
             traced.collectives,
             topology,
@@ -135,6 +165,7 @@ def analyze(
             # Programs side by side need other results, but make the same plan.
             {} if live is None or is_in_group else live.results,
             placement.of_operands(traced, topology),
+            {} if live is None else owned.by_marker(body, kept),
             is_compiled=is_compiled,
         ),
         shares=(
@@ -211,12 +242,32 @@ def _owners(traced: TracedStep, ownership: Ownership) -> dict[str, Owner]:
     }
 
 
+def _stored(
+    traced: TracedStep, ownership: Ownership, topology: Topology
+) -> dict[str, int]:
+    """By handle, the bytes of a variable that some replicas have to gather."""
+    if topology.is_shared:
+        return {}
+    return {
+        name: num_bytes(variable)
+        for name, variable in traced.variables.items()
+        if ownership.is_stored(variable)
+    }
+
+
+def _varying(body: Body, found: Invariance) -> set[str]:
+    return {node.name for node in body.nodes} - found.nodes
+
+
 def _find_live(
     traced: TracedStep,
     body: Body,
     found: Invariance,
     owners: Mapping[str, Owner],
+    kept: Mapping[str, Owner],
     topology: Topology,
+    *,
+    is_compiled: bool,
 ) -> Liveness | None:
     """Who emits what, where variables have owners; None where all emit all."""
     if not owners or (topology.is_shared and topology.num_programs == 1):
@@ -239,6 +290,7 @@ def _find_live(
             for name, owner in owners.items()
         },
         roots=[*tensors, *operands, *effects],
+        homes={} if is_compiled else owned.homes(kept, topology),
     )
 
 
@@ -290,9 +342,11 @@ def _find_shares(
     return tuple(found)
 
 
-def _depths(traced: TracedStep, body: Body) -> dict[str, int]:
+def _depths(
+    traced: TracedStep, body: Body, *, are_joined: bool = False
+) -> dict[str, int]:
     follows = {
-        marker: (operand,)
+        marker: collective.operands if are_joined else (operand,)
         for collective in traced.collectives
         for marker, operand in zip(collective.markers, collective.operands, strict=True)
     }

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from replicator.collectives.call import Collective
     from replicator.placement.topology import Topology
+    from replicator.variables.ownership import Owner
 
     # Keys and bytes of tensors -> positions by bucket
     Fill: TypeAlias = Callable[
@@ -64,12 +65,14 @@ class Bucket:
         shapes are unknown.
       owner: Replica whose device combines them.
       logical_device: Which of its devices: where the operands are computed.
+      is_for_owner: Whether nobody else needs the results.
     """
 
     positions: tuple[int, ...]
     num_bytes: int
     owner: int
     logical_device: int = 0
+    is_for_owner: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +101,7 @@ def make_plan(
     depths: Mapping[str, int] | None = None,
     needed_by: Mapping[str, tuple[int, ...]] | None = None,
     logical_devices: Mapping[str, int] | None = None,
+    owned: Mapping[str, Owner] | None = None,
     *,
     is_compiled: bool = False,
 ) -> tuple[CollectivePlan, ...]:
@@ -112,6 +116,8 @@ def make_plan(
         What one of them needs is combined there.
       logical_devices: By operand, the logical device that computes it, unless that is
         the first.
+      owned: By marker, who alone keeps the result, of all programs of the job. What
+        has one owner is sent apart from the rest.
       is_compiled: Whether XLA compiles the collectives together with the step.
 
     Returns:
@@ -127,13 +133,15 @@ def make_plan(
     }
     plans = []
     for collective in collectives:
+        owners_of = [(owned or {}).get(marker) for marker in collective.markers]
         preferred_owners = [
-            _preferred_owner(marker, needed_by or {}) for marker in collective.markers
+            _preferred_owner(marker, needed_by or {}) if one is None else one.primary
+            for marker, one in zip(collective.markers, owners_of, strict=True)
         ]
         at = [places.get(operand, 0) for operand in collective.operands]
         groups = _group(
             collective,
-            list(zip(preferred_owners, at, strict=True)),
+            list(zip(preferred_owners, at, owners_of, strict=True)),
             _order(collective, depths if topology.orders_transfers else None),
             fill if collective.kind.is_fused else _alone,
         )
@@ -157,6 +165,9 @@ def make_plan(
                         num_bytes=size,
                         owner=owners[index],
                         logical_device=at[group[0]],
+                        is_for_owner=_is_for_owner(
+                            collective, group, owners_of, needed_by or {}
+                        ),
                     )
                     for index, (group, size) in enumerate(
                         zip(groups, sizes, strict=True)
@@ -192,6 +203,7 @@ def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
             f"algorithm {plan.algorithm}, "
             f"{len(plan.buckets)} transfers of which {fused} fused{compressed}"
             f"{_between_workers(plan, topology)}"
+            f"{_kept(plan)}"
         )
     if on_all:
         lines.append(
@@ -228,6 +240,11 @@ def _between_workers(plan: CollectivePlan, topology: Topology) -> str:
     )
 
 
+def _kept(plan: CollectivePlan) -> str:
+    num_kept = sum(bucket.is_for_owner for bucket in plan.buckets)
+    return f"; {num_kept} for their owners alone" if num_kept else ""
+
+
 def _compression(collective: Collective, topology: Topology) -> str:
     sent = {collective.kind.sent_dtype(dtype) for dtype in collective.dtypes}
     narrow = sorted(dtype.name for dtype in sent - set(collective.dtypes))
@@ -259,6 +276,18 @@ def _preferred_owner(
     """The only replica that needs a result, if there is one."""
     needed = needed_by.get(marker, ())
     return needed[0] if len(needed) == 1 else None
+
+
+def _is_for_owner(
+    collective: Collective,
+    group: Sequence[int],
+    owners: Sequence[Owner | None],
+    needed_by: Mapping[str, tuple[int, ...]],
+) -> bool:
+    """Whether one replica of the job needs the results of a bucket; see ``_group``."""
+    if owners[group[0]] is not None:
+        return True
+    return _preferred_owner(collective.markers[group[0]], needed_by) is not None
 
 
 def _filling(topology: Topology) -> Fill:

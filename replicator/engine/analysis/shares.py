@@ -131,7 +131,7 @@ def check(
         handles = [ref.node for ref in node.inputs if ref.node in slots]
         if len({slots[handle] for handle in handles}) > 1:
             raise OptimizerOptionError(
-                "sharded_update=True distributes the optimizer's state over several "
+                "sharded_update distributes the optimizer's state over several "
                 f"workers, but one {node.op} node of the step uses the state of many "
                 "variables: an update in a branch (such as Keras' "
                 "gradient_accumulation_steps) is computed on one worker; use "
@@ -148,7 +148,7 @@ def check(
                 others = where & {ELSEWHERE}
             if others:
                 raise OptimizerOptionError(
-                    f"sharded_update=True keeps {names[handle]!r} on worker "
+                    f"sharded_update keeps {names[handle]!r} on worker "
                     f"{slots[handle]} only, but the step uses it (in {node.op}) on "
                     "others; use the optimizer's state in apply_gradients() only, or "
                     "use sharded_update=False"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from replicator.collectives.kind import Transfer
     from replicator.engine.analysis.plan import CollectivePlan
     from replicator.placement.topology import Topology
 
@@ -23,8 +25,30 @@ class Sent(NamedTuple):
     num_tensors: int
 
 
+def transfers(
+    plans: Iterable[CollectivePlan], topology: Topology
+) -> Iterator[Transfer]:
+    """What collectives send from memory to memory where one program has all replicas.
+
+    Args:
+      plans: Of all collectives of the step.
+      topology: Where the replicas are.
+    """
+    for plan in plans:
+        for bucket in plan.buckets:
+            for transfer in plan.collective.kind.transfers(
+                bucket.num_bytes, bucket.owner, topology
+            ):
+                # Of what only its owner needs, nothing comes back.
+                if not bucket.is_for_owner or transfer.target == bucket.owner:
+                    yield transfer
+
+
 def sent(
-    plans: Sequence[CollectivePlan], topology: Topology, workers: Sequence[int]
+    plans: Sequence[CollectivePlan],
+    topology: Topology,
+    workers: Sequence[int],
+    others: Iterable[Transfer] = (),
 ) -> dict[int, Sent]:
     """Adds up what each worker sends to others in one step.
 
@@ -32,14 +56,11 @@ def sent(
       plans: Of all collectives of the step.
       topology: Where the replicas are.
       workers: By replica, the worker that hosts it.
+      others: What the step sends besides, from replica to replica.
     """
     sizes: dict[int, list[float]] = {worker: [] for worker in workers}
-    for plan in plans:
-        for bucket in plan.buckets:
-            for transfer in plan.collective.kind.transfers(
-                bucket.num_bytes, bucket.owner, topology
-            ):
-                source, target = workers[transfer.source], workers[transfer.target]
-                if source != target:
-                    sizes[source].append(transfer.num_bytes)
+    for transfer in itertools.chain(transfers(plans, topology), others):
+        source, target = workers[transfer.source], workers[transfer.target]
+        if source != target:
+            sizes[source].append(transfer.num_bytes)
     return {worker: Sent(round(sum(of)), len(of)) for worker, of in sizes.items()}

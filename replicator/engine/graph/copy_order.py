@@ -43,6 +43,7 @@ class CopyOrder:
         self._written = {} if liveness is None else liveness.written
         self._emitted = None if liveness is None else liveness.emitted
         self._earlier = {} if liveness is None else liveness.earlier
+        self._homes = {} if liveness is None else liveness.homes
         self._resolve = resolve
         self._received = received
         self._inputs = {
@@ -68,6 +69,9 @@ class CopyOrder:
             return {} if writer == ELSEWHERE else {writer: self._replicas}
         if node not in self._merged:
             return {replica: [replica] for replica in self._replicas}
+        if node in self._homes:
+            home = self._homes[node]
+            return {home: self.sharing[home]} if self._is_emitted(node) else {}
         return {
             primary: replicas
             for primary, replicas in self.sharing.items()
@@ -77,7 +81,7 @@ class CopyOrder:
     def name(self, replica: int, node: str) -> str:
         """Name of a node on a replica of this program."""
         owner = self._topology.primaries[replica] if node in self._merged else replica
-        owner = self._writers.get(node, owner)
+        owner = self._writers.get(node, self._homes.get(node, owner))
         return f"replica_{self._topology.replica_id(owner)}/{node}"
 
     def new(self, node: str, handle: str) -> str:
@@ -108,8 +112,13 @@ class CopyOrder:
                     edges |= dict.fromkeys(self.after(replica, control))
         return list(edges)
 
+    def _is_emitted(self, node: str) -> bool:
+        return self._emitted is None or bool(self._emitted[node])
+
     def after(self, replica: int, node: str) -> list[str]:
         """Control edges that make a replica wait for the effect of a node."""
+        if node in self._homes and self._is_emitted(node):
+            return [f"^{self.name(replica, node)}"]
         if node not in self._writers:
             primary = self._topology.primaries[replica]
             is_live = self._emitted is None or node not in self._merged

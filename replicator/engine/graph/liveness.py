@@ -36,6 +36,7 @@ class Liveness:
       earlier: By such a node and a handle that it writes, the nodes that use the
         variable since the last such node, or that one.
       results: By marker of a collective, the primaries that need its result.
+      homes: By invariant node that one primary runs for all, that primary.
     """
 
     emitted: dict[str, tuple[int, ...]]
@@ -43,6 +44,7 @@ class Liveness:
     written: dict[str, tuple[str, ...]]
     earlier: dict[tuple[str, str], tuple[str, ...]]
     results: dict[str, tuple[int, ...]]
+    homes: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 def analyze(
@@ -53,6 +55,7 @@ def analyze(
     handles: Collection[str],
     owners: Mapping[str, int],
     roots: Iterable[str],
+    homes: Mapping[str, int] | None = None,
 ) -> Liveness:
     """Finds what each primary has to emit.
 
@@ -65,6 +68,9 @@ def analyze(
       owners: By handle placeholder of an owned variable, its owner.
       roots: Nodes that every replica needs: producers of outputs and operands of
         collectives, and nodes with effects.
+      homes: By invariant node that only one primary is to run, that primary. What
+        follows from nodes of one home alone is computed there too, so that what is
+        small of them (a norm) is sent, and not they.
 
     Returns:
       Who emits what.
@@ -76,6 +82,7 @@ def analyze(
         owned = [owners[handle] for handle in targets if handle in owners]
         if owned:
             writers[name] = owned[0]
+    followed = _follow(body, homes or {}, set(invariant), written, set(handles))
     needs: dict[str, set[int]] = {}
     for name in roots:
         needs.setdefault(name, set()).update(everyone)
@@ -85,6 +92,8 @@ def analyze(
             where: Collection[int] = (writers[node.name],)
         elif node.name in invariant:
             where = needs.get(node.name, set())
+            if where and node.name in followed:
+                where = {followed[node.name]}
         else:
             where = everyone
         if node.name in invariant:
@@ -99,7 +108,33 @@ def analyze(
         results={
             name: tuple(sorted(needs.get(name, ()))) for name in body.placeholders
         },
+        homes=followed,
     )
+
+
+def _follow(
+    body: Body,
+    homes: Mapping[str, int],
+    invariant: set[str],
+    written: Collection[str],
+    handles: set[str],
+) -> dict[str, int]:
+    """Adds the nodes that are computed from those of one home alone."""
+    if not homes:
+        return {}
+    effects = EffectTable(body.library)
+    found = dict(homes)
+    for node in body.nodes:
+        if node.name in found or node.name in written or node.name not in invariant:
+            continue
+        sources = [ref.node for ref in node.inputs]
+        places = {found[name] for name in sources if name in found}
+        # What uses variables is where they are, and what has effects has them on all.
+        if len(places) != 1 or not handles.isdisjoint(sources):
+            continue
+        if effects.of(node.proto, len(sources)).is_pure:
+            found[node.name] = places.pop()
+    return found
 
 
 def _earlier(

@@ -52,6 +52,7 @@ def optimize(traced: TracedStep, topology: Topology) -> Any:
         *traced.control_output_names,
         *(name for c in traced.collectives for name in c.read),
         *traced.required,
+        *traced.owned,
     ]
     if not keep:
         return graph_def

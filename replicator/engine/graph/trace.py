@@ -58,6 +58,7 @@ class TracedStep:
       collectives: Collective calls in order.
       replica_id_name: Placeholder node of the replica id, if the step uses it.
       required: Nodes that must be the same on every replica, and the error otherwise.
+      owned: By node whose value the owner of a variable keeps alone, that variable.
       notes: What the step says of itself in ``explain()``.
     """
 
@@ -75,6 +76,7 @@ class TracedStep:
     collectives: tuple[Collective, ...]
     replica_id_name: str | None
     required: dict[str, str]
+    owned: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -92,6 +94,7 @@ class TraceContext(context.ReplicaContext):
         self.num_logical_devices = num_logical_devices
         self.collectives: list[Collective] = []
         self.required: dict[str, str] = {}
+        self.of_owners: dict[str, Any] = {}
         self.notes: list[str] = []
         self.graph: Any = None
         self.replica_id_tensor: tf.Tensor | None = None
@@ -152,6 +155,14 @@ class TraceContext(context.ReplicaContext):
         """Leaves a node, which the analysis looks at; see ``ReplicaContext``."""
         if self.num_replicas_in_sync > 1 and _tf_compat.current_graph() is self.graph:
             self.required[tf.identity(tensor).op.name] = error
+
+    def owned(self, tensor: tf.Tensor, variable: Any) -> tf.Tensor:
+        """Leaves a node, which only the owner emits; see ``ReplicaContext``."""
+        if _tf_compat.current_graph() is not self.graph:
+            return tensor
+        mark = tf.identity(tensor)
+        self.of_owners[mark.op.name] = variable
+        return mark
 
     def note(self, text: str) -> None:
         """Keeps lines for ``explain()``; see ``ReplicaContext``."""
@@ -254,6 +265,7 @@ def trace(
         ),
         replica_id_name=None if replica_id is None else replica_id.op.name,
         required=trace_context.required,
+        owned=trace_context.of_owners,
         notes=tuple(trace_context.notes),
     )
     trace_context.forget_graph()

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf.dispatch import Dispatch
+from replicator.engine.analysis import owned
 from replicator.engine.analysis.analyze import analyze
 from replicator.engine.analysis.plan import FLAT
+from replicator.engine.graph import gathers
 from replicator.engine.run import compiled, turns
 from replicator.engine.run.assembly import Assembly
 from replicator.engine.run.uneven_inputs import UnevenInputs, read
@@ -24,6 +26,7 @@ from replicator.variables.used import UsedVariables
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from replicator.collectives.kind import Transfer
     from replicator.engine.analysis.plan import CollectivePlan
     from replicator.engine.run.marks import Marks
     from replicator.placement.topology import Topology
@@ -106,7 +109,18 @@ class Program:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the step says of itself in ``explain()``."""
-        return self._analysis.traced.notes
+        moved = owned.explain(self._analysis, self._topology)
+        return (*self._analysis.traced.notes, *filter(None, [moved]))
+
+    @property
+    def most_gathered(self) -> int:
+        """Bytes of other owners' variables that a replica has at a time."""
+        return gathers.most(self._analysis.gathers)
+
+    @property
+    def weight_transfers(self) -> tuple[Transfer, ...]:
+        """What owners of variables send to other replicas of this program."""
+        return tuple(owned.weights(self._analysis))
 
     @property
     def entries(self) -> Mapping[str, Entry]:

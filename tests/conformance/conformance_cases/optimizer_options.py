@@ -154,8 +154,25 @@ def a_dynamic_loss_scale_skips_on_all_replicas(repl):
 def trains_with_a_sharded_update(repl):
     """One replica updates each variable; the weights are those of a full update."""
     # As many variables as there are replicas, so that each of them owns one.
-    sharded = _train(repl, _FEW, dense_net, sharded_update=True)
-    whole = _train(repl, {"adam": OPTIMIZERS["adam"]}, dense_net)
+    return _like_whole(repl, sharded_update=True)
+
+
+@case("synchronous_training", "sharded_gradients", **LIKE_ONE)
+def trains_with_sharded_gradients(repl):
+    """Sums are kept by owners, clipped by the norm of all of them."""
+    return _like_whole(repl, sharded_update="gradients", global_clipnorm=0.05)
+
+
+@case("synchronous_training", "sharded_parameters", **LIKE_ONE)
+def trains_with_sharded_parameters(repl):
+    """Weights are on their owners' devices and are read from there."""
+    return _like_whole(repl, sharded_update="parameters")
+
+
+def _like_whole(repl, *, sharded_update, **options):
+    """Trains with and without sharding."""
+    sharded = _train(repl, _FEW, dense_net, sharded_update=sharded_update, **options)
+    whole = _train(repl, {"adam": OPTIMIZERS["adam"]}, dense_net, **options)
     for name, result in whole.items():
         for mine, other in zip(
             sharded[name]["weights"], result["weights"], strict=True

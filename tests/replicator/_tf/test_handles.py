@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -210,3 +211,35 @@ def test_only_plain_variables_are_watched():
     assert [True, True, False] == [
         handles.is_watched(of) for of in (first, second, other)
     ]
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.int64, tf.bool])
+def test_a_variable_moves_with_its_value(dtype):
+    """Name, value, reads, writes and checkpoints are those of any variable."""
+    values = np.array([[1, 0], [1, 1]])
+    variable = tf.Variable(values, dtype=dtype, name="moving")
+    keras_variable = keras.Variable(np.ones([2, 2]), dtype=dtype.name)
+    before = tf.function(variable.read_value)
+    before()
+
+    for one in (variable, compat.unwrap(keras_variable)):
+        handles.move(one, "CPU:1")
+
+        assert one.device.endswith("CPU:1")
+        assert "moving:0" == variable.name
+    np.testing.assert_array_equal(values.astype(dtype.as_numpy_dtype), variable)
+    variable.assign(tf.cast(values.T, dtype))
+    again = tf.function(variable.read_value)
+    np.testing.assert_array_equal(values.T.astype(dtype.as_numpy_dtype), again())
+    np.testing.assert_array_equal(np.ones([2, 2]), keras_variable.numpy())
+    assert [0] == before().shape.as_list()  # and not what the variable was
+
+
+def test_a_moved_variable_is_watched_still(watched):
+    """Who takes its new handle is told of."""
+    handles.move(watched, "CPU:1")
+    assert [] == _TOLD
+
+    tf.raw_ops.AssignVariableOp(resource=watched.handle, value=tf.zeros([2, 2]))
+
+    assert [watched is told for told in _TOLD]

@@ -244,7 +244,8 @@ def test_gradients_of_a_loss_that_was_not_scaled_are_refused(in_graph):
         ({}, {"global_clipnorm": float("nan")}, r"global_clipnorm=nan must be a pos"),
         ({}, {"loss_scale": -1.0}, r"loss_scale=-1.0 must be .*'dynamic', or None"),
         ({}, {"loss_scale": "auto"}, r"loss_scale='auto' must be a positive number"),
-        ({}, {"sharded_update": 1}, r"sharded_update=1 must be True or False"),
+        ({}, {"sharded_update": 1}, r"sharded_update=1 is not a level: use 'state'"),
+        ({}, {"sharded_update": "all"}, r"sharded_update='all' is not a level: use"),
         ({}, {"compression": "int8"}, r"compression='int8' is unknown"),
         (
             {"global_clipnorm": 1.0},

@@ -36,6 +36,35 @@ def equal(optimizer, repl, folder):
     }
 
 
+SKIPPED = {"accumulation_steps": 2, "loss_scale": "dynamic"}
+UNFINISHED = 7  # calls, of which the last one has not been followed by an update
+
+
+def gradients(repl, folder):
+    """Weights with sharded gradients: clipped, and with updates that are skipped."""
+    del repl
+    repl = replicator.create("multi_worker", num_replicas=2, timeout_sec=TIMEOUT_SEC)
+    skipping = Training(repl, "deep", sharded_update="gradients", **SKIPPED)
+    skipping.run_between(0, UNFINISHED)
+    skipping.make_manager(folder / "unfinished").save()
+    skipping.run_between(UNFINISHED, NUM_STEPS)
+    sums = [v for v in skipping.slots() if "accumulated_grad" in v.name]
+    plans = [plan for _, p in repl._programs.items() for plan in p.plans]
+    return {
+        "clipped": train(repl, "clipped adamw", sharded_update="gradients"),
+        "skipped": skipping.weights(),
+        "sums here": sum(total.numpy().nbytes for total in sums),
+        "sums": sum(total.shape.num_elements() * 4 for total in sums),
+        "owners": [
+            [plan.collective.shapes[p].as_list() for p in bucket.positions]
+            for plan in plans
+            for bucket in plan.buckets
+            if bucket.is_for_owner
+        ],
+        "explained": repl.explain(),
+    }
+
+
 def in_turn(repl, folder):
     """Updates of several owners, of which each needs the one before."""
     del folder
@@ -141,6 +170,16 @@ def refused(repl, folder):
         "accumulation": said(
             lambda: Training(repl, "deep", sharded_update=True, accumulation_steps=2)
         ),
+        "norm of sums": said(
+            lambda: Training(
+                repl,
+                "deep",
+                sharded_update="gradients",
+                accumulation_steps=2,
+                global_clipnorm=1.0,
+            )
+        ),
+        "parameters": said(lambda: Training(repl, "deep", sharded_update="parameters")),
         "branch": said(in_a_branch),
         "read": said(read_in_the_step),
     }
@@ -148,6 +187,7 @@ def refused(repl, folder):
 
 CASES = {
     **{f"equal {name}": functools.partial(equal, name) for name in OPTIMIZERS},
+    "gradients": gradients,
     "in turn": in_turn,
     "copies": copies,
     "saved": saved,

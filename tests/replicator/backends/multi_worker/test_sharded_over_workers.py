@@ -73,6 +73,32 @@ def test_twenty_steps_are_those_of_the_unsharded_update(workers, name):
     _check_close(alone, first["sharded"])
 
 
+def test_sharded_gradients_are_dropped_by_those_who_do_not_own_them(workers, folder):
+    """Buckets of one owner each; weights of one device, also if updates are skipped.
+
+    And if it continues where both workers had a part of unfinished sums.
+    """
+    first, second = workers.values("gradients")
+    one = replicator.create("single")
+    skipping = Training(one, "deep", **sharded_worker.SKIPPED)
+    restored = skipping.make_manager(folder / "unfinished").restore()
+    assert sharded_worker.UNFINISHED // 2 == restored.step
+    skipping.run_between(sharded_worker.UNFINISHED, sharded_worker.NUM_STEPS)
+
+    assert first["owners"] == second["owners"]
+    assert 6 == sum(map(len, first["owners"][:2]))
+    for result in (first, second):
+        _check_close(sharded_worker.train(one, "clipped adamw"), result["clipped"])
+        _check_close(skipping.weights(), result["skipped"])
+    # The sums of calls are on their owners as well.
+    assert first["sums"] == first["sums here"] + second["sums here"]
+    assert max(first["sums here"], second["sums here"]) <= 0.6 * first["sums"]
+    # A ring of two sends each sum twice, and the owner each new value once.
+    size = first["sums"]
+    text = f"moves {2 * size} bytes by reductions and {size} bytes of weights between w"
+    assert text in first["explained"]
+
+
 def test_updates_that_need_one_another_cross_in_turn(workers):
     """None is sent together with what it has to wait for; steps in a loop too."""
     for unsharded, sharded in workers.values("in turn"):
@@ -128,6 +154,14 @@ def test_a_checkpoint_of_one_replica_continues_with_two_workers(workers):
         (
             "accumulation",
             r"OptimizerOptionError: .* with MultiWorkerBetweenGraphReplicator: one ",
+        ),
+        (
+            "norm of sums",
+            r"OptimizerOptionError: global_clipnorm=1.0 does not work with .*: no wo",
+        ),
+        (
+            "parameters",
+            r"sharded_update='parameters' does not work with .*: every worker keeps",
         ),
         ("branch", r"OptimizerOptionError: .*one \w*If node of the step uses the"),
         (

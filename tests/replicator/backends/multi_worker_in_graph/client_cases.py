@@ -253,6 +253,24 @@ def packed_and_alone():
 
 
 @case
+def sharded_parameters():
+    """Weights of four replicas, whose variables are on two workers, and where."""
+    repl = replicator.create(
+        "multi_worker_in_graph", num_replicas=4, connect_timeout_sec=60
+    )
+    training = tiny_models.Training(
+        repl, "deep", "clipped adamw", sharded_update="parameters"
+    )
+    training.run_between(0, 10)
+    return {
+        "weights": training.weights(),
+        "devices": [w.value.device for w in training.model.weights],
+        "bytes": sum(w.numpy().nbytes for w in training.model.weights),
+        "explained": repl.explain(),
+    }
+
+
+@case
 def without_communication():
     """Steps of a control: every worker trains its own copy of a variable."""
     repl = replicator.create(

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
+from tiny_models import Training
+
+import replicator
 
 pytestmark = pytest.mark.processes
 
@@ -80,3 +84,18 @@ def test_the_plan_says_where_replicas_are_and_what_travels(client):
     sent = re.findall(r"worker [01] (\d+) bytes in (\d+) tensors", text)
     both = [(4000 + 16000, 2), (4000 + 8000, 3)]
     assert both == sorted([(int(b), int(n)) for b, n in sent], reverse=True)
+
+
+def test_variables_are_stored_by_the_workers_that_own_them(client):
+    """sharded_update='parameters': training is that of one device, bytes add up."""
+    found = client.value("sharded_parameters")
+    one = Training(replicator.create("single"), "deep", "clipped adamw")
+    one.run_between(0, 10)
+
+    assert {WORKER_0, WORKER_1} == set(found["devices"])
+    for want, got in zip(one.weights(), found["weights"], strict=True):
+        np.testing.assert_allclose(want, got, rtol=2e-4, atol=1e-5)
+    moved = re.search(r"moves (\d+) bytes by reductions and (\d+)", found["explained"])
+    sent = re.findall(r"worker [01] (\d+) bytes in", found["explained"])
+    assert found["bytes"] == int(moved[1])
+    assert int(moved[1]) + int(moved[2]) == sum(map(int, sent))
