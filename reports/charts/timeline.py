@@ -63,7 +63,7 @@ class Device:
 def size_of(devices: Sequence[Device]) -> tuple[float, float]:
     """Returns width and height in points of a figure of these rows."""
     places = rows.place([device.group for device in devices])
-    return 2 * rows.WIDTH, rows.height_of(places)
+    return rows.WIDTH, rows.height_of(places)
 
 
 def draw_on(
@@ -92,7 +92,7 @@ def draw_on(
                     tips.attach(patch, part[0].tip)
     end = max(bar.end for device in devices for bar in device.bars)
     axes.set_xlim(0, end or 1.0)
-    axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(rows.MOST_TICKS, steps=[1, 2, 5, 10]))
     axes.set_xlabel(axis_label)
     rows.write_columns(
         axes,

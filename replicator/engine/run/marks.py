@@ -9,8 +9,8 @@ or for one bucket of a collective. A mark is the moment when a node has run whos
 another part needs; that part's nodes that use it wait for the mark, which is all that
 is added to the order: they wait for the node anyway. A part begins with the last of the
 marks that it needs, and ends with the last of its own. For a bucket, what passes
-between the first and the last mark that it needs is a wait for the straggler. Marks that
-nobody waits for would change nothing in the step, and come too late (record 0084).
+between the first and the last mark that it needs is a wait for the straggler. Marks
+that nobody waits for would change nothing in the step, and come too late (0084).
 """
 
 from __future__ import annotations

@@ -109,7 +109,8 @@ def _idle(pipelines: dict[str, list[Task]]) -> str:
         num_stages = len({task.stage for task in of})
         num_parts = len({task.microbatch for task in of})
         texts.append(
-            f"{replica}: {num_stages} stages, {num_parts} micro-batches; devices have"
+            f"{replica}: {num_stages} stages,"
+            f" {formats.count(num_parts, 'micro-batch', 'micro-batches')}; devices have"
             f" no task for {100 * figures.idle_share(of):.1f} % of the time between the"
             f" first and the last task, with tasks of one length {100 * bubble:.1f} %"
         )

@@ -70,7 +70,7 @@ def test_a_pipeline_is_drawn_under_its_schedule(store: Store) -> None:
     page = keep(store, TASKS)
 
     assert (
-        "Replica 0: 2 stages, 1 micro-batches; devices have no task for 50.0 % of the"
+        "Replica 0: 2 stages, 1 micro-batch; devices have no task for 50.0 % of the"
         " time between the first and the last task, with tasks of one length 50.0 %."
     ) in page
     titles = re.findall(r"<title[^>]*>([^<]*)</title>", page)
