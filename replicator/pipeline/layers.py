@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from replicator.errors import PipelineError
-from replicator.pipeline import products
+from replicator.pipeline import checks, products
 from replicator.pipeline.balance import balance_stages
 from replicator.step.logical import logical_device
 from replicator.validation.arguments import shown
@@ -79,18 +79,22 @@ def make_stages(
             f"make_stages(example) got {shown(example)}; pass the tf.TensorSpec of a "
             "micro-batch, with its number of examples"
         )
-    costs, outputs = _costs(makers, example, balance)
-    if isinstance(balance, str):
-        parts = balance_stages(costs, num_stages)
-    else:
-        parts = _by_hand(balance, len(makers), num_stages)
+    if isinstance(balance, str) and balance not in BALANCES:
+        raise PipelineError(
+            f"balance={shown(balance)} is unknown; use one of {', '.join(BALANCES)}, "
+            "or the number of layers of each stage"
+        )
+    by_hand = isinstance(balance, str) or _by_hand(balance, len(makers), num_stages)
+    way = balance if isinstance(balance, str) else "hand"
+    costs, outputs = _costs(makers, example, way)
+    parts = balance_stages(costs, num_stages) if by_hand is True else by_hand
     stages = Stages()
     for index, part in enumerate(parts):
         spec = outputs[part.start]
         with logical_device(index):
             inputs = keras.Input(spec.shape[1:], dtype=spec.dtype.name)
             stages.append(keras.Sequential([inputs, *(makers[i]() for i in part)]))
-    stages.balance = _described(balance, parts, costs)
+    stages.balance = _described(way, parts, costs)
     return stages
 
 
@@ -109,22 +113,26 @@ def _by_hand(balance: Any, num_layers: int, num_stages: int) -> list[range]:
 
 
 def _costs(
-    makers: Sequence[Callable[[], Any]], example: Any, balance: Any
+    makers: Sequence[Callable[[], Any]], example: Any, way: str
 ) -> tuple[list[float], list[Any]]:
     """What each layer costs, and the inputs of each."""
-    if isinstance(balance, str) and balance not in BALANCES:
-        raise PipelineError(
-            f"balance={shown(balance)} is unknown; use one of {', '.join(BALANCES)}, "
-            "or the number of layers of each stage"
-        )
-    costs, inputs = [], [example]
+    costs: list[float] = []
+    inputs = [example]
     for maker in makers:
         traced = _traced(maker)
-        concrete = traced.get_concrete_function(inputs[-1])
+        try:
+            concrete = traced.get_concrete_function(inputs[-1])
+        except (TypeError, ValueError) as error:
+            given = f"{inputs[-1].dtype.name}{list(inputs[-1].shape)}"
+            raise PipelineError(
+                f"layer {len(costs)} does not take {given}: {checks.reason(error)}; "
+                "make the outputs of a layer the inputs of the next, and example those "
+                "of the first"
+            ) from error
         inputs.append(tf.TensorSpec.from_tensor(concrete.outputs[0]))
         costs.append(
             _seconds(maker, inputs[-2])
-            if balance == "measured"
+            if way == "measured"
             else float(products.flops(concrete.graph))
         )
     return costs, inputs
@@ -161,9 +169,9 @@ def _seconds(maker: Callable[[], Any], spec: Any) -> float:
     return statistics.median(found[1:])  # the first one traces
 
 
-def _described(balance: Any, parts: Sequence[range], costs: Sequence[float]) -> str:
+def _described(way: str, parts: Sequence[range], costs: Sequence[float]) -> str:
     by_stage = [sum(costs[i] for i in part) for part in parts]
-    if balance == "measured":
+    if way == "measured":
         found = ", ".join(f"{1e3 * cost:.3g} ms" for cost in by_stage)
     else:
         found = ", ".join(f"{cost:,.0f} FLOPs forward" for cost in by_stage)
@@ -171,5 +179,4 @@ def _described(balance: Any, parts: Sequence[range], costs: Sequence[float]) -> 
         f"{part.start}" if len(part) == 1 else f"{part.start} to {part.stop - 1}"
         for part in parts
     )
-    how = f"by {balance}" if isinstance(balance, str) else "by hand"
-    return f"balance {how}: layers {layers}; {found}"
+    return f"balance by {way}: layers {layers}; {found}"

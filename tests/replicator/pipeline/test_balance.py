@@ -133,6 +133,11 @@ def test_layers_are_cut_by_what_they_take():
         ),
         ({"balance": [5, 0]}, r"balance=\[5, 0\] does not cut 5 layers into 2 stages"),
         ({"balance": "size"}, "balance='size' is unknown; use one of flops, measured"),
+        ({"balance": "hand"}, "balance='hand' is unknown"),
+        (
+            {"example": tf.TensorSpec([4])},
+            r"layer 0 does not take float32\[4\]: Input 0 .* expected min_ndim=2",
+        ),
         ({"num_stages": 6}, "num_stages=6 for 5 layers; use an integer from 1 to 5"),
         ({"makers": []}, r"make_stages\(makers\) got .*; pass a list of functions"),
         ({"makers": [keras.layers.Dense(1)]}, "functions that each return a new Keras"),
