@@ -15,6 +15,8 @@ from replicator.catalog import (
     WORKERS,
     BackendInfo,
 )
+from results.records import known_options
+from results.records.known_options import PIPELINE_STAGES
 from workloads import catalog as workload_catalog
 from workloads.catalog import SYNTHETIC, WORKLOADS, PresetInfo, WorkloadInfo
 from workloads.peers import catalog as peer_catalog
@@ -47,7 +49,7 @@ __all__ = [
     "WorkloadInfo",
     "adopt",
     "backend",
-    "batch_unit",
+    "batch_units",
     "check_backends",
     "check_data",
     "check_devices",
@@ -224,15 +226,18 @@ def check_options(
         raise PlanError(str(error)) from error
 
 
-def batch_unit(
+def batch_units(
     info: WorkloadInfo, preset_name: str, options: Mapping[str, OptionValue]
-) -> int:
-    """Returns what every batch of a replica is a multiple of, such as a sequence."""
-    if not info.batch_divisor:
-        return 1
+) -> dict[str, int]:
+    """Returns what every batch of a replica is a multiple of, by option.
+
+    A batch is a multiple of their product; options of 1 are left out.
+    """
+    if not info.batch_divisors:
+        return {}
     config = workload_catalog.make_config(info.name, preset_name, options)
-    unit: int = getattr(config, info.batch_divisor)
-    return unit
+    found = {name: getattr(config, name) for name in info.batch_divisors}
+    return {name: value for name, value in found.items() if value != 1}
 
 
 def draws_random_numbers(
@@ -261,6 +266,9 @@ def check_backends(
         wanted.append((NEEDED_BY_JIT[jit], f"option jit={jit!r}"))
     if options.get("loop") == "fit":
         wanted.append(("fit", "option loop='fit'"))
+    if known_options.devices_per_replica(options) > 1:
+        stages = f"option {PIPELINE_STAGES}={options[PIPELINE_STAGES]}"
+        wanted.append(("model_parallelism", stages))
     for needed, what in wanted:
         for each in backends:
             if needed in each.lacks:
@@ -284,6 +292,12 @@ def check_devices(
     Raises:
       PlanError: They cannot on such devices.
     """
+    if known_options.devices_per_replica(options) > 1 and device == "gpu":
+        raise PlanError(
+            f"option {PIPELINE_STAGES}={options[PIPELINE_STAGES]} needs a GPU for each"
+            " stage, and --device gpu gives a replica one, so far; use --device cpu,"
+            " or leave the option out"
+        )
     if options.get("jit") == JIT_STEP and device != "gpu" and max(replicas) > 1:
         raise PlanError(
             f"option jit={JIT_STEP!r} compiles a step with its collectives, which XLA"

@@ -51,6 +51,7 @@ from .inputs.determinism import set_determinism as set_determinism
 from .inputs.iterator import InputIterator as InputIterator
 from .optimizer.wrapper import ReplicatedOptimizer as ReplicatedOptimizer
 from .pipeline.balance import balance_stages as balance_stages
+from .pipeline.layers import make_stages as make_stages
 from .pipeline.pipeline import Pipeline as Pipeline
 from .registry import backend_names as backend_names
 from .registry import create as create

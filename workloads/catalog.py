@@ -278,10 +278,17 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             builtin_data=("tensorflow_source", SYNTHETIC),
             other_data="no other",
             data_module="workloads.data.text_names",
-            batch_divisor="sequence_length",
+            batch_divisors=("sequence_length", "num_microbatches"),
             draws_with="dropout",
             matching=Matching(
-                options={**_EXACT, "dropout": 0.0}, remark="without dropout"
+                options={**_EXACT, "dropout": 0.0},
+                remark="without dropout",
+                of_pipelines=(
+                    "pipeline_stages",
+                    "num_microbatches",
+                    "schedule",
+                    "recompute",
+                ),
             ),
         ),
     )

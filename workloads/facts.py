@@ -47,11 +47,14 @@ class Matching:
       options: Options in place of the requested ones.
       data: The data in place of the requested one; empty if it stays.
       remark: What this changes, in words.
+      of_pipelines: Options that the one replica does not have: it runs on one device,
+        whatever the others are split over.
     """
 
     options: Mapping[str, Any]
     remark: str
     data: str = ""
+    of_pipelines: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,8 +83,8 @@ class WorkloadInfo:
       no_update_because: Why its steps cannot leave out their update, or empty.
       matching: How N replicas are matched with one; None if they cannot be.
       not_matched_because: Why they cannot, where there is no ``matching``.
-      batch_divisor: Option that every batch of a replica is a multiple of, such as the
-        tokens of a sequence; empty if there is none.
+      batch_divisors: Options of whose product every batch of a replica is a multiple,
+        such as the tokens of a sequence.
       draws_random_numbers: Whether a step does, outside of its pipeline. Each backend
         has its own numbers then, so its losses are not those of another.
       draws_with: Option that makes a step draw some unless it is 0; empty if none does.
@@ -105,6 +108,6 @@ class WorkloadInfo:
     no_update_because: str = ""
     matching: Matching | None = None
     not_matched_because: str = "the workload does not say how it can be"
-    batch_divisor: str = ""
+    batch_divisors: tuple[str, ...] = ()
     draws_random_numbers: bool = False
     draws_with: str = ""

@@ -25,6 +25,7 @@ def fingerprint(spec: TrialSpec) -> str:
         read_topology(),
         num_replicas=spec.num_replicas,
         cores_per_replica=spec.cores_per_replica,
+        devices_per_replica=spec.devices_per_replica,
         device=spec.device,
         processes=processes_of_trial(spec),
         gpu_nodes=[gpu.node for gpu in chosen],

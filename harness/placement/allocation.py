@@ -21,14 +21,19 @@ if TYPE_CHECKING:
 _ONE_PROCESS = Processes(members=(), num_ranks=1)
 
 
-def cores_per_replica(num_available_cores: int, replicas: Iterable[int]) -> int:
+def cores_per_replica(
+    num_available_cores: int, replicas: Iterable[int], devices_per_replica: int = 1
+) -> int:
     """Returns the number of cores for each replica of a sweep.
 
-    ``max(1, available // largest N that fits)``: the largest case that is not
-    oversubscribed fills the machine. If no N fits, each replica gets one core.
+    ``max(1, available // devices of the largest N that fits)`` for each device of a
+    replica: the largest case that is not oversubscribed fills the machine. If no N
+    fits, each device gets one core.
     """
-    fitting = [n for n in replicas if n <= num_available_cores]
-    return max(1, num_available_cores // max(fitting, default=num_available_cores))
+    counts = [n * devices_per_replica for n in replicas]
+    fitting = [n for n in counts if n <= num_available_cores]
+    each = num_available_cores // max(fitting, default=num_available_cores)
+    return max(1, each) * devices_per_replica
 
 
 def place(
@@ -39,6 +44,7 @@ def place(
     device: Literal["cpu", "gpu"],
     processes: Processes = _ONE_PROCESS,
     gpu_nodes: Sequence[int | None] = (),
+    devices_per_replica: int = 1,
 ) -> Placement:
     """Returns the placement of one trial.
 
@@ -49,13 +55,13 @@ def place(
     - Of several, each process that runs replicas gets ``cores_per_replica`` for each
       of them for itself. Coordinators and parameter servers mostly wait and transfer
       data: they may use all cores of the trial, and no cores are added for them.
-    - Intra-op threads: ``cores_per_replica``. One operation of a replica must not
-      take a core of another replica.
-    - Inter-op threads of one process: one per replica, at most one per core of the
-      cpuset; the replicas run concurrently. Of a process of a cluster: one more than
-      its replicas, so that it communicates while they compute. Of one of several
-      programs that never communicate (the control ``solo``): one, as of a single
-      replica.
+    - Intra-op threads: ``cores_per_replica``, divided by the devices of a replica. One
+      operation of a replica, or of a stage of it, must not take a core of another.
+    - Inter-op threads of one process: one per device of each replica, at most one per
+      core of the cpuset; replicas and stages run concurrently. Of a process of a
+      cluster: one more than those devices, so that it communicates while they compute.
+      Of one of several programs that never communicate (the control ``solo``): as of a
+      single replica.
     - On GPUs, both pools get the cores that threads which launch kernels leave
       (``gpu_threads``); the second is never smaller than on the CPU.
     - A replica on a GPU gets cores of the NUMA node that its GPU is attached to, as far
@@ -69,17 +75,19 @@ def place(
     num_wanted = num_replicas * cores_per_replica
     num_available = topology.num_available_cores
     chosen = [cpu.cpu for cpu in slots[: min(num_wanted, num_available)]]
-    cpusets, num_inter_op_threads = [chosen], min(num_replicas, len(chosen))
+    num_devices = num_replicas * devices_per_replica
+    cpusets, num_inter_op_threads = [chosen], min(num_devices, len(chosen))
     if processes.are_several:
         share = processes.replicas_per_worker
-        num_inter_op_threads = share + 1 if processes.is_cluster else 1
+        own = share * devices_per_replica
+        num_inter_op_threads = own + 1 if processes.is_cluster else devices_per_replica
         cpusets = [
             _own_cores(chosen, index, share * cores_per_replica)
             if processes.runs_replicas((kind, index))
             else chosen
             for kind, index in processes.members
         ]
-    num_intra_op_threads = cores_per_replica
+    num_intra_op_threads = max(1, cores_per_replica // devices_per_replica)
     if device == "gpu":
         num_gpus = (
             processes.replicas_per_worker if processes.are_several else num_replicas

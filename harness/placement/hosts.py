@@ -84,6 +84,7 @@ def _on_one(
         topology,
         num_replicas=num_replicas,
         cores_per_replica=spec.cores_per_replica,
+        devices_per_replica=spec.devices_per_replica,
         device=spec.device,
         processes=processes,
         gpu_nodes=gpu_nodes,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from harness.errors import PlanError
 from results.records.limits import MAX_REPLICAS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from harness.catalog import WorkloadInfo
 
 
@@ -33,22 +36,31 @@ def divide(global_batch_size: int, num_replicas: int) -> int:
 
 
 def check_unit(
-    info: WorkloadInfo, unit: int, per_replica: int, num_replicas: int
+    info: WorkloadInfo, units: Mapping[str, int], per_replica: int, num_replicas: int
 ) -> None:
     """Checks that a replica's batch is a multiple of what its workload reads at once.
+
+    Args:
+      info: The workload.
+      units: By option, what it is a multiple of.
+      per_replica: The batch.
+      num_replicas: Of the case.
 
     Raises:
       PlanError: It is not; the message has the nearest values that are.
     """
+    unit = math.prod(units.values())
     if per_replica % unit:
+        product = " times ".join(f"{name} {size}" for name, size in units.items())
+        options = ", ".join(f"--option {name}=N" for name in units)
         below = per_replica // unit * unit
         sizes = f"{below} or {below + unit}" if below else f"{unit}"
         raise PlanError(
             f"{num_replicas} replica(s) of {per_replica} {info.example_unit} each:"
-            f" a batch of {info.name} is a multiple of {info.batch_divisor} {unit}; use"
+            f" a batch of {info.name} is a multiple of {product}; use"
             f" {sizes} {info.example_unit} per replica (--per-replica-batch-size, or"
             f" --global-batch-size {below * num_replicas or unit * num_replicas} with"
-            f" strong scaling), or another --option {info.batch_divisor}=N"
+            f" strong scaling), or another {options}"
         )
 
 

@@ -36,9 +36,20 @@ class Machine:
 
 
 def choose_replicas(
-    request: SweepRequest, machine: Machine, preset: PresetInfo, unit: int
+    request: SweepRequest,
+    machine: Machine,
+    preset: PresetInfo,
+    unit: int,
+    devices_per_replica: int = 1,
 ) -> tuple[tuple[int, ...], list[str]]:
     """Returns the replica counts, ascending, and a note where they were chosen.
+
+    Args:
+      request: The request.
+      machine: Its cores and GPUs.
+      preset: Has the batch where none is requested.
+      unit: What the batch of a replica is a multiple of.
+      devices_per_replica: Cores or GPUs that a replica has at least.
 
     Raises:
       PlanError: The machine does not have the devices.
@@ -59,7 +70,7 @@ def choose_replicas(
                 f" {num_devices}; use at most --replicas {num_devices}"
             )
         return replicas, []
-    limit = min(num_devices, MAX_DEFAULT_REPLICAS)
+    limit = max(1, min(num_devices // devices_per_replica, MAX_DEFAULT_REPLICAS))
     global_batch_size = None
     if ScalingMode.STRONG in request.modes:
         global_batch_size = request.global_batch_size or (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
 import pydantic
@@ -17,6 +18,7 @@ from harness.placement import allocation as placement
 from harness.placement import processes
 from harness.planning import batches, design, plan_count, quality_runs, settings
 from harness.planning import cases as cases_module
+from results.records import known_options
 from results.records.models import ScalingMode
 from results.store.record_file import first_complaint
 
@@ -93,7 +95,8 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
     options = {**preset.options, **request.options}
     if options:
         catalog.check_options(info, preset_name, options)
-    unit = catalog.batch_unit(info, preset_name, options)
+    units = catalog.batch_units(info, preset_name, options)
+    devices_per_replica = known_options.devices_per_replica(options)
     catalog.check_backends(info, options, backends)
     peers.check(
         info,
@@ -104,7 +107,9 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         device=request.device,
         steps_per_sync=request.settings.get("steps_per_sync"),
     )
-    replicas, notes = cases_module.choose_replicas(request, machine, preset, unit)
+    replicas, notes = cases_module.choose_replicas(
+        request, machine, preset, math.prod(units.values()), devices_per_replica
+    )
     catalog.check_devices(options, request.device, replicas)
     processes.check_share(
         machine.variables,
@@ -122,7 +127,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         "data": data,
         "device": request.device,
         "cores_per_replica": placement.cores_per_replica(
-            machine.num_available_cores, replicas
+            machine.num_available_cores, replicas, devices_per_replica
         ),
         "num_warmup_steps": request.num_warmup_steps or preset.num_warmup_steps,
         "num_measured_steps": (
@@ -148,7 +153,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         backends, replicas, sizes, request.modes
     )
     for case in cases:
-        batches.check_unit(info, unit, case.per_replica_batch_size, case.num_replicas)
+        batches.check_unit(info, units, case.per_replica_batch_size, case.num_replicas)
     if request.program is None:
         catalog.check_machine(
             info,

@@ -1,9 +1,9 @@
 """Plans the trials that match N replicas with one replica; nothing of them is timed.
 
 For every backend and size that a study measures: a few steps on a small global batch,
-and the same on one replica of the backend ``single`` (``results/study/matching.py``).
-All sizes share the global batch, and so the one replica, if their common multiple is
-small enough.
+and the same on one replica of the backend ``single``, on one device and without a
+pipeline (``results/study/matching.py``). All sizes share the global batch, and so the
+one replica, if their common multiple is small enough.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Final
 from harness import catalog
 from harness.command import placeholders
 from harness.planning.quality_runs import PlannedCase
+from results.records import known_options
 from results.records.models import Control, Matching, ScalingMode
 from results.study.matching import NUM_STEPS, is_judged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from harness.catalog import WorkloadInfo
     from harness.command.program import ForeignProgram
     from harness.planning.request import SweepRequest
-    from results.records.models import PlannedTrial
+    from results.records.models import OptionValue, PlannedTrial
 
 REFERENCE_BACKEND: Final = "single"
 FEWEST_EXAMPLES: Final = 16
@@ -38,8 +39,8 @@ NUM_MEASURED_STEPS: Final = NUM_STEPS - NUM_WARMUP_STEPS
 
 def choose(
     request: SweepRequest, trials: Iterable[PlannedTrial]
-) -> tuple[list[PlannedCase], dict[str, str]]:
-    """Returns the cases that match, and by backend why others are not checked.
+) -> tuple[list[PlannedCase], list[PlannedCase], dict[str, str]]:
+    """Returns references, cases that match them, and by backend why others do not.
 
     Args:
       request: What is measured.
@@ -50,7 +51,7 @@ def choose(
         dict.fromkeys(
             (trial.spec.backend, trial.spec.num_replicas)
             for trial in trials
-            if is_judged(trial.spec) and trial.spec.num_replicas > 1
+            if is_judged(trial.spec) and trial.spec.num_devices > 1
         )
     )
     reference = REFERENCE_BACKEND
@@ -69,19 +70,42 @@ def choose(
         if reason:
             not_checked[backend] = reason
     wanted = [(b, n) for b, n in wanted if b not in not_checked]
-    sizes = global_batch_sizes([num_replicas for _, num_replicas in wanted])
-    unit = _unit(info, trials)
-    sizes = {count: unit * size for count, size in sizes.items()}
-    found = [_case(reference, 1, size) for size in dict.fromkeys(sizes.values())]
-    return found + [_case(b, n, sizes[n]) for b, n in wanted], not_checked
+    unit, parts = _units(info, trials)
+    # Every replica has two examples or more of each part of a batch.
+    sizes = {
+        count // parts: unit * size
+        for count, size in global_batch_sizes([n * parts for _, n in wanted]).items()
+    }
+    references = [_case(reference, 1, size) for size in dict.fromkeys(sizes.values())]
+    return references, [_case(b, n, sizes[n]) for b, n in wanted], not_checked
 
 
-def _unit(info: WorkloadInfo | None, trials: Sequence[PlannedTrial]) -> int:
-    """Returns what every batch is a multiple of."""
+def _units(
+    info: WorkloadInfo | None, trials: Sequence[PlannedTrial]
+) -> tuple[int, int]:
+    """Returns what an example of a batch counts, and into how many parts it is cut."""
     if info is None or not trials:
-        return 1
+        return 1, 1
     spec = trials[0].spec
-    return catalog.batch_unit(info, spec.preset, spec.options)
+    units = catalog.batch_units(info, spec.preset, spec.options)
+    of_parts = () if info.matching is None else info.matching.of_pipelines
+    parts = math.prod(units.pop(name) for name in of_parts if name in units)
+    return math.prod(units.values()), parts
+
+
+def options_of_reference(
+    info: WorkloadInfo | None, options: Mapping[str, OptionValue]
+) -> dict[str, OptionValue]:
+    """Returns the options of one replica on one device, without a pipeline.
+
+    Args:
+      info: The workload; None of a program of the user's.
+      options: Those of the trials that match it.
+    """
+    left_out = (
+        () if info is None or info.matching is None else info.matching.of_pipelines
+    )
+    return {name: of for name, of in options.items() if name not in left_out}
 
 
 def _why_not(request: SweepRequest, program: ForeignProgram) -> dict[str, str]:
@@ -104,12 +128,15 @@ def remarks(request: SweepRequest, cases: Iterable[PlannedCase]) -> dict[str, st
         return {}
     info = catalog.workload(request.workload)
     found = {}
+    is_split = known_options.devices_per_replica(request.options) > 1
+    split = "; the one replica is on one device, without a pipeline"
     for case in cases:
-        if info.matching is None or case.num_replicas == 1:
-            continue
+        assert info.matching is not None  # otherwise there are no cases
         rows = catalog.backend(case.backend).lacks.get(SHARED_ROWS)
         dense = f"; dense gradients, since otherwise {rows}" if rows else ""
-        found[case.backend] = f"{info.matching.remark}{dense}"
+        found[case.backend] = (
+            f"{info.matching.remark}{dense}{split if is_split else ''}"
+        )
     return found
 
 

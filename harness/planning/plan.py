@@ -185,7 +185,9 @@ def _plan_matching(
     request: SweepRequest, trials: Sequence[PlannedTrial], common: dict[str, Any]
 ) -> Matching:
     """Plans the trials that match N replicas with one."""
-    matched, not_matched = matching.choose(request, trials)
+    references, matched, not_matched = matching.choose(request, trials)
+    info = None if request.program else catalog.workload(request.workload)
+    options = matching.options_of_reference(info, common["options"])
     fields = common | {
         "budget": None,
         "is_evaluated": False,
@@ -193,9 +195,11 @@ def _plan_matching(
         "num_measured_steps": matching.NUM_MEASURED_STEPS,
         **settings.plain(),
     }
+    seed, program = request.seed, request.program
     return Matching(
-        trials=tuple(
-            _trials(matched, 1, request.seed, fields, program=request.program)
+        trials=(
+            *_trials(references, 1, seed, fields | {"options": options}, None, program),
+            *_trials(matched, 1, seed, fields, None, program),
         ),
         not_checked=not_matched,
         remarks=matching.remarks(request, matched),

@@ -230,7 +230,7 @@ def measure_spec(
         count_traces=count_functions,
         measure_peak=functools.partial(
             peak.measure_peak,
-            num_replicas=num_replicas_here,
+            num_replicas=num_replicas_here * spec.devices_per_replica,
             num_gpus=len(given),
         )
         if num_replicas_here
@@ -253,6 +253,8 @@ def _create(spec: TrialSpec) -> Any:
     policy = spec.options.get("external_writes")
     takes_policy = policy is not None and catalog.backend(spec.backend).detects_writes
     options: dict[str, Any] = {"external_writes": policy} if takes_policy else {}
+    if spec.devices_per_replica > 1:
+        options["logical_devices_per_replica"] = spec.devices_per_replica
     if spec.control is Control.SOLO:  # this process is one of ``num_replicas``
         return replicator.create(spec.backend, num_replicas=1, **options)
     made = replicator.create(

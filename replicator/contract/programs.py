@@ -21,7 +21,11 @@ from replicator.step import identity as step_identity
 from replicator.validation import maker
 from replicator.validation.arguments import shown
 from replicator.validation.integers import INT32_MAX, is_integer
-from replicator.validation.user_functions import check_step_fn, name_of
+from replicator.validation.user_functions import (
+    check_not_distributed,
+    check_step_fn,
+    name_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -90,6 +94,7 @@ class ProgramCache:
         if key not in self._held:
             self._check_retracing(step_fn)
         check_step_fn(step_fn, takes_batch=_has_inputs(signature))
+        check_not_distributed()
         program = build()
         name = name_of(step_fn)
         self._programs[key, signature, _tf_grappler.settings()] = name, program

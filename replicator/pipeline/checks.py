@@ -90,6 +90,15 @@ def rejected(index: int, values: Any, error: Exception) -> PipelineError:
     )
 
 
+def creates_variable(index: int) -> PipelineError:
+    """The error of a stage that makes a variable while it is traced."""
+    return PipelineError(
+        f"stage {index} creates a variable, which would be on no device of the stage; "
+        f"create it outside of the step, with logical_device({index}): call a layer "
+        "once, or stage.build(input_shape)"
+    )
+
+
 def reason(error: Exception) -> str:
     """The line of an error that says why, without what AutoGraph and Keras add."""
     text = _COLOURS.sub("", str(error))

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator._tf import compat as _tf_compat
 from replicator.errors import PipelineError
-from replicator.pipeline import checks
+from replicator.pipeline import activations, checks
 from replicator.pipeline import schedule as schedule_lib
 from replicator.pipeline.stage import Stage, dense, floating, operations, same
 from replicator.step import context as context_lib
 from replicator.step.logical import logical_device
+from replicator.step.stage_names import task_name
 from replicator.validation.arguments import shown
 from replicator.validation.integers import is_integer
 
@@ -66,6 +68,7 @@ class Pipeline:
                 "function, layer or model"
             )
         self._stages = list(stages)
+        self._balance = getattr(stages, "balance", "")
         if not is_integer(num_microbatches, least=1) or (
             num_microbatches > MOST_MICROBATCHES
         ):
@@ -128,28 +131,26 @@ class Pipeline:
         for index, stage in enumerate(self._stages):
             checks.check_built(index, _layer(stage))
         inputs, targets = _pair(batch)
-        context_lib.get_replica_context().note(self.describe())
         parts = self._cut((inputs, targets))
-        emitted = _Emitted(self._functions(loss_fn), parts, recompute=self._recompute)
+        emitted = _Emitted(self._stages, loss_fn, parts, recompute=self._recompute)
         for unit in schedule_lib.in_time(self.schedule):
             for index, task in unit:
                 emitted.emit(index, task)
         emitted.update()
+        context_lib.get_replica_context().note(self._explained())
         return emitted.loss(), self._pairs(emitted)
 
-    def _functions(self, loss_fn: Any) -> list[Callable[..., Any]]:
-        *others, last = self._stages
-
-        def last_with_loss(values: Any, targets: Any) -> tf.Tensor:
-            loss: Any = tf.convert_to_tensor(loss_fn(last(values), targets))
-            if loss.shape.rank != 0 or not loss.dtype.is_floating:
-                raise PipelineError(
-                    f"loss_fn returned {shown(loss)}, but the loss of a micro-batch is "
-                    "a floating-point scalar; return the mean over its examples"
-                )
-            return loss
-
-        return [*others, last_with_loss]
+    def _explained(self) -> str:
+        """The schedule, and what each stage keeps of activations at most."""
+        kept = activations.peaks(tf.compat.v1.get_default_graph(), self.schedule)
+        lines = [
+            f"stage {stage} keeps activations of at most"
+            f" {schedule_lib.most_kept(own)} micro-batches, {num_bytes:,} bytes"
+            for stage, (own, num_bytes) in enumerate(
+                zip(self.schedule, kept, strict=True)
+            )
+        ]
+        return "\n".join(filter(None, [self._balance, self.describe(), *lines]))
 
     def _cut(self, batch: Any) -> list[Any]:
         """The batch as micro-batches."""
@@ -195,10 +196,16 @@ class _Emitted:
     """The tasks of a pipeline that are in the graph so far."""
 
     def __init__(
-        self, functions: list[Any], parts: Sequence[Any], *, recompute: bool
+        self,
+        functions: list[Any],
+        loss_fn: Callable[..., Any],
+        parts: Sequence[Any],
+        *,
+        recompute: bool,
     ) -> None:
         self.stages: list[Stage] = []
         self._functions = functions
+        self._loss_fn = loss_fn
         self._parts = parts
         self._recompute = recompute
         self._passes: dict[tuple[int, int], Any] = {}
@@ -217,11 +224,12 @@ class _Emitted:
     def emit(self, index: int, task: schedule_lib.Task) -> None:
         """Adds one task; those that it needs have been added."""
         m = task.microbatch
-        name = f"stage_{index}_{task}"  # a task in graphs and profiles
-        with logical_device(index), tf.name_scope(name):
+        arguments = self._arguments(index, m) if task.is_forward else []
+        with logical_device(index):
+            # Outside of the tasks: drawing has an effect, and so an order.
+            stage, seeds = self._stage(index, arguments)
+        with logical_device(index), tf.name_scope(task_name(index, task)):
             if task.is_forward:
-                arguments = self._arguments(index, m)
-                stage, seeds = self._stage(index, arguments)
                 with tf.control_dependencies(self._last.get(index, [])):
                     made = stage.forward(arguments, seeds[m])
                 self._passes[index, m] = made
@@ -251,11 +259,16 @@ class _Emitted:
 
     def mean(self, index: int) -> list[Any]:
         """The gradients of a stage's variables, means over micro-batches."""
+        stage, sums = self.stages[index], self._sums[index]
+        count = len(stage.variables)
+        found = {id(v): one for v, one in zip(stage.variables, sums, strict=False)}
+        for variable, one in zip(stage.casts.values(), sums[count:], strict=True):
+            of = id(_tf_compat.unwrap(variable))
+            if of in found:
+                found[of] = _sum(found[of], one)
         return [
             None if one is None else tf.cast(one / len(self._parts), variable.dtype)
-            for one, variable in zip(
-                self._sums[index], self.stages[index].variables, strict=True
-            )
+            for variable, one in zip(stage.variables, found.values(), strict=True)
         ]
 
     def _arguments(self, index: int, m: int) -> list[Any]:
@@ -265,12 +278,17 @@ class _Emitted:
 
     def _stage(self, index: int, arguments: Sequence[Any]) -> tuple[Stage, Any]:
         if index == len(self.stages):
+            is_last = index + 1 == len(self._functions)
             stage = Stage(
-                index, self._functions[index], arguments, recompute=self._recompute
+                index,
+                self._functions[index],
+                arguments,
+                recompute=self._recompute,
+                loss_fn=self._loss_fn if is_last else None,
             )
             self.stages.append(stage)
-            # Outside of the tasks: drawing has an effect, and so an order.
             self._seeds[index] = [stage.draw_seeds() for _ in self._parts]
+            stage.cast_weights()
         return self.stages[index], self._seeds[index]
 
     def _emit_backward(self, index: int, m: int) -> None:
@@ -292,11 +310,12 @@ class _Emitted:
         new = [_widened(dense(gradient)) for gradient in of_variables]
         sums = self._sums.get(index)
         # A running sum: at the end there would be M gradients of the whole model.
-        self._sums[index] = (
-            new
-            if sums is None
-            else [b if a is None else a + b for a, b in zip(sums, new, strict=True)]
-        )
+        with tf.name_scope("sum"):
+            self._sums[index] = (
+                new
+                if sums is None
+                else [_sum(a, b) for a, b in zip(sums, new, strict=True)]
+            )
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:
@@ -318,6 +337,13 @@ def _layer(stage: Any) -> Any:
     while isinstance(stage, functools.partial):
         stage = stage.func
     return stage
+
+
+def _sum(one: Any, other: Any) -> Any:
+    """The sum of two gradients, of which any may be missing."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
 
 
 def _widened(tensor: Any) -> Any:

@@ -16,15 +16,20 @@ from replicator._tf import stage_seeds
 from replicator._tf.stage_seeds import StageSeeds
 from replicator.errors import (
     CollectiveControlFlowError,
+    CreateVariableInStepError,
     PipelineError,
     ReplicatorError,
 )
 from replicator.pipeline import checks
 from replicator.pipeline import updates as updates_lib
 from replicator.step.stage_names import FUNCTION_PREFIX
+from replicator.validation.arguments import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+
+_KERAS_CREATES = "attempting to create a variable"
 
 
 class Stage:
@@ -33,6 +38,7 @@ class Stage:
     Attributes:
       index: Its place in the pipeline, and its logical device.
       variables: What it trains, as ``tf.Variable``.
+      casts: Variables that it reads in another type, as mixed precision does.
       updated: Variables of Keras that it assigns, such as averages of batch norm.
     """
 
@@ -43,12 +49,15 @@ class Stage:
         arguments: Sequence[Any],
         *,
         recompute: bool,
+        loss_fn: Callable[..., Any] | None = None,
     ) -> None:
         """Traces the stage.
 
         Args:
           index: Its place.
-          function: Takes what the arguments stand for.
+          function: Takes what the first argument stands for.
+          loss_fn: Of the last stage: takes what the function returns, and what the
+            second argument stands for.
           arguments: Nests of tensors: those of the first micro-batch.
           recompute: Whether the backward pass runs the forward pass again.
 
@@ -57,17 +66,27 @@ class Stage:
         """
         self.index = index
         self.updated: list[Any] = []
+        self.casts: dict[tuple[int, str], Any] = {}
         self._function = function
+        self._loss_fn = loss_fn
         self._recompute = recompute
         self._specs = tf.nest.map_structure(_spec, list(arguments))
         seeds = StageSeeds()
         self._forward = self._trace(seeds)
         self.generators = seeds.generators
-        if self.generators:  # again: seeds are arguments now
-            self._forward = self._trace(self.generators)
         self.variables = [v for v in self._forward.graph.variables if v.trainable]
+        if self.generators or self.casts:  # again: these are arguments now
+            self._forward = self._trace(self.generators)
         checks.check_stage(index, self._forward)
         self._backward: Any = None
+        self._weights: list[tf.Tensor] = []
+
+    def cast_weights(self) -> None:
+        """Casts what is read in another type, once for all micro-batches of a step."""
+        self._weights = [
+            tf.cast(_tf_compat.unwrap(variable), wanted)
+            for (_, wanted), variable in self.casts.items()
+        ]
 
     def draw_seeds(self) -> list[tf.Tensor]:
         """Draws what one micro-batch needs, in the step and not in the stage."""
@@ -78,8 +97,10 @@ class Stage:
         flat = floating(arguments)
         with tf.GradientTape(watch_accessed_variables=not self._recompute) as tape:
             if not self._recompute:
-                tape.watch(flat)
-            outputs, updates = self._forward(list(arguments), list(seeds))
+                tape.watch([*flat, *self._weights])
+            outputs, updates = self._forward(
+                list(arguments), list(seeds), self._weights
+            )
         return Pass(tape, flat, outputs, updates, arguments, seeds)
 
     def backward(
@@ -92,12 +113,12 @@ class Stage:
           gradients: Of the floating-point outputs; of the last stage, a one.
 
         Returns:
-          Gradients of the floating-point arguments, and of the variables.
+          Gradients of the floating-point arguments, and of variables and ``casts``.
         """
         if self._recompute:
             return self._recomputed(made, gradients)
         outputs = floating(made.outputs)
-        sources = [*made.sources, *self.variables]
+        sources = [*made.sources, *self.variables, *self._weights]
         found = _gradients(made.tape, outputs, sources, gradients)
         return found[: len(made.sources)], found[len(made.sources) :]
 
@@ -111,52 +132,100 @@ class Stage:
         ]
         if self._backward is None:
             self._backward = self._trace_backward(given)
-        found = self._backward(list(made.arguments), list(made.seeds), given)
+        found = self._backward(
+            list(made.arguments), list(made.seeds), self._weights, given
+        )
         return found[: len(made.sources)], found[len(made.sources) :]
 
     def _trace(self, seeds: Any) -> Any:
         """Traces the forward pass; draws are recorded, or given as arguments."""
         is_first = isinstance(seeds, StageSeeds)
 
-        def run(arguments: list[Any], given: list[Any]) -> Any:
+        def run(arguments: list[Any], given: list[Any], weights: list[Any]) -> Any:
             # What calls the function says where it runs (record 0086).
             used = seeds if is_first else StageSeeds(given)
-            with tf.device(None), used.installed(), updates_lib.noted() as updates:
-                outputs = self._function(*arguments)
-            self.updated = updates.variables
+            read = updates_lib.noted(dict(zip(self.casts, weights, strict=True)))
+            with tf.device(None), used.installed():
+                with read as updates:
+                    outputs = self._function(arguments[0])
+                outputs = self._loss(outputs, arguments)
+            self.updated, found = updates.variables, updates.casts
+            if is_first:
+                first_casts.update(found)
             return outputs, [tf.convert_to_tensor(x) for x in updates.values]
 
         run.__name__ = f"{FUNCTION_PREFIX}_{self.index}"
+        first_casts: dict[tuple[int, str], Any] = {}
         specs = [] if is_first else list(map(stage_seeds.spec, seeds))
         try:
-            return _to_function(run, self._specs, specs)
+            made = _to_function(run, self._specs, specs, self._weight_specs())
         except CollectiveControlFlowError as error:
             name = checks.reason(error).partition(" ")[0]
             raise PipelineError(
-                f"stage {self.index} calls {name}, but a stage works on one "
-                "micro-batch of one replica, at a time of its own; communicate before "
-                "or after the pipeline, and let the wrapped optimizer reduce gradients"
+                f"stage {self.index} calls {name}, or an optimizer that does, but a "
+                "stage works on one micro-batch of one replica, at a time of its own; "
+                "communicate, and apply gradients, before or after the pipeline"
             ) from None
+        except CreateVariableInStepError:
+            raise checks.creates_variable(self.index) from None
         except ReplicatorError:
             raise
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            if _KERAS_CREATES in str(error):
+                raise checks.creates_variable(self.index) from None
             raise checks.rejected(self.index, self._specs[0], error) from error
+        self.casts = self.casts or first_casts
+        return made
+
+    def _loss(self, outputs: Any, arguments: list[Any]) -> Any:
+        """What the stage returns: of the last one, the loss of a micro-batch.
+
+        It may make what an optimizer needs, such as a scale of the loss.
+        """
+        if self._loss_fn is None:
+            return outputs
+        loss: Any = tf.convert_to_tensor(self._loss_fn(outputs, arguments[1]))
+        if loss.shape.rank != 0 or not loss.dtype.is_floating:
+            raise PipelineError(
+                f"loss_fn returned {shown(loss)}, but the loss of a micro-batch is a "
+                "floating-point scalar; return the mean over its examples"
+            )
+        return loss
+
+    def _weight_specs(self) -> list[tf.TensorSpec]:
+        return [
+            tf.TensorSpec(_tf_compat.unwrap(variable).shape, wanted)
+            for (_, wanted), variable in self.casts.items()
+        ]
 
     def _trace_backward(self, gradients: Sequence[Any]) -> Any:
-        def run(arguments: list[Any], seeds: list[Any], given: list[Any]) -> Any:
+        def run(
+            arguments: list[Any],
+            seeds: list[Any],
+            weights: list[Any],
+            given: list[Any],
+        ) -> Any:
+            read = updates_lib.noted(dict(zip(self.casts, weights, strict=True)))
             with tf.device(None), tf.GradientTape() as tape:
-                sources = floating(arguments)
+                sources = [*floating(arguments), *weights]
                 tape.watch(sources)
-                with StageSeeds(seeds).installed(), updates_lib.noted():
-                    outputs = floating(self._function(*arguments))
+                with StageSeeds(seeds).installed():
+                    with read:
+                        made = self._function(arguments[0])
+                    outputs = floating(self._loss(made, arguments))
+            of = [*floating(arguments), *self.variables, *weights]
             with tf.device(None):
-                found = _gradients(tape, outputs, [*sources, *self.variables], given)
+                found = _gradients(tape, outputs, of, given)
                 return list(map(dense, found))
 
         run.__name__ = f"{FUNCTION_PREFIX}_{self.index}_again"
         seeds = list(map(stage_seeds.spec, self.generators))
         return _to_function(
-            run, self._specs, seeds, tf.nest.map_structure(_spec, list(gradients))
+            run,
+            self._specs,
+            seeds,
+            self._weight_specs(),
+            tf.nest.map_structure(_spec, list(gradients)),
         )
 
 

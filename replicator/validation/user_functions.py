@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
+from replicator.errors import StrategyError
 from replicator.validation.arguments import shown
 
 
@@ -94,6 +96,23 @@ def check_function(function: Any, caller: str) -> None:
         raise TypeError(
             f"{caller}() takes a step function, but got {shown(function)}; pass the"
             " function itself, not its return value"
+        )
+
+
+def check_not_distributed() -> None:
+    """Rejects a step that is traced while Keras has a distribution of its own.
+
+    Raises:
+      StrategyError: Names it.
+    """
+    keras = sys.modules.get("keras")
+    found = keras and keras.distribution.distribution()
+    if found:
+        raise StrategyError(
+            f"keras.distribution is set to {type(found).__name__}, which Keras accepts "
+            "on TensorFlow and does not do; call "
+            "keras.distribution.set_distribution(None), and let the replicator place "
+            "replicas and stages"
         )
 
 

@@ -27,7 +27,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from results.records import bounds, limits
+from results.records import bounds, known_options, limits
 from results.records.bounds import (
     Amount,
     BatchSize,
@@ -175,6 +175,16 @@ class TrialSpec(StepSettings, _Measured):
     options: dict[Name, OptionValue] = Field(default_factory=dict, max_length=1_000)
     repetition_index: Index
     seed: Seed
+
+    @property
+    def devices_per_replica(self) -> int:
+        """Devices that each replica is split over, a stage of a pipeline on each."""
+        return known_options.devices_per_replica(self.options)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all replicas; with one, nothing can differ from one device."""
+        return self.num_replicas * self.devices_per_replica
 
     @property
     def is_client(self) -> bool:

@@ -2,7 +2,8 @@
 
 Both sides run the first steps on the same global batches (``workloads/matching.py``),
 N replicas with the backend that is measured, one with the backend ``single``, which
-communicates nothing. Two things are compared:
+communicates nothing; a replica that is split over devices matches one that is not. Two
+things are compared:
 
 - the losses of ``NUM_STEPS`` steps: they show what the replicas read, and later what
   they learned;
@@ -110,7 +111,7 @@ def of_plan(plan: Plan, trials: Mapping[str, Trial]) -> tuple[Match, ...]:
     references = {
         trial.spec.global_batch_size: trial
         for trial in planned
-        if trial.spec.num_replicas == 1
+        if trial.spec.num_devices == 1
     }
     found: list[Match] = []
     for backend, num_replicas in _wanted(plan):
@@ -118,6 +119,7 @@ def of_plan(plan: Plan, trials: Mapping[str, Trial]) -> tuple[Match, ...]:
             trial
             for trial in planned
             if (trial.spec.backend, trial.spec.num_replicas) == (backend, num_replicas)
+            and trial.spec.num_devices > 1
         ]
         if own:
             found += [
@@ -146,7 +148,7 @@ def _wanted(plan: Plan) -> list[tuple[str, int]]:
         dict.fromkeys(
             (trial.spec.backend, trial.spec.num_replicas)
             for trial in plan.trials
-            if is_judged(trial.spec) and trial.spec.num_replicas > 1
+            if is_judged(trial.spec) and trial.spec.num_devices > 1
         )
     )
 

@@ -12,7 +12,6 @@ from results.study.matching import Outcome
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from results.records.models import PlannedTrial
     from results.study.cases import Study
     from results.verify.check import Check
     from results.verify.raw_trial import RawTrial
@@ -33,8 +32,19 @@ def compare(study: Study, raws: Mapping[str, RawTrial], check: Check) -> None:
     for match in study.matches:
         if match.outcome is Outcome.NOT_CHECKED:
             continue
-        trial = _find(planned, match.backend, match.num_replicas, match)
-        reference = _find(planned, None, 1, match)
+        same_size = [
+            trial
+            for trial in planned
+            if trial.spec.global_batch_size == match.global_batch_size
+        ]
+        reference = next(t for t in same_size if t.spec.num_devices == 1)
+        trial = next(
+            t
+            for t in same_size
+            if t.spec.num_devices > 1
+            and t.spec.backend == match.backend
+            and t.spec.num_replicas == match.num_replicas
+        )
         if trial.trial_id not in raws or reference.trial_id not in raws:
             check.lack(_KIND, f"{match.label}: no rank_0.jsonl of a trial that matches")
             continue
@@ -67,21 +77,6 @@ def compare(study: Study, raws: Mapping[str, RawTrial], check: Check) -> None:
             stated=match.outcome is Outcome.MATCHES,
             derived=is_match,
         )
-
-
-def _find(
-    planned: tuple[PlannedTrial, ...],
-    backend: str | None,
-    num_replicas: int,
-    match: matching.Match,
-) -> PlannedTrial:
-    return next(
-        trial
-        for trial in planned
-        if trial.spec.num_replicas == num_replicas
-        and backend in (None, trial.spec.backend)
-        and trial.spec.global_batch_size == match.global_batch_size
-    )
 
 
 def _losses(*sides: Mapping[str, Any]) -> float:

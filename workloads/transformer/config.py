@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 
 from workloads.data.tensorflow_source.files import CHUNK_SIZE
-from workloads.options import configurations
+from workloads.options import JIT_OFF, configurations
 from workloads.settings import TrainingConfig, limited
 
 # float16 would need a scale of the loss.
 COMPUTE_DTYPES = ("float32", "mixed_bfloat16")
+SCHEDULES = ("one_forward_one_backward", "fill_drain")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +29,10 @@ class TransformerConfig(TrainingConfig):
       dropout: Share of the values that is dropped after the embedding and each
         sub-layer, in training.
       compute_dtype: ``float32``, or bfloat16 with float32 variables.
+      pipeline_stages: Devices that each replica is cut over, a stage on each.
+      num_microbatches: Into how many equal parts the batch of a replica is cut.
+      schedule: Of the pipeline; see ``replicator.Pipeline``.
+      recompute: Whether a stage runs its forward pass again before its backward pass.
       learning_rate_factor: Of the schedule of Vaswani et al. 2017, section 5.3.
       lr_warmup_steps: Steps of its linear ramp.
       shuffle_buffer_size: Examples in the shuffle buffer of one input pipeline.
@@ -42,6 +47,10 @@ class TransformerConfig(TrainingConfig):
     sequence_length: int = limited(1024, low=2, high=CHUNK_SIZE)
     dropout: float = limited(0.1, low=0.0, below=1.0)
     compute_dtype: str = limited("float32", choices=COMPUTE_DTYPES)
+    pipeline_stages: int = limited(1, low=1)
+    num_microbatches: int = limited(1, low=1, high=1024)
+    schedule: str = limited(SCHEDULES[0], choices=SCHEDULES)
+    recompute: bool = False
     learning_rate_factor: float = limited(1.0, low=0.0)
     lr_warmup_steps: int = limited(4_000, low=1)
     shuffle_buffer_size: int = limited(16_384, low=1)
@@ -57,6 +66,35 @@ class TransformerConfig(TrainingConfig):
                 f"and a multiple of num_heads={self.num_heads!r}, which share it: use "
                 f"for example {2 * self.num_heads}"
             )
+        self._check_pipeline()
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether a step works on micro-batches."""
+        return self.pipeline_stages > 1 or self.num_microbatches > 1
+
+    def _check_pipeline(self) -> None:
+        num_parts = self.num_layers + 2
+        if self.pipeline_stages > num_parts:
+            raise ValueError(
+                f"option pipeline_stages={self.pipeline_stages!r} is more than the "
+                f"{num_parts} parts of a model of num_layers={self.num_layers!r}, its "
+                f"embedding and its head included: use at most {num_parts}"
+            )
+        if self.is_pipeline and self.jit != JIT_OFF:
+            raise ValueError(
+                f"option jit={self.jit!r} compiles a step as a whole, and a pipeline "
+                "is many calls of its stages: use jit 'off', or pipeline_stages 1 and "
+                "num_microbatches 1"
+            )
+        without_effect = {"schedule": SCHEDULES[0], "recompute": False}
+        for name, default in without_effect.items():
+            value = getattr(self, name)
+            if not self.is_pipeline and value != default:
+                raise ValueError(
+                    f"option {name}={value!r} has no effect without a pipeline: set "
+                    "pipeline_stages to at least 2, or leave it out"
+                )
 
 
 # Presets for minutes on CPUs: after 4,000 steps of a ramp they would be over. Of rates

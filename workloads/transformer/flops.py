@@ -15,13 +15,18 @@ if TYPE_CHECKING:
     from workloads.transformer.config import TransformerConfig
 
 
-def multiply_adds(config: TransformerConfig) -> int:
-    """Returns the multiply-adds of one token forward."""
+def of_parts(config: TransformerConfig) -> list[int]:
+    """Returns the multiply-adds of one token forward in each part of the model."""
     width = config.width
     weights = 4 * width**2 + 2 * width * config.feed_forward_width
     # Scores of all tokens of the sequence, and their weighted sum.
     attention = 2 * config.sequence_length * width
-    return config.num_layers * (weights + attention) + width * NUM_TOKENS
+    return [0, *[weights + attention] * config.num_layers, width * NUM_TOKENS]
+
+
+def multiply_adds(config: TransformerConfig) -> int:
+    """Returns the multiply-adds of one token forward."""
+    return sum(of_parts(config))
 
 
 def training_flops(config: TransformerConfig) -> int:

@@ -6,6 +6,9 @@ Between two parts are the vectors of all tokens of a batch, [sequences * length,
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +16,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import replicator
 from workloads.common import precision
 from workloads.data.tensorflow_source.files import NUM_TOKENS
+from workloads.transformer import flops
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from workloads.transformer.config import TransformerConfig
 
 _EPSILON = 1e-6
@@ -169,8 +176,9 @@ class Head(keras.layers.Layer):
         self.logits.build((None, config.width))
         self.built = True
 
-    def call(self, vectors: tf.Tensor) -> tf.Tensor:
+    def call(self, vectors: tf.Tensor, seed: tf.Tensor | None = None) -> tf.Tensor:
         """Returns logits [sequences * length, 256], float32, of the inputs."""
+        del seed  # nothing is dropped here
         return tf.cast(self.logits(self.norm(vectors)), tf.float32)
 
 
@@ -181,17 +189,25 @@ class Transformer(keras.Model):
       embedding: Its first part.
       blocks: The parts between, in their order.
       head: Its last part.
+      stages: The parts of each stage.
     """
 
     def __init__(self, config: TransformerConfig, *, seed: int) -> None:
         super().__init__(name="transformer")
         seeds = Seeds(seed)
+        makers: list[Callable[[Seeds], Any]] = [
+            functools.partial(Embedding, config),
+            *(functools.partial(Block, config, i) for i in range(config.num_layers)),
+            functools.partial(Head, config),
+        ]
+        num_stages = config.pipeline_stages
+        cut = replicator.balance_stages(flops.of_parts(config), num_stages)
+        self.stages: list[list[Any]] = []
         with precision.dtype_policy(config.compute_dtype):
-            self.embedding = Embedding(config, seeds)
-            self.blocks = [
-                Block(config, index, seeds) for index in range(config.num_layers)
-            ]
-            self.head = Head(config, seeds)
+            for stage, indices in enumerate(cut):
+                with _device_of(stage, num_stages):
+                    self.stages.append([makers[i](seeds) for i in indices])
+        self.embedding, *self.blocks, self.head = itertools.chain(*self.stages)
         # Shapes are known from the constructors, so nothing is inferred.
         self.built = True
 
@@ -205,10 +221,45 @@ class Transformer(keras.Model):
         Returns:
           [sequences * length, 256], float32.
         """
-        vectors = self.embedding(token, seed)
-        for block in self.blocks:
-            vectors = block(vectors, seed)
-        return self.head(vectors)
+        vectors = token
+        for part in (self.embedding, *self.blocks, self.head):
+            vectors = part(vectors, seed)
+        return vectors
+
+
+class Stage:
+    """Parts of the model that follow one another, as a pipeline takes them.
+
+    Attributes:
+      name: For messages.
+      trainable_variables: Those of its parts.
+    """
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self._parts = parts
+        self.name = ", ".join(part.name for part in parts)
+        self.trainable_variables = [
+            variable for part in parts for variable in part.trainable_variables
+        ]
+
+    def __call__(self, values: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
+        """Returns vectors, or logits, of tokens, or vectors.
+
+        Args:
+          values: These, and of what is dropped a seed per sequence, [sequences, 2], of
+            which the first one counts; without seeds, nothing is dropped.
+        """
+        vectors, *seeds = values
+        for part in self._parts:
+            vectors = part(vectors, seeds[0][0] if seeds else None)
+        return (vectors, *seeds)
+
+
+def _device_of(stage: int, num_stages: int) -> contextlib.AbstractContextManager[None]:
+    # Not every backend can split a replica, and none has to for one stage.
+    if num_stages == 1:
+        return contextlib.nullcontext()
+    return replicator.logical_device(stage)
 
 
 def _norm(name: str, width: int) -> Any:

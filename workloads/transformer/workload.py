@@ -19,7 +19,7 @@ from workloads.data_program import DataProgram
 from workloads.replicated import CatalogWorkload
 from workloads.transformer import flops
 from workloads.transformer.metrics import METRICS
-from workloads.transformer.model import Transformer
+from workloads.transformer.model import Stage, Transformer
 from workloads.transformer.schedule import InverseSquareRoot
 
 if TYPE_CHECKING:
@@ -96,7 +96,11 @@ class TransformerProgram(DataProgram):
         self.num_parameters = sum(
             math.prod(variable.shape) for variable in self._variables
         )
-        self._differentiate = compiled(self._loss_and_gradients, config.jit)
+        self._differentiate = (
+            self._in_stages(config)
+            if config.is_pipeline
+            else compiled(self._loss_and_gradients, config.jit)
+        )
         self._whole_step = whole(self._step, config.jit)
         self.flops_per_example = flops.training_flops(config)
         self._score = tf.function(self._nats, autograph=False)
@@ -126,13 +130,34 @@ class TransformerProgram(DataProgram):
         # The table has 256 rows, and a batch more tokens: its sum is smaller dense.
         return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]
 
+    def _in_stages(self, config: TransformerConfig) -> Callable[..., Any]:
+        """Returns the same as a pipeline, a stage on each logical device."""
+        pipeline = replicator.Pipeline(
+            [Stage(parts) for parts in self.model.stages],
+            num_microbatches=config.num_microbatches,
+            schedule=config.schedule,
+            recompute=config.recompute,
+        )
+
+        def mean_nats(outputs: tuple[tf.Tensor, ...], token: tf.Tensor) -> tf.Tensor:
+            return tf.reduce_mean(cross_entropy(outputs[0], token))
+
+        def differentiate(token: tf.Tensor, *seed: tf.Tensor) -> Any:
+            token = tf.cast(token, tf.int64)
+            # Each micro-batch has a seed of its own: that of its first sequence.
+            seeds = [one + tf.range(token.shape[0])[:, None] * [1, 0] for one in seed]
+            loss, pairs = pipeline.loss_and_gradients(
+                ((token, *seeds), token), mean_nats
+            )
+            return loss, [gradient for gradient, _ in pairs]
+
+        return differentiate
+
     def _nats(self, token: tf.Tensor, seed: tf.Tensor | None = None) -> tf.Tensor:
         """Returns the cross-entropy of each token, [sequences, length], in nats."""
         # GPUs leave what is done with int32 to the host, for which steps would wait.
         token = tf.cast(token, tf.int64)
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-            tf.reshape(token, [-1]), self.model(token, seed)
-        )
+        losses = cross_entropy(self.model(token, seed), token)
         return tf.reshape(losses, [-1, self._config.sequence_length])
 
     def run(self, num_steps: int = 1) -> float:
@@ -180,6 +205,13 @@ class TransformerProgram(DataProgram):
         return (quality.mean_over_groups(metric, bits, files),)
 
 
+def cross_entropy(logits: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
+    """Returns that of each token, flat, in nats."""
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.reshape(token, [-1]), logits
+    )
+
+
 def _draw_seed() -> tf.Tensor:
     # Kernels read seeds in host memory: of a GPU's, steps would wait for the copy.
     with tf.device("/device:CPU:0"):
@@ -201,14 +233,14 @@ class TransformerWorkload(CatalogWorkload):
     ) -> TransformerProgram:
         """Builds the program on ``replicator``; see ``Workload.build``."""
         config = self.make_config(preset, options)
-        if (
-            per_replica_batch_size < 1
-            or per_replica_batch_size % config.sequence_length
-        ):
+        unit = config.sequence_length * config.num_microbatches
+        if per_replica_batch_size < 1 or per_replica_batch_size % unit:
+            parts = f" times num_microbatches={config.num_microbatches!r}"
             raise ValueError(
                 f"per_replica_batch_size {per_replica_batch_size!r} counts tokens, and "
                 "must be a multiple of option sequence_length="
-                f"{config.sequence_length!r}: use for example {config.sequence_length}"
+                f"{config.sequence_length!r}{parts if config.is_pipeline else ''}: use "
+                f"for example {unit}"
             )
         precision.set_tf32(replicator, is_on=config.tf32)
         return TransformerProgram(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from harness import catalog
 from harness.cli import exit_codes, progress
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.errors import HarnessError, PlanError
+from harness.machine import time_of_day
 from harness.options.option import Option, Options
 from harness.planning import study as study_module
 from harness.run.trial_runner import RunSettings, run_trial
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from harness.cli.verb import Call
     from results.records.models import Plan, PlannedTrial
+    from results.records.timeline_record import Timeline
 
 _MOST_STEPS = 100
 _WINDOW = 5  # steps before those that are recorded
@@ -57,6 +60,13 @@ class TraceRequest(Options):
             default="`<study>-<case>.trace.json`",
         ),
     ] = None
+    is_kept: Annotated[
+        bool,
+        Option(
+            name="keep",
+            help="Keep the last of these steps in the study, whose page then draws it.",
+        ),
+    ] = False
     runs_dir: RunsDir = RUNS_DIR
     is_json: IsJson = False
 
@@ -64,8 +74,10 @@ class TraceRequest(Options):
 def run(request: TraceRequest, call: Call) -> int:
     """Runs a case again and writes its timeline; the study stays as it is.
 
+    With ``--keep`` the study has the last step as well, apart from its trials.
+
     Raises:
-      PlanError: No such case, or one that cannot be recorded.
+      PlanError: No such case, or one that cannot be recorded, or other code to keep.
       ResultsError: There is no such study, or it cannot be used.
     """
     if not 1 <= request.steps <= _MOST_STEPS:
@@ -73,13 +85,18 @@ def run(request: TraceRequest, call: Call) -> int:
             f"--steps {request.steps} must be between 1 and {_MOST_STEPS}; 3 show"
             " whether steps are alike"
         )
-    plan = Store.open(
-        study_module.find_study(request.study, request.runs_dir)
-    ).read_plan()
-    chosen = choose(plan, request.case)
+    study = Store.open(study_module.find_study(request.study, request.runs_dir))
+    plan = study.read_plan()
+    planned = choose(plan, request.case)
+    chosen = alone(planned)
     try:
         same_code.check_code(plan)
     except HarnessError as error:
+        if request.is_kept:
+            raise PlanError(
+                f"--keep: the page of study {plan.study!r} would show a step of other"
+                f" code than it measured: {error}; leave --keep out"
+            ) from error
         click.echo(
             f"note: a timeline of other code than the study's: {error}", err=True
         )
@@ -112,12 +129,17 @@ def run(request: TraceRequest, call: Call) -> int:
             click.echo(f"nothing was recorded: {reason}", err=True)
             return exit_codes.SOME_TRIALS_FAILED
     path.write_text(text, encoding="utf-8")
-    _print(request, chosen, path, timeline.summary(json.loads(text)))
+    document = json.loads(text)
+    kept = timeline.record(document, planned.case_id, time_of_day.now_text())
+    _print(request, chosen, path, timeline.summary(document), kept)
+    if request.is_kept:
+        where = study.write_timeline(kept)
+        click.echo(f"kept: {where} (`report {plan.study}` draws it)", err=True)
     return exit_codes.OK
 
 
 def choose(plan: Plan, case: str | None) -> PlannedTrial:
-    """Returns the trial to run, alone and without its evaluation.
+    """Returns the trial to run again.
 
     Raises:
       PlanError: No such case, or one that cannot be recorded.
@@ -143,16 +165,21 @@ def choose(plan: Plan, case: str | None) -> PlannedTrial:
             f" recorded: on CPUs, of a backend with timelines; it has"
             f" {', '.join(known) or 'none'}"
         )
-    spec = named[0].spec.model_copy(
+    return named[0]
+
+
+def alone(trial: PlannedTrial) -> PlannedTrial:
+    """Returns a trial without the others of its relay, and without its evaluation."""
+    spec = trial.spec.model_copy(
         update={
             "order": Order.SEQUENTIAL,
             "is_evaluated": False,
             # A relay has no number of its own.
-            "num_measured_steps": named[0].spec.num_measured_steps or _WINDOW,
+            "num_measured_steps": trial.spec.num_measured_steps or _WINDOW,
         }
     )
     ids = {"trial_id": identity.trial_id(spec), "case_id": identity.case_id(spec)}
-    return named[0].model_copy(update={"spec": spec, **ids})
+    return trial.model_copy(update={"spec": spec, **ids})
 
 
 def _name(trial: PlannedTrial) -> str:
@@ -164,8 +191,20 @@ def _is_named(trial: PlannedTrial, case: str) -> bool:
 
 
 def _print(
-    request: TraceRequest, trial: PlannedTrial, path: Path, found: Mapping[str, Any]
+    request: TraceRequest,
+    trial: PlannedTrial,
+    path: Path,
+    found: Mapping[str, Any],
+    kept: Timeline,
 ) -> None:
+    pipelines = timeline.tasks(kept)
+    if pipelines:
+        shares = [
+            map(timeline.idle_share, (of, timeline.planned(of)))
+            for of in pipelines.values()
+        ]
+        idle, bubble = (statistics.fmean(of) for of in zip(*shares, strict=True))
+        found = {**found, "idle_share": idle, "bubble": bubble}
     if request.is_json:
         click.echo(json.dumps({"path": str(path), **found}, indent=2))
         return
@@ -174,6 +213,11 @@ def _print(
         f"step {found['step_sec'] * 1e3:.1f} ms, of which communication that hides"
         f" behind nothing {found['communication_share']:.0%}"
     )
+    if pipelines:
+        click.echo(
+            f"pipeline: devices are idle {found['idle_share']:.1%} of its time, with"
+            f" tasks of equal length {found['bubble']:.1%}"
+        )
     click.echo(
         f"marks: {found['cost']:.2f} x the step without them; clocks known to"
         f" {found['clock_bound_sec'] * 1e3:.2f} ms"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.engine.graph.stamps import called_functions
-from replicator.step.stage_names import FUNCTION_PREFIX
+from replicator.step.stage_names import END, FUNCTION_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,10 +35,10 @@ def keep_in_order(graph_def: Any) -> None:
     tasks = {node.name: node for node in _tasks(graph_def)}
     if not tasks:
         return
-    waiting: dict[str, list[Any]] = {}
+    waiting: dict[str, list[Any]] = {name: [] for name in tasks}
     for node in graph_def.node:
         for name in dict.fromkeys(_waits_for(node, tasks)):
-            waiting.setdefault(name, []).append(node)
+            waiting[name].append(node)
     for name, nodes in waiting.items():
         ended = _add_end(graph_def, tasks[name])
         for node in nodes:
@@ -70,18 +70,16 @@ def _waits_for(node: Any, tasks: dict[str, Any]) -> Iterator[str]:
 
 
 def _add_end(graph_def: Any, task: Any) -> str:
-    """Adds a node that runs after all results of a task, and returns its name."""
+    """Adds a node that runs after all results of a task, and returns its name.
+
+    It takes them as inputs: without any it would be the same node for all replicas, and
+    each of their tasks would wait for those of the others.
+    """
     end = graph_def.node.add(
-        name=f"{task.name}/replicator_end", op="NoOp", device=task.device
+        name=f"{task.name}{END}", op="IdentityN", device=task.device
     )
-    end.input.append(f"^{task.name}")
     for port, dtype in enumerate(task.attr["Tout"].list.type):
-        if dtype == _RESOURCE:
-            continue
-        result = graph_def.node.add(
-            name=f"{end.name}_{port}", op="Identity", device=task.device
-        )
-        result.attr["T"].type = dtype
-        result.input.append(f"{task.name}:{port}" if port else task.name)
-        end.input.append(f"^{result.name}")
+        if dtype != _RESOURCE:
+            end.attr["T"].list.type.append(dtype)
+            end.input.append(f"{task.name}:{port}" if port else task.name)
     return str(end.name)

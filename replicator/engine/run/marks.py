@@ -4,13 +4,13 @@ They are added to the linked graph, after tracing: in a traced function TensorFl
 put all stateful ops into one order, across devices, and a step that is measured would
 be another one.
 
-A part is what a device does for one layer in one direction, or for one bucket of a
-collective. A mark is the moment when a node has run whose result another part needs;
-that part's nodes that use it wait for the mark, which is all that is added to the
-order: they wait for the node anyway. A part begins with the last of the marks that it
-needs, and ends with the last of its own. For a bucket, what passes between the first
-and the last mark that it needs is a wait for the straggler. Marks that nobody waits for
-would change nothing in the step, and come too late (record 0084).
+A part is what a device does for one layer in one direction, for one task of a pipeline,
+or for one bucket of a collective. A mark is the moment when a node has run whose result
+another part needs; that part's nodes that use it wait for the mark, which is all that
+is added to the order: they wait for the node anyway. A part begins with the last of the
+marks that it needs, and ends with the last of its own. For a bucket, what passes
+between the first and the last mark that it needs is a wait for the straggler. Marks
+that nobody waits for would change nothing in the step, and come too late (0084).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from replicator.engine.graph.body import Ref, make_node
 from replicator.placement.devices import cpu_of
+from replicator.step.stage_names import END, TASK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,7 +35,9 @@ _GRADIENT = "gradient_tape/"
 _COPY = re.compile(r"replica_\d+/")
 _LAYER_DEPTH = 2
 # Nodes that are there before a step begins, or that take no time.
-_PASSIVE = frozenset({"Const", "ReadVariableOp", "Identity", "NoOp", "Shape"})
+_PASSIVE = frozenset(
+    {"Const", "ReadVariableOp", "Identity", "IdentityN", "NoOp", "Shape"}
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +116,7 @@ class Marks:
                 [],
                 self._place_of(source),
                 {},
-                [source],
+                [self._ends(source)],
             )
             for index, source in enumerate(self.marks)
         ]
@@ -148,6 +151,9 @@ class Marks:
         if copy is None:
             return None
         rest = name[copy.end() :]
+        task = TASK.match(rest)
+        if task and f"{name}{END}" in self._nodes:  # not sums beside the call
+            return COMPUTE, f"{copy[0]}{task[0]}"
         is_backward = rest.startswith(_GRADIENT)
         folders = rest.removeprefix(_GRADIENT).split("/")[:-1]
         if len(folders) < _LAYER_DEPTH:
@@ -191,12 +197,17 @@ class Marks:
         return self._numbers[source]
 
     def _origin(self, source: str) -> str:
-        """The node whose value this one only passes on."""
+        """The node whose value, or whose end, this one only passes on."""
         node = self._nodes.get(source)
-        while node is not None and node.op == "Identity":
+        while node is not None and (node.op == "Identity" or source.endswith(END)):
             source = self._inputs[source][0]
             node = self._nodes.get(source)
         return source
+
+    def _ends(self, source: str) -> str:
+        """What a mark waits for: all results of a call that is inlined later."""
+        end = f"{source}{END}"
+        return end if end in self._nodes else source
 
     def _is_moment(self, source: str) -> bool:
         """Whether a node, or an argument, is something that a part may wait for."""

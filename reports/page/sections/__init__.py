@@ -21,6 +21,7 @@ from reports.page.sections import (
     startup,
     steps,
     summary,
+    timelines,
     variation,
     verdict,
 )
@@ -34,6 +35,7 @@ SECTIONS = (
     summary,
     backends,
     steps,
+    timelines,
     variation,
     startup,
     counts,

@@ -11,13 +11,30 @@ import pytest
 
 from harness.cli import exit_codes
 from harness.cli.verbs import trace_verb
+from harness.errors import HarnessError
 from results.records.models import Failure, Phase, StatusRecord, TrialStatus
+from results.store.study_store import Store
+from results.study.cases import load_study
 
 DOCUMENT = {
     "traceEvents": [
-        {"ph": "X", "pid": 0, "ts": 0, "dur": 2000, "args": {"step": 1}, "cat": cat}
-        | ({"args": {"step": 1, "replica": "replica_0"}} if cat == "compute" else {})
-        for cat in ("step", "compute")
+        {
+            "ph": "M",
+            "name": "thread_name",
+            "pid": 0,
+            "tid": 0,
+            "args": {"name": "replica 0 on CPU:0"},
+        },
+        *(
+            {"ph": "X", "pid": 0, "tid": 0, "ts": 0, "dur": 2000, "cat": cat}
+            | {"name": "model/dense", "args": {"step": 1}}
+            | (
+                {"args": {"step": 1, "replica": "replica_0"}}
+                if cat == "compute"
+                else {}
+            )
+            for cat in ("step", "compute")
+        ),
     ],
     "otherData": {"cost": [1.05], "clocks": [{"bound_sec": 0.0}]},
 }
@@ -88,6 +105,44 @@ def test_a_case_is_named_by_its_backend_and_replicas(
     assert ("here.json", 0.002) == tuple(
         json.loads(out)[key] for key in ("path", "step_sec")
     )
+
+
+def test_a_step_is_kept_in_the_study_and_drawn(
+    finished: None, ran: list[Any], harness: Any
+) -> None:
+    """Under the case that was measured, though the trial was another one."""
+    code, _, err = harness("trace", "s", "--steps=2", "--keep")
+    study = load_study(Store.open(Path("runs/s")))
+    (kept,) = study.timelines
+    case = next(case for case in study.cases if case.entries[0].case_id == kept.case_id)
+
+    assert exit_codes.OK == code, err
+    assert "(`report s` draws it)" in err
+    assert ("in_graph", 2) == (case.spec.backend, case.spec.num_replicas)
+    assert ("replica 0 on CPU:0",) == kept.rows
+    assert (0.002, "model/dense") == (kept.step_sec, kept.spans[0].name)
+    assert 0 == harness("report", "s", "-o", "page.html")[0]
+    assert "Timeline of a step" in Path("page.html").read_text()
+
+
+def test_a_step_of_other_code_is_not_kept(
+    finished: None, ran: list[Any], harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page would show it beside numbers of the study's code."""
+
+    def refuse(plan: Any) -> None:
+        raise HarnessError("the code differs")
+
+    monkeypatch.setattr(trace_verb.same_code, "check_code", refuse)
+    code, _, err = harness("trace", "s", "--keep")
+
+    assert exit_codes.USAGE == code
+    assert (
+        "--keep: the page of study 's' would show a step of other code than it "
+        "measured: the code differs; leave --keep out"
+    ) in err
+    assert [] == ran
+    assert not Path("runs/s/timelines").exists()
 
 
 @pytest.mark.parametrize(

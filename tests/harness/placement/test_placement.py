@@ -61,6 +61,35 @@ def test_the_largest_case_that_fits_fills_the_machine(
     assert expected == placement.cores_per_replica(num_available, replicas)
 
 
+@pytest.mark.parametrize(
+    ("num_available", "replicas", "cores", "intra", "inter"),
+    [
+        (2, (1,), 2, 1, 2),
+        (2, (1, 2), 2, 1, 2),
+        (8, (1, 2), 4, 2, 4),
+        (1, (1,), 2, 1, 1),
+    ],
+)
+def test_each_device_of_a_replica_has_its_cores_and_threads(
+    num_available: Any, replicas: Any, cores: Any, intra: Any, inter: Any
+) -> None:
+    """One thread inside an operation per core of a stage, as many between as stages."""
+    found = placement.cores_per_replica(num_available, replicas, 2)
+    place = placement.place(
+        topology_of(num_cores=num_available, num_threads=1),
+        num_replicas=replicas[-1],
+        cores_per_replica=found,
+        devices_per_replica=2,
+        device="cpu",
+    )
+
+    assert (cores, intra, inter) == (
+        found,
+        place.num_intra_op_threads,
+        place.num_inter_op_threads,
+    )
+
+
 def test_physical_cores_come_first_when_they_suffice() -> None:
     """Two replicas of one core never share a physical core of four."""
     topology = topology_of(num_cores=4, num_threads=2)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from harness.planning.request import SweepRequest
 
 LENGTH = 64  # of the preset smoke
+STAGES = {"pipeline_stages": 2, "num_microbatches": 8, "recompute": True}
 
 
 @pytest.fixture
@@ -78,6 +79,28 @@ def test_default_replicas_share_the_sequences_of_a_global_batch(make: Any) -> No
                 "scaling), or another --option sequence_length=N"
             ),
         ),
+        (
+            {"per_replica_batch_size": 100, "options": {"num_microbatches": 8}},
+            (
+                "1 replica(s) of 100 tokens each: a batch of transformer is a multiple "
+                "of sequence_length 64 times num_microbatches 8; use 512 tokens per "
+                "replica (--per-replica-batch-size, or --global-batch-size 512 with "
+                "strong scaling), or another --option sequence_length=N, --option "
+                "num_microbatches=N"
+            ),
+        ),
+        (
+            {"options": STAGES, "backends": ("tf_mirrored",)},
+            (
+                "option pipeline_stages=2 does not work on backend 'tf_mirrored': a "
+                "replica of tf.distribute is one device here; use --backends single,"
+                "in_graph,"
+            ),
+        ),
+        (
+            {"options": {"pipeline_stages": 9}},
+            "option pipeline_stages=9 is more than the 6 parts of a model",
+        ),
     ],
 )
 def test_parts_of_sequences_are_refused(
@@ -86,6 +109,40 @@ def test_parts_of_sequences_are_refused(
     """Before anything is written, with the nearest batches that are whole."""
     with pytest.raises(PlanError, match=re.escape(message)):
         make(**fields)
+
+
+def test_stages_match_one_device_without_a_pipeline(make: Any) -> None:
+    """Also at one replica; two sequences of each micro-batch for each replica."""
+    found = make(replicas=(1, 2), options=STAGES, backends=("in_graph", "single"))[1]
+    reference, *others = (trial.spec for trial in found.matching.trials)
+
+    assert ("single", 1, {}) == (
+        reference.backend,
+        reference.num_replicas,
+        reference.options,
+    )
+    assert {("in_graph", 1), ("in_graph", 2), ("single", 1)} == {
+        (spec.backend, spec.num_replicas) for spec in others
+    }
+    assert all(spec.options == STAGES for spec in others)
+    assert {32 * LENGTH} == {spec.global_batch_size for spec in (reference, *others)}
+    assert (
+        "without dropout; the one replica is on one device, without a pipeline"
+    ) == found.matching.remarks["in_graph"]
+
+
+def test_a_replica_has_a_core_for_each_stage(make: Any) -> None:
+    """Four cores are two replicas of two stages, and so the default goes to two."""
+    found = make(
+        replicas=None,
+        options=STAGES,
+        backends=("in_graph",),
+        per_replica_batch_size=16 * LENGTH,
+    )[1]
+
+    assert {1, 2} == {trial.spec.num_replicas for trial in found.trials}
+    assert {2} == {trial.spec.cores_per_replica for trial in found.trials}
+    assert {2, 4} == {trial.spec.num_devices for trial in found.trials}
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

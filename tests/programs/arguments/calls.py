@@ -188,6 +188,15 @@ OUTSIDE = {
         [_identity], num_microbatches=2, schedule=v
     ),
     "balance_stages(value, 1)": lambda repl, v: replicator.balance_stages(v, 1),
+    "make_stages(value)": lambda repl, v: replicator.make_stages(
+        v, tf.TensorSpec([1, 1]), 1
+    ),
+    "make_stages(example)": lambda repl, v: replicator.make_stages(
+        [lambda: keras.layers.Dense(1)], v, 1
+    ),
+    "make_stages(balance)": lambda repl, v: replicator.make_stages(
+        [lambda: keras.layers.Dense(1)], tf.TensorSpec([1, 1]), 1, balance=v
+    ),
     "balance_stages([1], value)": lambda repl, v: replicator.balance_stages([1], v),
     "CrossReplicaBatchNormalization(variance_form=value)": lambda repl, v: (
         replicator.CrossReplicaBatchNormalization(variance_form=v)

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import pickle
 import re
+import types
 
 import keras
 import pytest
@@ -260,3 +261,20 @@ def test_run_in_a_step_is_refused(repl_once):
 
     with pytest.raises(errors.RunContextError, match=r"inside a step function"):
         repl_once.run(step)
+
+
+def test_a_distribution_of_keras_is_refused_where_a_step_is_traced():
+    """On TensorFlow it does nothing, and nobody would know."""
+    repl = single()
+    keras.distribution.set_distribution(types.SimpleNamespace())
+    try:
+        with pytest.raises(
+            errors.StrategyError,
+            match=r"keras.distribution is set to SimpleNamespace, which Keras accepts "
+            r"on TensorFlow and does not do; call keras.distribution.set_distribut",
+        ):
+            repl.run(lambda: tf.ones([]))
+    finally:
+        keras.distribution.set_distribution(None)
+
+    assert 1.0 == float(repl.run(lambda: tf.ones([]))[0])

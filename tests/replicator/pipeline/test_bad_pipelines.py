@@ -111,7 +111,7 @@ def test_a_loss_that_is_no_scalar():
 def test_a_collective_in_a_stage():
     """It would join replicas at other times."""
     refused(
-        "stage 1 calls all_reduce, but a stage works on one micro-batch of one replica",
+        "stage 1 calls all_reduce, or an optimizer that does, but a stage works on one",
         [tf.identity, replicator.all_mean],
     )
 
@@ -131,6 +131,35 @@ def test_a_layer_without_variables():
         r"stage 1 \(dense\w*\) has no variables yet; make them outside of the step, "
         r"with logical_device\(1\): stage.build\(input_shape\)",
         [tf.identity, keras.layers.Dense(3)],
+    )
+
+
+def test_a_variable_that_a_stage_creates():
+    """It would be another one in each trace, and on no device of a stage."""
+    refused(
+        r"stage 0 creates a variable, which would be on no device of the stage; create "
+        r"it outside of the step, with logical_device\(0\)",
+        [lambda x: x * tf.Variable(2.0)],
+    )
+    refused("stage 0 creates a variable", [lambda x: x * keras.Variable(2.0)])
+
+
+def test_an_optimizer_in_a_stage():
+    """It would update once per micro-batch, and each would communicate."""
+    repl = replicator.create("in_graph", num_replicas=1, devices=["CPU:0"])
+    with repl.context():
+        weight = tf.Variable(2.0)
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
+    optimizer.build([weight])
+
+    def updates(x):
+        optimizer.apply_gradients([(tf.ones([]), weight)])
+        return x
+
+    refused(
+        "stage 0 calls all_reduce, or an optimizer that does, .*; communicate, and "
+        "apply gradients, before or after the pipeline",
+        [updates],
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import json
 import re
 
 import keras
@@ -16,6 +17,7 @@ from executed_graph import before, partitions
 import replicator
 
 WIDTH, PARTS = 8, 4
+CLOCK_US = 2.0  # the time between two reads of a clock
 SCHEDULES = ("fill_drain", "one_forward_one_backward")
 
 
@@ -27,7 +29,9 @@ def mean_squared(outputs, targets):
 class Model:
     """Stages on a replicator, and a step that trains them, in a pipeline or not."""
 
-    def __init__(self, num_replicas, num_stages, layers=(), **options):
+    def __init__(
+        self, num_replicas, num_stages, layers=(), *, of_optimizer=None, **options
+    ):
         keras.utils.set_random_seed(0)
         devices = [f"CPU:{i}" for i in range(num_replicas * num_stages)]
         self.repl = replicator.create(
@@ -50,7 +54,10 @@ class Model:
                             ]
                         )
                     )
-            self.optimizer = self.repl.wrap_optimizer(keras.optimizers.Adam(0.01))
+            self.optimizer = self.repl.wrap_optimizer(
+                keras.optimizers.Adam(0.01), **(of_optimizer or {})
+            )
+        self.is_scaled = "loss_scale" in (of_optimizer or {})
 
     def pipeline(self, **options):
         """The stages as a pipeline."""
@@ -61,6 +68,10 @@ class Model:
     def train(self, pipeline=None, num_steps=20):
         """Losses of each step and all weights after the last."""
 
+        def loss_fn(outputs, targets):
+            loss = mean_squared(outputs, targets)
+            return self.optimizer.scale_loss(loss) if self.is_scaled else loss
+
         def step(batch):
             if pipeline is None:
                 with tf.GradientTape() as tape:
@@ -68,11 +79,11 @@ class Model:
                     for k, stage in enumerate(self.stages):
                         with replicator.logical_device(k):
                             values = stage(values, training=True)
-                    loss = mean_squared(values, batch[1])
+                    loss = loss_fn(values, batch[1])
                 variables = [v for s in self.stages for v in s.trainable_variables]
                 found = zip(tape.gradient(loss, variables), variables, strict=True)
             else:
-                loss, found = pipeline.loss_and_gradients(batch, mean_squared)
+                loss, found = pipeline.loss_and_gradients(batch, loss_fn)
             self.optimizer.apply_gradients(found)
             return loss
 
@@ -106,6 +117,12 @@ def in_one_piece(num_replicas, num_stages):
     return Model(num_replicas, num_stages).train()
 
 
+@functools.cache
+def in_one_piece_after_four():
+    """The same of two replicas of two stages, after four steps."""
+    return Model(2, 2).train(num_steps=4)
+
+
 CASES = [
     (1, 2, "fill_drain", True, {}),
     (1, 3, "one_forward_one_backward", False, {}),
@@ -131,6 +148,38 @@ def test_it_trains_like_the_model_in_one_piece(
 
     np.testing.assert_allclose(found, losses, rtol=1e-5)
     np.testing.assert_allclose(own, weights, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "of_optimizer",
+    [
+        {"loss_scale": "dynamic"},
+        {"accumulation_steps": 2},
+        {"global_clipnorm": 0.01},
+        {"compression": "bfloat16"},
+        {"sharded_update": True},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+@pytest.mark.parametrize("placement", ["shared", "mirrored"])
+@pytest.mark.covering(strength=1)
+def test_options_of_the_optimizer_combine(of_optimizer, placement):
+    """Gradients are averages of a whole batch, as those that it gets otherwise.
+
+    The full run adds each option in each placement.
+    """
+    options = {"of_optimizer": of_optimizer, "variable_placement": placement}
+    plain, cut = (Model(2, 2, **options) for _ in range(2))
+
+    losses, weights = plain.train(num_steps=4)
+    found, own = cut.train(cut.pipeline(), num_steps=4)
+
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    np.testing.assert_allclose(own, weights, rtol=1e-3, atol=2e-5)
+    # The option does something, or is one of those that must not.
+    is_seen = np.abs(own - in_one_piece_after_four()[1]).max() > 1e-4
+    is_expected = bool({"accumulation_steps", "global_clipnorm"} & {*of_optimizer})
+    assert is_expected == is_seen
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
@@ -246,6 +295,41 @@ def test_gradients_of_low_precision_are_summed_in_float32():
     assert float(repl.run(step)[0]) == float(tf.cast(287 / 32, tf.bfloat16))
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_mixed_precision_casts_weights_once_per_step(recompute):
+    """Kernel and offsets of each stage, not once per task; what is trained is equal."""
+    layers = [
+        lambda: keras.layers.Dense(WIDTH, dtype="mixed_bfloat16"),
+        lambda: keras.layers.Activation("linear", dtype="float32"),
+    ]
+    plain, cut = (Model(1, 2, layers) for _ in range(2))
+    found = {}
+    losses, weights = plain.train(num_steps=2)
+
+    def train():
+        found["trained"] = cut.train(cut.pipeline(recompute=recompute), num_steps=2)
+
+    casts = [
+        node
+        for graph in partitions(train)
+        for node in graph.node
+        if node.op == "Cast" and reads_a_variable(graph, node)
+    ]
+
+    np.testing.assert_allclose(found["trained"][0], losses, rtol=1e-2)
+    np.testing.assert_allclose(found["trained"][1], weights, atol=2e-2)
+    assert 2 * 2 == len(casts), [node.name for node in casts]
+
+
+def reads_a_variable(graph, node):
+    """Whether a node has a variable's value as its input."""
+    by_name = {other.name: other for other in graph.node}
+    source = by_name.get(node.input[0].partition(":")[0])
+    while source is not None and source.op == "Identity":
+        source = by_name.get(source.input[0].partition(":")[0])
+    return source is not None and source.op == "ReadVariableOp"
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_executed_graph_has_the_order_of_the_schedule(schedule):
     """Every product of a task is before every one of the next task of its device."""
@@ -263,6 +347,12 @@ def test_the_executed_graph_has_the_order_of_the_schedule(schedule):
             for first, second in itertools.pairwise(own):
                 assert all(first <= ended_before(product) for product in second)
                 num_checked += 1
+        # A replica waits for no task of another one.
+        for (replica, *_), own in tasks.items():
+            waited = set().union(*(ended_before(product) for product in own))
+            assert not [
+                n for n in waited if n.startswith(f"replica_{1 - replica}/stage")
+            ]
     assert num_checked == 2 * 2 * (2 * PARTS - 1)
 
 
@@ -278,10 +368,43 @@ def products_by_task(graph):
 
 
 def test_explain_draws_the_schedule():
-    """A row per stage."""
+    """A row per stage, and what each keeps: its results and what it has received."""
     model = Model(1, 2)
     pipeline = model.pipeline()
     model.train(pipeline, 1)
 
     assert pipeline.describe() in model.repl.explain()
     assert "stage 1     F0 B0 F1 B1" in pipeline.describe()
+    # Of 4 examples of 8 numbers: tanh of two micro-batches; of one micro-batch its
+    # input, tanh, and the difference from its targets.
+    assert (
+        "stage 0 keeps activations of at most 2 micro-batches, 256 bytes\n"
+        "stage 1 keeps activations of at most 1 micro-batches, 384 bytes"
+    ) in model.repl.explain()
+
+
+def test_a_timeline_has_the_tasks_in_the_order_of_the_schedule(tmp_path):
+    """In the row of each device; none begins before the one before it ends."""
+    model = Model(2, 2)
+    pipeline = model.pipeline()
+    path = tmp_path / "trace.json"
+    model.repl.timeline(path, steps=1)
+
+    model.train(pipeline, 4)
+
+    events = json.loads(path.read_text())["traceEvents"]
+    for replica, k in itertools.product(range(2), range(2)):
+        own = [
+            event
+            for event in events
+            if event.get("cat") == "compute"
+            and event["args"]["replica"] == f"replica_{replica}"
+            and event["name"].startswith(f"stage_{k}_")
+            and not event["name"].endswith("/sum")  # of gradients, beside tasks
+        ]
+        own.sort(key=lambda event: event["ts"])
+        assert [f"stage_{k}_{task}" for task in pipeline.schedule[k]] == [
+            event["name"] for event in own
+        ]
+        for first, second in itertools.pairwise(own):
+            assert first["ts"] + first["dur"] <= second["ts"] + CLOCK_US

@@ -1,0 +1,182 @@
+"""Stages of a chain of Keras layers, cut by what layers cost, or by hand."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from replicator.errors import PipelineError
+from replicator.pipeline import checks, products
+from replicator.pipeline.balance import balance_stages
+from replicator.step.logical import logical_device
+from replicator.validation.arguments import shown
+from replicator.validation.integers import is_integer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+BALANCES = ("flops", "measured")
+_NUM_RUNS = 5
+
+
+class Stages(list[Any]):
+    """Stages as ``Pipeline`` takes them, each a ``keras.Sequential``.
+
+    Attributes:
+      balance: A line that says which layers each stage has, and why.
+    """
+
+    balance: str = ""
+
+
+def make_stages(
+    makers: Sequence[Callable[[], Any]],
+    example: Any,
+    num_stages: int,
+    *,
+    balance: str | Sequence[int] = "flops",
+) -> Stages:
+    """Cuts a chain of Keras layers into stages, and makes stage k on logical device k.
+
+    Call it in ``repl.context()``. The largest stage is as small as it can be, since it
+    sets the pace of a pipeline (Huang et al. 2019, section 2.1).
+
+    Args:
+      makers: Functions without arguments, each of which returns a new layer; to find
+        what layers cost, others are made, one at a time.
+      example: ``tf.TensorSpec`` of the inputs of a micro-batch, [examples, ...].
+      num_stages: K, at most as many as layers.
+      balance: ``flops`` counts the products of each layer from its graph, without
+        making its variables; ``measured`` times its forward and backward pass once,
+        where this process computes; a list has the number of layers of each stage.
+
+    Returns:
+      K models in a list, whose balance ``explain()`` prints.
+
+    Raises:
+      PipelineError: There are fewer layers than stages, or ``balance`` is none of
+        these.
+    """
+    if (
+        not isinstance(makers, (list, tuple))
+        or not makers
+        or not all(
+            callable(maker) and not isinstance(maker, keras.layers.Layer)
+            for maker in makers
+        )
+    ):
+        raise PipelineError(
+            f"make_stages(makers) got {shown(makers)}; pass a list of functions that "
+            "each return a new Keras layer, such as lambda: keras.layers.Dense(8)"
+        )
+    if not isinstance(example, tf.TensorSpec) or not example.shape.is_fully_defined():
+        raise PipelineError(
+            f"make_stages(example) got {shown(example)}; pass the tf.TensorSpec of a "
+            "micro-batch, with its number of examples"
+        )
+    if isinstance(balance, str) and balance not in BALANCES:
+        raise PipelineError(
+            f"balance={shown(balance)} is unknown; use one of {', '.join(BALANCES)}, "
+            "or the number of layers of each stage"
+        )
+    by_hand = isinstance(balance, str) or _by_hand(balance, len(makers), num_stages)
+    way = balance if isinstance(balance, str) else "hand"
+    costs, outputs = _costs(makers, example, way)
+    parts = balance_stages(costs, num_stages) if by_hand is True else by_hand
+    stages = Stages()
+    for index, part in enumerate(parts):
+        spec = outputs[part.start]
+        with logical_device(index):
+            inputs = keras.Input(spec.shape[1:], dtype=spec.dtype.name)
+            stages.append(keras.Sequential([inputs, *(makers[i]() for i in part)]))
+    stages.balance = _described(way, parts, costs)
+    return stages
+
+
+def _by_hand(balance: Any, num_layers: int, num_stages: int) -> list[range]:
+    is_list = isinstance(balance, (list, tuple)) and all(
+        is_integer(count, least=1) for count in balance
+    )
+    if not is_list or len(balance) != num_stages or sum(balance) != num_layers:
+        raise PipelineError(
+            f"balance={shown(balance)} does not cut {num_layers} layers into "
+            f"{num_stages} stages; use {' or '.join(map(repr, BALANCES))}, or the "
+            f"number of layers of each stage, {num_layers} in all"
+        )
+    ends = [0, *itertools.accumulate(balance)]
+    return [range(a, b) for a, b in itertools.pairwise(ends)]
+
+
+def _costs(
+    makers: Sequence[Callable[[], Any]], example: Any, way: str
+) -> tuple[list[float], list[Any]]:
+    """What each layer costs, and the inputs of each."""
+    costs: list[float] = []
+    inputs = [example]
+    for maker in makers:
+        traced = _traced(maker)
+        try:
+            concrete = traced.get_concrete_function(inputs[-1])
+        except (TypeError, ValueError) as error:
+            given = f"{inputs[-1].dtype.name}{list(inputs[-1].shape)}"
+            raise PipelineError(
+                f"layer {len(costs)} does not take {given}: {checks.reason(error)}; "
+                "make the outputs of a layer the inputs of the next, and example those "
+                "of the first"
+            ) from error
+        inputs.append(tf.TensorSpec.from_tensor(concrete.outputs[0]))
+        costs.append(
+            _seconds(maker, inputs[-2])
+            if way == "measured"
+            else float(products.flops(concrete.graph))
+        )
+    return costs, inputs
+
+
+def _traced(maker: Callable[[], Any]) -> Any:
+    def run(values: Any) -> Any:
+        # What a layer makes in this scope has no memory.
+        with keras.StatelessScope(initialize_variables=False):
+            return maker()(values)
+
+    return tf.function(run, autograph=False)
+
+
+def _seconds(maker: Callable[[], Any], spec: Any) -> float:
+    """How long the forward and the backward pass of a layer take, the median."""
+    layer, values = maker(), tf.zeros(spec.shape, spec.dtype)
+    layer(values)  # builds it
+
+    @tf.function(autograph=False)
+    def run(values: Any) -> Any:
+        with tf.GradientTape() as tape:
+            if values.dtype.is_floating:
+                tape.watch(values)
+            outputs = layer(values)
+        sources = [values, *layer.trainable_variables]
+        return outputs, tape.gradient(outputs, sources)
+
+    found = []
+    for _ in range(_NUM_RUNS + 1):
+        begin = time.perf_counter()
+        tf.nest.map_structure(lambda one: one.numpy(), run(values)[0])
+        found.append(time.perf_counter() - begin)
+    return statistics.median(found[1:])  # the first one traces
+
+
+def _described(way: str, parts: Sequence[range], costs: Sequence[float]) -> str:
+    by_stage = [sum(costs[i] for i in part) for part in parts]
+    if way == "measured":
+        found = ", ".join(f"{1e3 * cost:.3g} ms" for cost in by_stage)
+    else:
+        found = ", ".join(f"{cost:,.0f} FLOPs forward" for cost in by_stage)
+    layers = ", ".join(
+        f"{part.start}" if len(part) == 1 else f"{part.start} to {part.stop - 1}"
+        for part in parts
+    )
+    return f"balance by {way}: layers {layers}; {found}"
