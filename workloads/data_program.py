@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+import replicator
 from workloads import device_inputs, reused_batch
 from workloads.data import audit
 from workloads.replicated import ReplicatedProgram
@@ -15,7 +16,6 @@ from workloads.replicated import ReplicatedProgram
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import replicator
     from workloads.data.sources import Examples
     from workloads.spec import SanityCheck
 
@@ -54,7 +54,13 @@ class DataProgram(ReplicatedProgram):
 
     def _open_inputs(self) -> None:
         """Creates the pipelines; called when all is known that determines batches."""
-        self._inputs = device_inputs.make_iterator(self._repl, self._input_fn)
+        self._inputs = device_inputs.make_iterator(
+            self._repl, self._input_fn, self._input_mode()
+        )
+
+    def _input_mode(self) -> replicator.InputReplicationMode:
+        """Returns which replicas each pipeline feeds."""
+        return replicator.InputReplicationMode.PER_WORKER
 
     def _input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
         self._contexts.append(context)

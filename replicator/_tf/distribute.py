@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -208,6 +209,23 @@ def is_compiled_graph() -> bool:
 def mixes_strategies(error: Exception) -> bool:
     """Whether two strategies meet, as an optimizer's and a model's (test_fit)."""
     return "Mixing different tf.distribute.Strategy objects" in str(error)
+
+
+def mixed_variable(error: BaseException) -> tuple[str, str, int] | None:
+    """What a step read or wrote if strategies met in a variable (test_identity).
+
+    Returns:
+      Its name, its strategy, and the number of its copies; None for other errors.
+    """
+    seen: BaseException | None = error
+    while seen is not None and isinstance(error, Exception) and mixes_strategies(error):
+        for frame, _ in traceback.walk_tb(seen.__traceback__):
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, values_lib.DistributedVariable):
+                name = type(owner.distribute_strategy).__name__
+                return owner.name, name, len(owner.values)
+        seen = seen.__context__  # AutoGraph raises another one
+    return None
 
 
 def has_global_seed() -> bool:

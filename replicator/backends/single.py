@@ -174,7 +174,7 @@ class SingleDeviceReplicator(base.Replicator):
                 return check_outputs(step_fn(*batch), step_fn)
 
         generator = StepGenerator()
-        with generator.installed():
+        with foreign.explained(), generator.installed():
             traced = creation.in_first_trace(
                 lambda: tf.function(step).get_concrete_function(*specs)
             )

@@ -3,8 +3,10 @@
 In a step of ``repl.run`` they are left as they are: ``wrap_optimizer`` has averaged
 them. In a step of ``strategy.run`` they are summed, since losses were divided by the
 number of replicas. In the step of a Keras model nothing divides losses, whether Keras
-computes them or the step does, and gradients are averaged. A replica counts by its
-examples there, so that the last, partial batch of an epoch is one like all others.
+computes them or the step does, and gradients are averaged where the tape has ended:
+what the step or its optimizer makes of them, such as a clip, is made of the averages. A
+replica counts by its examples there, so that the last, partial batch of an epoch is one
+like all others.
 """
 
 from __future__ import annotations
@@ -18,16 +20,24 @@ from replicator.errors import StrategyError
 from replicator.optimizer.gradients import times
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 from replicator.step import context as context_lib
+from replicator.step.lines import line_of, shown
+from replicator.strategy import tape_calls
+from replicator.strategy.derived import Derivation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
 _CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 _LIBRARIES = ("keras", "tf_keras")
 
 
 class GradientSum:
-    """What becomes of the sums of gradients in one step."""
+    """What becomes of the sums of gradients in one step.
+
+    Attributes:
+      means: By reference of a gradient that a tape has returned, its average; of those
+        that were averaged in the step of a Keras model.
+    """
 
     def __init__(
         self,
@@ -47,6 +57,7 @@ class GradientSum:
         self._is_of_model = is_of_model
         self._num_examples = num_examples
         self._weight: tf.Tensor | None = None
+        self.means: dict[Any, tf.Tensor] = {}
 
     @property
     def divisor(self) -> int:
@@ -61,14 +72,45 @@ class GradientSum:
         """
         if not context_lib.are_gradients_divided() or self._num_replicas == 1:
             return grads
-        _check_does_not_clip(optimizer)
         if self._is_of_model:
-            return reductions.all_mean(self._weighted(grads))
+            leaves = tf.nest.flatten(grads)
+            return tf.nest.pack_sequence_as(grads, self._averaged(leaves))
+        _check_does_not_clip(optimizer)
         return reductions.all_sum(grads)
 
-    def mean(self, value: tf.Tensor) -> tf.Tensor:
-        """The mean over all examples of what is one over those of each replica."""
-        return reductions.all_mean(self._weighted([value])[0])
+    def _averaged(self, grads: Sequence[Any]) -> list[Any]:
+        """The gradients of the whole batch; what a step made of them is made again."""
+        sparse = [grad for grad in grads if isinstance(grad, tf.IndexedSlices)]
+        dense = [
+            tf.convert_to_tensor(grad)
+            for grad in grads
+            if not isinstance(grad, tf.IndexedSlices)
+        ]
+        derived = Derivation(dense, tape_calls.is_result)
+        _check_derived(derived, sparse)
+        # What no tape has returned, such as a gradient in closed form.
+        own = [grad for grad in dense if not derived.depends(grad)]
+        means = iter(
+            reductions.all_mean(self._weighted([*derived.sources, *own, *sparse]))
+        )
+        of_tape = [next(means) for _ in derived.sources]
+        pairs = zip(derived.sources, of_tape, strict=True)
+        self.means |= {source.ref(): mean for source, mean in pairs}
+        made = list(zip(dense, derived.again(of_tape), strict=True))
+        for old, new in made:
+            if derived.depends(old) and old.ref() not in self.means:
+                context = context_lib.require("apply_gradients")
+                context.require_same(new, _at(old.op, _NOT_OF_MEANS))
+        of_dense = [new if derived.depends(old) else next(means) for old, new in made]
+        rest = iter(of_dense)
+        return [
+            next(means if isinstance(grad, tf.IndexedSlices) else rest)
+            for grad in grads
+        ]
+
+    def mean(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The means over all examples of what are some over those of each replica."""
+        return list(reductions.all_mean(self._weighted(values)))
 
     def of_scaler(self, grads: Any, scaler: Any) -> Any:
         """Sums gradients before Keras' ``LossScaleOptimizer`` asks if they are finite.
@@ -146,3 +188,44 @@ def _check_does_not_clip(optimizer: Any) -> None:
             f"that of one device; write repl.wrap_optimizer({kind}(...)), which "
             "averages first"
         )
+
+
+_NOT_OF_MEANS = (
+    "computes with gradients what is more than a function of them, of examples, random "
+    "numbers or a state of this replica, so that the update is not that of one device; "
+    'write gradients = tf.distribute.get_replica_context().all_reduce("mean", '
+    "gradients) before it, and make the rest the same on all replicas"
+)
+_SPARSE = (
+    "computes with a sparse gradient, as an embedding has, before it is averaged over "
+    "replicas; make it dense first, by tf.convert_to_tensor(gradient), or leave "
+    "clipping to repl.wrap_optimizer(optimizer, global_clipnorm=c)"
+)
+
+
+def _check_derived(derived: Derivation, sparse: Iterable[tf.IndexedSlices]) -> None:
+    """Rejects what cannot be made again of averages.
+
+    Raises:
+      StrategyError: Names the line.
+    """
+    if derived.has_effects:
+        op = next(op for op in derived.operations if op.op_def.is_stateful)
+        raise StrategyError(_at(op, _NOT_OF_MEANS))
+    parts: set[Any] = set()
+    for grad in sparse:
+        values = Derivation([grad.values, grad.indices], tape_calls.is_result)
+        parts |= {source.ref() for source in values.sources}
+        if values.operations:
+            raise StrategyError(_at(values.operations[-1], _SPARSE))
+    of_rows = [
+        source
+        for source in derived.sources
+        if source.ref() in parts or source.dtype.is_integer
+    ]
+    if of_rows:
+        raise StrategyError(_at(derived.operations[-1], _SPARSE))
+
+
+def _at(op: Any, message: str) -> str:
+    return f"a step of fit(){shown([line_of(op.traceback)])} {message}"

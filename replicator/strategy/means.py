@@ -23,6 +23,7 @@ from replicator.errors import StrategyError
 from replicator.step import context as context_lib
 from replicator.step.lines import line_of, shown
 from replicator.strategy import sums
+from replicator.strategy.derived import passed_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -188,7 +189,7 @@ class _Graph:
 
     def is_of_examples(self, tensor: Any) -> bool:
         """Whether a value depends on the examples of this replica alone."""
-        stack, passed = [tensor.op], set()
+        stack, passed = [passed_on(tensor).op], set()
         while stack:
             op = stack.pop()
             if op in self._sources or self._is_of_examples.get(op):
@@ -198,7 +199,7 @@ class _Graph:
                 continue
             passed.add(op)
             if op.type not in _OF_SHAPE and op.name not in self._operands:
-                stack += [one.op for one in op.inputs]
+                stack += [passed_on(one).op for one in op.inputs]
         self._is_of_examples.update(dict.fromkeys(passed, False))
         return False
 

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import grappler as _tf_grappler
-from replicator.collectives import gathering, reductions
+from replicator.collectives import gathering
 from replicator.inputs.batch_rows import num_rows
 from replicator.step import identity
-from replicator.strategy import means
+from replicator.strategy import logs, means
 from replicator.strategy.calls import Arguments, Outputs
 from replicator.strategy.gradients import GradientSum
 from replicator.strategy.replica_context import entered_by
@@ -141,7 +141,7 @@ class Steps:
                 if is_trainer_step(fn):
                     if num_replicas > 1:
                         means.check(trainer_of(fn), tensors)
-                    result = _logs(fn, result, sums, is_over_programs=is_over_programs)
+                        result = logs.of_all(trainer_of(fn), result, sums)
                 elif is_over_programs and _tf_distribute.is_of_keras_trainer(fn):
                     outputs.are_whole = True
                     result = tf.nest.map_structure(_whole, result)
@@ -190,31 +190,6 @@ def trainer_of(fn: Callable[..., Any]) -> Any:
 def is_trainer_step(fn: Callable[..., Any]) -> bool:
     """Whether a function is a step of ``fit`` or ``evaluate`` of a Keras model."""
     return trainer_of(fn) is not None
-
-
-def _logs(
-    fn: Callable[..., Any], logs: Any, sums: GradientSum, *, is_over_programs: bool
-) -> Any:
-    """What the step of a Keras model returns, as one device would.
-
-    Where it names the model's metrics and nothing else, Keras asks them for their
-    values of the end itself, and averages over local replicas until then. Any other
-    logs it takes as they are: numbers are means over the examples of a replica.
-    Callbacks decide by them when to stop, which all processes have to do together.
-    """
-    names = {metric.name for metric in trainer_of(fn).metrics}
-    if isinstance(logs, dict) and set(logs) == names:
-        if not is_over_programs:
-            return logs
-        mean = reductions.all_mean
-    else:
-        mean = sums.mean
-
-    def whole(value: Any) -> Any:
-        is_mean = isinstance(value, tf.Tensor) and value.dtype.is_floating
-        return mean(value) if is_mean else value
-
-    return tf.nest.map_structure(whole, logs)
 
 
 def _whole(value: Any) -> Any:

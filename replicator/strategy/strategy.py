@@ -145,8 +145,8 @@ class ReplicatorStrategy(StepStrategy):
         is_of_model = is_trainer_step(fn)
         if is_of_model:
             _check_is_traced(fn)
-        elif _tf_distribute.is_of_keras_trainer(fn):
-            is_of_model = True
+        is_of_model = is_of_model or _tf_distribute.is_of_keras_trainer(fn)
+        if is_of_model:
             args = self._split(args)
         arguments = arguments_of(
             args,
@@ -166,13 +166,16 @@ class ReplicatorStrategy(StepStrategy):
         return step.outputs.grouped(flat)
 
     def _split(self, args: Any) -> Any:
-        """Splits the batch of ``predict_on_batch``, which is a nest of plain tensors.
+        """Splits the batch of ``train_on_batch`` and the like: a nest of plain tensors.
 
-        Keras joins what the replicas return.
+        Each replica would count the same examples. Of ``predict_on_batch``, Keras joins
+        what the replicas return.
         """
         leaves = [leaf for leaf in tf.nest.flatten(args) if leaf is not None]
         repl = self._repl
-        are_plain = all(tf.is_tensor(x) and not is_per_replica(x) for x in leaves)
+        are_plain = all(
+            tf.is_tensor(x) and not is_per_replica(x) and x.shape.rank for x in leaves
+        )
         if repl.num_replicas == 1 or not leaves or not are_plain:
             return args
         parts = datasets.parts_of(

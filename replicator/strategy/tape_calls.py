@@ -40,6 +40,17 @@ def backward(
     return {op for op in found if op in call_of}
 
 
+def is_result(tensor: tf.Tensor) -> bool:
+    """Whether a call of a tape has made a tensor, or what it made is one with its rows.
+
+    The latter is a sparse gradient that was made dense.
+    """
+    op = tensor.op
+    if op.type == "UnsortedSegmentSum" and is_result(op.inputs[1]):
+        return True
+    return _caller(op.traceback) is not None
+
+
 def is_first(op: Any) -> bool:
     """Whether a call begins with an operation: the ones in the shape of its target."""
     scopes = op.name.split("/")

@@ -233,18 +233,23 @@ def test_tf32_is_set_explicitly(name, is_on):
     assert tf.config.experimental.tensor_float_32_execution_enabled()
 
 
-def test_tf32_cannot_be_off_where_it_would_not_reach_the_workers():
-    """Workers that only serve TensorFlow keep its default."""
+def test_tf32_cannot_be_off_where_it_would_not_reach_the_gpus(monkeypatch):
+    """Workers that only serve TensorFlow keep its default; CPUs have no TF32."""
     precision = importlib.import_module("workloads.common.precision")
 
     class Served:
         num_programs, num_workers = 1, 2
 
+    precision.set_tf32(Served(), is_on=False)
+    found = tf.config.experimental.tensor_float_32_execution_enabled()
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda _: ["GPU:0"])
     with pytest.raises(
-        ValueError, match=r"option tf32=False does not reach the workers of Served, "
+        ValueError, match=r"option tf32=False does not reach the GPUs of Served, "
     ):
         precision.set_tf32(Served(), is_on=False)
     precision.set_tf32(Served(), is_on=True)
+
+    assert not found
 
 
 @pytest.mark.parametrize("name", ["resnet50", "sngan"])

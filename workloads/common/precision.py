@@ -38,12 +38,15 @@ def set_tf32(repl: replicator.Replicator, *, is_on: bool) -> None:
       is_on: Whether they use it.
 
     Raises:
-      ValueError: It is to be off, and workers that only serve TensorFlow compute.
+      ValueError: It is to be off, and workers that only serve TensorFlow compute on
+        GPUs.
     """
-    if not is_on and repl.num_programs < repl.num_workers:
+    is_served = repl.num_programs < repl.num_workers
+    # Those of all workers, once they are connected; CPUs have no TF32.
+    if not is_on and is_served and tf.config.list_logical_devices("GPU"):
         raise ValueError(
-            f"option tf32=False does not reach the workers of {type(repl).__name__}, "
-            "which only serve TensorFlow: leave it True, or use a backend such as "
-            "multi_worker"
+            f"option tf32=False does not reach the GPUs of {type(repl).__name__}, "
+            "whose workers only serve TensorFlow: leave it True, or use a backend such "
+            "as multi_worker"
         )
     tf.config.experimental.enable_tensor_float_32_execution(is_on)

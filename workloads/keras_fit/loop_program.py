@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+import replicator
 from workloads.keras_fit import flops
 from workloads.keras_fit.fit_loop import FitLoop
 from workloads.replicated import ReplicatedProgram
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import keras
-
-    import replicator
 
 # Of data without an end.
 STEPS_PER_EPOCH = 1000
@@ -32,16 +31,16 @@ class KerasLoopProgram(ReplicatedProgram):
       optimizer: The model's; wrapped for a loop over ``repl.run``.
     """
 
+    _is_fit: bool
+
     def _take(
         self,
         repl: replicator.Replicator,
         make: Callable[[], keras.Model],
-        *,
-        is_fit: bool,
     ) -> None:
         """Makes the model in the scope that its loop needs."""
-        self._is_fit = is_fit
         self._loop: FitLoop | None = None
+        is_fit = self._is_fit
         with repl.context(), repl.scope() if is_fit else contextlib.nullcontext():
             self.model = make()
             self.optimizer = self.model.optimizer
@@ -90,21 +89,24 @@ class KerasLoopProgram(ReplicatedProgram):
         self.optimizer.apply_gradients(zip(gradients, self._variables, strict=True))
         return {"loss": loss, **self._kept(batch)}
 
+    def _loop_input_mode(self) -> replicator.InputReplicationMode:
+        """Returns which replicas each pipeline feeds, as the loop reads it.
+
+        ``fit`` reads one in its program, which sends batches to workers that only serve
+        TensorFlow.
+        """
+        mode = replicator.InputReplicationMode
+        is_served = self._repl.num_programs < self._repl.num_workers
+        return mode.SINGLE if self._is_fit and is_served else mode.PER_WORKER
+
     def _make_loop(self) -> FitLoop:
-        """``fit`` on the pipelines that other workloads train on as well."""
-        pipelines = self._inputs.pipelines
+        """``fit`` on the pipeline that other workloads train on as well."""
+        (pipeline,) = self._inputs.pipelines
         # The thread of fit would keep a program alive that it knows.
         pair_of = self._inputs_and_targets
 
-        def pipeline_of(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            merged = pipelines[0]
-            if len(pipelines) > 1:  # one per worker: each feeds its own replicas
-                num_each = context.num_replicas_in_sync // len(pipelines)
-                turns = [p for p in range(len(pipelines)) for _ in range(num_each)]
-                order = tf.data.Dataset.from_tensor_slices(turns).repeat()
-                order = order.map(lambda index: tf.cast(index, tf.int64))
-                merged = tf.data.Dataset.choose_from_datasets(list(pipelines), order)
-            return merged.map(lambda *batch: pair_of(_whole(batch)))
+        def pipeline_of(_: tf.distribute.InputContext) -> tf.data.Dataset:
+            return pipeline.map(lambda *batch: pair_of(_whole(batch)))
 
         strategy = self._repl.as_strategy()
         return FitLoop(

@@ -39,9 +39,12 @@ class OwnModelProgram(KerasLoopProgram):
         per_replica_batch_size: int,
     ) -> None:
         super().__init__(repl, per_replica_batch_size=per_replica_batch_size)
+        self._is_fit = config.loop == "fit"
         self._data = data
-        self._inputs = device_inputs.make_iterator(repl, self._input_fn)
-        self._take(repl, lambda: self._made(config), is_fit=config.loop == "fit")
+        self._inputs = device_inputs.make_iterator(
+            repl, self._input_fn, self._loop_input_mode()
+        )
+        self._take(repl, lambda: self._made(config))
 
     def _made(self, config: OwnModelConfig) -> keras.Model:
         is_written = config.compute_dtype == AS_WRITTEN

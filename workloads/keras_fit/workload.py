@@ -28,6 +28,7 @@ class KerasFitProgram(ClassifierProgram, KerasLoopProgram):
         per_replica_batch_size: int,
         seed: int,
     ) -> None:
+        self._is_fit = config.loop == "fit"
         super().__init__(
             repl,
             config,
@@ -35,11 +36,10 @@ class KerasFitProgram(ClassifierProgram, KerasLoopProgram):
             per_replica_batch_size=per_replica_batch_size,
             seed=seed,
         )
-        self._take(
-            repl,
-            lambda: models.make(config, is_matched=self.is_matched),
-            is_fit=config.loop == "fit",
-        )
+        self._take(repl, lambda: models.make(config, is_matched=self.is_matched))
+
+    def _input_mode(self) -> replicator.InputReplicationMode:
+        return self._loop_input_mode()
 
     @staticmethod
     def _inputs_and_targets(batch: Any) -> tuple[Any, Any]:

@@ -215,8 +215,8 @@ def _find_invariance(
         local=local,
     )
     if topology.num_replicas > 1:
+        invariance.check_required(found, traced.required)  # which says more
         invariance.check_trainable(found, traced.variables, traced.lines)
-        invariance.check_required(found, traced.required)
         divergence.check(traced, body, found.local)
     return found
 

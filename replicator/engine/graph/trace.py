@@ -30,6 +30,7 @@ from replicator.step.keras_random import StepGenerator
 from replicator.step.lines import line_of
 from replicator.step.outputs import check_outputs
 from replicator.strategy import replica_context
+from replicator.variables import foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
@@ -231,7 +232,11 @@ def trace(
         # Every replica would write its value under the same step.
         return num_replicas == 1 or tf.equal(trace_context.replica_id, 0)
 
-    with _tf_compat.summaries_if(writes_summaries), StepGenerator().installed():
+    with (
+        foreign.explained(),
+        _tf_compat.summaries_if(writes_summaries),
+        StepGenerator().installed(),
+    ):
         graph = _tf_compat.trace_to_graph(step, specs)
     replica_id = trace_context.replica_id_tensor
     graph_def = graph.as_graph_def()

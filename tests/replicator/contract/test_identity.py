@@ -144,3 +144,27 @@ def test_a_model_of_a_stock_strategy_is_refused_by_name(backend):
         repl.run(lambda: model(tf.ones([2, 1])))
     own = replicator.StrategyReplicator(strategy)
     assert 2 == len(own.run(lambda: model(tf.ones([2, 1]))))
+
+
+@pytest.mark.parametrize("backend", ["single", "in_graph"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda variable: variable.read_value(),
+        lambda variable: variable.assign_add(1.0),
+    ],
+)
+def test_a_method_of_a_variable_of_a_stock_strategy_is_refused_by_name(backend, use):
+    """TensorFlow said that strategies are mixed, and not which variable."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        variable = tf.Variable(1.0, name="of_others")
+    repl = replicator.create(backend)
+
+    with pytest.raises(
+        OtherReplicatorError,
+        match=r"variable 'of_others:0' was created in the scope of a MirroredStrategy, "
+        r"which keeps 2 copies of it",
+    ):
+        repl.run(lambda: use(variable))
+    assert 1.0 == variable.numpy()

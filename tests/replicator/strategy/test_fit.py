@@ -361,15 +361,6 @@ def test_a_step_written_for_one_device_is_that_of_one_device(is_wrapped, num_exa
     ("optimizer", "compiled", "error", "message"),
     [
         (
-            lambda: keras.optimizers.SGD(0.1, clipnorm=1.0),
-            {},
-            StrategyError,
-            (
-                r"SGD\(clipnorm=1\.0\) clips the gradient of each replica .* write "
-                r"repl\.wrap_optimizer"
-            ),
-        ),
-        (
             keras.optimizers.SGD,
             {"run_eagerly": True},
             StrategyError,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import types
 
 import keras
 import numpy as np
@@ -24,6 +25,7 @@ from results.study import matching as verdict
 from workloads import catalog, matching
 from workloads.keras_fit import config, flops, models
 from workloads.keras_fit.fit_loop import FitLoop
+from workloads.keras_fit.workload import KerasFitProgram
 from workloads.resnet50 import flops as resnet50_flops
 
 FILE = small_fit.__file__
@@ -90,6 +92,19 @@ def test_two_replicas_match_one(loop, backend):
     assert verdict.loss_difference(two, one) < TOLERANCE
     assert {"model", "optimizer"} == {group for group, _ in differences}
     assert max(differences.values()) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("loop", "num_programs", "mode"),
+    [("fit", 1, "SINGLE"), ("fit", 2, "PER_WORKER"), ("run", 1, "PER_WORKER")],
+)
+def test_fit_reads_one_pipeline_in_each_program(loop, num_programs, mode):
+    """Those of workers that only serve cannot be merged: a dataset cannot be sent."""
+    program = object.__new__(KerasFitProgram)
+    program._repl = types.SimpleNamespace(num_programs=num_programs, num_workers=2)
+    program._is_fit = loop == "fit"
+
+    assert replicator.InputReplicationMode[mode] is program._input_mode()
 
 
 def test_fit_is_one_call_that_waits_between_steps(monkeypatch):
