@@ -105,6 +105,13 @@ class ReplicatedProgram(StepProgram):
                 found["optimizer" if is_optimizer else "model", name] = values
         return found
 
+    def matched_draws(self) -> dict[str, np.ndarray]:
+        """Returns what every matched step draws, by name, for all replicas.
+
+        Rows first; nothing, unless a workload draws random numbers in its steps.
+        """
+        return {}
+
     def read(self, num_steps: int = 1) -> None:
         """Reads the batches of steps to the devices of the replicas; no step runs.
 

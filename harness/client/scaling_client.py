@@ -89,6 +89,7 @@ def find_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
         ("RANK", "WORLD_SIZE"),  # torchrun, and many others
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
         ("PMI_RANK", "PMI_SIZE"),  # MPICH and its kin
+        ("HOROVOD_RANK", "HOROVOD_SIZE"),
         ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # of a step, not of the batch job
     ):
         if environ.get(rank) and environ.get(count):
@@ -191,12 +192,24 @@ def set_collector(command: Mapping[str, Any]) -> None:
 
 
 class Turn:
-    """A turn that has begun: what this process uses until it ends."""
+    """A turn that has begun: what this process uses until it ends.
 
-    def __init__(self, command: Mapping[str, Any], clock: Callable[[], int]) -> None:
+    Args:
+      command: That began it.
+      clock: Nanoseconds, monotonic.
+      use: Returns what was used so far; by default by this process.
+    """
+
+    def __init__(
+        self,
+        command: Mapping[str, Any],
+        clock: Callable[[], int],
+        use: Callable[[], Any] | None = None,
+    ) -> None:
         import resource  # not on Windows, where there are no studies
 
-        self._usage = functools.partial(resource.getrusage, resource.RUSAGE_SELF)
+        own = functools.partial(resource.getrusage, resource.RUSAGE_SELF)
+        self._usage = use or own
         self._command = command
         self._before = self._usage()
         self._start_ns = clock()
@@ -616,6 +629,8 @@ class StudyRun(ClientRun):
         *,
         num_parameters: int = 0,
         clock: Callable[[], int] = time.monotonic_ns,
+        use: Callable[[], Any] | None = None,
+        memory: Any = None,
     ) -> None:
         super().__init__(rank, num_ranks, clock)
         self.num_replicas = int(trial["num_replicas"])
@@ -625,7 +640,7 @@ class StudyRun(ClientRun):
         self.controls = Controls(trial["control"])
         self._trial, self._file, self._channel = trial, file, channel
         self._num_parameters = num_parameters
-        self._memory = ResidentMemory()
+        self._use, self._memory = use, memory or ResidentMemory()
         self._bad_loss = ""
         self._beat_ns = 0
         self._is_done = False
@@ -706,7 +721,7 @@ class StudyRun(ClientRun):
         command = self._channel.ask("ready", step_time_sec=warm_step_sec)
         while command["command"] == "turn":
             set_collector(command if self._was_collecting else {})
-            turn = Turn(command, self._clock)
+            turn = Turn(command, self._clock, self._use)
             for _ in range(command["num_steps"]):
                 yield
             facts = turn.end(self._end_ns)

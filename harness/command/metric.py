@@ -2,7 +2,8 @@
 
 ``NAME=PATTERN`` reads lines that the program prints, ``NAME=json:FILE:KEY`` and
 ``NAME=csv:FILE:COLUMN`` a file that it writes. ``client`` reads nothing: the program
-connects by ``scaling_client``.
+connects by ``scaling_client``. ``step=PATTERN`` finds the lines that end a step, with
+its number, of a program that is stopped between its turns.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from harness.errors import PlanError
 from harness.lookup import look_up
-from results.records.program import CLIENT
+from results.records.program import CLIENT, STEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +35,7 @@ class Metric:
     """Where the numbers of a program are, and what they mean.
 
     Attributes:
-      name: One of ``SECONDS``; or ``client``, of a program that connects.
+      name: One of ``SECONDS``; ``step``; or ``client``, of a program that connects.
       pattern: Of a line, with one group; None for a file.
       file_kind: ``json`` or ``csv``; empty for lines.
       path: Of the file, with placeholders; relative to where the program starts.
@@ -67,8 +68,9 @@ def parse(text: str) -> Metric:
             " NAME=PATTERN with a regular expression that has one group, such as"
             " 'throughput=samples/s: ([0-9.]+)'"
         )
-    look_up(SECONDS, name.strip(), what="metric of --command")
-    found = _FILE.fullmatch(where)
+    known = {**dict.fromkeys(SECONDS), STEP: None}
+    look_up(known, name.strip(), what="metric of --command")
+    found = None if name.strip() == STEP else _FILE.fullmatch(where)
     if found is not None:
         return Metric(
             name=name.strip(),

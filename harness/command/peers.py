@@ -118,8 +118,8 @@ def check_environments(
             why = "is of another lock" if made_from else "is not there"
             raise PlanError(
                 f"backend {name!r} runs in the environment 'build/peers/"
-                f"{peer.environment}' of a checkout, which {why}; run 'make"
-                " setup-peers', or leave it out of --backends"
+                f"{peer.environment}' of a checkout, which {why}; run"
+                f" '{peer.setup}', or leave it out of --backends"
             )
 
 
@@ -166,12 +166,20 @@ def write_expected(trial_dir: Path, spec: TrialSpec, export: Path) -> None:
     first_losses.write(trial_dir, spec, json.loads(text)["losses"], of)
 
 
-def main() -> None:
-    """Prints a line for each peer: its environment, its lock, and the lock's digest."""
+def main(compiled: Sequence[str]) -> None:
+    """Prints a line for each peer: its environment, its lock, the lock's digest.
+
+    Where a package of it is compiled, that package too; those only that are asked for.
+
+    Args:
+      compiled: Packages to compile.
+    """
     for peer in catalog.PEERS.values():
-        digest = lock_digest(SOURCE_ROOT, peer)
-        sys.stdout.write(f"{peer.environment} {peer.lock} {digest}\n")
+        if peer.compiled and peer.compiled not in compiled:
+            continue
+        words = (peer.environment, peer.lock, lock_digest(SOURCE_ROOT, peer))
+        sys.stdout.write(" ".join((*words, peer.compiled)).rstrip() + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

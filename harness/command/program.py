@@ -35,7 +35,7 @@ UNIT: Final = "samples"
 NUM_WARMUP: Final = 3
 """Numbers of a program that are left out, unless another number is requested."""
 NUM_MEASURED: Final = 30
-"""Steps of a program that connects, and runs alone."""
+"""Steps of a program that takes turns, and runs alone."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +73,7 @@ class ForeignProgram:
                     data=DATA,
                     per_replica_batch_size=per_replica_batch_size,
                     num_warmup_steps=NUM_WARMUP,
-                    num_measured_steps=NUM_MEASURED if self.record.is_client else 1,
+                    num_measured_steps=NUM_MEASURED if self.record.takes_turns else 1,
                 ),
             ),
             default_preset=PRESET,

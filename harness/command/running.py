@@ -49,15 +49,23 @@ class Run:
       peak_bytes: Their largest resident memory together, as sampled.
       duration_sec: From start to end.
       cpu_sec: Of all its processes.
+      streams: Descriptors of its output, while it runs.
     """
 
-    def __init__(self, look: Callable[[list[int]], None] | None = None) -> None:
+    def __init__(
+        self,
+        look: Callable[[list[int]], None] | None = None,
+        *,
+        is_sampled: bool = True,
+    ) -> None:
         """Plans a run.
 
         Args:
           look: Gets the ids of its processes about every second.
+          is_sampled: Whether they are counted so often, and their memory.
         """
         self._look = look
+        self._is_sampled = is_sampled
         self.exit_code: int | None = None
         self.is_ended = False
         self.num_processes = 0
@@ -65,6 +73,7 @@ class Run:
         self.peak_bytes = 0
         self.duration_sec = 0.0
         self.cpu_sec = 0.0
+        self.streams: tuple[int, ...] = ()
 
     def run(
         self,
@@ -101,10 +110,11 @@ class Run:
         )
         assert process.stdout is not None
         assert process.stderr is not None
-        streams = (process.stdout.fileno(), process.stderr.fileno())
+        streams = self.streams = (process.stdout.fileno(), process.stderr.fileno())
         try:
             self._read(process, streams, receive, harness_pipe)
         finally:
+            self.streams = ()
             self.num_left = self._end_all(process)
             self.exit_code = process.wait()
             process.stdout.close()
@@ -131,7 +141,7 @@ class Run:
                 if not self._read_once(selector, receive):
                     break
                 now = time.monotonic()
-                if now >= sample_at:
+                if self._is_sampled and now >= sample_at:
                     self._sample()
                     sample_at = now + _SAMPLE_SEC
                 if exited_at is None and process.poll() is not None:

@@ -24,6 +24,7 @@ from harness.command.counts import CountReader
 from harness.command.errors import CommandError, ReadingError
 from harness.command.kept_output import KeptOutput
 from harness.command.other_gpus import VISIBLE, OtherGpus
+from harness.command.paused import PausedTrial
 from harness.command.reader import LineReader, Reading
 from harness.command.running import Run
 from harness.placement import processes
@@ -108,6 +109,8 @@ class Trial:
         for count in self._counts.metrics():
             self._writer.write("window_metric", **count)
         self._write_use()
+        self._writer.enter(Phase.REPORT)
+        self._writer.write("done", ns=time.monotonic_ns())
         return 0
 
     def _so_far(self) -> str:
@@ -297,17 +300,19 @@ def main(argv: Sequence[str]) -> int:
     spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
     os.sched_setaffinity(0, env.placement.cpusets[0])
-    if spec.is_client:
-        assert spec.program is not None
+    words: Sequence[str] = ()
+    assert spec.program is not None
+    if spec.program.takes_turns:
         values = values_of(spec, env.placement, make_output_dir())
         words = placeholders.fill(spec.program.command, values)
+    if spec.is_client:
         return supervised.run(words, folder, variables_of(os.environ), trial_dir)
     writer = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
-    trial = Trial(spec, env.placement, writer)
+    trial: Trial | PausedTrial = Trial(spec, env.placement, writer)
+    if spec.program.is_paused:
+        trial = PausedTrial(spec, words, variables_of(os.environ), writer)
     try:
         code = trial.run(folder)
-        writer.enter(Phase.REPORT)
-        writer.write("done", ns=time.monotonic_ns())
     except LostHarnessError:
         process_tree.kill_tree(os.environ[process_tree.MARKER])
         return 1

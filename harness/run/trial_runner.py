@@ -112,7 +112,8 @@ class Prepared:
       variables: Their environment variables.
       env: The environment record so far.
       gpus: The GPUs that it has; none on a CPU.
-      is_client: Whether it is a program that connects by the client.
+      is_client: Whether it is a program that connects by the client, or for which
+        the harness does.
       started_at: Time of day.
       start_sec: The same, on the monotonic clock.
     """
@@ -211,7 +212,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         started_at=started_at,
         start_sec=start_sec,
         gpus=chosen,
-        is_client=spec.is_client,
+        is_client=spec.program is not None and spec.program.takes_turns,
     )
     if prepared.is_client:
         client_file.write(trial_dir, spec)

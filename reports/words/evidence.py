@@ -27,6 +27,9 @@ _GRADES: Final = {
 _OF_CLIENT: Final = (
     "grade A of A to D: its processes connect, the harness has the clock"
 )
+_OF_PAUSED: Final = (
+    "grade A of A to D: it is stopped between its turns, the harness has the clock"
+)
 _BUSY: Final = 0.7
 """Of a core per replica, from which on a program computes rather than waits."""
 _LIKE: Final = 0.15
@@ -39,14 +42,15 @@ between two numbers, by its own rate, is in another unit."""
 def grade(study: Study) -> tuple[Evidence | None, str] | None:
     """Returns the evidence of a study of a program, and its grade in words.
 
-    The evidence is None of a program that connects: nothing that it prints is read.
+    The evidence is None of a program that takes turns: it prints no rate that is read.
 
     None for other studies, and where nothing was measured.
     """
     program = study.program
-    if program is not None and program.is_client:
+    if program is not None and program.takes_turns:
         is_measured = any(entry.is_ok for entry in study.planned)
-        return (None, _OF_CLIENT) if is_measured else None
+        words = _OF_CLIENT if program.is_client else _OF_PAUSED
+        return (None, words) if is_measured else None
     found = {
         entry.result.readings.evidence
         for entry in study.planned
@@ -63,6 +67,12 @@ def sentences(study: Study) -> Iterator[str]:
     """Yields what limits the figures of a program, one sentence each."""
     program = study.program
     if program is None or program.is_client:
+        return
+    if program.is_paused:
+        yield (
+            f"A step ends with a line that the program prints ({program.metric});"
+            " nothing shows that its replicas do the work of one."
+        )
         return
     yield (
         f"The rates are what the program says ({program.metric}), and whole runs of it"

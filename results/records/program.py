@@ -20,6 +20,8 @@ Identity = Annotated[dict[Name, Line], Field(max_length=1_000)]
 """What the code digest of a program is made of, by name."""
 
 CLIENT: Final = "client"
+STEP: Final = "step"
+"""Name of the metric of a program that is stopped between its turns."""
 FEWEST_OF_WINDOW: Final = 3
 """Readings after warm-up that make a window; with fewer, the last one alone counts."""
 
@@ -42,8 +44,9 @@ class Program(Record):
 
     command: Line = Field(description="with its placeholders, such as {replicas}")
     metric: Line = Field(
-        description="NAME=PATTERN, as it was requested; or 'client': its processes"
-        " connect, and the harness has the clock"
+        description="NAME=PATTERN, as it was requested; 'step=PATTERN': a line ends a"
+        " step, and the program is stopped between its turns; or 'client': its"
+        " processes connect. In both cases the harness has the clock"
     )
     unit: Name = Field(description="plural unit of what it processes")
     counts: tuple[Line, ...] = Field(
@@ -65,6 +68,16 @@ class Program(Record):
     def is_client(self) -> bool:
         """Whether its processes connect by the client, rather than print numbers."""
         return self.metric == CLIENT
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it is stopped between turns, and a line of it ends a step."""
+        return self.metric.partition("=")[0].strip() == STEP
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether steps are recorded, timed by the harness, rather than numbers."""
+        return self.is_client or self.is_paused
 
 
 class Readings(Record):

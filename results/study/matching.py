@@ -158,7 +158,7 @@ def is_judged(spec: TrialSpec) -> bool:
 
     A program of the user's that prints numbers shows neither losses nor updates.
     """
-    if spec.has_readings:
+    if spec.program is not None and not spec.is_client:
         return False
     return spec.control in (Control.NONE, Control.TWIN) and not spec.revision
 

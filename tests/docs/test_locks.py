@@ -21,7 +21,7 @@ OF_IMAGES = {
     "requirements-image-gpu.lock": "requirements-gpu.lock",
 }
 LENGTHS |= dict.fromkeys(OF_IMAGES, 100)
-ELSEWHERE = {"pytest", "torch", "jax", "flax", "optax", "mpi4py"}
+ELSEWHERE = {"pytest", "torch", "jax", "flax", "optax", "mpi4py", "horovod"}
 """Of programs, plugins and peers, each in an environment of its own."""
 _HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 

@@ -25,6 +25,7 @@ _STEP: Final = {
 }
 SETTINGS: Final[Mapping[str, Mapping[str, object]]] = {
     "resnet50": {**_STEP, "optimizer": "momentum", "label_smoothing": 0.0},
+    "sngan": {**_STEP, "layout": "cifar"},
 }
 """What the programs of the peers implement, by workload: the value of each setting
 that could have another."""
@@ -40,12 +41,15 @@ class PeerInfo(BackendInfo):
         placeholders of a command.
       programs: The module that takes the steps of each workload.
       exporter: The module that writes what they begin with; it needs TensorFlow.
+      compiled: The package of its environment that is compiled on the machine; empty if
+        there is none.
     """
 
     environment: str
     launch: str
     programs: Mapping[str, str]
     exporter: str
+    compiled: str = ""
 
     def command(self, workload: str) -> str:
         """Returns what starts its program, from the folder of the sources."""
@@ -59,6 +63,11 @@ class PeerInfo(BackendInfo):
         """Its lock file, from the folder of the sources."""
         folder = self.target.replace(".", "/")
         return f"{folder}/{LOCK}"
+
+    @property
+    def setup(self) -> str:
+        """What makes its environment: compiling takes too long to be done unasked."""
+        return "make setup-peers" + f" COMPILED={self.compiled}" * bool(self.compiled)
 
 
 _LACKS: Final = {
@@ -81,6 +90,7 @@ PEERS: dict[str, PeerInfo] = {
             " --master-addr 127.0.0.1 --master-port {port}",
             programs={
                 "resnet50": "workloads.peers.torch_ddp.resnet50",
+                "sngan": "workloads.peers.torch_ddp.sngan",
             },
             exporter="workloads.peers.export",
         ),
@@ -96,6 +106,21 @@ PEERS: dict[str, PeerInfo] = {
                 "resnet50": "workloads.peers.jax.resnet50",
             },
             exporter="workloads.peers.export",
+        ),
+        PeerInfo(
+            name="horovod",
+            target="workloads.peers.horovod",
+            description="Horovod with TensorFlow 2.15: a process per replica, gloo",
+            kind="program",
+            lacks=_LACKS,
+            environment="horovod",
+            launch="-m horovod.runner.launch -np {replicas} --gloo"
+            " build/peers/horovod/bin/python",
+            programs={
+                "resnet50": "workloads.peers.horovod.resnet50",
+            },
+            exporter="workloads.peers.export",
+            compiled="horovod",
         ),
     )
 }

@@ -32,6 +32,8 @@ from workloads.peers.exported import NUM_STEPS, Export
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+_MODELS = {"resnet50": ("model",), "sngan": ("generator", "discriminator")}
+"""Attributes of a program that are models, by workload."""
 SEED = 1
 """Of weights and batches: the same for all repetitions of a study, which differ
 in what follows the first steps."""
@@ -106,8 +108,11 @@ def make(
     )
     arrays = {
         f"weights/{name}": np.array(value)
-        for name, value in variables_of(program.model, "model")
+        for model in _MODELS[workload]
+        for name, value in variables_of(getattr(program, model), model)
     }
+    for name, value in program.matched_draws().items():
+        arrays[f"draws/{name}"] = value.reshape(num_replicas, -1, *value.shape[1:])
     losses = [program.run() for _ in range(NUM_STEPS)]
     for name in ("image", "label"):
         stacked = np.stack([batch[name] for batch in recording.kept])

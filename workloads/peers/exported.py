@@ -5,6 +5,8 @@ A folder with ``arrays.npz`` and ``settings.json``. The names of arrays:
 - ``weights/<path>``: each variable, such as ``weights/model.stem.kernel``, in the
   layout of TensorFlow;
 - ``batches/image``, ``batches/label``: [steps, replicas, examples, ...];
+- ``draws/<name>``: [replicas, rows, ...], what every one of the first steps draws;
+  absent where a workload draws nothing;
 - ``data/image``, ``data/label``: all training examples as they are stored, uint8;
   absent with synthetic data.
 """

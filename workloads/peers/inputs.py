@@ -43,6 +43,24 @@ def first_batches(export: Export, process: int, num_processes: int) -> list[Batc
     ]
 
 
+def first_draws(
+    export: Export, process: int, num_processes: int
+) -> dict[str, np.ndarray]:
+    """Returns what each of the first steps of a process draws, by name: its rows.
+
+    Args:
+      export: The export.
+      process: Index of the process; its replicas follow one another.
+      num_processes: How many there are.
+    """
+    found = {}
+    for name, of_all in export.part("draws").items():
+        share = len(of_all) // num_processes
+        own = of_all[process * share : (process + 1) * share]
+        found[name] = own.reshape(-1, *own.shape[2:])
+    return found
+
+
 def batches(
     export: Export,
     *,
@@ -166,6 +184,20 @@ def goyal_rate(export: Export, step: int) -> float:
         return float(rate)
     rest = 1.0 - min(step / ramp, 1.0)
     return float(rate - rest * (target - config["learning_rate_per_256"]))
+
+
+def linear_decay(config: dict[str, Any], step: int, num_steps: int) -> float:
+    """Returns the part of its rate that SN-GAN has (``workloads/sngan/schedule.py``).
+
+    Args:
+      config: Of the workload.
+      step: Updates before this one.
+      num_steps: Updates after which it is zero.
+    """
+    if config["decay_start"] >= 1:
+        return 1.0
+    left = (1 - step / num_steps) / (1 - config["decay_start"])
+    return float(min(max(left, 0.0), 1.0))
 
 
 def tuning(words: list[str], defaults: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from workloads.matching import own_rows
 from workloads.metrics.extractors.digits import prepare_digits
 from workloads.program import ImageProgram, ImageWorkload
 from workloads.sngan import flops, grid
-from workloads.sngan.networks import Discriminator, Generator
+from workloads.sngan.networks import NUM_CHANNELS, Discriminator, Generator
 from workloads.sngan.schedule import LinearDecay
 from workloads.sngan.scoring import Scorer, fixed_inputs
 
@@ -205,15 +205,7 @@ class SNGANProgram(ImageProgram):
         """Returns random latents and uniformly drawn classes."""
         config = self._config
         if self.is_matched:
-            total, seed = count * self._repl.num_replicas_in_sync, [stream, 0]
-            latents = own_rows(
-                tf.random.stateless_normal([total, config.latent_size], seed)
-            )
-            labels = own_rows(
-                tf.random.stateless_uniform(
-                    [total], seed, 0, config.num_classes, tf.int32
-                )
-            )
+            latents, labels = map(own_rows, self._draw_for_all(count, stream))
         else:
             latents, labels = replicator.draw(
                 lambda: (
@@ -230,12 +222,39 @@ class SNGANProgram(ImageProgram):
             return replicator.draw(
                 lambda: tf.random.uniform(images.shape, 0.0, PIXEL_STEP)
             )
-        total = images.shape[0] * self._repl.num_replicas_in_sync
-        return own_rows(
-            tf.random.stateless_uniform(
-                [total, *images.shape[1:]], [NOISE_OF_PIXELS, 0], 0.0, PIXEL_STEP
-            )
+        return own_rows(self._draw_noise_for_all(*images.shape))
+
+    def _draw_for_all(self, count: int, stream: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns latents and classes of all replicas, the same in every step."""
+        config, seed = self._config, [stream, 0]
+        total = count * self._repl.num_replicas_in_sync
+        return (
+            tf.random.stateless_normal([total, config.latent_size], seed),
+            tf.random.stateless_uniform([total], seed, 0, config.num_classes, tf.int32),
         )
+
+    def _draw_noise_for_all(self, count: int, *shape: int) -> tf.Tensor:
+        """Returns noise of pixels of all replicas, the same in every step."""
+        total = count * self._repl.num_replicas_in_sync
+        return tf.random.stateless_uniform(
+            [total, *shape], [NOISE_OF_PIXELS, 0], 0.0, PIXEL_STEP
+        )
+
+    def matched_draws(self) -> dict[str, np.ndarray]:
+        """Returns latents, classes and noise; see ``ReplicatedProgram``."""
+        config, count = self._config, self.per_replica_batch_size
+        found = {
+            "pixels": self._draw_noise_for_all(
+                count, config.image_size, config.image_size, NUM_CHANNELS
+            )
+        }
+        for name, stream, factor in (
+            ("generator", NOISE_OF_GENERATOR, config.generator_batch_factor),
+            ("discriminator", NOISE_OF_DISCRIMINATOR, 1),
+        ):
+            latents, labels = self._draw_for_all(count * factor, stream)
+            found |= {f"{name}_latents": latents, f"{name}_labels": labels}
+        return {name: value.numpy() for name, value in found.items()}
 
     def _trackables(self) -> Mapping[str, Any]:
         found = {

@@ -50,12 +50,20 @@ def client_settings(
 
 
 @pytest.fixture
-def client_store(tmp_path: Path) -> Store:
+def program() -> dict[str, Any]:
+    """Returns the options that say what is measured."""
+    return {
+        "command": f"{sys.executable} start.py {{replicas}}",
+        "metric": "client",
+    }
+
+
+@pytest.fixture
+def client_store(tmp_path: Path, program: dict[str, Any]) -> Store:
     """Returns a new study of a program at one and two replicas, with a twin."""
     request = resolved(
         SweepRequest(
-            command=f"{sys.executable} start.py {{replicas}}",
-            metric="client",
+            **program,
             unit="images",
             per_replica_batch_size=4,
             replicas=(1, 2),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import re
 
 import pytest
 
+from harness.cli import progress
+from harness.planning import estimate, extend
+from harness.run import sweep
 from harness.trial import process_tree
 from results.records.client import protocol as client_protocol
 from results.records.models import Control, TrialStatus
@@ -144,3 +149,28 @@ def test_a_control_that_the_program_never_reads_is_refused(
         "this trial is the control 'nosync', which the program does not have",
         trial.status.failure.reason,
     )
+
+
+def test_a_relay_whose_turns_are_all_void_stops(
+    client_settings, client_store, quick_turns
+):
+    """After its first generation, as one of our own workloads does."""
+    planned = extend.with_next_generation(client_store.read_plan())
+    client_store.write_plan(planned)
+    settings = dataclasses.replace(
+        client_settings(),
+        void_reason=lambda *_: "busy",
+        measuring=planned.measuring.model_copy(update={"max_rounds": 1}),
+    )
+    stream = io.StringIO()
+    sweep.run_trials(
+        client_store,
+        planned.trials,
+        settings,
+        progress.PlainProgress(stream),
+        estimate.Durations(),
+    )
+
+    ended = [of for of in client_store.trials() if of.status is not None]
+    assert {0} == {of.spec.repetition_index for of in ended}
+    assert "stopped: no turn of generation 1 counts" in stream.getvalue()

@@ -13,6 +13,7 @@ from workloads.data import images
 from workloads.peers import catalog, exported, inputs
 from workloads.resnet50.config import PRESETS
 from workloads.resnet50.schedule import GoyalSchedule
+from workloads.sngan.schedule import LinearDecay
 
 ROUNDING = 1e-5  # relative, of sums in float32 in another order
 
@@ -75,6 +76,28 @@ def test_each_process_has_its_replicas_of_the_first_batches():
         np.testing.assert_array_equal(
             label, export.arrays["batches/label"][index].ravel()
         )
+
+
+def test_each_process_has_its_replicas_of_what_first_steps_draw():
+    """As the batches: rows of a replica after one another."""
+    export = make_export()
+    rows = np.arange(12.0).reshape(2, 3, 2)
+    export.arrays["draws/latents"] = rows
+
+    whole = inputs.first_draws(export, 0, 1)["latents"]
+    halves = [inputs.first_draws(export, process, 2)["latents"] for process in (0, 1)]
+    np.testing.assert_array_equal(rows.reshape(6, 2), whole)
+    np.testing.assert_array_equal(whole, np.concatenate(halves))
+
+
+@pytest.mark.parametrize("decay_start", [0.0, 0.5, 1.0])
+def test_the_learning_rate_of_sngan_is_ours(decay_start):
+    """Before its fall, within, and after its end."""
+    ours = LinearDecay(3.0, num_steps=20, decay_start=decay_start)
+
+    for step in (0, 7, 10, 15, 19, 20, 25):
+        found = 3.0 * inputs.linear_decay({"decay_start": decay_start}, step, 20)
+        assert float(ours(tf.constant(step))) == pytest.approx(found, rel=1e-6)
 
 
 def test_later_batches_are_of_the_shard_and_shuffled():

@@ -24,8 +24,8 @@ Weights = dict[str, jax.Array]
 class ResNet50:
     """The 50-layer residual network of He et al. 2015, as functions of its weights."""
 
-    def __init__(self, version: str, *, is_nchw: bool) -> None:
-        self._version = version
+    def __init__(self, version: str, *, is_nchw: bool, has_dots: bool) -> None:
+        self._version, self._has_dots = version, has_dots
         self._layout = "NCHW" if is_nchw else "NHWC"
         self._channels = 1 if is_nchw else 3
 
@@ -79,6 +79,13 @@ class ResNet50:
 
     def _conv(self, images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
         pad = (kernel.shape[0] - 1) // 2
+        if self._has_dots and not pad:
+            spaced = [
+                slice(None, None, stride if axis in self._places else 1)
+                for axis in range(4)
+            ]
+            product = "nchw,co->nohw" if self._channels == 1 else "nhwc,co->nhwo"
+            return jnp.einsum(product, images[tuple(spaced)], kernel[0, 0])
         return lax.conv_general_dilated(
             images,
             kernel,
@@ -150,7 +157,11 @@ def main() -> None:
     """Takes as many steps as the harness asks for."""
     process = Process()
     settings = process.export.settings
-    network = ResNet50(settings["config"]["version"], is_nchw=process.tuning["nchw"])
+    network = ResNet50(
+        settings["config"]["version"],
+        is_nchw=process.tuning["nchw"],
+        has_dots=process.tuning["dots"],
+    )
     weights, moving = {}, {}
     for name, value in process.export.part("weights").items():
         if name.rpartition(".")[2].startswith("moving_"):

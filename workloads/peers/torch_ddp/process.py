@@ -71,6 +71,10 @@ class Process:
                 gradient_as_bucket_view=self.tuning["bucket_view"],
                 static_graph=self.tuning["static_graph"],
             )
+        return self.compiled(model)
+
+    def compiled(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Returns a model as it is called: compiled, if that is how it is tuned."""
         return torch.compile(model) if self.tuning["compile"] else model
 
     def batches(self) -> Any:
@@ -89,6 +93,48 @@ class Process:
         ):
             made = torch.from_numpy(images).permute(0, 3, 1, 2)
             yield made.contiguous(memory_format=layout), torch.from_numpy(labels).long()
+
+    def draws(self) -> dict[str, torch.Tensor]:
+        """Returns what the first steps draw, by name, as it was exported."""
+        found = inputs.first_draws(self.export, self.rank, self.num_ranks)
+        return {name: torch.from_numpy(value) for name, value in found.items()}
+
+    def has_weight(self, name: str) -> bool:
+        """Whether there is such a variable of ours."""
+        return f"weights/{name}" in self.export.arrays
+
+    def parameter(self, name: str) -> torch.nn.Parameter | None:
+        """Returns a variable of ours to be trained; None if there is none."""
+        return torch.nn.Parameter(self.weight(name)) if self.has_weight(name) else None
+
+    def conv(self, name: str) -> torch.nn.Conv2d:
+        """Returns a convolution with SAME padding, with our weights."""
+        kernel = self.weight(f"{name}.kernel")
+        size = kernel.shape[-1]
+        made = torch.nn.Conv2d(kernel.shape[1], len(kernel), size, padding=size // 2)
+        made.weight.data, made.bias.data = kernel, self.weight(f"{name}.bias")
+        return made
+
+    def adam(
+        self, model: torch.nn.Module, config: dict[str, Any], *, eps: float
+    ) -> torch.optim.Adam:
+        """Returns Adam for a model; ``update`` gives its rate."""
+        return torch.optim.Adam(
+            model.parameters(),
+            betas=(config["beta_1"], config["beta_2"]),
+            eps=eps,
+            fused=self.tuning["fused"],
+        )
+
+    def update(
+        self, optimizer: torch.optim.Optimizer, loss: torch.Tensor, rate: float
+    ) -> None:
+        """Applies the gradients of a loss at a learning rate."""
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
 
     def weight(self, name: str) -> torch.Tensor:
         """Returns a variable of ours in the layout of PyTorch."""

@@ -131,12 +131,9 @@ def main() -> None:
     batches = process.batches()
     for step in process.run.steps():
         images, labels = next(batches)
-        for group in optimizer.param_groups:
-            group["lr"] = inputs.goyal_rate(process.export, step.index)
-        optimizer.zero_grad(set_to_none=True)
         loss = loss_of(model(images), labels)
-        loss.backward()
-        optimizer.step()
+        rate = inputs.goyal_rate(process.export, step.index)
+        process.update(optimizer, loss, rate)
         step.done(loss=float(loss.detach()), examples=len(labels) * process.num_ranks)
     process.end()
 

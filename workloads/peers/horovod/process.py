@@ -1,0 +1,87 @@
+"""One process of a peer in Horovod: its cores, its group, and its run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import horovod.tensorflow as hvd
+import scaling_client  # of the harness, which puts its folder into the path
+import tensorflow as tf
+
+from workloads.peers import exported, inputs
+from workloads.peers.names import EXPORT_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DEFAULTS: dict[str, Any] = {
+    "own_cores": True,
+    "fusion_mb": 128,
+    "cycle_ms": 1.0,
+    "groups": 0,
+    "jit": False,
+}
+"""How it is tuned; ``README.md`` of the peers has what each brings."""
+
+
+class Process:
+    """A replica: what it begins with, how it is tuned, and its run.
+
+    Attributes:
+      export: What it begins with.
+      tuning: As ``DEFAULTS``.
+      run: That of the client.
+      is_alone: Whether replicas do not communicate: one, or a control.
+    """
+
+    def __init__(self) -> None:
+        self.tuning = inputs.tuning(sys.argv[1:], DEFAULTS)
+        # Read when Horovod's background thread starts.
+        fusion_bytes = self.tuning["fusion_mb"] * 2**20
+        os.environ["HOROVOD_FUSION_THRESHOLD"] = str(fusion_bytes)
+        os.environ["HOROVOD_CYCLE_TIME"] = str(self.tuning["cycle_ms"])
+        self.rank, self.num_ranks = scaling_client.find_rank()
+        self._choose_cores()
+        self.export = exported.read(Path(os.environ[EXPORT_VARIABLE]))
+        self.run = scaling_client.connect(
+            unit="images", num_parameters=exported.num_parameters(self.export)
+        )
+        hvd.init()
+        self.is_alone = self.run.controls.nosync or self.num_ranks == 1
+
+    def _choose_cores(self) -> None:
+        """Takes an equal share of the cores, and as many threads."""
+        cores = sorted(os.sched_getaffinity(0))
+        share = max(1, len(cores) // self.num_ranks)
+        first = self.rank * share % len(cores)
+        if self.tuning["own_cores"]:
+            os.sched_setaffinity(0, cores[first : first + share])
+        tf.config.threading.set_intra_op_parallelism_threads(share)
+        tf.config.threading.set_inter_op_parallelism_threads(share)
+
+    def gradients(
+        self, tape: tf.GradientTape, loss: tf.Tensor, variables: list[tf.Variable]
+    ) -> list[tf.Tensor]:
+        """Returns the gradients of a loss, averaged over the replicas."""
+        if not self.is_alone:
+            tape = hvd.DistributedGradientTape(tape, num_groups=self.tuning["groups"])
+        found: list[tf.Tensor] = tape.gradient(loss, variables)
+        return found
+
+    def batches(self) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+        """Yields images and labels."""
+        for images, labels in inputs.batches(
+            self.export,
+            process=self.rank,
+            num_processes=self.num_ranks,
+            seed=self.run.seed,
+            is_repeated=self.run.controls.synthetic,
+        ):
+            yield tf.constant(images), tf.constant(labels)
+
+    def end(self) -> None:
+        """Leaves the group."""
+        hvd.shutdown()

@@ -1,0 +1,250 @@
+"""The training step of SN-GAN, as ``workloads/sngan`` defines it, in PyTorch.
+
+torchrun --nproc-per-node 2 -m workloads.peers.torch_ddp.sngan [NAME=VALUE ...]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from workloads.peers import inputs
+from workloads.peers.exported import NUM_STEPS
+from workloads.peers.torch_ddp.process import Process
+
+_MOMENTUM, _EPSILON = 0.1, 2e-5
+"""Of batch normalization: the weight of the batch, which TensorFlow calls 1 - 0.9."""
+_OF_ADAM = 1e-7
+"""Keras' epsilon."""
+_FIRST_SIZE, _PIXEL_STEP = 4, 2.0 / 255.0
+_NUM_DOWNSAMPLED = 2
+"""Blocks of the discriminator that halve the image, of layout ``cifar``."""
+
+
+class Spectral(nn.Module):
+    """A kernel over its spectral norm, as in ``workloads/common/spectral_norm.py``.
+
+    PyTorch's own keeps ``v`` as well, and is half a step of the iteration ahead.
+    """
+
+    def __init__(self, kernel: torch.Tensor, process: Process, path: str) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(kernel)
+        self.register_buffer("u", process.weight(f"{path}.u"))
+        self.bias = process.parameter(f"{path}.bias")
+
+    def divided(self) -> torch.Tensor:
+        """Returns the kernel over its norm; updates ``u``."""
+        kernel = self.kernel
+        rows = kernel.movedim(1, -1) if kernel.ndim > 2 else kernel  # noqa: PLR2004
+        matrix = rows.reshape(kernel.shape[0], -1)  # a view where channels are last
+        with torch.no_grad():
+            v = functional.normalize(matrix.T @ self.u, dim=0)
+            u = functional.normalize(matrix @ v, dim=0)
+            self.u.copy_(u)
+        return kernel / torch.dot(u, matrix @ v)
+
+
+class SpectralConv(Spectral):
+    """Convolution with SAME padding."""
+
+    def __init__(self, process: Process, path: str) -> None:
+        super().__init__(process.weight(f"{path}.kernel"), process, path)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Returns the convolution."""
+        pad = (self.kernel.shape[-1] - 1) // 2
+        return functional.conv2d(images, self.divided(), self.bias, padding=pad)
+
+
+class DiscriminatorBlock(nn.Module):
+    """Residual block with spectral norms; the first one begins with a convolution."""
+
+    def __init__(
+        self, process: Process, path: str, *, is_first: bool, is_downsampled: bool
+    ) -> None:
+        super().__init__()
+        self._is_first, self._is_downsampled = is_first, is_downsampled
+        self.conv_1 = SpectralConv(process, f"{path}.conv_1")
+        self.conv_2 = SpectralConv(process, f"{path}.conv_2")
+        self.shortcut = None
+        if process.has_weight(f"{path}.shortcut.kernel"):
+            self.shortcut = SpectralConv(process, f"{path}.shortcut")
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Returns the block of images, or of what a block returned."""
+        hidden = images if self._is_first else torch.relu(images)
+        hidden = self.conv_2(torch.relu(self.conv_1(hidden)))
+        if self._is_downsampled:
+            hidden = functional.avg_pool2d(hidden, 2)
+            images = functional.avg_pool2d(images, 2)
+        return hidden + (images if self.shortcut is None else self.shortcut(images))
+
+
+class Discriminator(nn.Module):
+    """Distinguishes images by projection on the class (Miyato & Koyama 2018)."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__()
+        paths = ["discriminator.first_block"]
+        while process.has_weight(f"discriminator.blocks.{len(paths) - 1}.conv_1.u"):
+            paths.append(f"discriminator.blocks.{len(paths) - 1}")
+        self.blocks = nn.Sequential(
+            *(
+                DiscriminatorBlock(
+                    process,
+                    path,
+                    is_first=not index,
+                    is_downsampled=index < _NUM_DOWNSAMPLED,
+                )
+                for index, path in enumerate(paths)
+            )
+        )
+        path = "discriminator.dense"
+        self.dense = Spectral(process.weight(f"{path}.kernel"), process, path)
+        path = "discriminator.embedding"  # its rows are classes
+        self.embedding = Spectral(process.weight(f"{path}.kernel").T, process, path)
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Returns logits."""
+        features = torch.relu(self.blocks(images)).sum(dim=(2, 3))
+        of_class = functional.embedding(labels, self.embedding.divided())
+        logits = functional.linear(features, self.dense.divided(), self.dense.bias)
+        return logits[:, 0] + (features * of_class).sum(dim=1)
+
+
+class ConditionalNorm(nn.Module):
+    """Batch normalization with scale and offset of the class (Dumoulin et al. 2017)."""
+
+    def __init__(self, process: Process, path: str) -> None:
+        super().__init__()
+        gamma = process.weight(f"{path}.gamma")
+        self.gamma = nn.Parameter(gamma)
+        self.beta = process.parameter(f"{path}.beta")
+        self.norm = nn.BatchNorm2d(
+            gamma.shape[1], eps=_EPSILON, momentum=_MOMENTUM, affine=False
+        )
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Returns the normalized images."""
+        gamma = functional.embedding(labels, self.gamma)[:, :, None, None]
+        beta = functional.embedding(labels, self.beta)[:, :, None, None]
+        return self.norm(images) * gamma + beta
+
+
+class GeneratorBlock(nn.Module):
+    """Residual block that doubles height and width."""
+
+    def __init__(self, process: Process, path: str) -> None:
+        super().__init__()
+        self.norm_1 = ConditionalNorm(process, f"{path}.norm_1")
+        self.norm_2 = ConditionalNorm(process, f"{path}.norm_2")
+        self.conv_1 = process.conv(f"{path}.conv_1")
+        self.conv_2 = process.conv(f"{path}.conv_2")
+        self.shortcut = process.conv(f"{path}.shortcut")
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Returns the block of what a block returned."""
+        hidden = torch.relu(self.norm_1(images, labels))
+        hidden = self.conv_1(functional.interpolate(hidden, scale_factor=2))
+        hidden = torch.relu(self.norm_2(hidden, labels))
+        shortcut = functional.interpolate(self.shortcut(images), scale_factor=2)
+        return self.conv_2(hidden) + shortcut
+
+
+class Generator(nn.Module):
+    """Maps latent vectors and classes to images in [-1, 1]."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__()
+        self.kernel = process.parameter("generator.dense.kernel")
+        self.bias = process.parameter("generator.dense.bias")
+        self.blocks = nn.ModuleList()
+        while process.has_weight(f"generator.blocks.{len(self.blocks)}.conv_1.kernel"):
+            path = f"generator.blocks.{len(self.blocks)}"
+            self.blocks.append(GeneratorBlock(process, path))
+        gamma = process.weight("generator.last_norm.gamma")
+        self.norm = nn.BatchNorm2d(len(gamma), eps=_EPSILON, momentum=_MOMENTUM)
+        self.norm.weight.data = gamma
+        self.norm.bias.data = process.weight("generator.last_norm.beta")
+        self.conv = process.conv("generator.last_conv")
+
+    def forward(self, latents: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Returns images."""
+        flat = functional.linear(latents, self.kernel, self.bias)
+        hidden = flat.reshape(len(latents), _FIRST_SIZE, _FIRST_SIZE, -1)
+        hidden = hidden.permute(0, 3, 1, 2)
+        for block in self.blocks:
+            hidden = block(hidden, labels)
+        return torch.tanh(self.conv(torch.relu(self.norm(hidden))))
+
+
+class Draws:
+    """Latents, classes and noise: the exported ones in the first steps, then own."""
+
+    def __init__(self, process: Process) -> None:
+        self._config: dict[str, Any] = process.export.settings["config"]
+        self._first = process.draws()
+        torch.manual_seed(1_000 * process.run.seed + process.rank)
+
+    def of(self, name: str, count: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns latents and classes of a network's update."""
+        if step < NUM_STEPS:
+            return self._first[f"{name}_latents"], self._first[f"{name}_labels"].long()
+        latents = torch.randn(count, self._config["latent_size"])
+        return latents, torch.randint(self._config["num_classes"], (count,))
+
+    def noise(self, images: torch.Tensor, step: int) -> torch.Tensor:
+        """Returns noise as wide as one level of a pixel."""
+        if step < NUM_STEPS:
+            return self._first["pixels"].permute(0, 3, 1, 2)
+        return torch.rand_like(images) * _PIXEL_STEP
+
+
+def main() -> None:
+    """Takes as many steps as the harness asks for."""
+    process = Process()
+    config, draws = process.export.settings["config"], Draws(process)
+    generator, discriminator = Generator(process), Discriminator(process)
+    generated, judged = process.replicated(generator), process.replicated(discriminator)
+    # What is not trained in an update is called as it is: no gradients to be summed.
+    make, judge = process.compiled(generator), process.compiled(discriminator)
+    of_generator = process.adam(generator, config, eps=_OF_ADAM)
+    of_discriminator = process.adam(discriminator, config, eps=_OF_ADAM)
+    averages = [value.detach().clone() for value in generator.parameters()]
+    every, batches = config["num_discriminator_steps"], process.batches()
+    for step in process.run.steps():
+        images, labels = next(batches)
+        decay = inputs.linear_decay(config, step.index, config["num_steps"])
+        if step.index % every == 0:
+            count = len(labels) * config["generator_batch_factor"]
+            latents, classes = draws.of("generator", count, step.index)
+            discriminator.requires_grad_(False)
+            loss = -judge(generated(latents, classes), classes).mean()
+            discriminator.requires_grad_(True)
+            process.update(
+                of_generator, loss, config["generator_learning_rate"] * decay
+            )
+            with torch.no_grad():
+                for average, value in zip(
+                    averages, generator.parameters(), strict=True
+                ):
+                    average.lerp_(value, 1 - config["ema_decay"])
+        latents, classes = draws.of("discriminator", len(labels), step.index)
+        real = images + draws.noise(images, step.index)
+        with torch.no_grad():
+            fake = make(latents, classes)
+        logits = judged(torch.cat([real, fake]), torch.cat([labels, classes]))
+        loss = torch.relu(1 - logits[: len(labels)]).mean()
+        loss = loss + torch.relu(1 + logits[len(labels) :]).mean()
+        rate = config["discriminator_learning_rate"] * decay
+        process.update(of_discriminator, loss, rate)
+        step.done(loss=float(loss.detach()), examples=len(labels) * process.num_ranks)
+    process.end()
+
+
+if __name__ == "__main__":
+    main()
