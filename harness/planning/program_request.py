@@ -14,6 +14,7 @@ from harness.errors import PlanError
 from harness.options import kinds
 from harness.options.option import Option, Options
 from harness.planning import defaults
+from results.judging import gate_metrics
 from results.records.models import Allocator, Control, Order
 from results.records.program import CLIENT
 
@@ -42,6 +43,8 @@ _OF_CLIENTS: Final[Mapping[str, object]] = {
     "is_evaluated": None,
 }
 """Those that say something only about a program that connects, and takes turns."""
+_OF_TRIALS: Final = {gate_metrics.EFFICIENCY.name, *gate_metrics.METRICS} - {THROUGHPUT}
+"""Figures of workloads that a gate judges by their names."""
 
 
 class ProgramRequest(Options):
@@ -123,6 +126,13 @@ def resolved(request: _Request, folder: Path) -> _Request:
         return request
     is_client = request.metric == CLIENT
     _check(request, {**_OF_WORKLOADS, **({} if is_client else _OF_CLIENTS)})
+    if request.metric in _OF_TRIALS:
+        raise PlanError(
+            f"--metric {request.metric} with --command: of a program of yours only its"
+            " throughput is judged; say where it prints that, such as --metric"
+            " 'throughput=samples/s: ([0-9.]+)', or --metric client if it connects by"
+            " scaling_client; 'report' shows its efficiency"
+        )
     if request.metric is None or not (is_client or "=" in request.metric):
         raise PlanError(
             f"--command {request.command!r} without --metric NAME=PATTERN: say where it"
