@@ -132,7 +132,7 @@ def judged(
             for of in shared
         ),
         twin=None,
-        turns=TurnCounts(num_turns=0, num_void=0, reasons=()),
+        turns=TurnCounts(num_turns=0, num_void=0, num_lost=0, reasons=()),
         is_weaker=True,
         differences=_differences(change.machine, baseline.machine),
         failures=tuple(f"{of} is in the baseline only" for of in gone),

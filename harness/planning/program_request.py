@@ -14,6 +14,7 @@ from harness.errors import PlanError
 from harness.options import kinds
 from harness.options.option import Option, Options
 from harness.planning import defaults
+from results.judging import gate_metrics
 from results.records.models import Allocator, Control, Order
 from results.records.program import CLIENT, STEP
 
@@ -42,6 +43,8 @@ _OF_TURNS: Final[Mapping[str, object]] = {
 """Those that say something only about a program that takes turns."""
 _OF_CLIENTS: Final[Mapping[str, object]] = {"controls": (), "is_evaluated": None}
 """Those that say something only about one that connects."""
+_OF_TRIALS: Final = {gate_metrics.EFFICIENCY.name, *gate_metrics.METRICS} - {THROUGHPUT}
+"""Figures of workloads that a gate judges by their names."""
 
 
 class ProgramRequest(Options):
@@ -141,6 +144,13 @@ def resolved(request: _Request, folder: Path) -> _Request:
         **({} if is_client else _OF_CLIENTS),
     }
     _check(request, {**_OF_WORKLOADS, **excluded})
+    if request.metric in _OF_TRIALS:
+        raise PlanError(
+            f"--metric {request.metric} with --command: of a program of yours only its"
+            " throughput is judged; say where it prints that, such as --metric"
+            " 'throughput=samples/s: ([0-9.]+)', or --metric client if it connects by"
+            " scaling_client; 'report' shows its efficiency"
+        )
     if request.metric is None or not (is_client or "=" in request.metric):
         raise PlanError(
             f"--command {request.command!r} without --metric NAME=PATTERN: say where it"

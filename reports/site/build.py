@@ -227,7 +227,9 @@ def _index(
             [
                 formats.count(len(cards), "study", "studies"),
                 formats.count(len(choices["workload"]), "workload"),
-                formats.count(len(choices["machine"]), "machine"),
+                formats.count(
+                    len(choices["machine"]), "kind of machine", "kinds of machines"
+                ),
             ]
         ),
         pairs=pairs,

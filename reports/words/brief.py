@@ -294,7 +294,7 @@ def _comparison(
     if len(same) > 1:
         among = verdict.among(same[0])
         if len(wins) == len(same) and all(wins):
-            return f"It is the fastest of {len(same) + 1} backends, {among}."
+            return f"{backend} is the fastest of {len(same) + 1} backends, {among}."
         num_faster, num_slower = wins.count(False), wins.count(True)
         return (
             f"Of {len(same)} others, {num_slower} are slower, {num_faster} faster, "
@@ -305,7 +305,7 @@ def _comparison(
     # The ratio of one mode, where efficiencies of two are named.
     mode = f" in {points[0].mode.value} scaling" if len(points) > 1 else ""
     if not conclusive:
-        return f"Against {other_name}{mode}: {figures}, inconclusive."
+        return f"{backend} against {other_name}{mode}: {figures}, inconclusive."
     return f"{backend} is {figures} as fast as {other_name}{mode}."
 
 

@@ -51,7 +51,8 @@ def significant(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
 def _fixed(value: float, decimals: int) -> str:
     if abs(value) >= 10.0**LARGEST_EXPONENT:
         return significant(value)
-    return f"{value:.{decimals}f}"
+    text = f"{value:.{decimals}f}"
+    return text if float(text) else text.removeprefix("-")
 
 
 def whole(value: int) -> str:

@@ -71,7 +71,7 @@ def remedy(view: View, points: Sequence[Point]) -> str:
 
 
 def sentence(view: View, points: Sequence[Point]) -> str:
-    """Says what most of the time is lost to, at the lowest efficiency of some points.
+    """Says what most of the time is lost to, at the lowest efficiency of a backend.
 
     Or that nothing is lost, that it was not recorded, or that it is not explained.
     """
@@ -79,7 +79,8 @@ def sentence(view: View, points: Sequence[Point]) -> str:
     efficiency = point.efficiency
     if not is_lost(efficiency):
         is_below = efficiency is not None and efficiency.value < 1
-        return "Whether it loses time is inconclusive." if is_below else ""
+        text = f"Whether {point.backend} loses time is inconclusive."
+        return text if is_below else ""
     lost = loss_of(view, point)
     if lost is None:  # nobody can say, of a program of the user's
         return "Causes were not recorded." if view.study.program is None else ""
@@ -89,10 +90,13 @@ def sentence(view: View, points: Sequence[Point]) -> str:
         return "One generation tells no cause of lost time."
     whole = formats.estimate(share, formats.percent)
     if not lost.main_loss:
-        return f"It loses {whole} of a step{mode}; no single cause is most of it."
+        return (
+            f"{point.backend} loses {whole} of a step{mode}; no single cause is most of"
+            " it."
+        )
     part = lost.part(lost.main_loss)
     assert part.share is not None
     return (
-        f"Most of what it loses{mode}: {CAUSES[part.name]},"
+        f"Most of what {point.backend} loses{mode}: {CAUSES[part.name]},"
         f" {formats.estimate(part.share, formats.percent)} of a step."
     )

@@ -104,7 +104,7 @@ def _design(view: View) -> Mark:
     twin = relay.twin_of(view.study)
     if twin is None:
         return Mark(name=name, level=Level.CAUTION, reason="in turns, without a twin")
-    ratio = formats.times(twin.ratio.value)
+    ratio = formats.estimate(twin.ratio, formats.times)
     if twin.differs or twin.ratio.excludes(1.0):
         # Of twenty twins, one is outside its 95 % interval by chance.
         level = Level.BAD if twin.differs else Level.CAUTION
@@ -176,7 +176,7 @@ def _quiet(view: View) -> Mark:
         counts = relay.count_turns(view.study)
         share = counts.void_fraction
         # In numbers: less than half a per cent would be 0 %.
-        reason = f"{counts.num_void} of {counts.num_turns} turns void, repeated"
+        reason = f"{counts.num_void} of {counts.num_turns} turns void"
         if not counts.num_void:
             reason = "no turn was void"
         level = Level.CAUTION if share > SOME_VOID else Level.OK

@@ -58,14 +58,19 @@ def sentences(view: View) -> Iterator[str]:
         )
     yield from _first_steps(view)
     counts = relay.count_turns(view.study)
-    if counts.num_void == 1:
-        reason, _ = counts.reasons[0]
-        yield f"1 of {counts.num_turns} turns is void and was repeated: {reason}."
-    elif counts.num_void:
-        yield (
-            f"{counts.num_void} of {counts.num_turns} turns are void and were "
-            f"repeated: {_main_reason(counts)}."
-        )
+    if counts.num_void:
+        yield void_turns(counts)
+
+
+def void_turns(counts: relay.TurnCounts) -> str:
+    """Says how many turns are void, why, and how many had no valid attempt."""
+    verb = "is" if counts.num_void == 1 else "are"
+    left = f"{formats.count(counts.num_lost, 'turn')} had no valid attempt"
+    return (
+        f"{counts.num_void} of {counts.num_turns} turns {verb} void: "
+        f"{_main_reason(counts)}. Such a turn is repeated up to twice; "
+        f"{left if counts.num_lost else 'each then had a valid one'}."
+    )
 
 
 def _first_steps(view: View) -> Iterator[str]:
@@ -85,10 +90,11 @@ def _first_steps(view: View) -> Iterator[str]:
             f"{formats.change(of.ratio)} longer than its others (n = {of.ratio.n}), "
             f"{formats.signed_percent(of.part)} of a turn of {steps} steps."
         )
-    num_single = sum(of.fewest == 1 for of in found)
-    if num_single > 0 and (several or num_single < len(found)):
+    single = [of for of in found if of.fewest == 1]
+    if single and (several or len(single) < len(found)):
+        some = "Some turns" if any(of.most > 1 for of in single) else "Turns"
         yield (
-            f"Turns of {num_single} of {len(found)} cases are one step, the first: "
+            f"{some} of {len(single)} of {len(found)} cases are one step, the first: "
             "efficiencies that compare them with longer turns include what it takes "
             "more."
         )

@@ -28,12 +28,14 @@ class TurnCounts:
     Attributes:
       num_turns: All turns, repeated ones included.
       num_void: Those that do not count.
+      num_lost: Turns that were void as often as they were repeated.
       reasons: How often each reason occurs, the most frequent first, without what was
         measured, so that equal causes are counted together.
     """
 
     num_turns: int
     num_void: int
+    num_lost: int
     reasons: tuple[tuple[str, int], ...]
 
     @property
@@ -49,19 +51,29 @@ class TurnCounts:
 
 def count_turns(study: Study) -> TurnCounts:
     """Counts the turns of all planned trials that have a result."""
-    turns = [
-        turn
+    trials = [
+        entry.trial.result.turns
         for entry in study.planned
         if entry.trial is not None and entry.trial.result is not None
-        for turn in entry.trial.result.turns
     ]
+    turns = [turn for of_trial in trials for turn in of_trial]
+    num_lost = 0
+    for of_trial in trials:
+        keys = {(t.round_index, t.is_sustained) for t in of_trial}
+        valid = {(t.round_index, t.is_sustained) for t in of_trial if t.is_valid}
+        num_lost += len(keys - valid)
     void = [turn for turn in turns if not turn.is_valid]
     counts: dict[str, int] = {}
     for turn in void:
         reason = _without_numbers(turn.void_reason)
         counts[reason] = counts.get(reason, 0) + 1
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return TurnCounts(num_turns=len(turns), num_void=len(void), reasons=tuple(ordered))
+    return TurnCounts(
+        num_turns=len(turns),
+        num_void=len(void),
+        num_lost=num_lost,
+        reasons=tuple(ordered),
+    )
 
 
 def _without_numbers(reason: str) -> str:

@@ -160,7 +160,7 @@ def of_equal_code(rule: Rule, digests: tuple[str, ...], *, baseline: str) -> Gat
         alpha=rule.alpha,
         cases=(),
         twin=None,
-        turns=relay.TurnCounts(num_turns=0, num_void=0, reasons=()),
+        turns=relay.TurnCounts(num_turns=0, num_void=0, num_lost=0, reasons=()),
         equal_code=digests,
     )
 
@@ -186,11 +186,7 @@ def of_studies(
       ResultsError: No case is in both, or quality runs do not measure this metric, or
         an efficiency is to be judged.
     """
-    if rule.metric is gate_metrics.EFFICIENCY:
-        raise errors.ResultsError(
-            f"efficiency against {baseline} cannot be judged: both sides must take"
-            " turns in the same rounds; use gate --baseline with a revision of git"
-        )
+    check_stored(rule, baseline)
     are_quality_runs = rule.metric.is_quality
     pairs = case_pairs.pairs(study, stored, are_quality_runs=are_quality_runs)
     differences = [
@@ -210,6 +206,19 @@ def of_studies(
         is_advice=not (are_quality_runs or days),
         differences=tuple(dict.fromkeys(differences)),
     )
+
+
+def check_stored(rule: Rule, baseline: str) -> None:
+    """Checks that a metric can be judged against a stored study.
+
+    Raises:
+      ResultsError: It is an efficiency.
+    """
+    if rule.metric is gate_metrics.EFFICIENCY:
+        raise errors.ResultsError(
+            f"efficiency against {baseline} cannot be judged: both sides must take"
+            " turns in the same rounds; use gate --baseline with a revision of git"
+        )
 
 
 def _of_days(

@@ -148,6 +148,11 @@ def metric_of(name: str) -> Metric:
     own = trial_metrics.find(name, METRICS)
     if own is not None:
         return of_plugin(own)
+    if name == EFFICIENCY.name:
+        raise errors.ResultsError(
+            f"{name} of two studies cannot be judged: both sides must take turns in the"
+            " same rounds; use gate --metric efficiency beside a revision of git"
+        )
     raise errors.ResultsError(
         f"unknown metric {name!r}; allowed are {_known()}. What quality runs"
         " learn differs by seed, not by generation, and has no such ratio: see"
@@ -155,8 +160,8 @@ def metric_of(name: str) -> Metric:
     )
 
 
-def _known() -> str:
-    return ", ".join((*METRICS, EFFICIENCY.name, *trial_metrics.names()))
+def _known(*others: str) -> str:
+    return ", ".join((*METRICS, *others, *trial_metrics.names()))
 
 
 def metric_of_gate(name: str, declared: Iterable[MetricFacts]) -> Metric:
@@ -177,7 +182,7 @@ def metric_of_gate(name: str, declared: Iterable[MetricFacts]) -> Metric:
         if own is not None:
             return of_plugin(own)
         raise errors.ResultsError(
-            f"unknown metric {name!r}; allowed are {_known()}, and"
+            f"unknown metric {name!r}; allowed are {_known(EFFICIENCY.name)}, and"
             f" of what this workload learns {', '.join(learned) or 'nothing'}"
         )
     return known[name]

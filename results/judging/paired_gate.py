@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 METHOD = (
     "Student's t over generations of the log slowdown, with a spread that borrows from"
-    " the other cases (Smyth 2004), at the level that Pocock's spending leaves for this"
-    " look; the lower end holds for all cases together (Holm)"
+    " the other cases (Smyth 2004), at the level that is left for this look (Kim and"
+    " DeMets 1987); of turns, generations in which all cases were disturbed count less;"
+    " the lower end holds for all cases together (Holm)"
 )
 VERDICTS = {
     group_sequential.UNDECIDED: Verdict.INCONCLUSIVE,

@@ -125,7 +125,7 @@ def fit(throughputs: Mapping[int, Sequence[float]]) -> Fit:
     if len(numbers) < FEWEST_NUMBERS:
         missing = FEWEST_NUMBERS - len(numbers)
         raise errors.ResultsError(
-            f"a law was requested from {len(numbers)} numbers of replicas "
+            f"measured at {len(numbers)} numbers of replicas "
             f"({', '.join(map(str, numbers)) or 'none'}); a fit and its backtest need "
             f"{FEWEST_NUMBERS}: measure {missing} more"
         )

@@ -6,11 +6,13 @@ is one number, positive where the change is slower. At a look it has the interva
 
     [m - t(r) s / sqrt(n), m + t(p) s / sqrt(n)]
 
-with the moderated deviation s (``moderated.py``). The levels r and p are what the
-spending function leaves for this look (``spending.py``): p spends ``alpha`` on passing
-a slowdown of exactly the margin, r spends the kind's share of ``alpha`` on calling
-equal programs slower. r is divided by the number of cases; once a case is slower, the
-others are tested as one fewer (Holm, Scandinavian Journal of Statistics 6, 1979).
+with the moderated deviation s (``moderated.py``); of turns, generations in which all
+cases were disturbed count less (``generation_weights.py``). The levels r and p are what
+the spending function leaves for this look (``spending.py``): p spends ``alpha`` on
+passing a slowdown of exactly the margin, r spends the kind's share of ``alpha`` on
+calling equal programs slower. r is divided by the number of cases; once a case is
+slower, the others are tested as one fewer (Holm, Scandinavian Journal of Statistics 6,
+1979).
 
 A case passes where the upper end is below the margin, and has then passed: later looks
 do not change it. It regresses where the lower end is above 0 and it did not pass. The
@@ -35,7 +37,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from results.statistics import moderated, spending
+from results.statistics import generation_weights, moderated, spending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,7 +52,6 @@ several looks, with spreads that are borrowed, err a fifth more often than their
 say (``make statistics``)."""
 STANDS_OUT = 4.0
 """Robust standard deviations from 0, and at least the margin."""
-_NORMAL_DEVIATION = 1.4826  # of the median absolute deviation
 
 UNDECIDED, PASSED, REGRESSED, IMPROVED = 0, 1, 2, 3
 
@@ -95,7 +96,7 @@ class Design:
     most: int = LOOKS[-1]
     delta: float
     alpha: float
-    spend: Spending = spending.pocock
+    spend: Spending = spending.kim_demets
 
     def level(self, share: float, number: int) -> float:
         """Returns the one-sided level of a share of ``alpha`` at one look."""
@@ -139,17 +140,20 @@ def look(logs: np.ndarray, kind: Kind, design: Design, *, number: int) -> Look:
     from scipy import special
 
     values = logs[..., :number, :]
-    counts = (~np.isnan(values)).sum(axis=-2)
-    is_known = counts >= 2  # noqa: PLR2004 - a spread needs two
-    safe = np.maximum(counts, 2)
-    total = np.nansum(values, axis=-2)
-    mean = total / np.maximum(counts, 1)
-    squares = np.nansum((values - mean[..., None, :]) ** 2, axis=-2) / (safe - 1)
-    if is_known.all():
-        variance, degrees = moderated.moderated(squares, (safe - 1).astype(float))
-    else:  # a case that was not measured lends nothing
-        variance, degrees = squares, (safe - 1).astype(float)
-    error = np.sqrt(variance / safe)
+    known = ~np.isnan(values)
+    is_known = known.sum(axis=-2) >= 2  # noqa: PLR2004 - a spread needs two
+    weights = known * (generation_weights.weights(values) if kind is TURNS else 1.0)
+    tiny = np.finfo(np.float64).tiny
+    total = np.maximum(weights.sum(axis=-2), tiny)
+    # Of unequal weights, the number of equal ones that tell as much.
+    counts = np.maximum(total**2 / np.maximum((weights**2).sum(axis=-2), tiny), 2.0)
+    mean = np.nansum(weights * values, axis=-2) / total
+    squares = np.nansum(weights * (values - mean[..., None, :]) ** 2, axis=-2)
+    squares = squares / total * counts / (counts - 1)
+    variance, degrees = squares, counts - 1
+    if is_known.all():  # a case that was not measured lends nothing
+        variance, degrees = moderated.moderated(squares, degrees)
+    error = np.sqrt(variance / counts)
 
     def quantile(share: float) -> np.ndarray:
         level = design.level(share, number)
@@ -228,7 +232,9 @@ def singles(logs: np.ndarray, design: Design, *, number: int) -> Singles:
     values = logs[..., :number, :]
     flat = values.reshape(*values.shape[:-2], -1)
     residuals = np.abs(values - _median(values, axis=-2)).reshape(flat.shape)
-    scale = _NORMAL_DEVIATION * np.squeeze(_median(residuals, axis=-1), axis=-1)
+    scale = generation_weights.NORMAL_DEVIATION * np.squeeze(
+        _median(residuals, axis=-1), axis=-1
+    )
     threshold = np.maximum(STANDS_OUT * scale, math.log1p(design.delta))
     slower = (flat > threshold[..., None]).sum(axis=-1)
     faster = (flat < -threshold[..., None]).sum(axis=-1)

@@ -14,6 +14,8 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Any
 
+from results.verify import gate_spreads as spreads
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -21,7 +23,6 @@ LOWEST = -8.5
 _NUM_POINTS = 801
 OF_PASSING = 0.8
 STANDS_OUT = 4.0
-MOST_BORROWED = 8.0
 # Share of alpha for a false regression, and the margin in units of delta.
 KINDS: Mapping[str, tuple[float, float | None]] = {
     "turns": (0.7, 1.0),
@@ -156,7 +157,7 @@ def _percentile(steps: list[float]) -> float:
 
 @functools.lru_cache(maxsize=256)
 def levels(looks: tuple[int, ...], most: int, alpha: float) -> list[float]:
-    """Returns the one-sided level of each look, by Pocock's spending function."""
+    """Returns the one-sided level of each look: alpha is spent as t to the 1.5."""
     import numpy as np
     from scipy import integrate, optimize, special
 
@@ -166,7 +167,7 @@ def levels(looks: tuple[int, ...], most: int, alpha: float) -> list[float]:
     for look in looks:
         now = look / most
         step = math.sqrt(now - before)
-        until = alpha * math.log(1 + (math.e - 1) * now)
+        until = alpha * now * math.sqrt(now)
 
         def crossing(bound: float) -> float:
             tail = special.ndtr((points - bound) / step)  # noqa: B023  # at once
@@ -192,39 +193,6 @@ def levels(looks: tuple[int, ...], most: int, alpha: float) -> list[float]:
             else integrate.simpson(kernel * density[None, :], x=points, axis=1)
         )
         points, before, spent = new, now, until
-    return found
-
-
-def moderated(variances: Sequence[float], degrees: Sequence[int]) -> list[Any]:
-    """Returns variance and degrees of freedom of each case, with what it borrows."""
-    from scipy import optimize, special
-
-    total = sum(degrees)
-    if len(variances) == 1:
-        return [(variances[0], float(degrees[0]))]
-    pooled = sum(d * v for d, v in zip(degrees, variances, strict=True)) / total
-    logs = [
-        math.log(max(v, pooled * 1e-9, 2.2250738585072014e-308))
-        - float(special.digamma(d / 2))
-        + math.log(d / 2)
-        for d, v in zip(degrees, variances, strict=True)
-    ]
-    chance = statistics.fmean(float(special.polygamma(1, d / 2)) for d in degrees)
-    beyond = statistics.variance(logs) - chance
-    prior, common = math.inf, pooled
-    if beyond > 2e-6:  # noqa: PLR2004 - a million degrees of freedom
-        half = optimize.brentq(
-            lambda x: float(special.polygamma(1, x)) - beyond, 1e-6, 1e7, xtol=1e-12
-        )
-        prior = 2 * half
-        common = math.exp(
-            statistics.fmean(logs) + float(special.digamma(half)) - math.log(half)
-        )
-    found = []
-    for d, v in zip(degrees, variances, strict=True):
-        weight = min(prior, MOST_BORROWED)
-        mixed = (weight * common + d * v) / (weight + d)
-        found.append((mixed, min(d + weight, float(total))))
     return found
 
 
@@ -297,13 +265,16 @@ def _at(
     known = [[v for v in case[:look] if v is not None] for case in cases]
     if min(map(len, known)) < 2:  # noqa: PLR2004 - a spread needs two
         return [("inconclusive", (0.0, 0.0, 0.0)) for _ in cases]
-    borrowed = moderated(
-        [statistics.variance(of) for of in known], [len(of) - 1 for of in known]
+    is_whole = all(len(of) == look for of in known)
+    counts = spreads.weights(known) if kind == "turns" and is_whole else []
+    weighted = [spreads.moments(of, counts or [1.0] * len(of)) for of in known]
+    means = [mean for mean, _, _ in weighted]
+    borrowed = spreads.moderated(
+        [v for _, v, _ in weighted], [n - 1 for _, _, n in weighted]
     )
-    means = [statistics.fmean(of) for of in known]
     errors = [
-        math.sqrt(variance / len(of))
-        for of, (variance, _) in zip(known, borrowed, strict=True)
+        math.sqrt(variance / number)
+        for (_, _, number), (variance, _) in zip(weighted, borrowed, strict=True)
     ]
     p_values = [
         float(stats.t.sf(mean / max(error, 2.2250738585072014e-308), degrees))

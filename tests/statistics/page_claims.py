@@ -82,7 +82,7 @@ def _error(share: float, n: int) -> float:
 INTERVAL = "90 % [88, 92], 1.30x [1.25, 1.35]: an interval of a ratio"
 FASTER = "X is 1.30x as fast as Y"
 TARGET = "above the target, below the target"
-LOSS = "Most of what it loses: CAUSE"
+LOSS = "Most of what X loses: CAUSE"
 RATE = "18.3 [17.9, 18.7] images/s: an interval of a rate"
 # Row by pattern, of whole sentences; None where nothing is claimed.
 _FIGURE = r"[\d.,]+(\u00d7| %)? \[[^\]]+\]"
@@ -105,7 +105,7 @@ SENTENCES: tuple[tuple[str, str | None], ...] = (
     ),
     (rf"\S+ is {_FIGURE} as fast as \S+( (at|in) .*)?\.", FASTER),
     (
-        r"It is the fastest of \d+ backends, among all \d+ ratios together \(Holm\)\.",
+        r"\S+ is the fastest of \d+ backends, among all \d+ ratios together \(Holm\)\.",
         FASTER,
     ),
     (
@@ -115,9 +115,10 @@ SENTENCES: tuple[tuple[str, str | None], ...] = (
         ),
         FASTER,
     ),
-    (rf"Most of what it loses[^:]*: [^,]+, {_FIGURE} of a step\.", LOSS),
+    # Named: the page has a table of several backends before it.
+    (rf"Most of what (?!it )\S+ loses[^:]*: [^,]+, {_FIGURE} of a step\.", LOSS),
     (
-        rf"It loses {_FIGURE} of a step[^;]*; no single cause is most of it\.",
+        rf"(?!It )\S+ loses {_FIGURE} of a step[^;]*; no single cause is most of it\.",
         INTERVAL,
     ),
     (r".*\binconclusive\b.*\.", None),

@@ -1,26 +1,32 @@
-"""How the verdicts of real gates are counted."""
+"""How the verdicts of real gates are counted, and what their programs are."""
 
 from __future__ import annotations
 
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 RUNNER = runpy.run_path(str(Path(__file__).with_name("run_own_gates.py")))
-EQUAL, PLANTED = RUNNER["EQUAL"], RUNNER["PLANTED"]
+ON_ANY, ON_QUIET = (
+    RUNNER["kinds_on_any_machine"](0.1, 8),
+    RUNNER["kinds_on_a_quiet_machine"](),
+)
+EQUAL, PLANTED = ON_ANY
 row, summary = RUNNER["row"], RUNNER["summary"]
+SLOWER = {"value": 1.1, "low": 1.08, "high": 1.13, "n": 8}
 
 
 @pytest.mark.parametrize(
     ("equal", "planted", "code", "text"),
     [
-        (["pass"] * 5, ["regress"] * 5, 0, "planted: 5 of 5 right [0.48, 1.00]: 5 reg"),
-        (["pass", "improve"], ["regress"] * 2, 0, "equal: 2 of 2 right"),
+        (["pass"] * 5, ["regress"] * 5, 0, "work: 5 of 5 right [0.48, 1.00]: 5 reg"),
+        (["pass", "improve"], ["regress"] * 2, 0, "equal code: 2 of 2 right"),
         (["pass", None], ["regress"] * 2, 3, "1 pass, 1 no verdict"),
-        (["pass"], ["inconclusive"], 3, "planted: 0 of 1 right"),
-        (["regress"], ["inconclusive"], 1, "equal: 0 of 1 right"),
-        (["pass"], ["pass"], 1, "planted: 0 of 1 right"),
+        (["pass"], ["inconclusive"], 3, "10% more work: 0 of 1 right"),
+        (["regress"], ["inconclusive"], 1, "equal code: 0 of 1 right"),
+        (["pass"], ["pass"], 1, "10% more work: 0 of 1 right"),
     ],
 )
 def test_verdicts_are_counted_by_what_is_true(
@@ -34,20 +40,68 @@ def test_verdicts_are_counted_by_what_is_true(
 
 
 def test_a_gate_is_shown_with_its_interval() -> None:
-    """Or without one, where nothing was measured."""
-    slowdown = {"value": 1.1, "low": 1.08, "high": 1.13, "n": 8}
-    found = {"verdict": "regress", "cases": [{"slowdown": slowdown}]}
+    """Of what decided; without one where nothing was measured."""
+    found: dict[str, Any] = {"verdict": "regress", "cases": [{"slowdown": SLOWER}]}
+    change = "+10.0% [+8.0%, +13.0%], n = 8"
 
-    assert "planted 3: regress: +10.0% [+8.0%, +13.0%], n = 8" == row(PLANTED, 3, found)
-    assert "equal 0: no verdict: no interval" == row(
-        EQUAL, 0, {"verdict": None, "cases": [{"slowdown": None}]}
-    )
+    assert ("planted 3", "regress", change) == row(PLANTED, 3, found)
+    nothing = {"verdict": None, "cases": [{"slowdown": None}]}
+    assert ("equal 0", "no verdict", "no interval") == row(EQUAL, 0, nothing)
+    of_steps = {"verdict": "regress", "slowdown": SLOWER}
+    found["cases"][0]["others"] = {
+        "sustained mean": of_steps,
+        "tail": of_steps | {"verdict": "pass"},
+    }
+    assert f"{change}; sustained mean: {change}" == row(PLANTED, 3, found)[2]
+    assert "too loud" == row(EQUAL, 0, nothing | {"unfit": "too loud"})[2]
 
 
 def test_the_repository_is_made_in_an_empty_folder(tmp_path: Path) -> None:
-    """Also where that is there already; each commit has a tag."""
-    RUNNER["make_repository"](tmp_path, 0.1)
-
-    tags = sorted(path.name for path in (tmp_path / ".git/refs/tags").iterdir())
-    assert ["base", EQUAL, PLANTED] == tags
+    """Each commit has a tag; the other kinds are added to it, and none is replaced."""
+    RUNNER["make_repository"](tmp_path, list(ON_ANY))
+    tags = tmp_path / ".git/refs/tags"
+    before = {path.name: path.read_text() for path in tags.iterdir()}
     assert "WORK = 330000" in (tmp_path / "program.py").read_text()
+    RUNNER["make_repository"](tmp_path, [*ON_ANY, *ON_QUIET])
+    after = {path.name: path.read_text() for path in tags.iterdir()}
+
+    assert {"base-equal", "equal", "base-planted", "planted"} == set(before)
+    assert before == {name: after[name] for name in before}
+    assert {kind.name for kind in ON_QUIET} < set(after)
+
+
+def test_planted_programs_run_and_differ_from_their_base(tmp_path: Path) -> None:
+    """In what is planted, and equal ones in a comment."""
+    for kind in (*ON_ANY, *ON_QUIET):
+        base, head = kind.source("base", {}), kind.source("head", kind.constants)
+        for source in (base, head):
+            compile(source, str(tmp_path), "exec")
+        is_equal = base.splitlines()[1:] == head.splitlines()[1:]
+        assert kind.is_planted is not is_equal, kind.name
+
+
+def test_gates_of_a_quiet_machine_take_turns_and_end_in_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for the gate: which are run, in which order, and what is kept."""
+    asked: list[tuple[str, int]] = []
+
+    def judge(_: Path, kind: Any, number: int) -> dict[str, Any]:
+        asked.append((kind.name, number))
+        verdict = "regress" if kind.is_planted else "pass"
+        return {"verdict": verdict, "cases": [{"slowdown": SLOWER}]}
+
+    monkeypatch.setitem(RUNNER["main"].__globals__, "judge", judge)
+    code = RUNNER["main"]([str(tmp_path), "--quiet-machine"])
+
+    assert 0 == code
+    assert [("same", 0), ("sleep", 0), ("fiftieth", 0), ("in-five", 0)] == asked[:4]
+    assert {"same": 8, "sleep": 4, "fiftieth": 4, "in-five": 4} == {
+        name: sum(of == name for of, _ in asked) for name, _ in asked
+    }
+    text = (tmp_path / "gates.md").read_text()
+    assert "| sleep 3 | regress | +10.0% [+8.0%, +13.0%], n = 8 |" in text
+    assert "- equal code: 8 of 8 right [0.63, 1.00]: 8 pass" in text
+    asked.clear()
+    assert 0 == RUNNER["main"]([str(tmp_path), "--quiet-machine", "--gates=1"])
+    assert 4 == len(asked)

@@ -77,6 +77,7 @@ def run(request: GateRequest, call: Call) -> int:
     request = of_gate(request, rule)
     name, stored, days = _find_baseline(request.baseline_name, request.runs_dir)
     if stored is not None:
+        gate_module.check_stored(rule, name)  # before anything is measured
         return _against_study(request, call, stored, name, rule, days)
     source = None
     if request.program is None:

@@ -17,7 +17,7 @@ from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.cli.terminal import console
 from harness.options.option import Option, Options
 from harness.planning import study as study_module
-from results.store import untrusted
+from results.store import untrusted, zipped
 from results.store.study_store import Store
 from results.verify import plugin_parts, seals, signature
 from results.verify.against_raw import verify as verify_study
@@ -60,7 +60,11 @@ def run(request: VerifyRequest, call: Call) -> int:
     Raises:
       ResultsError: There is no such study, or its plan cannot be read.
     """
-    return varied.for_each(_verify, varied.compare_page)(request, call)
+    path = study_module.find_study(request.study, request.runs_dir)
+    with zipped.opened(path) as root:
+        if root != path:
+            request = request.model_copy(update={"study": str(root.absolute())})
+        return varied.for_each(_verify, varied.compare_page)(request, call)
 
 
 def _verify(request: VerifyRequest, _: Call) -> int:

@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from results.figures.explain import Explained
     from results.figures.lost_time import LostTime, Part
     from results.figures.recorded_loss import RecordedLoss
+    from results.statistics.estimates import Estimate
 
 TITLE = "Where the time went"
 SLUG = "lost-time"
 
 MOST_FIGURES = 8
+FINEST_SHARE = 0.001
+"""Of a step: an interval that is narrower is shown as one number."""
 
 NAMES = {
     "alone": "one replica alone",
@@ -170,7 +173,15 @@ def render(view: View) -> Markup:
         all_recorded=[item for item in view.recorded if item.lost is not None],
         names=NAMES,
         utilisation=utilisation.of_view(view),
+        write_share=_write_share,
     )
+
+
+def _write_share(share: Estimate) -> Callable[[float], str]:
+    """Returns what writes a share, with digits that tell the ends of its interval."""
+    if share.low is None or share.high is None or share.high - share.low < FINEST_SHARE:
+        return formats.percent
+    return formats.telling(share, formats.percent)
 
 
 def _largest(items: tuple[RecordedLoss, ...]) -> list[RecordedLoss]:

@@ -10,14 +10,18 @@ from results.figures import amdahl_fits
 from results.records.models import ScalingMode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from markupsafe import Markup
 
     from reports.charts.quantities import Quantity
     from reports.view.view import View
+    from results.figures.amdahl_fits import AmdahlFit
 
 TITLE = "Scaling"
 SLUG = "scaling"
 
+MOST_WITHOUT_LAW = 2
 SCALES = (("linear", "From zero", False), ("log", "Logarithmic", True))
 """Slug, name, and whether the axes are logarithmic; the first is shown."""
 
@@ -70,6 +74,12 @@ def _draw(
     )
 
 
+def _laws(view: View) -> Sequence[AmdahlFit]:
+    """Returns what was fitted, or not; nothing of two sizes, which have no law."""
+    sizes = {point.num_replicas for point in view.points}
+    return amdahl_fits.of_points(view.points) if len(sizes) > MOST_WITHOUT_LAW else ()
+
+
 def render(view: View) -> Markup:
     """Renders one figure of three quantities, a panel per mode, and Amdahl's law."""
     if not view.is_anything_measured or not view.study.cases:
@@ -80,7 +90,7 @@ def render(view: View) -> Markup:
         views=_views(view),
         quantities=quantities.QUANTITIES,
         scales=SCALES,
-        laws=amdahl_fits.of_points(view.points),
+        laws=_laws(view),
         csv=data.of_rows(view.frame, "scaling"),
         references=view.references,
         reference_marks=references.marks(view.references),

@@ -84,6 +84,10 @@ def test_studies_that_are_not_comparable_are_refused_or_shown(
     [
         (("compare", "a", "nothing"), r"'runs/nothing'|'nothing'"),
         (("compare", "a", "a", "--metric=joy"), r"unknown metric 'joy'; allowed are"),
+        (
+            ("compare", "a", "a", "--metric=efficiency"),
+            r"efficiency of two studies cannot be judged: .* beside a revision of git",
+        ),
         (("compare", "x", "in_graph", "--study=a"), r"study 'a' has no backend 'x'"),
         (("baseline", "set"), r"'baseline set' takes a STUDY"),
         (("baseline", "list", "a"), r"'baseline list' takes no STUDY; use --name"),

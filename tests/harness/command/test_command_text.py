@@ -56,6 +56,8 @@ def test_values_are_single_words() -> None:
         ({"command": "a {replica}"}, r"unknown placeholder .*did you mean 'replicas'"),
         ({"command": "a {seed}"}, r"has no \{replicas\}, .* same program with 1 and 2"),
         ({"metric": "throughput"}, r"without --metric NAME=PATTERN: say where it"),
+        ({"metric": "efficiency"}, r"--metric efficiency with --command: .* only its"),
+        ({"metric": "peak_memory"}, r"--metric peak_memory with --command: .* client"),
         ({"metric": "speed=(.*)"}, r"unknown metric of --command 'speed'; known are"),
         ({"metric": "throughput=(["}, r"has no regular expression: .*; write brackets"),
         ({"metric": "throughput=a"}, r"has 0 groups, and needs one, around the number"),

@@ -255,6 +255,7 @@ def test_commits_with_the_same_files_are_not_measured(
         (("c0", "nowhere"), "'nowhere' is no revision of"),
         (("c0", "c6", "--baseline=c0"), "--baseline has no effect with --bisect"),
         (("c0", "c6", "--format=junit"), "use one of text, markdown, json"),
+        (("c0", "c6", "--metric=efficiency"), "--metric efficiency with --command"),
         (("c0",), "requires 2 arguments"),
     ],
 )

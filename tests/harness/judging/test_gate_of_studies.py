@@ -67,6 +67,23 @@ def test_a_baseline_of_several_days_gives_a_verdict(
     assert "passes with probability 5.0% at most" in out
 
 
+@pytest.mark.parametrize("option", [(), ("--baseline=stored",)])
+def test_an_efficiency_is_refused_before_anything_is_measured(
+    gate: Any, harness: Any, stored: str, option: tuple[str, ...]
+) -> None:
+    """Nothing of a machine cancels that both sides had at other times."""
+    harness("baseline", "set", stored)
+    replicas = ("--replicas=1,2", "--metric=efficiency")
+    code, out, err = gate(*option, *replicas, "--study=new")
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert re.fullmatch(
+        r"error: efficiency against .* cannot be judged: .* with a revision of git\n",
+        err,
+    )
+    assert not Path("runs", "new").exists()
+
+
 def test_another_machine_is_refused_before_anything_is_measured(
     gate: Any, stored: str
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from relay_study import RelayShape, make_store
 
 from reports.charts import heat
-from reports.page.sections import laws, lost_time, variation
+from reports.page.sections import laws, lost_time, scaling, variation
 from reports.view.view import view_store
 
 if TYPE_CHECKING:
@@ -83,6 +83,10 @@ def test_six_numbers_of_replicas_have_a_law_with_a_band(
     shown = _plain(laws.render(many))
 
     assert laws.render(few) == ""
+    assert "Amdahl" not in scaling.render(few)
+    three = RelayShape(replicas=(1, 2, 3), controls=())
+    refused = scaling.render(view_store(make_store(tmp_path / "three", three)))
+    assert "not fitted: measured at 3 numbers of replicas (1, 2, 3); " in refused
     assert "law of throughput, in_graph, weak" in shown
     assert "Amdahl: sigma" in shown
     assert re.search(r"held out: (in|out)side the prediction", shown)

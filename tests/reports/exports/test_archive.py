@@ -15,6 +15,7 @@ from harness.cli import exit_codes, main
 from reports.exports import archive, private, publish
 from reports.site import build
 from results.judging import gate_metrics
+from results.store import zipped
 from results.store.study_store import Store
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def content() -> bytes:
 
 
 def test_verify_accepts_what_was_downloaded(content: bytes, tmp_path: Path) -> None:
-    """All of it, and every figure recomputed."""
+    """As a zip, and as the folder that it unpacks to; every figure is recomputed."""
     with zipfile.ZipFile(io.BytesIO(content)) as file:
         names = file.namelist()
         file.extractall(tmp_path)
@@ -43,8 +44,13 @@ def test_verify_accepts_what_was_downloaded(content: bytes, tmp_path: Path) -> N
         assert (tmp_path / name).read_bytes() == (PUBLISHED / name).read_bytes(), name
     records = {p for p in original.rglob("*") if p.suffix in {".json", ".jsonl"}}
     assert {PUBLISHED / name for name in names} >= records
-    done = CliRunner().invoke(main.cli, ["verify", str(tmp_path / STUDY)])
+    with zipped.opened(tmp_path) as unpacked:
+        assert tmp_path / STUDY == unpacked
+    path = tmp_path / build.RECORDS
+    path.write_bytes(content)
+    done = CliRunner().invoke(main.cli, ["verify", str(path)])
     assert exit_codes.OK == done.exit_code, done.output
+    assert re.search(r"^verified: [\d,]+ figures are as rec", done.output, re.MULTILINE)
 
 
 def test_published_pages_link_what_is_beside_them(content: bytes) -> None:

@@ -86,7 +86,7 @@ def test_the_verdict_names_the_largest_cause_with_its_share(controlled: Store) -
     text = _text(view_store(controlled))
 
     assert re.search(
-        r"Most of what it loses: waiting for communication, 1[567][\d.]* % "
+        r"Most of what in_graph loses: waiting for communication, 1[567][\d.]* % "
         r"\[1[567][\d.]*, 1[567][\d.]*\] of a step\.",
         text,
     )
@@ -102,7 +102,7 @@ def test_where_nothing_is_lost_no_cause_and_no_advice_is_given(
     text = _text(view_store(make_relay(tmp_path, shape)))
 
     assert "in_graph keeps 99.9" in text
-    for word in ("Most of what", "input", "loses it"):
+    for word in ("Most of what", "input", "of a step"):
         assert word not in text
     assert "Next: try" not in text
 
@@ -116,7 +116,7 @@ def test_a_loss_without_a_single_cause_is_not_explained(
     text = _text(view_store(make_relay(tmp_path, shape)))
 
     assert re.search(
-        r"It loses [\d.]+ % \[.*\] of a step; no single cause is most", text
+        r"in_graph loses [\d.]+ % \[.*\] of a step; no single cause is most", text
     )
     assert "Next: try" not in text
 

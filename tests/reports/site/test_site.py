@@ -164,7 +164,11 @@ def test_neighbours_are_compared_or_refused_with_the_reason(
 
 
 def test_history_keeps_machines_apart(index: str) -> None:
-    """Three studies of a case, two classes of machines, none joined."""
+    """Three studies of a case, two classes of machines, none joined.
+
+    By name alone nobody knows that two are one machine: they are of one kind.
+    """
+    assert re.search(r"\b2 kinds of machines\. ", index)
     history = index.split('id="history"')[1]
 
     assert 6 == history.count("<figure>")

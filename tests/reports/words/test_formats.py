@@ -32,6 +32,12 @@ def test_times_below_one_second_have_three_digits_in_ms_unit() -> None:
     assert _plain(formats.seconds(12.34)) == "12.3 s"
 
 
+def test_nothing_is_less_than_zero_by_rounding() -> None:
+    """A part of a step of -0.001 % is 0 %, and one of -0.6 % is -1 %."""
+    assert "0 %" == _plain(formats.percent(-1e-5)) == _plain(formats.percent(0.0))
+    assert ("-1 %", "0.00") == (_plain(formats.percent(-0.006)), formats.ratio(-1e-3))
+
+
 def test_no_p_value_is_zero() -> None:
     """A test that certain has a bound."""
     assert formats.p_value(0.0004) == formats.p_value(0.0) == "< 0.001"

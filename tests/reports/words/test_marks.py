@@ -53,6 +53,10 @@ def test_a_quiet_relay_with_a_twin_is_reliable(relay: View) -> None:
     }
     for name in ("Sample", "Quiet machine", "Failures", "Cores"):
         assert found[name] is Level.OK, name
+    assert re.search(
+        rf"one, measured twice: \d\.\d\d{formats.TIMES} \[\d\.\d+, \d\.\d+\]$",
+        _plain(_mark(relay, "Design").reason),
+    )
 
 
 @pytest.mark.parametrize(
@@ -201,9 +205,7 @@ def test_void_turns_are_counted(tmp_path: pathlib.Path, synthetic: Any) -> None:
     mark = _mark(view, "Quiet machine")
 
     assert counts.num_void > 0
-    assert (
-        f"{counts.num_void} of {counts.num_turns} turns void, repeated" == mark.reason
-    )
+    assert f"{counts.num_void} of {counts.num_turns} turns void" == mark.reason
 
 
 def test_a_loud_machine_and_two_environments_are_bad(sequence: View) -> None:

@@ -60,6 +60,6 @@ def test_a_study_of_before_says_that_its_turns_are_unlike(
     excess, single, unlike = _said(view)
 
     assert "of a turn of 1 to 2 steps." in excess
-    assert single.startswith("Turns of 2 of 2 cases are one step, the first: ")
+    assert single.startswith("Some turns of 2 of 2 cases are one step, the first: ")
     assert unlike.startswith("In 2 of 2 cases the number of steps per turn differs")
     assert "(1 to 2)" in unlike

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from typing import Any
 
 import pytest
 
 from harness.machine.disturbance import Disturbance, void_reason
-from results.figures.relay import _without_numbers
+from reports.words import trust
+from results.figures.relay import _without_numbers, count_turns
+from results.records.measuring import Turn
 
 NONE = Disturbance(
     foreign_cpu_fraction=0.0,
@@ -55,3 +58,36 @@ def test_the_limit_stands_in_place_of_what_was_measured(
     for changes in fields:
         load = dataclasses.replace(NONE, **changes)
         assert expected == _without_numbers(void_reason(load, num_retraces))
+
+
+def _turn(round_index: int, *, attempt: int = 0, reason: str = "") -> Turn:
+    return Turn(
+        round_index=round_index,
+        attempt=attempt,
+        start_ns=0,
+        end_ns=1,
+        num_steps=1,
+        void_reason=reason,
+    )
+
+
+def test_a_turn_that_stayed_void_is_counted() -> None:
+    """Three attempts of one turn are void, and one of another, which was repeated."""
+    turns = [
+        *(_turn(0, attempt=number, reason="noise") for number in range(3)),
+        _turn(1, reason="noise"),
+        _turn(1, attempt=1),
+        _turn(2),
+    ]
+    result = types.SimpleNamespace(turns=turns)
+    entry = types.SimpleNamespace(trial=types.SimpleNamespace(result=result))
+    counts = count_turns(types.SimpleNamespace(planned=[entry]))  # type: ignore[arg-type]  # all that is read
+
+    assert (6, 4, 1) == (counts.num_turns, counts.num_void, counts.num_lost)
+    assert (
+        "4 of 6 turns are void: in 4 of them noise. Such a turn is repeated up to"
+        " twice; 1 turn had no valid attempt."
+    ) == trust.void_turns(counts)
+    all_repeated = dataclasses.replace(counts, num_void=1, num_lost=0)
+    assert trust.void_turns(all_repeated).startswith("1 of 6 turns is void: ")
+    assert trust.void_turns(all_repeated).endswith("; each then had a valid one.")

@@ -119,7 +119,7 @@ def test_fewer_than_six_numbers_of_replicas_are_an_error(count: int) -> None:
     listed = ", ".join(map(str, numbers)) or "none"
     with pytest.raises(
         errors.ResultsError,
-        match=rf"^a law was requested from {count} numbers of replicas \({listed}\); "
+        match=rf"^measured at {count} numbers of replicas \({listed}\); "
         rf"a fit and its backtest need 6: measure {6 - count} more$",
     ):
         amdahl.fit(_measured(0.05, numbers))

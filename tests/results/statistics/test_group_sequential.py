@@ -85,7 +85,7 @@ def test_turns_alone_miss_a_step_in_fifty() -> None:
     assert logs.sustained.mean() > 0.8 * math.log(1.2)
 
 
-@pytest.mark.parametrize("spend", [spending.pocock, spending.obrien_fleming])
+@pytest.mark.parametrize("spend", [spending.pocock, spending.kim_demets])
 def test_levels_spend_the_error_and_no_more(spend: spending.Spending) -> None:
     """Brownian motion crosses the bounds of all looks with the stated probability."""
     from scipy import special
