@@ -221,6 +221,60 @@ def test_a_refusal_that_does_not_come_is_a_difference(monkeypatch):
         checking.check(program)
 
 
+def test_a_step_that_tensorflow_refuses_on_one_device_is_no_difference():
+    """A loop in a loop that captures a bool, in a tape in a tape."""
+    flag = tf.Variable(False, trainable=False)
+
+    @tf.function(autograph=False)
+    def step(b):
+        def loop(body):
+            return tf.while_loop(lambda i, _: i < 2, body, (0, b))[1]
+
+        def inner(i, _):
+            flag.assign(tf.reduce_all(b > 0.0))
+            return i + 1, b
+
+        with tf.GradientTape() as second:
+            second.watch(b)
+            with tf.GradientTape() as first:
+                first.watch(b)
+                loop(lambda i, _: (i + 1, loop(inner)))
+            gradient = first.gradient(b, b)
+        return second.gradient(gradient, b)
+
+    with pytest.raises(TypeError, match="DataType bool not in list of allowed"):
+        step(tf.ones([3]))
+
+    is_positive = written_programs.compute("p", "tf.reduce_all({0} > 0.0)", "b")
+    write = syntax.Write(variable="w", method="assign", argument="p")
+    body = syntax.Block(statements=(write,), result="b")
+    for number in range(2):
+        loop = syntax.Loop(
+            result=f"l{number}", start="b", times="n", carried=f"c{number}", body=body
+        )
+        body = syntax.Block(statements=(loop,), result=loop.result)
+    for number in range(2):
+        tape = syntax.Differentiate(
+            results=(f"g{number}",),
+            body=dataclasses.replace(body, result="b"),
+            watched=("b",),
+            sources=("b",),
+        )
+        body = syntax.Block(statements=(tape,), result=tape.results[0])
+    program = written_programs.program(
+        [
+            is_positive,
+            written_programs.compute("n", "tf.cast(tf.reduce_sum({0}), tf.int32)", "b"),
+            *body.statements,
+        ],
+        *tape.results,
+        variables=[written_programs.weight(type=syntax.Type("bool"))],
+    )
+
+    assert checking.Verdict.REFUSED is checking.check(program)
+    assert not structure.has_loops_in_tapes(tape.body.statements)
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

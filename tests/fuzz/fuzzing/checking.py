@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from fuzzing import engine, syntax, values, variance
+from fuzzing import engine, structure, syntax, values, variance
 from fuzzing.comparing import (
     ATOL,
     RTOL,
@@ -58,6 +58,8 @@ def check(program: syntax.Program, repl: Any = None) -> Verdict:
     is_uneven = values.has_uneven_join(program)
     if error is not None and is_uneven and _names_shapes(error):
         return Verdict.REFUSED
+    if error is not None and _is_of_tensorflow(program, error):
+        return Verdict.REFUSED
     if error is not None:
         raise DifferenceError(f"{type(error).__name__}: {error}") from error
     if must_refuse:
@@ -104,6 +106,19 @@ def _names_shapes(error: Exception) -> bool:
     """Whether an error is about shapes that differ between replicas."""
     known = (errors.ReplicatorError, tf.errors.InvalidArgumentError)
     return isinstance(error, known) and "shape" in str(error)
+
+
+def _is_of_tensorflow(program: syntax.Program, error: Exception) -> bool:
+    """Whether TensorFlow refuses the step on one device as well.
+
+    It adds the gradients of what a loop in a loop captures where two tapes record it,
+    even of a bool, for which it has no sum.
+    """
+    return (
+        isinstance(error, TypeError)
+        and "DataType bool not in list of allowed values" in str(error)
+        and structure.has_loops_in_tapes(program.statements)
+    )
 
 
 def interpret(

@@ -77,6 +77,21 @@ def has_effect(statement: Statement) -> bool:
     return any(isinstance(part, (Write, Fail)) for part in inside(statement))
 
 
+def has_loops_in_tapes(
+    statements: Sequence[Statement], num_loops: int = 0, num_tapes: int = 0
+) -> bool:
+    """Whether a loop in a loop stands in a tape in a tape."""
+    for statement in statements:
+        loops = num_loops + isinstance(statement, Loop)
+        tapes = num_tapes + isinstance(statement, Differentiate)
+        if (loops >= 2 and tapes >= 2) or any(
+            has_loops_in_tapes(block.statements, loops, tapes)
+            for block in blocks(statement)
+        ):
+            return True
+    return False
+
+
 def _arguments(  # noqa: PLR0911 - a line for each kind of statement
     statement: Statement,
 ) -> set[str]:

@@ -159,7 +159,7 @@ def test_a_rank_file_that_is_a_folder_is_a_failure(
     found = conclude("0" * 20, make_spec(), tmp_path, ENDED)
 
     assert found.failure is not None
-    assert "rank_0.jsonl: Is a directory" == found.failure.reason
+    assert "rank_0.jsonl: it is not a regular file" == found.failure.reason
 
 
 @pytest.mark.parametrize(
