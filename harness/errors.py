@@ -18,6 +18,11 @@ do.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 class HarnessError(ValueError):
     """A request that cannot be carried out as written; exit code 2."""
@@ -65,3 +70,17 @@ class DoctorError(HarnessError):
 
 class UnfitMachineError(HarnessError):
     """A machine on which no figure would be valid; exit code 6."""
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error, what it comes from, and so on, each once.
+
+    An error that is raised again while another one that it caused is handled is its own
+    cause.
+    """
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        yield cause
+        cause = cause.__cause__ or cause.__context__

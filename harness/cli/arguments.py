@@ -10,7 +10,7 @@ import errno
 import re
 from typing import TYPE_CHECKING
 
-from harness.errors import ParseError
+from harness.errors import ParseError, causes
 from results.records.texts import printable
 
 if TYPE_CHECKING:
@@ -95,14 +95,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     Libraries raise others for it. An error with a path has a message of its own.
     """
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in causes(error):
         is_said = isinstance(cause, RuntimeError) and "out of memory" in str(cause)
         if isinstance(cause, MemoryError) or is_said:
             return True
         if isinstance(cause, OSError) and cause.errno == errno.ENOMEM:
             return cause.filename is None
-        cause = cause.__cause__ or cause.__context__
     return False
 
 

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import LaunchError
+from harness.errors import LaunchError, causes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -145,12 +145,7 @@ def is_refusal(error: BaseException) -> bool:
 
     Ray raises that nothing responds, for the reason that it was not authorized.
     """
-    reasons: list[BaseException] = []
-    reason: BaseException | None = error
-    while reason is not None and reason not in reasons:
-        reasons.append(reason)
-        reason = reason.__cause__ or reason.__context__
-    text = " ".join(f"{type(of).__name__} {of}" for of in reasons).lower()
+    text = " ".join(f"{type(of).__name__} {of}" for of in causes(error)).lower()
     return any(word in text for word in _REFUSED)
 
 

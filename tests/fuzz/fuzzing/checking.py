@@ -56,11 +56,9 @@ def check(program: syntax.Program, repl: Any = None) -> Verdict:
     if isinstance(error, errors.UnsynchronisedUpdateError) and may_refuse:
         return Verdict.REFUSED
     is_uneven = values.has_uneven_join(program)
-    if error is not None and is_uneven and _names_shapes(error):
-        return Verdict.REFUSED
-    if error is not None and _is_of_tensorflow(program, error):
-        return Verdict.REFUSED
     if error is not None:
+        if (is_uneven and _names_shapes(error)) or _is_of_tensorflow(program, error):
+            return Verdict.REFUSED
         raise DifferenceError(f"{type(error).__name__}: {error}") from error
     if must_refuse:
         raise DifferenceError(f"{must_refuse} drift apart and nothing was said")

@@ -26,8 +26,9 @@ import forked_trials
 import pytest
 from ended import finished_in
 
-from harness.cli import exit_codes, running
+from harness.cli import arguments, exit_codes, running
 from harness.cli import main as cli
+from harness.errors import causes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -202,3 +203,13 @@ def test_too_little_memory_is_told_whatever_error_a_library_makes_of_it(
         r" was finished is kept, so run the same command again\n",
         capsys.readouterr().err,
     )
+
+
+def test_an_error_that_is_its_own_cause_is_read_once() -> None:
+    """As one of a lost disk is that is raised again, instead of what it caused."""
+    lost = OSError(errno.EIO, "Input/output error", "lock")
+    other = ValueError("unreadable")
+    other.__cause__, lost.__context__ = lost, other
+
+    assert not arguments.is_out_of_memory(lost)
+    assert [other, lost] == list(causes(other))
