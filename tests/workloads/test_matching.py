@@ -117,8 +117,8 @@ def _times(gradients, factor):
 def _sum_for_mean(monkeypatch):
     right = ReplicatedOptimizer._all_reduce
 
-    def wrong(self, gradients, op):
-        return _times(right(self, gradients, op), 2.0)
+    def wrong(self, gradients, *what):
+        return _times(right(self, gradients, *what), 2.0)
 
     monkeypatch.setattr(ReplicatedOptimizer, "_all_reduce", wrong)
     return replicator.create("in_graph", num_replicas=2)
@@ -127,10 +127,10 @@ def _sum_for_mean(monkeypatch):
 def _forgotten_replica(monkeypatch):
     right = ReplicatedOptimizer._all_reduce
 
-    def wrong(self, gradients, op):
+    def wrong(self, gradients, *what):
         context = replicator.get_replica_context()
         factor = tf.where(context.replica_id_in_sync_group == 0, 2.0, 0.0)
-        return right(self, _times(gradients, factor), op)
+        return right(self, _times(gradients, factor), *what)
 
     monkeypatch.setattr(ReplicatedOptimizer, "_all_reduce", wrong)
     return replicator.create("in_graph", num_replicas=2)

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli import main, running
-from harness.planning import study as study_module
+from harness.planning import resuming
 from harness.sources import same_code
 from reports.exports import exports
 from reports.page import build
@@ -36,7 +36,7 @@ def _run(command: str, runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     verb, *options = words[3:]
     with monkeypatch.context() as patch:
         # Nobody measured the studies of tests, and published ones are of older code.
-        for module in (study_module, same_code):
+        for module in (resuming, same_code):
             patch.setattr(module, "check_code", lambda *_args, **_kwargs: None)
         patch.setattr(running, "run_until_done", lambda *_args, **_kwargs: 0)
         verb = "plan" if verb == "sweep" else verb
