@@ -81,34 +81,49 @@ def test_the_interpreter_gives_gradients_of_the_sum_of_targets():
         assert [192.0, 32.0, 256.0] == second.tolist()
 
 
-@pytest.mark.parametrize("is_followed", [False, True])
+_OF_W = {"variable": "w"}
+
+
+@pytest.mark.parametrize(
+    ("other", "is_followed"),
+    [
+        (syntax.Read(result="r", **_OF_W, is_raw=True), False),
+        (syntax.Read(result="r", **_OF_W), True),
+        (syntax.Write(method="assign", argument="b", **_OF_W), True),
+        (syntax.Write(method="assign", argument="b", **_OF_W, form="unread"), False),
+        (syntax.Write(method="assign", argument="b", **_OF_W, form="raw"), False),
+    ],
+)
+@pytest.mark.parametrize("is_taken", [True, False])
 def test_a_read_by_the_handle_has_a_gradient_where_the_variable_is_followed(
-    is_followed,
+    is_taken, other, is_followed
 ):
     """As on one device: in a branch that reads it, if only in the other way."""
-    other = [syntax.Read(result="r", variable="w", is_raw=not is_followed)]
     own = [syntax.Read(result="s", variable="w", is_raw=True)]
     branch = syntax.Branch(
-        result="y",
+        result="x",
         predicate="p",
-        then=syntax.Block(statements=tuple(own), result="s"),
-        orelse=syntax.Block(statements=tuple(other), result="r"),
+        then=syntax.Block(statements=(), result="b"),
+        orelse=syntax.Block(statements=(other,), result="b"),
     )
     tape = syntax.Differentiate(
         results=("g",),
-        body=syntax.Block(statements=(branch,), result="y"),
+        body=syntax.Block(statements=(branch, *own), result="s"),
         watched=(),
         sources=("w",),
     )
     program = dataclasses.replace(
         written_programs.program(
-            [tape], "g", variables=[written_programs.weight(trainable=True)]
+            [tape],
+            "g",
+            variables=[written_programs.weight(trainable=True)],
+            setting=dataclasses.replace(written_programs.SHARED, num_replicas=1),
         ),
-        inputs=(("p", syntax.Type(syntax.BOOL)),),
+        inputs=(("p", syntax.Type(syntax.BOOL)), ("b", written_programs.FLOAT3)),
     )
     replicas = lockstep.Lockstep(program, {"w": [0.0, 0.0, 0.0]}, tf.float64)
 
-    ((gradient,), _) = replicas.step([{"p": True}, {"p": False}])
+    ((gradient,),) = replicas.step([{"p": is_taken, "b": [0.0] * 3}])
 
     assert [1.0 * is_followed] * 3 == gradient.tolist()
     assert checking.Verdict.SAME is checking.check(program)

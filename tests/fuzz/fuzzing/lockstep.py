@@ -103,7 +103,9 @@ class Lockstep(Transformations):
 
     def note(self, name: str) -> None:
         """Adds what a variable reads as on replica 0 to its history."""
-        self.history[name].append(self.variables[name][0].numpy())
+        # By the handle: no tape is to hear of it.
+        value = _read_by_handle(self.variables[name][0])
+        self.history[name].append(value.numpy())
 
     def outside(self, name: str) -> Any:
         """What the user's variable reads as between steps."""
@@ -198,7 +200,11 @@ class Lockstep(Transformations):
     ) -> None:
         for r in replicas:
             variable = self.variables[statement.variable][r]
-            getattr(variable, statement.method)(environment[statement.argument][r])
+            write = getattr(variable, statement.method)
+            write(
+                environment[statement.argument][r],
+                read_value=statement.form == "method",
+            )
             if r == 0:
                 self.note(statement.variable)
 

@@ -67,9 +67,16 @@ def read(statement: Statement) -> set[str]:
 
 
 def followed(statement: Statement) -> set[str]:
-    """Names of variables that a tape around a statement hears of."""
-    reads = (part for part in inside(statement) if isinstance(part, Read))
-    return {part.variable for part in reads if not part.is_raw}
+    """Names of variables that a tape around a statement hears of.
+
+    It does so where TensorFlow reads them by their names: ``assign`` returns a value.
+    """
+    return {
+        part.variable
+        for part in inside(statement)
+        if (isinstance(part, Read) and not part.is_raw)
+        or (isinstance(part, Write) and part.form == "method")
+    }
 
 
 def has_effect(statement: Statement) -> bool:
