@@ -191,11 +191,6 @@ class PausedTrial:
         self._step = self._run.next_step()
         try:
             self._running.run(words, folder, self._variables, self._receive, 0)
-        except (FileNotFoundError, PermissionError) as error:
-            raise CommandError(
-                f"--command cannot be started: {words[0]!r}: {error.strerror}; give a"
-                " program that is in PATH, or its path from the folder of the sweep"
-            ) from error
         finally:
             for kept in self._kept:
                 kept.end()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import psutil
 
 from harness.client.scaling_client import LostHarnessError
+from harness.command.errors import CommandError
 from harness.trial import process_tree
 from harness.trial.die_with_parent import request_death_signal
 
@@ -93,21 +94,27 @@ class Run:
           harness_pipe: Descriptor whose end-of-file means that the harness has exited.
 
         Raises:
-          OSError: It cannot be started.
+          CommandError: It cannot be started.
           LostHarnessError: The harness has exited.
           Exception: Whatever ``receive`` raises; the program is ended before.
         """
         become_reaper()
         start = time.monotonic()
-        process = subprocess.Popen(
-            words,
-            cwd=folder,
-            env=dict(variables),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            preexec_fn=request_death_signal,  # noqa: PLW1509 - before any thread
-        )
+        try:
+            process = subprocess.Popen(
+                words,
+                cwd=folder,
+                env=dict(variables),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                preexec_fn=request_death_signal,  # noqa: PLW1509 - before any thread
+            )
+        except (FileNotFoundError, PermissionError) as error:
+            raise CommandError(
+                f"--command cannot be started: {words[0]!r}: {error.strerror}; give a"
+                " program that is in PATH, or its path from the folder of the sweep"
+            ) from error
         assert process.stdout is not None
         assert process.stderr is not None
         streams = self.streams = (process.stdout.fileno(), process.stderr.fileno())

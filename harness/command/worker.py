@@ -83,11 +83,6 @@ class Trial:
         words = placeholders.fill(self._program.command, values)
         try:
             self._run.run(words, folder, variables_of(os.environ), self._receive, 0)
-        except (FileNotFoundError, PermissionError) as error:
-            raise CommandError(
-                f"--command cannot be started: {words[0]!r}: {error.strerror}; give a"
-                " program that is in PATH, or its path from the folder of the sweep"
-            ) from error
         finally:
             for kept in self._kept:
                 kept.end()
