@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from typing import TYPE_CHECKING
 
 import pytest
@@ -127,3 +128,17 @@ def test_the_table_of_workloads_is_that_of_their_studies(root: Path) -> None:
         page = f"(docs/reports/studies/{folder.name}/index.html)"
         (row,) = (row for name, row in found.items() if page in name)
         assert expected == row
+
+
+def test_the_picture_of_readme_is_as_old_as_its_page(root: Path) -> None:
+    """It carries the digest of what it shows; another page has another one."""
+    writer = runpy.run_path(str(root / "tests/browser/write_picture.py"))
+    page = writer["PAGE"].read_text(encoding="utf-8")
+    shown = writer["digest_of"](page)
+
+    assert shown == writer["digest_in"](writer["PICTURE"]), (
+        "stale: run python tests/browser/write_picture.py"
+    )
+    assert shown != writer["digest_of"](page.replace("generations", "sweeps"))
+    with pytest.raises(ValueError, match="the page has no"):
+        writer["digest_of"]("<p>another page</p>")
