@@ -68,7 +68,7 @@ class Curve:
         ]
 
 
-def _draw_curve(axes: Axes, curve: Curve, dash: str, look_: Look) -> None:
+def _draw_curve(axes: Axes, curve: Curve, width: float, look_: Look) -> None:
     color = look_.color(curve.backend)
     spent = curve.median(lambda run: run.spent)
     values = curve.median(lambda run: run.values)
@@ -90,8 +90,7 @@ def _draw_curve(axes: Axes, curve: Curve, dash: str, look_: Look) -> None:
         spent,
         values,
         color=color,
-        linewidth=1.6,
-        linestyle=dash,
+        linewidth=width,
         marker=look.marker(curve.backend),
         markersize=4.5,
         markerfacecolor=look_.paper if curve.is_hollow else color,
@@ -110,7 +109,7 @@ def draw_on(
     y_limits: tuple[float, float] | None = None,
     heading: str = "",
 ) -> None:
-    """Draws one panel; lines of the same colour get different dashes.
+    """Draws one panel; lines of the same colour get different widths.
 
     Args:
       axes: Where.
@@ -124,7 +123,7 @@ def draw_on(
     seen: dict[str, int] = {}
     for curve in curves:
         number = seen[curve.backend] = seen.get(curve.backend, -1) + 1
-        _draw_curve(axes, curve, svg.DASHES[number % 4], look_)
+        _draw_curve(axes, curve, look.width(number), look_)
     axes.set_xlim(left=0)
     if y_limits is not None:
         axes.set_ylim(y_limits)

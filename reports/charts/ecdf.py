@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 WIDTH, HEIGHT = 300, 215
-DASHES: Final = ("-", "--", ":")
 NUM_QUANTILES: Final = 101
 
 MOST_OF_MEDIAN: Final = 3.0
@@ -31,14 +30,14 @@ class Sample:
       label: Name of the case.
       batch: Examples per replica.
       series: Colour.
-      dash: Index into ``DASHES``; separates cases of one colour.
+      dash: As matplotlib names it; separates cases of one colour.
       times_sec: All steps; at least one.
     """
 
     label: str
     batch: int
     series: int
-    dash: int
+    dash: str
     times_sec: tuple[float, ...]
 
 
@@ -71,7 +70,7 @@ def draw(samples: Sequence[Sample], *, slug: str) -> Markup:
                 shares,
                 color=svg.SERIES[sample.series],
                 linewidth=1.6,
-                linestyle=DASHES[sample.dash],
+                linestyle=sample.dash,
                 drawstyle="steps-post",
             )
         axes.set_xlim(0, longest * 1.03 or 1.0)

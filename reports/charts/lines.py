@@ -49,6 +49,7 @@ class Line:
       singles: Places and values of single repetitions.
       label: Written at its end, in the margin; empty for none.
       dash: As matplotlib names it.
+      width: In points.
       is_joined: Whether the values are joined.
     """
 
@@ -57,6 +58,7 @@ class Line:
     singles: tuple[tuple[float, float], ...] = ()
     label: str = ""
     dash: str = "-"
+    width: float = 1.6
     is_joined: bool = True
 
 
@@ -68,7 +70,7 @@ def draw(axes: Axes, line: Line, look_: Look) -> None:
             [dot.x for dot in line.dots],
             [dot.value for dot in line.dots],
             color=color,
-            linewidth=1.6,
+            linewidth=line.width,
             linestyle=line.dash,
             zorder=2,
         )

@@ -28,13 +28,13 @@ class ProfileLine:
     Attributes:
       label: Case, for the legend.
       backend: Colour.
-      dash: Index of the dash, for lines of the same colour.
+      number: How many lines of the same colour are before it.
       profile: Their performance profile.
     """
 
     label: str
     backend: str
-    dash: int
+    number: int
     profile: Profile
 
 
@@ -76,8 +76,7 @@ def draw(
                 found.shares,
                 where="pre",
                 color=color,
-                linewidth=1.6,
-                linestyle=svg.DASHES[line.dash % len(svg.DASHES)],
+                linewidth=look.width(line.number),
                 label=line.label,
             )
         axes.set_ylim(-0.02, 1.02)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pandas as pd
 
 from reports.charts import rows
-from reports.charts.drawing import svg
+from reports.charts.drawing import look
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,8 +110,7 @@ def draw_ecdf(
             x=values,
             ax=axes,
             color=look_.color(row.backend),
-            linestyle=svg.DASHES[number % 4],
-            linewidth=1.5,
+            linewidth=look.width(number),
             label=row.name,
         )
     axes.set_ylim(0, 1)

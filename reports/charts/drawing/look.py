@@ -33,6 +33,7 @@ class Look:
 
 
 DASHES: Final = {"weak": "-", "strong": "--"}
+WIDTHS: Final = (1.1, 2.0, 2.9, 3.8)
 
 PAGE: Final = Look(
     ink=svg.INK, muted=svg.MUTED, grid=svg.GRID, paper=svg.PAPER, series=svg.SERIES
@@ -71,3 +72,11 @@ def dash(mode: str) -> str:
     Dotted lines are what is compared with, such as ideal scaling.
     """
     return DASHES.get(mode, "-")
+
+
+def width(number: int) -> float:
+    """Returns the width of the line of one colour that is drawn after so many others.
+
+    A dash is a scaling mode, so lines that differ in something else have widths.
+    """
+    return WIDTHS[number % len(WIDTHS)]

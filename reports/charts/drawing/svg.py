@@ -45,7 +45,6 @@ PAPER = "#0a0b0c"
 WARN = "#0b0c0d"
 SERIES = tuple(f"#0d0e{index:02x}" for index in range(NUM_SERIES))
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "p", "h", "*")
-DASHES = ("-", "--", "-.", ":", "-", "--", "-.", ":", "-", "--")
 VARIABLES = {
     INK: "currentColor",
     MUTED: "var(--muted)",

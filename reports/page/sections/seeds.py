@@ -94,16 +94,16 @@ def draw(number: int, name: str, runs: Sequence[Run]) -> Together | None:
     levels = np.linspace(low - margin, high + margin, _NUM_THRESHOLDS).tolist()
     panels = []
     for index, chosen in enumerate(_panels(cases)):
-        dashes: dict[str, int] = {}
+        seen: dict[str, int] = {}
         lines = []
         for found in chosen:
             backend = found.case.spec.backend
-            dash = dashes[backend] = dashes.get(backend, -1) + 1
+            before = seen[backend] = seen.get(backend, -1) + 1
             lines.append(
                 profiles.ProfileLine(
                     label=found.case.label,
                     backend=backend,
-                    dash=dash,
+                    number=before,
                     profile=run_scores.profile(
                         {found.case.spec.data: found.reached}, levels
                     ),

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from reports.charts import ecdf, heat
+from reports.charts.drawing import look
 from reports.page import page
 from reports.page.sections.steps import measured_steps
 from results.records.models import ScalingMode
@@ -56,11 +57,12 @@ def _ends(view: View) -> list[Case]:
     return chosen[:MOST_LINES]
 
 
-def _dash(case: Case, cases: list[Case]) -> int:
-    """Returns 0 for the fewest replicas, 1 for weak and 2 for strong scaling."""
+def _dash(case: Case, cases: list[Case]) -> str:
+    """Returns the dash of a mode, or dots for what both modes are compared with."""
     if case.spec.num_replicas == min(other.spec.num_replicas for other in cases):
-        return 0
-    return 1 if ScalingMode.WEAK in case.modes else 2
+        return ":"
+    is_weak = ScalingMode.WEAK in case.modes
+    return look.dash((ScalingMode.WEAK if is_weak else ScalingMode.STRONG).value)
 
 
 def _heat(view: View) -> Heat | None:

@@ -9,12 +9,13 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from relay_study import ALL, Lost, RelayShape
 from relay_study import make_store as make_relay
 
 from reports import plot
-from reports.charts import data, limits, replica_panel, rows, rows_of
-from reports.charts.drawing import svg
+from reports.charts import curves, data, limits, replica_panel, rows, rows_of
+from reports.charts.drawing import look, svg
 from reports.words import formats
 from results.figures import frame
 from results.statistics import estimates
@@ -120,6 +121,20 @@ def test_ratios_have_1_in_the_middle(points: pd.DataFrame) -> None:
 
     assert "log" == axes.get_xscale()
     assert low * high == pytest.approx(1)
+
+
+def test_a_dash_is_a_mode_and_no_number_of_replicas() -> None:
+    """Lines of one colour that differ in something else have widths."""
+    run = curves.CurveRun(spent=(1, 2), values=(1, 2), lows=(0, 1), highs=(2, 3))
+    sizes = [
+        curves.Curve(label=f"N = {n}", backend="in_graph", runs=(run,)) for n in (1, 2)
+    ]
+    axes = Figure().add_subplot()
+    curves.draw_on(axes, sizes, x_label="s", write=str, look_=look.PAGE)
+
+    thin, thick = axes.get_lines()[:2]  # the others lead to their names
+    assert "-" == thin.get_linestyle() == thick.get_linestyle()
+    assert thin.get_linewidth() < thick.get_linewidth()
 
 
 def test_several_seeds_are_a_median_and_a_band(points: pd.DataFrame) -> None:

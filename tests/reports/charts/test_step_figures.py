@@ -10,6 +10,7 @@ import pytest
 from relay_study import RelayShape, make_store
 
 from reports.charts import heat
+from reports.charts.drawing import look
 from reports.page.sections import laws, lost_time, scaling, variation
 from reports.view.view import view_store
 
@@ -58,6 +59,29 @@ def test_each_backend_has_its_fewest_and_most_replicas(
     assert "Distribution of step times" in shown
     assert shown.count(": median ") == variation.MOST_LINES
     assert "in_graph x1, batch 8: median" in shown
+
+
+def test_a_scaling_mode_has_the_line_style_that_it_has_in_all_figures(
+    tmp_path: pathlib.Path, synthetic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What both modes are compared with is dotted, as ideal scaling is."""
+    drawn: dict[str, str] = {}
+
+    def draw(samples: Any, **_: str) -> str:
+        drawn.update({f"{of.label}, {of.batch}": of.dash for of in samples})
+        return "figure"
+
+    monkeypatch.setattr(variation.ecdf, "draw", draw)
+    shape = synthetic.Shape(backends=("in_graph",))
+    shown = variation.render(view_store(synthetic.make_store(tmp_path, shape)))
+
+    most = max(shape.replicas)
+    assert {
+        "in_graph x1, 8": ":",
+        f"in_graph x{most}, 8": look.dash("weak"),
+        f"in_graph x{most}, {8 // most}": look.dash("strong"),
+    } == drawn
+    assert "Dotted: the fewest replicas" in shown
 
 
 def test_a_case_of_several_processes_has_a_heat_map(tmp_path: pathlib.Path) -> None:

@@ -51,6 +51,29 @@ def test_runs_of_a_case_are_scored_together(view: View) -> None:
         assert 5 == case.score.n
 
 
+def test_the_legend_has_the_backends_of_the_figure(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """One whose quality runs failed is in no legend of theirs."""
+    failed = {
+        ("tf_mirrored", mode, n, repetition): synthetic.TrialStatus.FAILED
+        for mode in synthetic.Shape().modes
+        for n in (1, 2)
+        for repetition in range(3)
+    }
+    shown = {}
+    for name, statuses in (("all", {}), ("some", failed)):
+        shape = synthetic.Shape(budget=synthetic.LEARNING, statuses=statuses)
+        store = synthetic.make_store(tmp_path / name, shape)
+        legend = learning.render(view_store(store)).partition('"legend"')[2]
+        shown[name] = legend.partition("</ul>")[0]
+
+    assert "in_graph</li>" in shown["all"]
+    assert "tf_mirrored</li>" in shown["all"]
+    assert "in_graph</li>" in shown["some"]
+    assert "tf_mirrored</li>" not in shown["some"]
+
+
 def test_environment_steps_and_seeds_are_shown(
     tmp_path: pathlib.Path, synthetic: Any, section: str
 ) -> None:
