@@ -16,9 +16,12 @@ with another comment, and one for each thing that is planted.
   side; the others are relays that look, with sustained stretches. About 40 minutes.
 
 Kinds of gates alternate, with fresh processes and another seed each. One that is
-finished is not measured again, so the same command continues. Each is a study in
-FOLDER/runs, and FOLDER/gates.md has them in a table. Prints every verdict with its
-interval, and how many of each kind are right, with the exact interval of their share.
+finished is not measured again, so the same command continues; ``--seconds`` measures
+in pieces, between which others have the machine. Each is a study in FOLDER/runs, what
+it says is in FOLDER/verdicts, and FOLDER/gates.md has them in a table. ``--keep PATH``
+writes the records of each into a zip file, which ``verify`` accepts. Prints every
+verdict with its interval, and how many of each kind are right, with the exact interval
+of their share.
 Exits with 1 if equal code regresses or what was planted passes, and with 3 if a gate
 says neither.
 """
@@ -27,136 +30,32 @@ from __future__ import annotations
 
 import argparse
 import collections
-import dataclasses
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import gates_with_answers
 from scipy import stats
+
+from reports.exports import archive
+from reports.words.judging import judgement
+from results.judging import look
+from results.store import zipped
+from results.store.study_store import Store
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from gates_with_answers import Kind
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 CLIENT: Final = ROOT / "harness" / "client"
 BASE: Final = "base"
-_WORK: Final = 300_000
-_NUM_STEPS: Final = 23
-_ROUNDS: Final = 10
-_PROCESSES: Final = 40
-_WORK_OF_A_STEP: Final = """
-def work():
-    total = 0
-    for value in range(WORK):
-        total += value * value
-"""
-_PRINTS: Final = f"""
-import random
-import time
-{_WORK_OF_A_STEP}
-slow = IN_FIVE * (random.SystemRandom().random() < 0.2)
-for _ in range({_NUM_STEPS}):
-    start = time.CLOCK()
-    work()
-    time.sleep(slow * (time.CLOCK() - start))
-    print("steps/s:", 1 / (time.CLOCK() - start), flush=True)
-"""
-_CONNECTS: Final = f"""
-import time
-
-import scaling_client
-{_WORK_OF_A_STEP}
-for number, step in enumerate(scaling_client.connect().steps()):
-    start = time.perf_counter()
-    work()
-    longer = SLEEP + EVERY_50TH * (number % 50 == 49)
-    if longer:
-        time.sleep(longer * (time.perf_counter() - start))
-    step.done(examples=1)
-"""
-_IN_A_RELAY: Final = ("--metric", "client", "--rounds", str(_ROUNDS))
-_ALONE: Final = ("--metric", "throughput=steps/s: ([0-9.]+)", "--unit", "steps")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Kind:
-    """What a gate judges.
-
-    Attributes:
-      name: Its commit, and the first part of the names of its studies.
-      says: In a table.
-      program: What is measured.
-      options: Of the gate.
-      constants: Of the program, beside those of the base.
-      is_planted: Whether the change is slower.
-    """
-
-    name: str
-    says: str
-    program: str
-    options: tuple[str, ...]
-    constants: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    is_planted: bool = True
-
-    @property
-    def right(self) -> set[str]:
-        """The verdicts that are true."""
-        return {"regress"} if self.is_planted else {"pass", "improve"}
-
-    @property
-    def wrong(self) -> set[str]:
-        """The verdicts that are false; others say nothing."""
-        return {"pass", "improve"} if self.is_planted else {"regress"}
-
-    def source(self, comment: str, constants: Mapping[str, float]) -> str:
-        """Returns the program with its constants."""
-        values = {"WORK": _WORK, "SLEEP": 0.0, "EVERY_50TH": 0.0, "IN_FIVE": 0.0}
-        values |= constants
-        listed = "\n".join(f"{name} = {value}" for name, value in values.items())
-        return f"# {comment}\n{listed}\n{self.program}"
-
-
-def kinds_on_any_machine(loss: float, repeats: int) -> dict[Kind, int]:
-    """Returns equal code and more work, by the clock of the process; five of each."""
-    alone = {
-        "program": _PRINTS.replace("CLOCK", "process_time"),
-        "options": (*_ALONE, "--repeats", str(repeats)),
-    }
-    more = {"WORK": round(_WORK * (1 + loss))}
-    return {
-        Kind(name="equal", says="equal code", is_planted=False, **alone): 5,
-        Kind(name="planted", says=f"{loss:.0%} more work", constants=more, **alone): 5,
-    }
-
-
-def kinds_on_a_quiet_machine() -> dict[Kind, int]:
-    """Returns equal code, and what is not in every step or process, with numbers."""
-    relay = {"program": _CONNECTS, "options": _IN_A_RELAY}
-    return {
-        Kind(name="same", says="equal code", is_planted=False, **relay): 8,
-        Kind(
-            name="sleep",
-            says="each step sleeps for 6 % of its time",
-            constants={"SLEEP": 0.06},
-            **relay,
-        ): 4,
-        Kind(
-            name="fiftieth",
-            says="every 50th step takes 11 times as long (+20 %)",
-            constants={"EVERY_50TH": 10.0},
-            **relay,
-        ): 4,
-        Kind(
-            name="in-five",
-            says="one process in five takes 50 % longer (+10 %)",
-            program=_PRINTS.replace("CLOCK", "perf_counter"),
-            options=(*_ALONE, "--repeats", str(_PROCESSES)),
-            constants={"IN_FIVE": 0.5},
-        ): 4,
-    }
 
 
 def git(root: Path, *arguments: str) -> None:
@@ -170,7 +69,7 @@ def make_repository(root: Path, kinds: Sequence[Kind]) -> None:
     root.mkdir(parents=True, exist_ok=True)
     if not (root / ".git").exists():
         git(root, "init", "--quiet")
-        (root / ".gitignore").write_text("runs\ngates.md\n")
+        (root / ".gitignore").write_text("runs\nverdicts\ngates.md\n")
     for kind in kinds:
         for tag, constants in (
             (f"{BASE}-{kind.name}", {}),
@@ -207,6 +106,48 @@ def judge(root: Path, kind: Kind, number: int) -> dict[str, Any]:
     return found
 
 
+def kept(root: Path, kind: Kind, number: int) -> Path:
+    """Returns the file of what a gate said."""
+    return root / "verdicts" / f"{kind.name}-{number}.json"
+
+
+def asked_once(root: Path, kind: Kind, number: int) -> dict[str, Any]:
+    """Returns what a gate says; where it had a verdict before, without asking again."""
+    path = kept(root, kind, number)
+    if path.exists():
+        before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return before
+    found = judge(root, kind, number)
+    if found["verdict"]:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"{json.dumps(found, indent=1)}\n", encoding="utf-8")
+    return found
+
+
+def recorded(path: Path) -> dict[str, Any]:
+    """Returns what a gate says by its records alone, in a folder or a zip file."""
+    with zipped.opened(path) as root:
+        found = look.of_plan(load_study(Store.open(root)))
+    if found is None:
+        raise ValueError(f"{path} has no gate against a revision")
+    data: dict[str, Any] = json.loads(judgement.gate_json(found))
+    return data
+
+
+def keep(root: Path, folder: Path) -> None:
+    """Writes the records of every gate that had a verdict into zip files.
+
+    Raises:
+      SystemExit: There is something private in them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted((root / "verdicts").glob("*.json")):
+        content, why_not = archive.of_study(Store.open(root / "runs" / path.stem))
+        if content is None:
+            raise SystemExit(f"error: {why_not}")
+        (folder / f"{path.stem}.zip").write_bytes(content)
+
+
 def change_of(of: Mapping[str, Any] | None) -> str:
     """Returns a slowdown with its interval and the number of its generations."""
     if of is None or of["low"] is None:
@@ -238,6 +179,10 @@ def summary(verdicts: Mapping[Kind, Sequence[str | None]]) -> tuple[list[str], i
     """Returns how many gates of each kind are right, and the exit code."""
     lines, code = [], 0
     for kind, said in verdicts.items():
+        if not said:
+            lines.append(f"{kind.says}: none was measured")
+            code = code or 3
+            continue
         right = sum(verdict in kind.right for verdict in said)
         share = stats.binomtest(right, len(said)).proportion_ci(method="exact")
         counted = collections.Counter(verdict or "no verdict" for verdict in said)
@@ -270,21 +215,31 @@ def main(arguments: Sequence[str]) -> int:
         help="gates whose clock is that of the wall; nothing else may run",
     )
     parser.add_argument("--gates", type=int, help="at most so many of each kind")
+    parser.add_argument(
+        "--seconds", type=float, help="start no gate later than this; the others wait"
+    )
+    parser.add_argument("--keep", type=Path, help="folder for zip files of records")
     parser.add_argument("--repeats", type=int, default=8, help="generations of each")
     parser.add_argument("--loss", default="10%", help="what is planted")
     given = parser.parse_args(arguments)
     root = given.folder.absolute()
-    kinds = kinds_on_any_machine(float(given.loss.rstrip("%")) / 100, given.repeats)
+    kinds = gates_with_answers.on_any_machine(
+        float(given.loss.rstrip("%")) / 100, given.repeats
+    )
     if given.quiet_machine:
-        kinds = kinds_on_a_quiet_machine()
+        kinds = gates_with_answers.on_a_quiet_machine()
     make_repository(root, list(kinds))
     verdicts: dict[Kind, list[str | None]] = {kind: [] for kind in kinds}
     rows: list[tuple[str, ...]] = []
+    start = time.monotonic()
     for number in range(max(kinds.values())):
         for kind, said in verdicts.items():
             if number >= min(kinds[kind], given.gates or kinds[kind]):
                 continue
-            found = judge(root, kind, number)
+            is_late = given.seconds and time.monotonic() - start > given.seconds
+            if is_late and not kept(root, kind, number).exists():
+                continue
+            found = asked_once(root, kind, number)
             said.append(found["verdict"])
             rows.append(row(kind, number, found))
             sys.stdout.write(f"{': '.join(rows[-1])}\n")
@@ -292,6 +247,8 @@ def main(arguments: Sequence[str]) -> int:
     lines, code = summary(verdicts)
     (root / "gates.md").write_text(table(rows, lines), encoding="utf-8")
     sys.stdout.write("\n".join([*lines, ""]))
+    if given.keep is not None:
+        keep(root, given.keep)
     return code
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import gates_with_answers  # beside the script that runs them
+
 RUNNER = runpy.run_path(str(Path(__file__).with_name("run_own_gates.py")))
-ON_ANY, ON_QUIET = (
-    RUNNER["kinds_on_any_machine"](0.1, 8),
-    RUNNER["kinds_on_a_quiet_machine"](),
-)
+ON_ANY = gates_with_answers.on_any_machine(0.1, 8)
+ON_QUIET = gates_with_answers.on_a_quiet_machine()
 EQUAL, PLANTED = ON_ANY
 row, summary = RUNNER["row"], RUNNER["summary"]
 SLOWER = {"value": 1.1, "low": 1.08, "high": 1.13, "n": 8}
@@ -26,6 +29,7 @@ SLOWER = {"value": 1.1, "low": 1.08, "high": 1.13, "n": 8}
         (["pass", None], ["regress"] * 2, 3, "1 pass, 1 no verdict"),
         (["pass"], ["inconclusive"], 3, "10% more work: 0 of 1 right"),
         (["regress"], ["inconclusive"], 1, "equal code: 0 of 1 right"),
+        (["pass"], [], 3, "10% more work: none was measured"),
         (["pass"], ["pass"], 1, "10% more work: 0 of 1 right"),
     ],
 )
@@ -104,4 +108,30 @@ def test_gates_of_a_quiet_machine_take_turns_and_end_in_a_table(
     assert "- equal code: 8 of 8 right [0.63, 1.00]: 8 pass" in text
     asked.clear()
     assert 0 == RUNNER["main"]([str(tmp_path), "--quiet-machine", "--gates=1"])
-    assert 4 == len(asked)
+    assert [] == asked
+
+
+def test_a_piece_starts_no_gate_once_its_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command goes on, asks again what had no verdict, and shows the rest."""
+    asked: list[str] = []
+    clock = iter(range(100))
+
+    def judge(_: Path, kind: Any, number: int) -> dict[str, Any]:
+        asked.append(f"{kind.name} {number}")
+        verdict = None if len(asked) == 2 else "pass"
+        return {"verdict": verdict, "unfit": "too loud", "cases": [{"slowdown": None}]}
+
+    of_main = RUNNER["main"].__globals__
+    monkeypatch.setitem(of_main, "judge", judge)
+    monkeypatch.setattr(of_main["time"], "monotonic", lambda: next(clock))
+    piece = [str(tmp_path), "--gates=2", "--seconds=2"]
+    ends = [RUNNER["main"](piece) for _ in range(2)]
+
+    assert ["equal 0", "planted 0", "planted 0"] == asked
+    assert [3, 1] == ends
+    text = (tmp_path / "gates.md").read_text()
+    assert "| equal 0 | pass |" in text
+    assert "| planted 0 | pass |" in text
+    assert "equal 1" not in text
