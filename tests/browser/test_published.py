@@ -15,6 +15,11 @@ RUN = """async () =>
     (await axe.run(document, {resultTypes: ["violations"]})).violations.map(
     (found) => `${found.id}: ${found.nodes[0].html.slice(0, 200)}`)"""
 
+PHONE = (390, 844)
+TABLE = """(() => { const table = document.querySelector(".scroll:has(.measured)");
+    return [table.clientWidth, table.scrollWidth]; })()"""
+LOWEST_MARK = """Math.max(...[...document.querySelectorAll(".trust li")]
+    .map((element) => element.getBoundingClientRect().bottom))"""
 
 SITE = Path(__file__).resolve().parents[2] / "docs" / "reports"
 # The index, and the pages of all studies.
@@ -48,6 +53,19 @@ def test_axe_finds_nothing_on_any_page(
     page.evaluate(axe)
 
     assert [] == page.evaluate(RUN)
+
+
+@pytest.mark.parametrize("path", PAGES[1:], ids=lambda path: path.parent.name)
+def test_the_first_screen_of_a_phone_is_whole(open_page: Any, path: Path) -> None:
+    """Its table is not cut at the right, and the marks below it are on it."""
+    width, height = PHONE
+    page = open_page(path, width)
+    page.set_viewport_size({"width": width, "height": height})
+    shown, whole = page.evaluate(TABLE)
+    lowest = page.evaluate(LOWEST_MARK)
+
+    assert whole <= shown
+    assert lowest <= height
 
 
 def test_nothing_overlaps_and_no_page_scrolls_sideways(
