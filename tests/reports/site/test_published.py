@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import covering
 import pytest
 
 from reports.site import build
+from reports.words import reproduce
 from results.judging import gate_metrics
 from results.store.study_store import Store
+from results.study.cases import load_study
 
 MOST_BYTES_OF_A_STUDY = 8_000_000  # D4PG has 60 steps a second, and each is kept
 DRAWN = "resnet50-two-cores"
@@ -104,3 +107,23 @@ def test_what_is_published_of_a_study_is_small(studies: list[Store]) -> None:
 
         assert sum(path.stat().st_size for path in files) <= MOST_BYTES_OF_A_STUDY
         assert kinds <= {".json", ".jsonl", ".png"}, store.root.name
+
+
+def test_a_page_says_whose_it_is_without_a_click(
+    published: Path, studies: list[Store]
+) -> None:
+    """Project, backends in words, licence, commit, citation, preview, records."""
+    for store in studies:
+        path = published / "studies" / store.root.name / "index.html"
+        page = path.read_text(encoding="utf-8")
+        closed = re.sub(r"<details(?! open).*?</details>", "", page, flags=re.DOTALL)
+        commits = reproduce.commits_of(load_study(store).cases)
+
+        assert "TF-Replicator (Buchlovsky et al. 2019)" in closed
+        assert "tf.distribute.MirroredStrategy with the stock Keras update" in closed
+        assert "(Apache-2.0)" in closed
+        assert commits
+        assert all(f"<code>{commit}</code>" in closed for commit in commits)
+        assert f"@misc{{{store.root.name}," in closed
+        assert '<meta property="og:description" content="With caution' in page
+        assert '<a href="records.zip">' in closed
