@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator._tf import handles as _tf_handles
 from replicator.errors import StrategyError
 from replicator.step import context as context_lib
 from replicator.step.lines import line_of, shown
@@ -226,7 +227,7 @@ class _Graph:
         Args:
           others: All other variables.
         """
-        handles = {id(getattr(v, "value", v).handle) for v in others}
+        handles = {id(_tf_handles.of(variable)) for variable in others}
         own = {op for op, found in self._captures.items() if id(found) not in handles}
         return [
             one.op

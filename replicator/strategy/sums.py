@@ -68,6 +68,8 @@ def _is_of_sum(op: Any, is_of_examples: Callable[[tf.Tensor], bool]) -> bool:
     if divisor is None:
         return False
     shape = op.outputs[0].shape
+    if shape.rank == 0:
+        return False  # a single number has no sum
     divisors = {divisor}
     for reader in _readers(op):
         if reader.type not in (*_DIVISIONS, "Mul"):

@@ -52,3 +52,14 @@ def test_run_eagerly_is_refused(in_graph):
     """A step on replicas is traced."""
     with pytest.raises(StrategyError, match="run_eagerly=True"):
         _fit(tf_keras.Sequential, in_graph, run_eagerly=True)
+
+
+def test_metrics_of_tf_keras_hold_plain_variables(in_graph):
+    """The check of a step for sums knows them from weights, as in Keras 3."""
+    alone = np.ones([4, 1]) - 0.01 * np.mean(
+        2 * X[:8, :, None] * (X[:8].sum(axis=1, keepdims=True) - Y[:8])[:, None], axis=0
+    )
+
+    found = _fit(tf_keras.Sequential, in_graph, metrics=["mae"])
+
+    np.testing.assert_allclose(found, alone, rtol=1e-5, atol=1e-6)
