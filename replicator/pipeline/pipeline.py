@@ -140,12 +140,12 @@ class Pipeline:
                 for index, task in unit:
                     emitted.emit(index, task)
         emitted.update()
-        context_lib.get_replica_context().note(self._explained())
+        kept = activations.peaks(tf.compat.v1.get_default_graph(), self.schedule)
+        context_lib.get_replica_context().note(self._explained(kept), kept)
         return emitted.loss(), self._pairs(emitted)
 
-    def _explained(self) -> str:
+    def _explained(self, kept: Sequence[int]) -> str:
         """The schedule, and what each stage keeps of activations at most."""
-        kept = activations.peaks(tf.compat.v1.get_default_graph(), self.schedule)
         lines = [
             f"stage {stage} keeps activations of at most"
             f" {schedule_lib.most_kept(own)} micro-batches, {num_bytes:,} bytes"
