@@ -31,7 +31,7 @@ from replicator.errors import DeviceError
 from replicator.inputs.iterator import InputIterator
 from replicator.inputs.values import values_of
 from replicator.optimizer import other_libraries
-from replicator.optimizer.options import PARAMETERS
+from replicator.optimizer.options import GRADIENTS, PARAMETERS
 from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer
 from replicator.placement import devices as device_lib
 from replicator.placement.topology import make_topology
@@ -319,7 +319,8 @@ class InGraphReplicator(base.Replicator):
         is_over_workers = self.topology.num_programs > 1
         if options.level == PARAMETERS and self.topology.num_logical_devices > 1:
             reason = "a replica has several devices, on which its variables are"
-            options.refuse_option("sharded_update", reason, type(self).__name__)
+            label = type(self).__name__
+            options.refuse_option("sharded_update", reason, label, GRADIENTS)
         if options.level is not None and is_over_workers:
             options.refuse_over_workers(type(self).__name__)
         kind = LocalOptimizer if self.without_communication else ReplicatedOptimizer
@@ -347,7 +348,11 @@ class InGraphReplicator(base.Replicator):
             summary.local_variables(entries),
         )
         held = [sharding.Held(*each) for each in self._table.ownership.held()]
-        return "\n".join([described, *sharding.table(held, device_memory)])
+        # Steps take turns, so the one that keeps the most counts.
+        kept = max(
+            (p.activations for _, p in self._programs.items()), key=sum, default=()
+        )
+        return "\n".join([described, *sharding.table(held, device_memory, kept)])
 
     def explain(self) -> str:
         """Describes every traced step: its collectives and replica-local variables."""

@@ -1,5 +1,7 @@
 """Sharding: what each level of a sharded update keeps on a device, as a table.
 
+Of a pipeline with its activations, which are known once its step was traced.
+
 Rajbhandari et al. 2020, figure 1: of R owners, each has all of what is not sharded, and
 its own part of what is. Parts are those of the variables that are there, whole ones, so
 the fullest device counts and not the mean.
@@ -19,10 +21,14 @@ LEVELS = ("none", "state", "gradients", "parameters")
 
 
 class Held(NamedTuple):
-    """Bytes of the variables of one owner, and of their optimizer state."""
+    """What an owner has on one of its logical devices, the ``place``.
+
+    Bytes of variables, and of their optimizer state.
+    """
 
     weights: int
     state: int
+    place: int = 0
 
 
 class Row(NamedTuple):
@@ -32,6 +38,7 @@ class Row(NamedTuple):
     weights: int
     gradients: int
     state: int
+    activations: int
     together: int
 
 
@@ -49,41 +56,58 @@ def check_memory(device_memory: Any) -> None:
     )
 
 
-def rows(held: Sequence[Held]) -> list[Row]:
+def rows(held: Sequence[Held], activations: Sequence[int] = ()) -> list[Row]:
     """What the fullest device keeps, by level.
 
     Args:
-      held: By owner, what it owns. An averaged gradient is as large as its variable.
+      held: By device, what its owner owns there. An averaged gradient is as large as
+        its variable.
+      activations: What a pipeline keeps, by logical device; empty without one.
     """
-    weights = sum(own.weights for own in held)
-    state = sum(own.state for own in held)
+
+    def of_place(place: int) -> tuple[int, int]:
+        of = [own for own in held if own.place == place]
+        return sum(own.weights for own in of), sum(own.state for own in of)
+
     found = []
-    for place, level in enumerate(LEVELS):
-        devices = [
-            (
-                own.weights if place >= LEVELS.index("parameters") else weights,
-                own.weights if place >= LEVELS.index("gradients") else weights,
-                own.state if place >= LEVELS.index("state") else state,
+    for index, level in enumerate(LEVELS):
+        devices = []
+        for own in held:
+            weights, state = of_place(own.place)
+            devices.append(
+                (
+                    own.weights if index >= LEVELS.index("parameters") else weights,
+                    own.weights if index >= LEVELS.index("gradients") else weights,
+                    own.state if index >= LEVELS.index("state") else state,
+                    activations[own.place] if own.place < len(activations) else 0,
+                )
             )
-            for own in held
-        ]
         fullest = max(devices, key=sum)
         found.append(Row(level, *fullest, sum(fullest)))
     return found
 
 
-def table(held: Sequence[Held], device_memory: int | None) -> list[str]:
+def table(
+    held: Sequence[Held],
+    device_memory: int | None,
+    activations: Sequence[int] = (),
+) -> list[str]:
     """The rows as text; empty where nothing has an owner.
 
     Args:
-      held: By owner, what it owns.
+      held: By device, what its owner owns there.
       device_memory: Bytes of a device, or None.
+      activations: See ``rows``.
     """
     if not any(own.weights for own in held):
         return []
-    found = rows(held)
-    head = ("level", "weights", "gradients", "state", "together")
-    cells = [head, *((r.level, *(f"{n:,}" for n in r[1:])) for r in found)]
+    found = rows(held, activations)
+    head = [name for name in Row._fields if activations or name != "activations"]
+    numbers = [[f"{getattr(row, name):,}" for name in head[1:]] for row in found]
+    cells = [
+        head,
+        *([row.level, *own] for row, own in zip(found, numbers, strict=True)),
+    ]
     widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
     lines = [
         "  ".join(
@@ -97,7 +121,7 @@ def table(held: Sequence[Held], device_memory: int | None) -> list[str]:
         lines = [line + fit for line, fit in zip(lines, fits, strict=True)]
     title = (
         f"bytes on the fullest of {len(held)} devices by level of sharded_update, "
-        "without activations and what is being sent:"
+        f"without {'' if activations else 'activations and '}what is being sent:"
     )
     return [
         title,

@@ -186,15 +186,23 @@ class OptimizerOptions:
         if isinstance(self.level, str) and self.level in _OF_LEVELS:
             yield "sharded_update", _OF_LEVELS[self.level]
 
-    def refuse_option(self, name: str, reason: str, label: str) -> NoReturn:
+    def refuse_option(
+        self, name: str, reason: str, label: str, instead: str = ""
+    ) -> NoReturn:
         """Raises the error of one option that does not work.
 
         Raises:
           OptimizerOptionError: Always.
         """
+        default = getattr(OptimizerOptions(), name)
+        use = (
+            f"{name}={instead!r}"
+            if instead
+            else f"{name}={default!r}, or the in_graph backend"
+        )
         raise OptimizerOptionError(
             f"{name}={getattr(self, name)!r} does not work with {label}: {reason}; "
-            f"use {name}={getattr(OptimizerOptions(), name)!r}, or the in_graph backend"
+            f"use {use}"
         )
 
 

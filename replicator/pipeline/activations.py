@@ -16,11 +16,12 @@ import tensorflow as tf
 from replicator.step.stage_names import TASK, task_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from replicator.pipeline.schedule import Task
 
 _FORWARD = re.compile(r"stage_\d+_F\d+$")
+_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _PASSED_ON = frozenset({"Identity", "StopGradient"})
 
 
@@ -79,7 +80,7 @@ class _Origins:
 
     def __init__(self, graph: Any) -> None:
         self._library = {
-            function.signature.name: function
+            function.signature.name: _Called(function)
             for function in graph.as_graph_def().library.function
         }
 
@@ -95,10 +96,9 @@ class _Origins:
             return None
         function = self._function(operation)
         if function is not None:
-            place = _source(function, tensor.value_index)
-            arguments = [argument.name for argument in function.signature.input_arg]
-            if place in arguments:
-                return self.of(operation.inputs[arguments.index(place)])
+            place = function.sources[tensor.value_index]
+            if place in function.arguments:
+                return self.of(operation.inputs[function.arguments.index(place)])
             if not place:
                 return None
         count = tensor.shape.num_elements()
@@ -109,20 +109,34 @@ class _Origins:
         )
 
     def _function(self, operation: Any) -> Any:
-        if "f" not in operation.node_def.attr:
+        if operation.type not in _CALLS:
             return None
         return self._library.get(operation.get_attr("f").name)
 
 
-def _source(function: Any, port: int) -> str:
-    """What a function returns: an argument, a result, or nothing for a variable."""
-    nodes = {node.name: node for node in function.node_def}
-    source = function.ret[function.signature.output_arg[port].name]
-    while nodes.get(source.partition(":")[0]) is not None:
-        node = nodes[source.partition(":")[0]]
+class _Called:
+    """A function of the graph.
+
+    Attributes:
+      arguments: Their names.
+      sources: By result, what is returned: an argument, the result of a node, or
+        nothing for the value of a variable.
+    """
+
+    def __init__(self, function: Any) -> None:
+        nodes = {node.name: node for node in function.node_def}
+        signature = function.signature
+        self.arguments = [argument.name for argument in signature.input_arg]
+        self.sources = [
+            _source(nodes, function.ret[result.name]) for result in signature.output_arg
+        ]
+
+
+def _source(nodes: Mapping[str, Any], source: str) -> str:
+    while (node := nodes.get(source.partition(":")[0])) is not None:
         if node.op == "ReadVariableOp":
             return ""
         if node.op not in _PASSED_ON:
             break
         source = node.input[0]
-    return str(source)
+    return source

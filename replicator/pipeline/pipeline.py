@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf import dispatch
 from replicator.errors import PipelineError
 from replicator.pipeline import activations, checks
 from replicator.pipeline import schedule as schedule_lib
@@ -133,16 +134,18 @@ class Pipeline:
         inputs, targets = _pair(batch)
         parts = self._cut((inputs, targets))
         emitted = _Emitted(self._stages, loss_fn, parts, recompute=self._recompute)
-        for unit in schedule_lib.in_time(self.schedule):
-            for index, task in unit:
-                emitted.emit(index, task)
+        # The engine optimizes stages; TensorFlow would again, when it prepares them.
+        with dispatch.graph_optimizer_off():
+            for unit in schedule_lib.in_time(self.schedule):
+                for index, task in unit:
+                    emitted.emit(index, task)
         emitted.update()
-        context_lib.get_replica_context().note(self._explained())
+        kept = activations.peaks(tf.compat.v1.get_default_graph(), self.schedule)
+        context_lib.get_replica_context().note(self._explained(kept), kept)
         return emitted.loss(), self._pairs(emitted)
 
-    def _explained(self) -> str:
+    def _explained(self, kept: Sequence[int]) -> str:
         """The schedule, and what each stage keeps of activations at most."""
-        kept = activations.peaks(tf.compat.v1.get_default_graph(), self.schedule)
         lines = [
             f"stage {stage} keeps activations of at most"
             f" {schedule_lib.most_kept(own)} micro-batches, {num_bytes:,} bytes"
@@ -343,7 +346,8 @@ def _sum(one: Any, other: Any) -> Any:
     """The sum of two gradients, of which any may be missing."""
     if one is None or other is None:
         return other if one is None else one
-    return one + other
+    # One per variable and micro-batch: without what an operator looks for first.
+    return tf.raw_ops.AddV2(x=one, y=other)
 
 
 def _widened(tensor: Any) -> Any:

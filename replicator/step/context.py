@@ -91,9 +91,15 @@ class ReplicaContext(abc.ABC):
         del variable
         return tensor
 
-    def note(self, text: str) -> None:
-        """Adds lines to what ``explain()`` of ``in_graph`` says of the step."""
-        del text
+    def note(self, text: str, activations: Sequence[int] = ()) -> None:
+        """Adds lines to what ``explain()`` of ``in_graph`` says of the step.
+
+        Args:
+          text: The lines.
+          activations: By logical device of the replica, the most bytes that it keeps
+            between parts of the step; for ``summary()``.
+        """
+        del text, activations
 
     def collective_of(self, marker: str) -> Any:
         """The collective call that a node of the graph stands for.

@@ -56,11 +56,16 @@ class Ownership:
         ]
 
     def assign(self, variables: Sequence[Any]) -> None:
-        """Gives each variable to the owner with the fewest bytes, largest first."""
+        """Gives each variable to the owner with the fewest bytes, largest first.
+
+        Those on its device, where a replica has several: a stage of a pipeline.
+        """
         # Programs do not talk about it, so ties must fall the same way in all of them:
         # to the first owner, among variables of one size in the order that was given.
-        load = dict.fromkeys(self._all_owners(), 0)
+        loads: dict[int, dict[Owner, int]] = {}
         for variable in sorted(variables, key=num_bytes, reverse=True):
+            place = self._topology.logical_device_of(variable.device)
+            load = loads.setdefault(place, dict.fromkeys(self._all_owners(), 0))
             owner = _find(self._owners, variable)
             if owner is None:
                 owner = min(load, key=lambda candidate: (load[candidate], candidate))
@@ -131,14 +136,29 @@ class Ownership:
             if self.is_elsewhere(variable):
                 release(variable)
 
-    def held(self) -> list[tuple[int, int]]:
-        """By owner, the bytes of its variables and those of their optimizer state."""
+    def held(self) -> list[tuple[int, int, int]]:
+        """By owner and logical device: bytes of its variables, of their state, place.
+
+        The state is the optimizer's; the place is the index of the logical device.
+        """
+        places = {
+            device: place
+            for devices in self._topology.devices
+            for place, device in enumerate(devices)
+        }
+
+        def on(variables: Iterable[Any], place: int) -> int:
+            mine = (v for v in variables if places.get(v.device, 0) == place)
+            return sum(map(num_bytes, mine))
+
         return [
             (
-                sum(map(num_bytes, _alive(self._owners, one))),
-                sum(map(num_bytes, _alive(self._slots, one))),
+                on(_alive(self._owners, one), place),
+                on(_alive(self._slots, one), place),
+                place,
             )
             for one in self._all_owners()
+            for place in range(self._topology.num_logical_devices)
         ]
 
     def explain(self) -> str:

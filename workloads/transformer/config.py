@@ -14,6 +14,9 @@ from workloads.settings import TrainingConfig, limited
 # float16 would need a scale of the loss.
 COMPUTE_DTYPES = ("float32", "mixed_bfloat16")
 SCHEDULES = ("one_forward_one_backward", "fill_drain")
+UNSHARDED = "none"
+PARAMETERS = "parameters"
+LEVELS = (UNSHARDED, "state", "gradients", PARAMETERS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +36,7 @@ class TransformerConfig(TrainingConfig):
       num_microbatches: Into how many equal parts the batch of a replica is cut.
       schedule: Of the pipeline; see ``replicator.Pipeline``.
       recompute: Whether a stage runs its forward pass again before its backward pass.
+      sharded_update: Of the optimizer; see ``Replicator.wrap_optimizer``.
       learning_rate_factor: Of the schedule of Vaswani et al. 2017, section 5.3.
       lr_warmup_steps: Steps of its linear ramp.
       shuffle_buffer_size: Examples in the shuffle buffer of one input pipeline.
@@ -51,6 +55,7 @@ class TransformerConfig(TrainingConfig):
     num_microbatches: int = limited(1, low=1, high=1024)
     schedule: str = limited(SCHEDULES[0], choices=SCHEDULES)
     recompute: bool = False
+    sharded_update: str = limited(UNSHARDED, choices=LEVELS)
     learning_rate_factor: float = limited(1.0, low=0.0)
     lr_warmup_steps: int = limited(4_000, low=1)
     shuffle_buffer_size: int = limited(16_384, low=1)
@@ -86,6 +91,12 @@ class TransformerConfig(TrainingConfig):
                 f"option jit={self.jit!r} compiles a step as a whole, and a pipeline "
                 "is many calls of its stages: use jit 'off', or pipeline_stages 1 and "
                 "num_microbatches 1"
+            )
+        if self.pipeline_stages > 1 and self.sharded_update == PARAMETERS:
+            raise ValueError(
+                f"option sharded_update={PARAMETERS!r} stores each variable on one "
+                "device of all, and a stage has its own: use 'gradients', or "
+                "pipeline_stages 1"
             )
         without_effect = {"schedule": SCHEDULES[0], "recompute": False}
         for name, default in without_effect.items():

@@ -18,6 +18,7 @@ from workloads.data import text
 from workloads.data_program import DataProgram
 from workloads.replicated import CatalogWorkload
 from workloads.transformer import flops
+from workloads.transformer.config import UNSHARDED
 from workloads.transformer.metrics import METRICS
 from workloads.transformer.model import Stage, Transformer
 from workloads.transformer.schedule import InverseSquareRoot
@@ -89,7 +90,12 @@ class TransformerProgram(DataProgram):
                     ),
                     *_BETAS,
                     epsilon=_EPSILON,
-                )
+                ),
+                sharded_update=(
+                    config.sharded_update
+                    if config.sharded_update != UNSHARDED
+                    else False
+                ),
             )
             self.optimizer.build(self.model.trainable_variables)
         self._variables = self.model.trainable_variables

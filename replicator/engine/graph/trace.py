@@ -61,6 +61,7 @@ class TracedStep:
       required: Nodes that must be the same on every replica, and the error otherwise.
       owned: By node whose value the owner of a variable keeps alone, that variable.
       notes: What the step says of itself in ``explain()``.
+      activations: What a pipeline keeps on each logical device at most, in bytes.
     """
 
     graph_def: Any
@@ -79,6 +80,7 @@ class TracedStep:
     required: dict[str, str]
     owned: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    activations: tuple[int, ...] = ()
 
 
 class TraceContext(context.ReplicaContext):
@@ -97,6 +99,7 @@ class TraceContext(context.ReplicaContext):
         self.required: dict[str, str] = {}
         self.of_owners: dict[str, Any] = {}
         self.notes: list[str] = []
+        self.activations: tuple[int, ...] = ()
         self.graph: Any = None
         self.replica_id_tensor: tf.Tensor | None = None
 
@@ -165,9 +168,10 @@ class TraceContext(context.ReplicaContext):
         self.of_owners[mark.op.name] = variable
         return mark
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, activations: Sequence[int] = ()) -> None:
         """Keeps lines for ``explain()``; see ``ReplicaContext``."""
         self.notes.append(text)
+        self.activations = tuple(activations) or self.activations
 
     def logical_device(self, index: int) -> Any:
         """A scope that stands for the device until replicas are made."""
@@ -272,6 +276,7 @@ def trace(
         required=trace_context.required,
         owned=trace_context.of_owners,
         notes=tuple(trace_context.notes),
+        activations=trace_context.activations,
     )
     trace_context.forget_graph()
     _tf_compat.dismantle(graph, traced.graph_def)

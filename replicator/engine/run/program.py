@@ -113,6 +113,11 @@ class Program:
         return (*self._analysis.traced.notes, *filter(None, [moved]))
 
     @property
+    def activations(self) -> tuple[int, ...]:
+        """What a pipeline keeps on each logical device at most, in bytes."""
+        return self._analysis.traced.activations
+
+    @property
     def most_gathered(self) -> int:
         """Bytes of other owners' variables that a replica has at a time."""
         return gathers.most(self._analysis.gathers)

@@ -33,8 +33,20 @@ def _copies(num_replicas=4):
 
 
 def _deep():
-    """Eight layers of one size, so that owners have alike."""
-    return dense(*[12] * 7, 3)
+    """A layer for each of four owners, of which three are of one size."""
+    return dense(12, 12, 12, 3)
+
+
+@pytest.fixture(scope="module")
+def after_one_step():
+    """Trainings of one step, to look at, by level."""
+    return functools.cache(_trained_once)
+
+
+def _trained_once(level):
+    training = Training(_copies(), _deep, ADAM, sharded_update=level)
+    training.run(1)
+    return training
 
 
 @functools.cache
@@ -69,11 +81,9 @@ def test_twenty_steps_are_those_of_one_device(level, num_replicas):
 
 
 @pytest.mark.parametrize("level", ["state", "gradients"])
-def test_what_each_device_sends_is_counted(level):
+def test_what_each_device_sends_is_counted(after_one_step, level):
     """As ``multi_worker_in_graph`` says it of workers: here each is a replica."""
-    repl = _copies()
-    training = Training(repl, _deep, ADAM, sharded_update=level)
-    training.run(1)
+    repl = after_one_step(level).repl
     program = moved_bytes.only_program(repl)
     apart = dataclasses.replace(repl.topology, memories=repl.topology.primaries)
 
@@ -88,14 +98,13 @@ def test_what_each_device_sends_is_counted(level):
 
 
 @pytest.mark.parametrize("level", ["state", "gradients"])
-def test_a_step_moves_what_the_formula_says(level):
+def test_a_step_moves_what_the_formula_says(after_one_step, level):
     """2 (R - 1) bytes for each byte of weights: sums to owners, new values to others.
 
     The paper has that of both stages, and of data parallelism.
     """
-    repl = _copies()
-    training = Training(repl, _deep, ADAM, sharded_update=level)
-    training.run(1)
+    training = after_one_step(level)
+    repl = training.repl
 
     moved = moved_bytes.between_devices(
         moved_bytes.linked_graph(moved_bytes.only_program(repl))
@@ -208,14 +217,12 @@ def test_other_models_train_as_on_one_device(level, name):
     _check_close(*results, rtol=2e-4, atol=1e-5)
 
 
-def test_summary_says_which_level_fits():
+def test_summary_says_which_level_fits(after_one_step):
     """Adam's state is twice the weights: 4 Psi, and less by level."""
-    repl = _copies()
-    training = Training(repl, _deep, ADAM, sharded_update="gradients")
-    training.run(1)
+    training = after_one_step("gradients")
     total = sum(_sizes(training))
 
-    text = repl.summary(device_memory=2 * total)
+    text = training.repl.summary(device_memory=2 * total)
 
     found = {
         level: (int(size.replace(",", "")), fits)

@@ -13,114 +13,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from executed_graph import before, partitions
+from staged_model import PARTS, WIDTH, Model, examples
+from tensorflow.python.eager import context as eager_context
 
 import replicator
+from replicator.step.stage_names import FUNCTION_PREFIX
 
-WIDTH, PARTS = 8, 4
 CLOCK_US = 2.0  # the time between two reads of a clock
 SCHEDULES = ("fill_drain", "one_forward_one_backward")
-
-
-def mean_squared(outputs, targets):
-    """A mean over examples."""
-    return tf.reduce_mean(tf.square(outputs - targets))
-
-
-class Model:
-    """Stages on a replicator, and a step that trains them, in a pipeline or not."""
-
-    def __init__(
-        self, num_replicas, num_stages, layers=(), *, of_optimizer=None, **options
-    ):
-        keras.utils.set_random_seed(0)
-        devices = [f"CPU:{i}" for i in range(num_replicas * num_stages)]
-        self.repl = replicator.create(
-            "in_graph",
-            num_replicas=num_replicas,
-            devices=devices,
-            logical_devices_per_replica=num_stages,
-            **options,
-        )
-        self.stages = []
-        with self.repl.context():
-            for k in range(num_stages):
-                with replicator.logical_device(k):
-                    self.stages.append(
-                        keras.Sequential(
-                            [
-                                keras.Input((WIDTH,)),
-                                keras.layers.Dense(WIDTH, activation="tanh"),
-                                *(make() for make in layers),
-                            ]
-                        )
-                    )
-            self.optimizer = self.repl.wrap_optimizer(
-                keras.optimizers.Adam(0.01), **(of_optimizer or {})
-            )
-        self.is_scaled = "loss_scale" in (of_optimizer or {})
-
-    def pipeline(self, **options):
-        """The stages as a pipeline."""
-        stages = [functools.partial(stage, training=True) for stage in self.stages]
-        options = {"num_microbatches": PARTS} | options
-        return replicator.Pipeline(stages, **options)
-
-    def train(self, pipeline=None, num_steps=20):
-        """Losses of each step and all weights after the last."""
-
-        def loss_fn(outputs, targets):
-            loss = mean_squared(outputs, targets)
-            return self.optimizer.scale_loss(loss) if self.is_scaled else loss
-
-        def step(batch):
-            if pipeline is None:
-                with tf.GradientTape() as tape:
-                    values = batch[0]
-                    for k, stage in enumerate(self.stages):
-                        with replicator.logical_device(k):
-                            values = stage(values, training=True)
-                    loss = loss_fn(values, batch[1])
-                variables = [v for s in self.stages for v in s.trainable_variables]
-                found = zip(tape.gradient(loss, variables), variables, strict=True)
-            else:
-                loss, found = pipeline.loss_and_gradients(batch, loss_fn)
-            self.optimizer.apply_gradients(found)
-            return loss
-
-        self.step = step  # explain() speaks of steps that still exist
-        inputs = self.repl.make_input_iterator(batches)
-        losses = [
-            float(self.repl.reduce("mean", self.repl.run(step, inputs)))
-            for _ in range(num_steps)
-        ]
-        self.repl.assert_in_sync()
-        weights = [v.numpy().ravel() for s in self.stages for v in s.variables]
-        return np.array(losses), np.concatenate(weights)
-
-
-def examples():
-    """Four batches of one replica."""
-    return np.random.default_rng(0).standard_normal((64, WIDTH), np.float32)
-
-
-def batches(context):
-    """Four examples for each micro-batch of a replica."""
-    x = examples()
-    data = tf.data.Dataset.from_tensor_slices((x, np.roll(x, 1, axis=1)))
-    data = data.shard(context.num_input_pipelines, context.input_pipeline_id)
-    return data.repeat().batch(4 * PARTS, drop_remainder=True)
 
 
 @functools.cache
 def in_one_piece(num_replicas, num_stages):
     """What the model without a pipeline trains to."""
     return Model(num_replicas, num_stages).train()
-
-
-@functools.cache
-def in_one_piece_after_four():
-    """The same of two replicas of two stages, after four steps."""
-    return Model(2, 2).train(num_steps=4)
 
 
 CASES = [
@@ -148,38 +54,6 @@ def test_it_trains_like_the_model_in_one_piece(
 
     np.testing.assert_allclose(found, losses, rtol=1e-5)
     np.testing.assert_allclose(own, weights, rtol=1e-3, atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    "of_optimizer",
-    [
-        {"loss_scale": "dynamic"},
-        {"accumulation_steps": 2},
-        {"global_clipnorm": 0.01},
-        {"compression": "bfloat16"},
-        {"sharded_update": True},
-    ],
-    ids=lambda options: next(iter(options)),
-)
-@pytest.mark.parametrize("placement", ["shared", "mirrored"])
-@pytest.mark.covering(strength=1)
-def test_options_of_the_optimizer_combine(of_optimizer, placement):
-    """Gradients are averages of a whole batch, as those that it gets otherwise.
-
-    The full run adds each option in each placement.
-    """
-    options = {"of_optimizer": of_optimizer, "variable_placement": placement}
-    plain, cut = (Model(2, 2, **options) for _ in range(2))
-
-    losses, weights = plain.train(num_steps=4)
-    found, own = cut.train(cut.pipeline(), num_steps=4)
-
-    np.testing.assert_allclose(found, losses, rtol=1e-5)
-    np.testing.assert_allclose(own, weights, rtol=1e-3, atol=2e-5)
-    # The option does something, or is one of those that must not.
-    is_seen = np.abs(own - in_one_piece_after_four()[1]).max() > 1e-4
-    is_expected = bool({"accumulation_steps", "global_clipnorm"} & {*of_optimizer})
-    assert is_expected == is_seen
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
@@ -319,11 +193,26 @@ def test_mixed_precision_casts_weights_once_per_step(recompute):
     np.testing.assert_allclose(found["trained"][0], losses, rtol=1e-2)
     np.testing.assert_allclose(found["trained"][1], weights, atol=2e-2)
     assert 2 * 2 == len(casts), [node.name for node in casts]
+    assert not [
+        node.name
+        for function in stage_functions()
+        for node in function.node_def
+        if node.op == "Cast" and reads_a_variable(function, node)
+    ]
+
+
+def stage_functions():
+    """What the tasks of all pipelines of this process call."""
+    context = eager_context.context()
+    names = [name for name in context.list_function_names() if FUNCTION_PREFIX in name]
+    assert names
+    return [context.get_function_def(name) for name in names]
 
 
 def reads_a_variable(graph, node):
     """Whether a node has a variable's value as its input."""
-    by_name = {other.name: other for other in graph.node}
+    nodes = graph.node if hasattr(graph, "node") else graph.node_def
+    by_name = {other.name: other for other in nodes}
     source = by_name.get(node.input[0].partition(":")[0])
     while source is not None and source.op == "Identity":
         source = by_name.get(source.input[0].partition(":")[0])
@@ -332,7 +221,7 @@ def reads_a_variable(graph, node):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_executed_graph_has_the_order_of_the_schedule(schedule):
-    """Every product of a task is before every one of the next task of its device."""
+    """Every task ends before the next one of its device begins."""
     model = Model(2, 2, variable_placement="mirrored")
     pipeline = model.pipeline(schedule=schedule)
 
@@ -341,7 +230,7 @@ def test_the_executed_graph_has_the_order_of_the_schedule(schedule):
     num_checked = 0
     for graph in found:
         ended_before = before(graph)
-        tasks = products_by_task(graph)
+        tasks = calls_by_task(graph)
         for replica, k in {(replica, k) for replica, k, _ in tasks}:
             own = [tasks[replica, k, str(task)] for task in pipeline.schedule[k]]
             for first, second in itertools.pairwise(own):
@@ -356,12 +245,12 @@ def test_the_executed_graph_has_the_order_of_the_schedule(schedule):
     assert num_checked == 2 * 2 * (2 * PARTS - 1)
 
 
-def products_by_task(graph):
-    """Names of matrix products by replica, stage and task."""
+def calls_by_task(graph):
+    """Names of calls by replica, stage and task."""
     found = collections.defaultdict(set)
     for node in graph.node:
         part = re.search(r"replica_(\d+)/stage_(\d+)_([FB]\d+)/", node.name)
-        if part and "MatMul" in node.op:
+        if part and "PartitionedCall" in node.op:
             replica, k, task = part.groups()
             found[int(replica), int(k), task].add(node.name)
     return found

@@ -35,13 +35,14 @@ def train(repl, **options):
     return [program.run() for _ in range(4)], program
 
 
-def split(num_replicas, num_stages):
+def split(num_replicas, num_stages, **options):
     """A replicator whose replicas are split over devices."""
     return replicator.create(
         "in_graph",
         num_replicas=num_replicas,
         devices=[f"CPU:{i}" for i in range(num_replicas * num_stages)],
         logical_devices_per_replica=num_stages,
+        **options,
     )
 
 
@@ -73,6 +74,18 @@ def test_stages_train_like_one_device(in_one_piece, options):
         for part in (program.model.embedding, program.model.head)
     ]
     assert "stage 1     F0 B0 F1 B1" in program.explain() or options
+
+
+def test_stages_with_sharded_gradients_train_like_whole_replicas():
+    """Two replicas of two devices, each of which has a part of its stage's state."""
+    repl = split(2, 2, variable_placement="mirrored")
+    losses, _ = train(
+        repl, pipeline_stages=2, num_microbatches=PARTS, sharded_update="gradients"
+    )
+    whole, _ = train(split(2, 1))
+
+    np.testing.assert_allclose(losses, whole, rtol=RTOL)
+    assert "fullest of 4 devices" in repl.summary()
 
 
 def test_each_micro_batch_drops_other_values():
@@ -139,6 +152,13 @@ def test_the_schedules_are_those_of_the_library():
                 "option jit='compute' compiles a step as a whole, and a pipeline is "
                 "many calls of its stages: use jit 'off', or pipeline_stages 1 and "
                 "num_microbatches 1"
+            ),
+        ),
+        (
+            {"pipeline_stages": 2, "sharded_update": "parameters"},
+            (
+                "option sharded_update='parameters' stores each variable on one device "
+                "of all, and a stage has its own: use 'gradients', or pipeline_stages 1"
             ),
         ),
         (
