@@ -108,6 +108,33 @@ def test_a_table_is_copied_as_tsv(open_page: Any) -> None:
     assert 1 + 8 == len(lines)
 
 
+@pytest.mark.parametrize(
+    ("text", "copied"),
+    [
+        ("=1+1", "'=1+1"),
+        (" @SUM(A1)", "'@SUM(A1)"),
+        ("-2+3", "'-2+3"),
+        ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
+        ("-5.1 % [-7.0, -3.2]", "-5.1 % [-7.0, -3.2]"),
+        ("+3 ms", "+3 ms"),
+        ("-", "-"),
+        ("in_graph", "in_graph"),
+    ],
+)
+def test_a_copied_cell_is_no_formula(open_page: Any, text: str, copied: str) -> None:
+    """As in the files; figures with a sign stay figures."""
+    found = open_page("default").evaluate(
+        """text => {
+          const table = document.createElement("table");
+          table.insertRow().insertCell().textContent = text;
+          return tsvOf(table);
+        }""",
+        text,
+    )
+
+    assert f"{copied}\n" == found
+
+
 def test_without_scripts_everything_is_readable(open_page: Any) -> None:
     """No button that does nothing; every table and figure is there."""
     scripted = open_page("default")

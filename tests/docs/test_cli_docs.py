@@ -130,21 +130,17 @@ def test_the_exit_codes_are_the_documented_ones(document: str) -> None:
 
 
 ROOT = Path(__file__).resolve().parents[2]
-_COMMAND = re.compile(r"^ *(?:\$ )?python -m harness +(?P<arguments>.+)$", re.MULTILINE)
+_COMMAND = re.compile(
+    r"^ *(?:\$ )?(?:\.venv/bin/)?python -m harness +(?P<arguments>.+)$", re.MULTILINE
+)
+FOLDERS = ("docs", "harness", "replicator", "reports", "results", "workloads")
 COMMANDS = sorted(
     {
         match["arguments"]
-        for folder in (
-            ".",
-            "docs",
-            "docs/archive",
-            "docs/howto",
-            "harness",
-            "reports",
-            "results",
-            "workloads/resnet50",
+        for path in (
+            *ROOT.glob("*.md"),
+            *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")),
         )
-        for path in (ROOT / folder).glob("*.md")
         # Its commands need what only a copy of the project has.
         if path.name != "launcher.md"
         for match in _COMMAND.finditer(path.read_text(encoding="utf-8"))

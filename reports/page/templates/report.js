@@ -59,11 +59,16 @@ function sortBy(table, header, column) {
   }
 }
 
+// A figure, perhaps with its unit and interval; other text that begins like a formula is
+// computed where it is pasted into a table.
+const FIGURE = /^[+-]?\d[\d.,]*( ?%| [a-z/]+)?( \[[-+\d., ]*\])?$/i;
+
 function tsvOf(table) {
   const textOf = (cell) => {
     const copy = cell.cloneNode(true);
     for (const extra of copy.querySelectorAll("details > :not(summary)")) extra.remove();
-    return copy.textContent.replace(/\s+/g, " ").trim();
+    const text = copy.textContent.replace(/\s+/g, " ").trim();
+    return /^[=+@-]./.test(text) && !FIGURE.test(text) ? `'${text}` : text;
   };
   return [...table.rows]
     .map((row) =>

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from harness.cli import exit_codes
+from harness.trial import process_tree
 from results.records.models import Evidence
 from results.store.study_store import Store
 
@@ -59,21 +62,33 @@ def test_it_computes_the_same_on_one_rank_and_on_two() -> None:
     assert ("sent 0 bytes", "sent 32000 bytes") == (said[0][2], said[1][2])
 
 
-def test_a_command_of_mpirun_is_measured(harness: Any, tmp_path: Path) -> None:
-    """Every rank is found and counted; what it sends is counted exactly."""
-    code, out, err = harness(
-        "sweep",
-        f"--command={MPIRUN} -n {{replicas}} {sys.executable} {EXAMPLE} 2000",
-        "--metric=throughput=cells/s: ([0-9.e+]+)",
-        "--count=bytes=sent ([0-9]+) bytes",
-        "--unit=cells",
-        *("--per-replica-batch-size=2000", "--replicas=1,2", "--mode=weak"),
-        *("--repeats=2", "--study=heat"),
+def test_the_documented_command_of_mpirun_is_measured(
+    harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rank is found and counted; what it sends is counted exactly.
+
+    With fewer cells, and in one mode.
+    """
+    (command,) = re.findall(
+        r"^ {4}python -m harness (.*mpirun.*)$",
+        (EXAMPLE.parents[1] / "command.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
     )
+    monkeypatch.setenv("OMPI_MCA_rmaps_base_oversubscribe", "1")
+    shutil.copy(EXAMPLE, tmp_path)
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{python.parent}:{os.environ['PATH']}")
+    words = shlex.split(command.replace(" 200000", " 2000"))  # which takes seconds
+    short = ("--mode=weak", "--repeats=2", "--study=heat")
+    code, out, err = harness(*words, *short)
 
     assert exit_codes.OK == code, err
     assert "cells/s" in out
-    trials = [*Store(tmp_path / "runs" / "heat").trials()]
+    store = Store(tmp_path / "runs" / "heat")
+    trials = [*store.trials()]
     assert 4 == len(trials)
     for trial in trials:
         number = trial.spec.num_replicas
@@ -83,7 +98,5 @@ def test_a_command_of_mpirun_is_measured(harness: Any, tmp_path: Path) -> None:
         assert () == trial.result.readings.remarks
         (count,) = trial.result.window_metrics
         assert 32000 * (number - 1) == count.value
-    left = subprocess.run(
-        ["pgrep", "-f", EXAMPLE.name], capture_output=True, check=False
-    )
-    assert b"" == left.stdout, os.getpid()
+        folder = store.trial_dir(trial.trial_id).resolve()
+        assert [] == process_tree.find_tree(str(folder))

@@ -1,9 +1,10 @@
 """Every command of ``docs/clusters.md`` is run as it stands there.
 
 Engines that this machine does not have are stand-ins: programs that note their words
-and check what they are given, and a server of Kubernetes that checks schemas. Ray and
-``mpirun`` are real where they are installed; a whole Ray cluster starts in the full
-run. A new command in the document fails here until somebody says how it is run.
+and check what they are given, and a server of Kubernetes that checks schemas.
+``mpirun`` is real where it is installed; ``tests/cluster_engines`` runs the commands of
+Ray on a real one. A new command in the document fails here until somebody says how it
+is run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import yaml
 
 from harness.cli import exit_codes
 from harness.launch.kubernetes import programs as kubernetes
+from harness.launch.ray import cluster as ray_cluster
+from harness.launch.ray.cluster import RayHost
 from results.store.study_store import Store
 
 if TYPE_CHECKING:
@@ -178,13 +181,21 @@ def on_kubernetes(place: Place, command: str) -> None:
 
 
 def on_ray(place: Place, command: str) -> None:
-    """Parses and plans; the cluster is started in the full run."""
-    words = shlex.split(command)
-    if words[0] == "ray":
+    """Calls the stand-in, and plans the sweep for two hosts."""
+    if HARNESS not in command:
         place.shell(command.replace("FIRST_HOST", "127.0.0.1"))
-        assert place.was_called(words[0])
-    elif words[0] == "export":
-        place.shell(command)
+        assert command.startswith("export ") or place.was_called("ray")
+        return
+    variable, _, sweep = command.partition(" ")
+    name, _, address = variable.partition("=")
+    hosts = tuple(
+        RayHost(node_id=of, address="10.0.0.1", num_cores=2, num_gpus=0) for of in "ab"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, address)
+        patch.setattr(ray_cluster, "read_hosts", lambda: hosts)
+        printed = place.verb(sweep.replace(" sweep ", " plan "))
+    assert "multi_worker x2" in printed
 
 
 def rendered(place: Place, command: str) -> None:
