@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator._tf import dispatch
 from replicator.errors import PipelineError
 from replicator.pipeline import activations, checks
 from replicator.pipeline import schedule as schedule_lib
@@ -134,11 +133,9 @@ class Pipeline:
         inputs, targets = _pair(batch)
         parts = self._cut((inputs, targets))
         emitted = _Emitted(self._stages, loss_fn, parts, recompute=self._recompute)
-        # The engine optimizes stages; TensorFlow would again, when it prepares them.
-        with dispatch.graph_optimizer_off():
-            for unit in schedule_lib.in_time(self.schedule):
-                for index, task in unit:
-                    emitted.emit(index, task)
+        for unit in schedule_lib.in_time(self.schedule):
+            for index, task in unit:
+                emitted.emit(index, task)
         emitted.update()
         kept = activations.peaks(tf.compat.v1.get_default_graph(), self.schedule)
         context_lib.get_replica_context().note(self._explained(kept), kept)

@@ -250,8 +250,8 @@ class Pass:
 
 
 def _to_function(run: Callable[..., Any], *specs: Any) -> Any:
-    # Calls stay calls: the engine optimizes the function, and TensorFlow prepares it,
-    # once for all of them (record 0086).
+    # Calls stay calls until the engine has optimized the function, once for all of them
+    # and all replicas; it takes the attribute away then, and TensorFlow inlines.
     traced = tf.function(run, experimental_attributes={"_noinline": True})
     return traced.get_concrete_function(*specs)
 

@@ -5,6 +5,8 @@ import re
 FUNCTION_PREFIX = "replicator_stage"
 TASK = re.compile(r"stage_\d+_[FB]\d+(?=/)")
 """What names of the operations of a task begin with, within a replica."""
+END = "/replicator_end"
+"""What the name of a node ends with that runs after all results of a task."""
 
 
 def task_name(stage: int, task: object) -> str:

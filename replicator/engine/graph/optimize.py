@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import grappler as _tf_grappler
+from replicator.engine.graph import tasks
 from replicator.engine.graph.captures import check_python
 from replicator.engine.graph.ordering import (
     keep_effects_in_order,
@@ -68,6 +69,7 @@ def optimize(traced: TracedStep, topology: Topology) -> Any:
     )
     stamps.remove(optimized)
     _mark_lowering(optimized, is_lowered=True)
+    tasks.keep_in_order(optimized)
     keep_effects_in_order(optimized)
     return optimized
 

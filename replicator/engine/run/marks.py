@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.engine.graph.body import Ref, make_node
-from replicator.engine.graph.stamps import called_functions
 from replicator.placement.devices import cpu_of
-from replicator.step.stage_names import FUNCTION_PREFIX, TASK
+from replicator.step.stage_names import END, TASK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -117,7 +116,7 @@ class Marks:
                 [],
                 self._place_of(source),
                 {},
-                [source],
+                [self._ends(source)],
             )
             for index, source in enumerate(self.marks)
         ]
@@ -153,7 +152,7 @@ class Marks:
             return None
         rest = name[copy.end() :]
         task = TASK.match(rest)
-        if task and _is_call(self._nodes[name]):  # not sums beside it
+        if task and f"{name}{END}" in self._nodes:  # not sums beside the call
             return COMPUTE, f"{copy[0]}{task[0]}"
         is_backward = rest.startswith(_GRADIENT)
         folders = rest.removeprefix(_GRADIENT).split("/")[:-1]
@@ -198,12 +197,17 @@ class Marks:
         return self._numbers[source]
 
     def _origin(self, source: str) -> str:
-        """The node whose value this one only passes on."""
+        """The node whose value, or whose end, this one only passes on."""
         node = self._nodes.get(source)
-        while node is not None and node.op == "Identity":
+        while node is not None and (node.op == "Identity" or source.endswith(END)):
             source = self._inputs[source][0]
             node = self._nodes.get(source)
         return source
+
+    def _ends(self, source: str) -> str:
+        """What a mark waits for: all results of a call that is inlined later."""
+        end = f"{source}{END}"
+        return end if end in self._nodes else source
 
     def _is_moment(self, source: str) -> bool:
         """Whether a node, or an argument, is something that a part may wait for."""
@@ -233,12 +237,6 @@ class Marks:
                     found.add(user)
                     pending.append(user)
         return frozenset(found)
-
-
-def _is_call(node: Any) -> bool:
-    """Whether a node is a task: the call of a stage's function."""
-    names = [node.op, *(called.name for called in called_functions(node))]
-    return any(FUNCTION_PREFIX in name for name in names)
 
 
 def _source(text: str) -> str:

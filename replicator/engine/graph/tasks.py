@@ -1,0 +1,85 @@
+"""Tasks: the calls of the stages of a pipeline, in the optimized graph of a step.
+
+The optimizer sees each task as one call, so that a stage is optimized once for all of
+its micro-batches. TensorFlow inlines them when the step's function is instantiated, and
+a control edge from a call then waits for its effects only, not for its results: tasks
+of a device would run side by side, and their activations exist at the same time. So
+what waits for a task waits for each of its results (record 0086).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.engine.graph.stamps import called_functions
+from replicator.step.stage_names import END, FUNCTION_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_RESOURCE = tf.resource.as_datatype_enum
+
+
+def keep_in_order(graph_def: Any) -> None:
+    """Lets calls of stages be inlined, and what follows them wait, in place.
+
+    Args:
+      graph_def: An optimized ``GraphDef``.
+    """
+    for function in graph_def.library.function:
+        if FUNCTION_PREFIX in function.signature.name:
+            # What the user marked himself stays marked.
+            function.attr.pop("_noinline", None)
+    tasks = {node.name: node for node in _tasks(graph_def)}
+    if not tasks:
+        return
+    waiting: dict[str, list[Any]] = {name: [] for name in tasks}
+    for node in graph_def.node:
+        for name in dict.fromkeys(_waits_for(node, tasks)):
+            waiting[name].append(node)
+    for name, nodes in waiting.items():
+        ended = _add_end(graph_def, tasks[name])
+        for node in nodes:
+            texts = [text for text in node.input if text != f"^{name}"]
+            del node.input[:]
+            node.input.extend([*texts, f"^{ended}"])
+
+
+def _tasks(graph_def: Any) -> Iterator[Any]:
+    for node in graph_def.node:
+        names = [node.op, *(called.name for called in called_functions(node))]
+        if any(FUNCTION_PREFIX in name for name in names):
+            yield node
+
+
+def _waits_for(node: Any, tasks: dict[str, Any]) -> Iterator[str]:
+    """The tasks that a node has to wait for.
+
+    The optimizer drops a control edge that a data edge implies. It implies no more than
+    that one result when both are inlined.
+    """
+    for text in node.input:
+        name = text.removeprefix("^").partition(":")[0]
+        if name not in tasks:
+            continue
+        is_next = node.name in tasks and node.device == tasks[name].device
+        if text.startswith("^") or is_next:
+            yield name
+
+
+def _add_end(graph_def: Any, task: Any) -> str:
+    """Adds a node that runs after all results of a task, and returns its name.
+
+    It takes them as inputs: without any it would be the same node for all replicas, and
+    each of their tasks would wait for those of the others.
+    """
+    end = graph_def.node.add(
+        name=f"{task.name}{END}", op="IdentityN", device=task.device
+    )
+    for port, dtype in enumerate(task.attr["Tout"].list.type):
+        if dtype != _RESOURCE:
+            end.attr["T"].list.type.append(dtype)
+            end.input.append(f"{task.name}:{port}" if port else task.name)
+    return str(end.name)
