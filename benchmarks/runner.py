@@ -263,12 +263,13 @@ def _print(
     for words, target in (("at least", at_least), ("at most", at_most)):
         if target is None:
             continue
-        is_reached = (
+        is_met = (
             estimate.value >= target
-            if at_least is not None
+            if words == "at least"
             else estimate.value <= target
         )
-        verdict = "reached" if is_reached else "MISSED"
+        is_reached = is_reached and is_met
+        verdict = "reached" if is_met else "MISSED"
         text += f"; target {words} {target:g}: {verdict}"
     print(text, flush=True)
     return is_reached
