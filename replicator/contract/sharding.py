@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from replicator.optimizer import options
 from replicator.validation.arguments import shown
 from replicator.validation.integers import INT64_MAX, is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LEVELS = ("none", "state", "gradients", "parameters")
+LEVELS = ("none", *options.LEVELS)
 
 
 class Held(NamedTuple):
@@ -76,9 +77,13 @@ def rows(held: Sequence[Held], activations: Sequence[int] = ()) -> list[Row]:
             weights, state = of_place(own.place)
             devices.append(
                 (
-                    own.weights if index >= LEVELS.index("parameters") else weights,
-                    own.weights if index >= LEVELS.index("gradients") else weights,
-                    own.state if index >= LEVELS.index("state") else state,
+                    own.weights
+                    if index >= LEVELS.index(options.PARAMETERS)
+                    else weights,
+                    own.weights
+                    if index >= LEVELS.index(options.GRADIENTS)
+                    else weights,
+                    own.state if index >= LEVELS.index(options.STATE) else state,
                     activations[own.place] if own.place < len(activations) else 0,
                 )
             )

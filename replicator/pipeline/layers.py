@@ -84,10 +84,12 @@ def make_stages(
             f"balance={shown(balance)} is unknown; use one of {', '.join(BALANCES)}, "
             "or the number of layers of each stage"
         )
-    by_hand = isinstance(balance, str) or _by_hand(balance, len(makers), num_stages)
+    by_hand = None
+    if not isinstance(balance, str):
+        by_hand = _by_hand(balance, len(makers), num_stages)
     way = balance if isinstance(balance, str) else "hand"
     costs, outputs = _costs(makers, example, way)
-    parts = balance_stages(costs, num_stages) if by_hand is True else by_hand
+    parts = balance_stages(costs, num_stages) if by_hand is None else by_hand
     stages = Stages()
     for index, part in enumerate(parts):
         spec = outputs[part.start]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 MOST_BORROWED = 8.0
 FEWEST_GENERATIONS, FEWEST_CASES = 4, 3  # that have weights
+NORMAL_DEVIATION = 1.4826  # of the median absolute deviation
 
 
 def moderated(variances: Sequence[float], degrees: Sequence[float]) -> list[Any]:
@@ -52,7 +53,7 @@ def weights(cases: Sequence[Sequence[float]]) -> list[float]:
     if len(cases) < FEWEST_CASES or len(cases[0]) < FEWEST_GENERATIONS:
         return []
     away = [[abs(v - statistics.median(of)) for v in of] for of in cases]
-    usual = 1.4826 * statistics.median(itertools.chain.from_iterable(away))
+    usual = NORMAL_DEVIATION * statistics.median(itertools.chain.from_iterable(away))
     found = []
     for generation in zip(*away, strict=True):
         apart = statistics.fmean(generation) / max(usual, 2.2250738585072014e-308)

@@ -310,7 +310,8 @@ def _has_slow_processes(
     if not values:
         return False
     residuals = [abs(v - a) for of, a in zip(known, around, strict=True) for v in of]
-    limit = max(STANDS_OUT * 1.4826 * statistics.median(residuals), math.log1p(delta))
+    usual = spreads.NORMAL_DEVIATION * statistics.median(residuals)
+    limit = max(STANDS_OUT * usual, math.log1p(delta))
     slower = sum(value > limit for value in values)
     both = slower + sum(value < -limit for value in values)
     return slower > 0 and float(stats.binom.sf(slower - 1, both, 0.5)) <= level

@@ -26,6 +26,16 @@ OPTIMIZERS = {
 }
 
 
+def copies(num_replicas=4):
+    """Replicas with a device, and copies of the variables, each."""
+    return replicator.create(
+        "in_graph",
+        num_replicas=num_replicas,
+        devices=[f"CPU:{index}" for index in range(num_replicas)],
+        variable_placement="mirrored",
+    )
+
+
 def _sequential(*layers):
     return keras.Sequential([keras.Input((NUM_FEATURES,)), *layers])
 

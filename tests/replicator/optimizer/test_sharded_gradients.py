@@ -10,7 +10,7 @@ import keras
 import moved_bytes
 import numpy as np
 import pytest
-from tiny_models import Training, dense
+from tiny_models import Training, copies, dense
 
 import replicator
 from replicator import errors
@@ -21,15 +21,6 @@ RTOL, ATOL = 1e-5, 1e-6
 NUM_STEPS = 20
 LEVELS = ("gradients", "parameters")
 ADAM = functools.partial(keras.optimizers.Adam, 0.01)
-
-
-def _copies(num_replicas=4):
-    return replicator.create(
-        "in_graph",
-        num_replicas=num_replicas,
-        devices=[f"CPU:{index}" for index in range(num_replicas)],
-        variable_placement="mirrored",
-    )
 
 
 def _deep():
@@ -44,7 +35,7 @@ def after_one_step():
 
 
 def _trained_once(level):
-    training = Training(_copies(), _deep, ADAM, sharded_update=level)
+    training = Training(copies(), _deep, ADAM, sharded_update=level)
     training.run(1)
     return training
 
@@ -72,7 +63,7 @@ def test_twenty_steps_are_those_of_one_device(level, num_replicas):
 
     The full run has two replicas as well.
     """
-    training = Training(_copies(num_replicas), _deep, ADAM, sharded_update=level)
+    training = Training(copies(num_replicas), _deep, ADAM, sharded_update=level)
 
     training.run_between(0, 10)
     training.run_between(10, NUM_STEPS, num_steps_per_run=5)
@@ -122,7 +113,7 @@ def test_of_a_clipped_gradient_only_its_norm_leaves_the_owner():
     """With state alone, every device gets every sum; results are the same."""
     moved, weights, said = {}, {}, {}
     for level in ("state", "gradients"):
-        repl = _copies()
+        repl = copies()
         training = Training(
             repl, _deep, ADAM, sharded_update=level, global_clipnorm=0.05
         )
@@ -157,7 +148,7 @@ def test_updates_that_are_skipped_are_those_of_one_device(level, options):
 
     The full run has both levels with each pair of options.
     """
-    training = Training(_copies(), _deep, ADAM, sharded_update=level, **options)
+    training = Training(copies(), _deep, ADAM, sharded_update=level, **options)
     training.run(4)
 
     _check_close(_alone(4, **options), training.weights())
@@ -169,7 +160,7 @@ def test_updates_that_are_skipped_are_those_of_one_device(level, options):
 
 def test_sums_of_calls_are_on_their_owners():
     """accumulation_steps: no device has the sums of all gradients."""
-    repl = _copies()
+    repl = copies()
     training = Training(
         repl, _deep, ADAM, sharded_update="gradients", accumulation_steps=2
     )
@@ -184,7 +175,7 @@ def test_sums_of_calls_are_on_their_owners():
 def test_an_update_by_keras_cannot_be_skipped_by_owner():
     """One line, when the step is traced."""
     training = Training(
-        _copies(2),
+        copies(2),
         "dense",
         "adamw",
         sharded_update="gradients",
@@ -209,7 +200,7 @@ def test_other_models_train_as_on_one_device(level, name):
     variables together.
     """
     results = []
-    for repl in (replicator.create("single"), _copies(2)):
+    for repl in (replicator.create("single"), copies(2)):
         training = Training(repl, name, "clipped adamw", sharded_update=level)
         training.run(3)
         results.append(training.weights())
@@ -242,7 +233,7 @@ def test_summary_says_which_level_fits(after_one_step):
 @pytest.mark.parametrize("memory", [0, -1, 1.5, "1 GB", True])
 def test_what_is_no_memory_is_refused(memory):
     """On every backend."""
-    for repl in (_copies(2), replicator.create("single")):
+    for repl in (copies(2), replicator.create("single")):
         with pytest.raises(ValueError, match=r"device_memory=.* positive integer, the"):
             repl.summary(device_memory=memory)
 

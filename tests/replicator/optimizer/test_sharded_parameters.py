@@ -9,7 +9,7 @@ import moved_bytes
 import numpy as np
 import pytest
 import tensorflow as tf
-from tiny_models import Training, dense
+from tiny_models import Training, copies, dense
 
 import replicator
 from replicator import errors
@@ -17,15 +17,6 @@ from replicator.engine.analysis import analyze
 
 ADAM = functools.partial(keras.optimizers.Adam, 0.01)
 NUM_LAYERS = 16
-
-
-def _copies(num_replicas=4):
-    return replicator.create(
-        "in_graph",
-        num_replicas=num_replicas,
-        devices=[f"CPU:{index}" for index in range(num_replicas)],
-        variable_placement="mirrored",
-    )
 
 
 def _deep():
@@ -36,7 +27,7 @@ def _deep():
 @pytest.fixture(scope="module")
 def trained():
     """A training of one step, to look at."""
-    training = Training(_copies(), _deep, ADAM, sharded_update="parameters")
+    training = Training(copies(), _deep, ADAM, sharded_update="parameters")
     training.run(1)
     return training
 
@@ -137,7 +128,7 @@ def test_variables_read_and_write_outside_steps(trained):
 
 def test_a_function_of_before_does_not_compute_with_old_values():
     """It raises: its variables are elsewhere now."""
-    repl = _copies(2)
+    repl = copies(2)
     with repl.context():
         weights = [tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])]
         optimizer = repl.wrap_optimizer(ADAM(), sharded_update="parameters")
@@ -153,7 +144,7 @@ def test_a_function_of_before_does_not_compute_with_old_values():
 
 def test_a_step_that_was_traced_before_uses_the_variables_where_they_are():
     """An evaluation before, between and after steps."""
-    repl = _copies(2)
+    repl = copies(2)
     with repl.context():
         weights = [tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])]
         optimizer = repl.wrap_optimizer(
@@ -178,7 +169,7 @@ def test_reads_and_writes_stay_in_order():
     """What was read before an update is what it was, wherever it is used."""
     results = []
     for level in (False, "parameters"):
-        repl = _copies()
+        repl = copies()
         with repl.context():
             weights = [tf.Variable(float(i + 1)) for i in range(4)]
             optimizer = repl.wrap_optimizer(
@@ -208,10 +199,10 @@ def test_reads_and_writes_stay_in_order():
 def test_checkpoints_go_from_any_level_to_any(tmp_path):
     """Through levels, numbers of replicas and backends, training is that of one."""
     ways = [
-        (_copies(2), "gradients"),
-        (_copies(4), "parameters"),
+        (copies(2), "gradients"),
+        (copies(4), "parameters"),
         (replicator.create("single"), False),
-        (_copies(2), "parameters"),
+        (copies(2), "parameters"),
     ]
     for place, (repl, level) in enumerate(ways):
         training = Training(repl, "deep", "adam", sharded_update=level)
@@ -230,7 +221,7 @@ def test_checkpoints_go_from_any_level_to_any(tmp_path):
 
 def test_mixed_precision_gathers_what_it_casts_twice():
     """The cast values of a forward pass are not kept for the backward pass."""
-    repl = _copies(2)
+    repl = copies(2)
     policy = keras.mixed_precision.DTypePolicy("mixed_bfloat16")
 
     def model():
@@ -261,7 +252,7 @@ def test_fit_trains_and_predicts():
     results = []
     for level in (False, "parameters"):
         keras.utils.set_random_seed(3)
-        repl = _copies(2)
+        repl = copies(2)
         x, y = np.eye(24, 12, dtype=np.float32), np.ones([24, 3], np.float32)
         with repl.scope():
             model = dense(16, 3)

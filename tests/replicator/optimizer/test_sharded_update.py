@@ -6,20 +6,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tiny_models import NUM_FEATURES, NUM_OUTPUTS, Training
+from tiny_models import NUM_FEATURES, NUM_OUTPUTS, Training, copies
 
 import replicator
 
 NUM_REPLICAS = 4
-
-
-def _mirrored(num_replicas=NUM_REPLICAS):
-    return replicator.create(
-        "in_graph",
-        num_replicas=num_replicas,
-        devices=[f"CPU:{index}" for index in range(num_replicas)],
-        variable_placement="mirrored",
-    )
 
 
 def _model():
@@ -78,7 +69,7 @@ def unsharded():
 
     def train(name):
         if name not in trained:
-            trained[name] = _trained(_mirrored(), MAKERS[name], 4)
+            trained[name] = _trained(copies(), MAKERS[name], 4)
         return trained[name]
 
     return train
@@ -87,7 +78,7 @@ def unsharded():
 @pytest.fixture(scope="module")
 def sharded():
     """A training of one step, to look at."""
-    return _trained(_mirrored(), MAKERS["fused adam"], 1, sharded_update=True)
+    return _trained(copies(), MAKERS["fused adam"], 1, sharded_update=True)
 
 
 # Each has an update that no other one has: a kernel, decay and averages of all
@@ -108,7 +99,7 @@ def test_every_bit_is_that_of_the_unsharded_update(unsharded, name):
     The full run has more optimizers: momentum is in the test of values that are set
     outside, accumulation in that of branches, factors in those of every optimizer.
     """
-    sharded = _trained(_mirrored(), MAKERS[name], 2, sharded_update=True)
+    sharded = _trained(copies(), MAKERS[name], 2, sharded_update=True)
 
     sharded.run_between(2, 4, num_steps_per_run=2)
 
@@ -135,9 +126,9 @@ def test_updates_in_branches_are_those_of_the_unsharded(options):
     has two of the three options as well.
     """
     make = MAKERS["fused adam"]
-    unsharded = _trained(_mirrored(), make, 4, **options)
+    unsharded = _trained(copies(), make, 4, **options)
 
-    sharded = _trained(_mirrored(), make, 4, sharded_update=True, **options)
+    sharded = _trained(copies(), make, 4, sharded_update=True, **options)
 
     for want, value in zip(_values(unsharded), _values(sharded), strict=True):
         np.testing.assert_allclose(want, value, rtol=2e-4, atol=1e-6)
@@ -182,7 +173,7 @@ def test_each_update_is_emitted_once(sharded):
 def test_an_update_of_all_variables_waits_for_those_of_each():
     """On the replica where it runs, though its edges lead through others."""
     make = MAKERS["keras with decay and averages"]
-    training = _trained(_mirrored(), make, 1, sharded_update=True)
+    training = _trained(copies(), make, 1, sharded_update=True)
     program = next(p for _, p in training.repl._programs.items())
     nodes = {node.name: node for node in program._assembly.copies.nodes()}
 
@@ -229,11 +220,11 @@ def test_where_memory_is_shared_there_is_nothing_to_shard(unsharded):
 def test_checkpoints_go_both_ways(tmp_path, unsharded):
     """Saved by one kind and restored into the other, training continues bit by bit."""
     make = MAKERS["fused adam"]
-    then = _trained(_mirrored(), make, 2, sharded_update=True)
+    then = _trained(copies(), make, 2, sharded_update=True)
     for step, is_sharded in ((2, False), (3, True)):
         path = _checkpoint(then).write(str(tmp_path / f"state-{step}"))
 
-        then = _trained(_mirrored(), make, 1, sharded_update=is_sharded)
+        then = _trained(copies(), make, 1, sharded_update=is_sharded)
         _checkpoint(then).read(path).assert_consumed()
         then.run_between(step, step + 1)
 
@@ -245,7 +236,7 @@ def test_values_set_outside_reach_all():
     make = MAKERS["fused momentum"]
     runs = []
     for is_sharded in (False, True):
-        training = _trained(_mirrored(), make, 1, sharded_update=is_sharded)
+        training = _trained(copies(), make, 1, sharded_update=is_sharded)
         weights = [w + 0.5 for w in training.model.get_weights()]
         training.model.set_weights(weights)
         for slot in training.optimizer.variables[2:]:
@@ -260,7 +251,7 @@ def test_reads_and_writes_stay_in_order():
     """A step may read and write an owned variable before and after its update."""
     results = []
     for is_sharded in (False, True):
-        repl = _mirrored()
+        repl = copies()
         with repl.context():
             weights = [tf.Variable(float(i + 1)) for i in range(4)]
             optimizer = repl.wrap_optimizer(

@@ -11,7 +11,7 @@ import horovod.tensorflow as hvd
 import scaling_client  # of the harness, which puts its folder into the path
 import tensorflow as tf
 
-from workloads.peers import exported, inputs
+from workloads.peers import cores, exported, inputs
 from workloads.peers.names import EXPORT_VARIABLE
 
 if TYPE_CHECKING:
@@ -54,11 +54,9 @@ class Process:
 
     def _choose_cores(self) -> None:
         """Takes an equal share of the cores, and as many threads."""
-        cores = sorted(os.sched_getaffinity(0))
-        share = max(1, len(cores) // self.num_ranks)
-        first = self.rank * share % len(cores)
-        if self.tuning["own_cores"]:
-            os.sched_setaffinity(0, cores[first : first + share])
+        share = cores.share_of(
+            self.rank, self.num_ranks, is_taken=self.tuning["own_cores"]
+        )
         tf.config.threading.set_intra_op_parallelism_threads(share)
         tf.config.threading.set_inter_op_parallelism_threads(share)
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from workloads.peers import exported, inputs
+from workloads.peers import cores, exported, inputs
 from workloads.peers.names import EXPORT_VARIABLE
 
 DEFAULTS: dict[str, Any] = {
@@ -51,11 +51,9 @@ class Process:
 
     def _choose_cores(self) -> None:
         """Takes an equal share of the cores, and as many threads."""
-        cores = sorted(os.sched_getaffinity(0))
-        share = max(1, len(cores) // self.num_ranks)
-        first = self.rank * share % len(cores)
-        if self.tuning["own_cores"]:
-            os.sched_setaffinity(0, cores[first : first + share])
+        share = cores.share_of(
+            self.rank, self.num_ranks, is_taken=self.tuning["own_cores"]
+        )
         torch.set_num_threads(share)
 
     def replicated(self, model: torch.nn.Module) -> torch.nn.Module:
