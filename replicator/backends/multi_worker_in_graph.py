@@ -160,13 +160,20 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
                 lines.append(f"{name} sends nothing but inputs to other workers")
                 continue
             sent = traffic.sent(
-                program.plans, self.topology, workers, program.weight_transfers
+                program.plans,
+                self.topology,
+                workers,
+                [*program.weight_transfers, *program.returned],
             )
             parts = [
                 f"worker {worker} {of.num_bytes} bytes in {of.num_tensors} tensors"
                 for worker, of in sent.items()
             ]
-            lines.append(f"{name} sends to other workers per step: {', '.join(parts)}")
+            num_tensors = sum(of.num_tensors for of in sent.values())
+            lines.append(
+                f"{name} sends to other workers per step: {', '.join(parts)}; "
+                f"{num_tensors} tensors in all"
+            )
         return "\n".join(lines)
 
     def _run(self, *args: Any) -> Any:

@@ -31,6 +31,7 @@ from replicator.variables.outside_writes import WriteCheck
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from replicator.collectives.kind import Transfer
     from replicator.placement.topology import Topology
     from replicator.placement.worker_group import Group
     from replicator.variables.resets import Resets
@@ -75,6 +76,11 @@ class Coherence:
     def communicates(self) -> bool:
         """Whether ``publish`` asks other workers."""
         return self._values.are_sent
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        """What ``publish`` sends between memories of this program."""
+        return self._values.transfers
 
     def refresh(self, switch: Any = None) -> None:
         """Emits the check for outside writes, and the reset of changed variables.

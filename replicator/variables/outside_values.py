@@ -3,7 +3,8 @@
 A local variable is the mean, the sum or replica 0's of its copies, as its
 ``aggregation`` says (``kinds``). The copies of a replica are sent as one vector per
 type, so that R replicas need R - 1 transfers per type, whatever the number of
-variables; between workers it is one reduction per type.
+variables; between the processes of one graph it is one per process, which adds those of
+its replicas first, and between workers one reduction per type.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.collectives import wire_types
+from replicator.collectives.buckets import num_bytes
+from replicator.collectives.kind import Transfer
 from replicator.placement import devices as device_lib
 from replicator.placement.collective_types import NCCL_DTYPES
 from replicator.step.traced_once import traced_once
@@ -63,6 +66,24 @@ class OutsideValues:
     def are_sent(self) -> bool:
         """Whether reading them is communication with other workers."""
         return bool(self._keys)
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        """What is sent between memories where one program has all replicas."""
+        return [
+            Transfer(
+                source=replicas[0],
+                target=0,
+                num_bytes=sum(
+                    num_bytes(self._entries[place].variable.shape, first.variable.dtype)
+                    for place in places
+                ),
+            )
+            for places in _alike(self._entries)
+            for first in [self._entries[places[0]]]
+            for replicas in _near(first)
+            if 0 not in replicas
+        ]
 
     def read(self) -> list[tf.Tensor]:
         """Emits the value of each entry."""
@@ -169,6 +190,17 @@ def _combined(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor | No
     Returns:
       Sums if they are sent, otherwise the values; None where only replica 0's counts.
     """
+    found: list[tf.Tensor | None] = [None] * len(entries)
+    for places in _alike(entries):
+        members = [entries[place] for place in places]
+        values = _combine_alike(members, is_sent=is_sent)
+        for place, value in zip(places, values, strict=True):
+            found[place] = value
+    return found
+
+
+def _alike(entries: Sequence[Entry]) -> list[list[int]]:
+    """Which variables are combined as one vector."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place, entry in enumerate(entries):
         if _is_from_all(entry.variable, entry.kind):
@@ -178,13 +210,7 @@ def _combined(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor | No
             what = entry.variable.dtype, is_summed(entry.variable)
             key = what, _sum_device(entry), devices, alone
             groups.setdefault(key, []).append(place)
-    found: list[tf.Tensor | None] = [None] * len(entries)
-    for places in groups.values():
-        members = [entries[place] for place in places]
-        values = _combine_alike(members, is_sent=is_sent)
-        for place, value in zip(places, values, strict=True):
-            found[place] = value
-    return found
+    return list(groups.values())
 
 
 def _combine_alike(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor]:
@@ -202,17 +228,35 @@ def _combine_alike(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor
             # As a call: its end is one node here, where the end of each read would be
             # one for which the caller's device waits.
             vectors.append(read() if len(entries) == 1 else traced_once(read)())
+    added = []
+    for replicas in _near(first):
+        with tf.device(_kernel_device(first, first.copies[replicas[0]].device)):
+            of_process = [vectors[replica] for replica in replicas]
+            added.append(tf.add_n(of_process) if len(replicas) > 1 else of_process[0])
     with tf.device(_sum_device(first)):
-        total = tf.add_n(vectors)
+        total = tf.add_n(added)
         if not is_sent:
-            total = _of_total(first.variable, total, len(vectors))
+            total = _of_total(first.variable, total, len(first.copies))
         if len(entries) == 1:
             return [total]
         return unpack(total, [entry.variable.shape for entry in entries])
 
 
+def _near(entry: Entry) -> list[list[int]]:
+    """Replicas whose copies are added before they are sent: of another process."""
+    near: dict[str, list[int]] = {}
+    for replica, copy in enumerate(entry.copies):
+        near.setdefault(device_lib.process(copy.device), []).append(replica)
+    own = near.pop(device_lib.process(_sum_device(entry)), [])
+    return [[replica] for replica in own] + list(near.values())
+
+
 def _sum_device(entry: Entry) -> str:
-    """Where copies are added: with the user's variable, if that has the kernels."""
-    device = entry.variable.device
+    """Where copies are added: with the user's variable."""
+    return _kernel_device(entry, entry.variable.device)
+
+
+def _kernel_device(entry: Entry, device: str) -> str:
+    """A device, if it has the kernels that add copies, or else the CPU beside it."""
     is_kernel_there = entry.variable.dtype.is_floating
     return device if is_kernel_there else device_lib.cpu_of(device)

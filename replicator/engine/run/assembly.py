@@ -23,6 +23,7 @@ from replicator.engine.link.linker import Linker
 from replicator.engine.link.local import LocalLinker
 from replicator.engine.run import compiled, completion
 from replicator.engine.run.marks import Marks
+from replicator.engine.run.packed_outputs import PackedOutputs
 from replicator.errors import CaptureError
 from replicator.step.per_replica import per_replica_nest
 
@@ -45,6 +46,7 @@ class Assembly:
       copies: The nodes of the replicas.
       programs: By replica, the function that XLA compiles; empty without XLA.
       marks: What the times are of that it returns; None if it returns none.
+      outputs: Which outputs it returns as one.
     """
 
     programs: tuple[str, ...] = ()
@@ -85,6 +87,9 @@ class Assembly:
         self._received: dict[tuple[str, str], Any] = {}
         self._replica_ids: dict[str, Any] = {}
         self._more_nodes: list[Any] = []
+        self.outputs = PackedOutputs(
+            self._traced.output_specs, topology, is_packed=not is_compiled
+        )
         self._batch = [
             (f"batch_{replica}_{index}", dtype)
             for replica in self._replicas
@@ -143,17 +148,18 @@ class Assembly:
         Returns:
           The outputs of all replicas, flat.
         """
-        specs = self.output_specs
+        specs = [*self.outputs.specs, *self._specs_of_times]
         inputs = tf.nest.flatten(batch, expand_composites=True)
         # Reductions between GPUs wait for what the call waits for; see ``Chain``.
         waits = inputs if self._topology.has_own_gpus else []
         with tf.control_dependencies(waits):
-            outputs: list[tf.Tensor] = _tf_dispatch.call_function(
+            returned: list[tf.Tensor] = _tf_dispatch.call_function(
                 self._name, [*captured, *inputs], [spec.dtype for spec in specs]
             )
-        for output, spec in zip(outputs, specs, strict=True):
+        for output, spec in zip(returned, specs, strict=True):
             output.set_shape(spec.shape)
-        return outputs
+        num_own = len(self.outputs.specs)
+        return self.outputs.unpack(returned[:num_own]) + returned[num_own:]
 
     @property
     def has_collectives(self) -> bool:
@@ -164,9 +170,13 @@ class Assembly:
     def output_specs(self) -> list[tf.TensorSpec]:
         """Shapes and types of what ``call`` returns."""
         specs = list(self._traced.output_specs) * len(self._replicas)
-        if self.marks is not None:
-            specs.append(tf.TensorSpec([len(self.marks.marks)], tf.float64))
-        return specs
+        return [*specs, *self._specs_of_times]
+
+    @property
+    def _specs_of_times(self) -> list[tf.TensorSpec]:
+        if self.marks is None:
+            return []
+        return [tf.TensorSpec([len(self.marks.marks)], tf.float64)]
 
     def pack(self, flat: Sequence[Any]) -> Any:
         """Turns the outputs of a call into one nest of ``PerReplica``."""
@@ -210,18 +220,21 @@ class Assembly:
         function.signature.is_stateful = True
         # First of all: copying nodes and naming outputs finds what else is captured.
         copied = self.copies.nodes()
-        outputs = [
-            (self._traced_ref(replica, name), spec)
-            for replica in self._replicas
-            for name, spec in zip(
-                self._traced.output_names, self._traced.output_specs, strict=True
-            )
-        ]
+        outputs, packing = self.outputs.pack(
+            [
+                self._traced_ref(replica, name)
+                for replica in self._replicas
+                for name in self._traced.output_names
+            ],
+            self._name,
+        )
         for index, outer in enumerate(self.captured):
             _add_argument(function, f"capture_{index}", outer.dtype)
         for name, dtype in self._batch:
             _add_argument(function, name, dtype)
-        for index, (ref, spec) in enumerate(outputs):
+        for index, (ref, spec) in enumerate(
+            zip(outputs, self.outputs.specs, strict=True)
+        ):
             arg = function.signature.output_arg.add(name=f"output_{index}")
             arg.type = spec.dtype.as_datatype_enum
             function.ret[f"output_{index}"] = str(ref)
@@ -236,6 +249,7 @@ class Assembly:
             *self._linker.nodes,
             *self._more_nodes,
             *copied,
+            *packing,
             *(self._workers.nodes if self._workers else ()),
         ]
         if self._is_timed:

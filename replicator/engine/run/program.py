@@ -128,6 +128,11 @@ class Program:
         return tuple(owned.weights(self._analysis))
 
     @property
+    def returned(self) -> tuple[Transfer, ...]:
+        """What the caller gets, who is where replica 0 is: outputs, and statistics."""
+        return (*self._assembly.outputs.transfers, *self._coherence.transfers)
+
+    @property
     def entries(self) -> Mapping[str, Entry]:
         """The variables it uses, by handle placeholder."""
         return self._analysis.entries

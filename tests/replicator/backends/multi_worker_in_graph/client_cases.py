@@ -217,6 +217,33 @@ def explained():
     return repl.explain()
 
 
+@case
+def outputs():
+    """What four replicas return of several types, by output; in a loop too."""
+
+    def step():
+        replica = replicator.get_replica_context().replica_id
+        value = tf.cast(replica, tf.float32)
+        return (
+            value,
+            tf.stack([[value], [value + 0.5]]),
+            replica + 10,
+            replica > 1,
+            tf.strings.as_string(replica),
+            tf.range(replica),
+            tf.fill([200, 200], value)[:, 0] + tf.zeros([200, 200]),
+        )
+
+    found = []
+    for num_steps in (1, 2):
+        values = make(4).run(step, num_steps=num_steps)
+        found.append([[v.numpy() for v in of_output] for of_output in values])
+    return [
+        [[v.decode() if isinstance(v, bytes) else v.tolist() for v in vs] for vs in one]
+        for one in found
+    ]
+
+
 def short_resnet_program(repl, per_replica_batch_size):
     """A short ResNet with the optimizer and the statistics of the real one."""
     with short_resnet.short():
@@ -237,9 +264,11 @@ def executed_graphs():
 
     found = {}
     for num_replicas in (2, 16):
-        program = short_resnet_program(make(num_replicas), 16 // num_replicas)
+        repl = make(num_replicas)
+        program = short_resnet_program(repl, 16 // num_replicas)
         of = executed(program.run, between_processes=True)
-        found[num_replicas] = dataclasses.asdict(of)
+        line = repl.explain().splitlines()[-1]
+        found[num_replicas] = {**dataclasses.asdict(of), "explained": line}
     return found
 
 

@@ -76,13 +76,16 @@ def test_copies_that_drifted_are_named(client):
 
 
 def test_the_plan_says_where_replicas_are_and_what_travels(client):
-    """The sum goes there and back; of the gather, two slices there and four back."""
+    """The sum goes there and back; of the gather, two slices there and four back.
+
+    Worker 1 returns both of each of its replicas, as one tensor.
+    """
     text = client.value("explained")
 
     assert re.search(r"worker 0 \(localhost:\d+\), client: replicas \[0, 1\]", text)
     assert re.search(r"worker 1 \(localhost:\d+\), server: replicas \[2, 3\]", text)
     sent = re.findall(r"worker [01] (\d+) bytes in (\d+) tensors", text)
-    both = [(4000 + 16000, 2), (4000 + 8000, 3)]
+    both = [(4000 + 8000 + 2 * (4000 + 16000), 3 + 1), (4000 + 16000, 2)]
     assert both == sorted([(int(b), int(n)) for b, n in sent], reverse=True)
 
 
@@ -98,4 +101,5 @@ def test_variables_are_stored_by_the_workers_that_own_them(client):
     moved = re.search(r"moves (\d+) bytes by reductions and (\d+)", found["explained"])
     sent = re.findall(r"worker [01] (\d+) bytes in", found["explained"])
     assert found["bytes"] == int(moved[1])
-    assert int(moved[1]) + int(moved[2]) == sum(map(int, sent))
+    losses = 2 * 4  # of the replicas of worker 1
+    assert int(moved[1]) + int(moved[2]) + losses == sum(map(int, sent))
