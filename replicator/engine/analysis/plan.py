@@ -133,9 +133,12 @@ def make_plan(
     }
     plans = []
     for collective in collectives:
-        owners_of = [(owned or {}).get(marker) for marker in collective.markers]
+        algorithm = _algorithm(collective, topology, is_compiled=is_compiled)
+        # Where all get all, what has an owner need not be sent apart.
+        needed, kept = ({}, {}) if algorithm in FLAT else (needed_by or {}, owned or {})
+        owners_of = [kept.get(marker) for marker in collective.markers]
         preferred_owners = [
-            _preferred_owner(marker, needed_by or {}) if one is None else one.primary
+            _preferred_owner(marker, needed) if one is None else one.primary
             for marker, one in zip(collective.markers, owners_of, strict=True)
         ]
         at = [places.get(operand, 0) for operand in collective.operands]
@@ -158,7 +161,7 @@ def make_plan(
         plans.append(
             CollectivePlan(
                 collective=collective,
-                algorithm=_algorithm(collective, topology, is_compiled=is_compiled),
+                algorithm=algorithm,
                 buckets=tuple(
                     Bucket(
                         positions=group,
@@ -166,7 +169,7 @@ def make_plan(
                         owner=owners[index],
                         logical_device=at[group[0]],
                         is_for_owner=_is_for_owner(
-                            collective, group, owners_of, needed_by or {}
+                            collective, group, owners_of, needed
                         ),
                     )
                     for index, (group, size) in enumerate(

@@ -20,6 +20,7 @@ from replicator.collectives.kinds.reduce_scatter import ReduceScatter
 from replicator.engine.analysis import plan, traffic
 from replicator.placement import collective_types
 from replicator.placement.topology import make_topology
+from replicator.variables.ownership import Owner
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 GPU = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(4)]
@@ -106,6 +107,27 @@ def test_gpus_send_resnet_50_in_at_most_twelve_buckets_that_become_smaller():
     assert one.buckets[-1].num_bytes <= 2 * plan.LEAST_GPU_BUCKET_BYTES
     largest = max(bucket.num_bytes for bucket in one.buckets)
     assert largest <= plan.MOST_GPU_BUCKET_BYTES
+
+
+@pytest.mark.parametrize("num_programs", [1, 2])
+def test_owners_of_a_sharded_update_cost_gpus_no_reduction(num_programs):
+    """All get all sums there, so those of several owners share a bucket."""
+    call = _collective([[size] for size in reversed(resnet_50_sizes())])
+    depths = {operand: place for place, operand in enumerate(call.operands)}
+    places = dataclasses.replace(
+        _on(GPU[:2]), num_replicas=2 * num_programs, num_programs=num_programs
+    )
+    owned = {
+        marker: Owner(primary=place % 2, program_id=0)
+        for place, marker in enumerate(call.markers)
+    }
+    needed_by = {marker: (owner.primary,) for marker, owner in owned.items()}
+
+    (want,) = plan.make_plan([call], places, depths)
+    (found,) = plan.make_plan([call], places, depths, needed_by, owned=owned)
+
+    assert want.buckets == found.buckets
+    assert len(found.buckets) <= 12
 
 
 def test_two_workers_of_one_graph_send_resnet_50_in_at_most_36_transfers():
