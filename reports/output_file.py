@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from results import errors
@@ -29,11 +30,15 @@ def write(path: pathlib.Path, content: bytes | str, *, what: str = "") -> None:
             f"cannot write {shown}: it is not a regular file, and would be replaced by"
             " one; choose another"
         )
+    is_new = not path.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         data = content.encode("utf-8") if isinstance(content, str) else content
         atomic.write_bytes(path, data)
     except OSError as error:
+        if is_new:  # its name may not be on the disk, and the same command finds none
+            with contextlib.suppress(OSError):
+                path.unlink()
         raise errors.WriteStoreError(
             f"cannot write {shown}: {error.strerror or error}; choose a file in a"
             " folder that this user can write to"

@@ -79,7 +79,7 @@ def publish(store: Store, output: Path) -> Published:
             return Published(files=(), found=tuple(found), num_kept=0)
         num_kept = len(set(_names_below(store.root)) - set(names))
         work.rename(output)
-        atomic.sync(output.parent)
+        atomic.sync_or_remove(output)
     except (untrusted.DamagedFileError, seal.BrokenSealError) as error:
         raise WriteStoreError(
             f"nothing is published: a file of the study is damaged: {error}; restore it"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import shutil
 import tempfile
 from typing import TYPE_CHECKING
 
 from results.store import fence
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 TEMPORARY_PREFIX = ".tmp-"
 """Files with this name were left by a killed writer; readers skip them."""
@@ -38,9 +39,36 @@ def sync(path: pathlib.Path) -> None:
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with _named(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_or_remove(folder: pathlib.Path) -> None:
+    """Syncs the name of a folder that is new; where that fails, there is none.
+
+    Raises:
+      OSError: It cannot be synced.
+    """
+    try:
+        sync(folder.parent)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def _named(path: pathlib.Path) -> Iterator[None]:
+    """Adds the path to errors of calls that know a descriptor only.
+
+    Without one they are those of the standard output, for whoever reads the message.
+    """
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def sync_files(folder: pathlib.Path) -> None:
@@ -92,7 +120,7 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
     )
     temporary = pathlib.Path(name)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with _named(path), os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -269,7 +269,7 @@ def _beside(output: Path) -> Iterator[Path]:
                 root.rename(output)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
-        atomic.sync(output.parent)
+        atomic.sync_or_remove(output)
     except OSError as error:
         raise WriteStoreError(
             f"cannot write {str(output)!r}: {error.strerror or error}; free space or"

@@ -139,11 +139,7 @@ def run(request: InitRequest, _: Call) -> int:
             package=package, judged=judged, num_ok=num_ok, num_trials=len(entries)
         ),
     }
-    for name, text in texts.items():
-        path = request.output / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(path, text)
-        click.echo(one_line(str(path)))
+    _write({request.output / name: text for name, text in texts.items()})
     study_file.read(request.output / _STUDY, SweepRequest)
     return exit_codes.OK
 
@@ -153,6 +149,26 @@ def _needed(root: Path) -> str:
     if not (root / _REQUIREMENTS).is_file():
         return _NEEDED
     return f"{_NEEDED}\n{_INSTALLS}"
+
+
+def _write(texts: Mapping[Path, str]) -> None:
+    """Writes all files or none: where one of them is, the next run refuses to write.
+
+    Raises:
+      OSError: One cannot be written.
+    """
+    written: list[Path] = []
+    try:
+        for path, text in texts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            written.append(path)
+            atomic.write_text(path, text)
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+    for path in written:
+        click.echo(one_line(str(path)))
 
 
 def _given(plan: Plan) -> dict[str, Any]:

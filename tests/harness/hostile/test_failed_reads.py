@@ -1,7 +1,8 @@
-"""The n-th call that reads a study fails: the same answer, or one line and no answer.
+"""The n-th call of a verb that reads or writes fails: its answer, or one line and none.
 
 For each verb, each call and each errno. Never another output with code 0, an internal
-error, or a study that is not what it was before.
+error, half an output, or a study that is not what it was before. What sweeps write
+has ``tests/harness/run/test_failed_writes.py``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import covering
 import forked_trials
 import pytest
+from failing_writes import FailingWrites
 from loads import QUIET
 
 from harness.cli import exit_codes, running
@@ -65,6 +67,22 @@ VERBS = {
     "sweep again": f"sweep {SWEEP} --repeats=2 --budget=none {ORDERS['c']} --study=c",
     "plan": f"plan {SWEEP} --repeats=2 --budget=none {ORDERS['a']} --study=a",
 }
+OUTPUTS = {
+    "page": "report a",
+    "page elsewhere": f"report a -o {OUTPUT}/page.html",
+    "site": f"report a b -o {OUTPUT} --allow-different",
+    "CSV": f"report a --format csv -o {OUTPUT}.csv",
+    "Parquet": f"report a --format parquet -o {OUTPUT}",
+    "TensorBoard": f"report a --format tensorboard -o {OUTPUT}",
+    "publish": VERBS["publish"],
+    "init": VERBS["init"],
+    "merge": VERBS["merge"],
+    "baseline": VERBS["baseline"],
+    "render": f"launch render --launcher ray --name=x --workers=2 -o {OUTPUT} -- true",
+}
+SEVERAL = ("site", "TensorBoard", "init", "render")
+"""Outputs of several files, of which each is whole or as it was."""
+WRITE_ERRNOS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EACCES)
 ERRNOS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.EACCES)
 CALLS = (
     *((os, name) for name in ("open", "read", "listdir", "scandir", "stat", "lstat")),
@@ -207,6 +225,94 @@ def test_a_failed_read_gives_no_other_answer(
 
     assert [] == wrong
     assert num_calls > 2, "it read nothing"
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [pytest.param(of, marks=[pytest.mark.full] * (of == "site")) for of in OUTPUTS],
+)
+def test_a_failed_write_leaves_the_old_output_or_a_whole_new_one(
+    verb: str,
+    measured: Path,
+    tmp_path: Path,
+    overrides: Any,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or one line and what was there before; then the same command finishes.
+
+    The full run lets every call fail.
+    """
+    page = "<body>\n<p>12</p></body>"
+    monkeypatch.setattr("reports.page.build.build_report", lambda *_, **__: page)
+    whole = tmp_path / "whole"
+    place = whole / "place"
+    faults = FailingWrites(whole)
+    faults.install(monkeypatch)
+
+    def run(number: int = -1) -> tuple[int, str]:
+        faults.place, faults.count, faults.failed = number, 0, ""
+        code = cli.main(OUTPUTS[verb].split(), run_overrides=overrides)
+        faults.place = -1
+        return code, capsys.readouterr().err
+
+    def begin() -> dict[str, bytes]:
+        monkeypatch.chdir(tmp_path)
+        shutil.rmtree(whole, ignore_errors=True)
+        shutil.copytree(measured, place)
+        (place / "runs" / "baselines.json").unlink(missing_ok=True)  # of reads
+        monkeypatch.chdir(place)
+        return files()
+
+    def files() -> dict[str, bytes]:
+        found = {
+            path.relative_to(whole).as_posix(): path.read_bytes()
+            for path in sorted(whole.rglob("*"))
+            if path.is_file() and not path.name.startswith(".lock")
+        }
+        # The moment at which it was made differs.
+        return {
+            name: re.sub(rb"20\d\d-[\d:.T+-]+", b"", of) for name, of in found.items()
+        }
+
+    before = begin()
+    code, err = run()
+    assert exit_codes.OK == code, err
+    num_calls, written = faults.count, files()
+    assert num_calls > 0
+    assert written != before
+    wrong = []
+    for number in range(0, num_calls, 1 if covering.is_full() else num_calls // 3 + 1):
+        before = begin()
+        faults.number = WRITE_ERRNOS[number % len(WRITE_ERRNOS)]
+        code, err = run(number)
+        what, after = faults.failed, files()
+        is_refused = code == exit_codes.USAGE and REFUSED.search(err) is not None
+        is_whole = code == exit_codes.OK and after == written
+        again, said = (code, "") if is_whole else run()
+        problems = {
+            "an end of another kind": not is_refused and not is_whole,
+            "half an output": after not in (before, written)
+            and not (verb in SEVERAL and is_each_whole(before, after, written)),
+            "the same command does not finish": again != exit_codes.OK,
+            "another output then": files() != written,
+        }
+        found = [text for text, is_wrong in problems.items() if is_wrong]
+        if found:
+            new = sorted(set(after) ^ set(before))
+            wrong.append((number, what, code, found, new, err[-200:], said[-200:]))
+
+    assert [] == wrong
+
+
+def is_each_whole(
+    before: dict[str, bytes], after: dict[str, bytes], written: dict[str, bytes]
+) -> bool:
+    """Whether each file is as it was, or as it is in the end, and none is lost."""
+    return before.keys() <= after.keys() and all(
+        content in (before.get(name), written.get(name))
+        for name, content in after.items()
+    )
 
 
 def test_a_damaged_record_gives_no_other_verdict(

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import pathlib
 import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
 from results import errors
 from results.store import heartbeat, lock
-
-if TYPE_CHECKING:
-    import pathlib
 
 NUM_RACES = int(os.environ.get("LOCK_RACES", "5"))
 NUM_MACHINES = 6
@@ -54,6 +52,20 @@ def start_machine(
 def left_in(root: pathlib.Path) -> list[str]:
     """Files of owners."""
     return sorted(path.name for path in root.glob(f"{heartbeat.NAME}*"))
+
+
+def test_a_file_that_cannot_be_removed_fails_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was done under it is done."""
+
+    def fail(path: pathlib.Path, **_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with heartbeat.hold(tmp_path):
+        monkeypatch.setattr(pathlib.Path, "unlink", fail)
+
+    assert [heartbeat.NAME] == left_in(tmp_path)
 
 
 @pytest.mark.processes
