@@ -21,7 +21,7 @@ from tensorflow.python.eager.polymorphic_function.atomic_function import (
 )
 from tensorflow.python.profiler import trace as profiler_trace
 
-from replicator._tf import grappler
+from replicator._tf import collector, grappler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -65,7 +65,8 @@ class Dispatch:
     def __call__(self, source: Any) -> list[tf.Tensor]:
         """Starts the function; returns its outputs, which may not be ready yet."""
         if self._traced is None:
-            self._trace(source)
+            with collector.paused():
+                self._trace(source)
         inputs = _tensors_of(source)
         captures = self._captures
         if captures is None:

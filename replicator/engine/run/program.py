@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator._tf import collector
 from replicator._tf.dispatch import Dispatch
 from replicator.engine.analysis import owned
 from replicator.engine.analysis.analyze import analyze
@@ -39,6 +40,7 @@ _COUNTER = itertools.count()
 class Program:
     """One step function on R replicas as one TensorFlow function."""
 
+    @collector.paused()
     def __init__(
         self,
         step_fn: Callable[..., Any],
