@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from harness.trial.rank_file import RankFileError, rank_path, read_rank
 from results.records.models import Control
+from results.study.agreement import OWN_CHECK
 from results.study.matching import LOSS_TOLERANCE
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 FILE: Final = "first_losses.json"
 """In the directory of a trial of a peer: what it has to repeat."""
-NAME: Final = "first_losses_agree"
 _AS_EVER: Final = (Control.NONE, Control.TWIN)
 
 
@@ -57,7 +57,7 @@ def check(trial_dir: Path) -> None:
     reason = disagreement(found, expected["losses"], expected["of"])
     fields = {
         "kind": "sanity",
-        "name": NAME,
+        "name": OWN_CHECK,
         "is_passed": not reason,
         "detail": reason or _agreement(found, expected["losses"], expected["of"]),
     }

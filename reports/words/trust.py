@@ -171,6 +171,12 @@ def same_work(view: View) -> Iterator[str]:
             f"losses of the first {agreement.NUM_STEPS} steps "
             f"{differ if largest else 'are equal'} (n = {number} pairs of trials)."
         )
+    if found.by_check:
+        yield (
+            f"First losses of {', '.join(found.by_check)} are compared in each of"
+            " their trials, from weights and batches that were exported; trials where "
+            "they differ have failed."
+        )
     for pair in found.broken:
         yield (
             f"{pair.second.label} does not do the same work as "

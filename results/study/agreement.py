@@ -10,14 +10,16 @@ Rounding grows from step to step, so only the first ``NUM_STEPS`` losses are com
 Programs whose twin has other losses, such as those with actors, do not repeat
 themselves: their losses say nothing, and they are not compared. Neither are those of
 steps that draw random numbers, which every backend seeds in its own way: there only
-matching with one replica, on equal numbers, shows that backends do the same work.
+matching with one replica, on equal numbers, shows that backends do the same work. Nor
+those of programs that begin with exported weights and batches, whatever their seed:
+a check of each of their trials compares these (``OWN_CHECK``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from results.records.models import Control
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
     from results.study.cases import Case, Entry, Study
 
+OWN_CHECK: Final = "first_losses_agree"
+"""Name of the check of a trial whose first losses were compared, and agree."""
 NUM_STEPS = 3
 TOLERANCE = 1e-3
 """Relative. Sums in another order differ by 1e-6 after three steps of ResNet-50; a
@@ -69,11 +73,13 @@ class Agreements:
       pairs: All other pairs; empty where the twin already differs, or losses of two
         backends cannot be compared.
       is_drawn: Whether they cannot, since steps draw random numbers.
+      by_check: Backends whose trials compare their first losses themselves.
     """
 
     twin: Agreement | None
     pairs: tuple[Agreement, ...]
     is_drawn: bool = False
+    by_check: tuple[str, ...] = ()
 
     @property
     def repeats_itself(self) -> bool:
@@ -100,16 +106,30 @@ def of_study(study: Study) -> Agreements:
         return Agreements(twin=twin, pairs=())
     if study.plan.draws_random_numbers:
         return Agreements(twin=twin, pairs=(), is_drawn=True)
+    own = {case.case_id: case for case in study.cases if _compares_itself(case)}
     pairs = [
         _compare(first, second)
         for first, second in itertools.combinations(study.cases, 2)
         if _key(first) == _key(second)
+        and not {first.case_id, second.case_id} & own.keys()
     ]
-    return Agreements(twin=twin, pairs=tuple(pair for pair in pairs if pair))
+    return Agreements(
+        twin=twin,
+        pairs=tuple(pair for pair in pairs if pair),
+        by_check=tuple(dict.fromkeys(case.spec.backend for case in own.values())),
+    )
 
 
 def _key(case: Case) -> tuple[object, ...]:
     return case.spec.num_replicas, case.spec.per_replica_batch_size
+
+
+def _compares_itself(case: Case) -> bool:
+    return any(
+        check.name == OWN_CHECK
+        for entry in case.ok_entries
+        for check in entry.result.sanity
+    )
 
 
 def _same(case: Case, control: Case) -> bool:

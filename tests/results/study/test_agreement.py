@@ -12,7 +12,7 @@ from changed_study import with_results
 from reports.view.view import view_store
 from reports.words import trust
 from results.figures import comparisons, summary
-from results.records.models import Control, Matching
+from results.records.models import Control, Matching, SanityCheck
 from results.study import agreement
 from results.study.cases import Study, load_study
 
@@ -104,6 +104,32 @@ def test_programs_that_do_not_repeat_themselves_are_not_compared(store: Store) -
     assert 2 == len(comparisons.of_study(study))
     (text,) = trust.same_work(view)
     assert text.startswith("Equal programs do not repeat themselves here")
+
+
+def test_what_begins_with_exported_weights_is_compared_by_its_own_check(
+    store: Store,
+) -> None:
+    """Other weights and batches than those of its seed: the ratio stays."""
+    check = SanityCheck(name=agreement.OWN_CHECK, is_passed=True, detail="3 losses")
+
+    def changed(entry: Entry) -> dict[str, Any]:
+        if entry.spec.backend != "tf_mirrored":
+            return {}
+        (rank,) = entry.result.ranks
+        losses = tuple(1.5 * loss for loss in rank.losses)
+        ranks = (rank.model_copy(update={"losses": losses}),)
+        return {"ranks": ranks, "sanity": (*entry.result.sanity, check)}
+
+    study = with_results(load_study(store), changed)
+    view = dataclasses.replace(view_store(store), study=study)
+
+    assert () == agreement.of_study(study).pairs
+    assert 2 == len(comparisons.of_study(study))
+    (text,) = trust.same_work(view)
+    assert text == (
+        "First losses of tf_mirrored are compared in each of their trials, from "
+        "weights and batches that were exported; trials where they differ have failed."
+    )
 
 
 def test_losses_are_not_compared_where_steps_draw_random_numbers(store: Store) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from harness.cli.exit_codes import UNFIT
-from harness.command.first_losses import NAME
 from harness.command.peers import environment_of
+from results.study.agreement import OWN_CHECK
 from workloads.peers.catalog import PEERS
 
 pytestmark = [
@@ -68,7 +68,7 @@ def test_peers_repeat_our_first_losses_and_are_measured(
         spec = json.loads(path.with_name("spec.json").read_text())
         checks = {check["name"]: check for check in result["sanity"]}
         if spec["backend"] in own:
-            found.setdefault(spec["backend"], []).append(checks[NAME]["is_passed"])
+            found.setdefault(spec["backend"], []).append(checks[OWN_CHECK]["is_passed"])
         assert result["turns"]
     assert {name: [True] * len(seen) for name, seen in found.items()} == found
     assert own == set(found)

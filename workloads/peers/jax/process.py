@@ -27,7 +27,7 @@ DEFAULTS: dict[str, Any] = {
     "donate": True,
     "xla_flags": "",
     "nchw": False,
-    "dots": False,
+    "dots": 7,
 }
 """How it is tuned; ``README.md`` of the peers has what each brings."""
 

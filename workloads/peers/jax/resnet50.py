@@ -24,8 +24,8 @@ Weights = dict[str, jax.Array]
 class ResNet50:
     """The 50-layer residual network of He et al. 2015, as functions of its weights."""
 
-    def __init__(self, version: str, *, is_nchw: bool, has_dots: bool) -> None:
-        self._version, self._has_dots = version, has_dots
+    def __init__(self, version: str, *, is_nchw: bool, size_of_dots: int) -> None:
+        self._version, self._size_of_dots = version, size_of_dots
         self._layout = "NCHW" if is_nchw else "NHWC"
         self._channels = 1 if is_nchw else 3
 
@@ -78,14 +78,22 @@ class ResNet50:
         return [(pad, pad) if axis in self._places else (0, 0) for axis in range(4)]
 
     def _conv(self, images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-        pad = (kernel.shape[0] - 1) // 2
-        if self._has_dots and not pad:
-            spaced = [
-                slice(None, None, stride if axis in self._places else 1)
-                for axis in range(4)
+        size = kernel.shape[0]
+        pad = (size - 1) // 2
+        if size <= self._size_of_dots:
+            # A product of matrices is faster than XLA's convolutions on CPUs.
+            padded = jnp.pad(images, self._around(pad))
+            columns = [
+                self._seen(padded, (row, column), size, stride)
+                for row in range(size)
+                for column in range(size)
             ]
             product = "nchw,co->nohw" if self._channels == 1 else "nhwc,co->nhwo"
-            return jnp.einsum(product, images[tuple(spaced)], kernel[0, 0])
+            return jnp.einsum(
+                product,
+                jnp.concatenate(columns, axis=self._channels),
+                kernel.reshape(-1, kernel.shape[-1]),
+            )
         return lax.conv_general_dilated(
             images,
             kernel,
@@ -93,6 +101,16 @@ class ResNet50:
             [(pad, pad), (pad, pad)],
             dimension_numbers=(self._layout, "HWIO", self._layout),
         )
+
+    def _seen(
+        self, padded: jax.Array, at: tuple[int, int], size: int, stride: int
+    ) -> jax.Array:
+        """Returns what one element of a kernel is multiplied with."""
+        found = [slice(None)] * 4
+        for axis, first in zip(self._places, at, strict=True):
+            last = padded.shape[axis] - size + first
+            found[axis] = slice(first, last + 1, stride)
+        return padded[tuple(found)]
 
     def _pool(self, images: jax.Array) -> jax.Array:
         window = [3 if axis in self._places else 1 for axis in range(4)]
@@ -160,7 +178,7 @@ def main() -> None:
     network = ResNet50(
         settings["config"]["version"],
         is_nchw=process.tuning["nchw"],
-        has_dots=process.tuning["dots"],
+        size_of_dots=process.tuning["dots"],
     )
     weights, moving = {}, {}
     for name, value in process.export.part("weights").items():

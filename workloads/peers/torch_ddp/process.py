@@ -22,7 +22,7 @@ DEFAULTS: dict[str, Any] = {
     "bucket_view": True,
     "static_graph": True,
     "own_cores": True,
-    "fused": True,
+    "fused": False,
 }
 """How it is tuned; ``README.md`` of the peers has what each brings."""
 
