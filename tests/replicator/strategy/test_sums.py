@@ -98,6 +98,10 @@ GRADIENTS = {
         _gradient_of(lambda w, x: tf.reduce_sum([_mean(w, x), _mean(w**2, x)])),
         False,
     ),
+    "a sum of a single number": (
+        _gradient_of(lambda w, x: tf.reduce_sum(_mean(w, x))),
+        False,
+    ),
     "a mean and a sum of the same": (_gradient_of(_mean_and), True),
     "a mean, and a sum over weights": (
         _gradient_of(lambda w, x: _mean(w, x) + tf.reduce_sum(w**2)),
