@@ -176,7 +176,13 @@ class Pipeline:
         pairs = []
         names = [getattr(stage, "name", type(stage).__name__) for stage in self._stages]
         stages = emitted.stages
-        checks.check_owners(names, [stage.variables for stage in stages])
+        checks.check_owners(
+            names,
+            [
+                [*stage.variables, *map(_tf_compat.unwrap, stage.updated)]
+                for stage in stages
+            ],
+        )
         for function, stage in zip(self._stages, stages, strict=True):
             held = _held(function)
             with logical_device(stage.index):
