@@ -68,7 +68,7 @@ class Pipeline:
                 "function, layer or model"
             )
         self._stages = list(stages)
-        self._balance = getattr(stages, "balance", "")
+        self._balance = getattr(_layer(self._stages[0]), "balance_of_stages", "")
         if not is_integer(num_microbatches, least=1) or (
             num_microbatches > MOST_MICROBATCHES
         ):
