@@ -250,6 +250,35 @@ def draws_random_numbers(
     return bool(getattr(config, info.draws_with))
 
 
+def memory_table(
+    info: WorkloadInfo,
+    preset_name: str,
+    options: Mapping[str, OptionValue],
+    *,
+    num_replicas: int,
+    device_memory: int,
+) -> list[str]:
+    """Returns which level of a sharded update fits into a device, as lines.
+
+    Raises:
+      PlanError: The workload does not count its variables.
+    """
+    if not info.memory_module:
+        known = [each.name for each in WORKLOADS.values() if each.memory_module]
+        raise PlanError(
+            f"--device-memory: workload {info.name!r} does not count its variables"
+            f" before it runs, as {', '.join(known)} does; run it, and see"
+            " summary(device_memory=...) of its replicator"
+        )
+    return workload_catalog.memory_table(
+        info.name,
+        preset_name,
+        options,
+        num_replicas=num_replicas,
+        device_memory=device_memory,
+    )
+
+
 def check_backends(
     info: WorkloadInfo,
     options: Mapping[str, OptionValue],
@@ -268,7 +297,7 @@ def check_backends(
         wanted.append(("fit", "option loop='fit'"))
     if known_options.devices_per_replica(options) > 1:
         stages = f"option {PIPELINE_STAGES}={options[PIPELINE_STAGES]}"
-        wanted.append(("model_parallelism", stages))
+        wanted.append(("pipelines", stages))
     for needed, what in wanted:
         for each in backends:
             if needed in each.lacks:

@@ -55,6 +55,7 @@ CAPABILITIES: dict[str, str] = {
     ),
     "fit": "fit() of Keras in scope() trains on all replicas",
     "model_parallelism": "logical_devices_per_replica and logical_device(i)",
+    "pipelines": "Pipeline trains stages, one on each logical device of a replica",
     "gradient_accumulation": "updates once per k steps with the mean gradient",
     "gradient_compression": (
         "gradients are sent in 16 bits; training differs by rounding only"
@@ -159,6 +160,7 @@ _STOCK_LACKS = {
     "control_flow_check": "tf.distribute raises errors of its own, or none",
     "explained_plan": "tf.distribute does not show its plan",
     "model_parallelism": "a replica of tf.distribute is one device here",
+    "pipelines": "a replica of tf.distribute is one device here",
     "gradient_accumulation": (
         "Keras reduces gradients in the branch that accumulates, where a stock "
         "strategy cannot communicate"
@@ -225,6 +227,7 @@ _ASYNC_LACKS = {
     "fit": "its steps cannot be part of the tf.function that fit() makes",
     "gradient_accumulation": "accumulated gradients of all workers would mix",
     "model_parallelism": "a replica has one device, so far",
+    "pipelines": "a replica has one device, so far",
     "input_single": "asynchronous workers cannot take turns on one pipeline",
     "sharded_gradients": _ON_SERVERS,
     "sharded_parameters": _ON_SERVERS,
@@ -351,6 +354,7 @@ BACKENDS: dict[str, BackendInfo] = {
             lacks={
                 **{k: v for k, v in _STOCK_LACKS.items() if k not in _TPU_HAS},
                 "compiled_steps": "every step is compiled on a TPU, without asking",
+                "pipelines": "a step is one compiled program; not tried",
                 "ragged_inputs": "steps are compiled, so shapes must be static",
                 "whole_epochs": "steps are compiled, so shapes must be static",
                 "uneven_rows": "steps are compiled, so shapes must be static",

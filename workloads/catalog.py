@@ -280,6 +280,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             data_module="workloads.data.text_names",
             batch_divisors=("sequence_length", "num_microbatches"),
             draws_with="dropout",
+            memory_module="workloads.transformer.memory",
             matching=Matching(
                 options={**_EXACT, "dropout": 0.0},
                 remark="without dropout",
@@ -347,6 +348,32 @@ def make_config(workload: str, preset: str, options: Mapping[str, Any]) -> Any:
     """
     module = importlib.import_module(WORKLOADS[workload].config_module)
     return module.make_config(preset, options)
+
+
+def memory_table(
+    workload: str,
+    preset: str,
+    options: Mapping[str, Any],
+    *,
+    num_replicas: int,
+    device_memory: int,
+) -> list[str]:
+    """Returns what a device keeps by level of sharding, as ``Replicator.summary`` does.
+
+    Args:
+      workload: A name in ``WORKLOADS``, with a ``memory_module``.
+      preset: One of its presets.
+      options: Names and values; values have their Python types.
+      num_replicas: Replicas, each with memories of its own.
+      device_memory: Bytes of a device: levels that fit are marked.
+    """
+    from replicator.contract import sharding
+
+    module = importlib.import_module(WORKLOADS[workload].memory_module)
+    held = module.held(make_config(workload, preset, options), num_replicas)
+    is_split = any(own.place for own in held)
+    refused = sharding.OF_SPLIT_REPLICAS if is_split else ""
+    return sharding.table(held, device_memory, refused=refused)
 
 
 def metrics_of(workload: str) -> tuple[Metric, ...]:

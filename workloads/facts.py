@@ -87,6 +87,8 @@ class WorkloadInfo:
         such as the tokens of a sequence.
       draws_random_numbers: Whether a step does, outside of its pipeline. Each backend
         has its own numbers then, so its losses are not those of another.
+      memory_module: Module whose ``held`` says what each replica keeps of the weights,
+        from a configuration; without TensorFlow. Empty if that is not counted.
       draws_with: Option that makes a step draw some unless it is 0; empty if none does.
     """
 
@@ -111,3 +113,4 @@ class WorkloadInfo:
     batch_divisors: tuple[str, ...] = ()
     draws_random_numbers: bool = False
     draws_with: str = ""
+    memory_module: str = ""

@@ -15,7 +15,7 @@ from harness.command import peers
 from harness.errors import DoesNotFitError, StudyError
 from harness.launch import catalog
 from harness.machine import topology
-from harness.planning import design, estimate, resuming, shards
+from harness.planning import design, device_memory, estimate, resuming, shards
 from harness.planning import plan as plan_module
 from harness.planning import study as study_module
 from harness.planning.checked import check as check_request
@@ -28,7 +28,7 @@ from results.store.lock import lock_study
 from results.store.study_store import TRIALS_NAME, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from harness.cli.running import Conclude
@@ -131,6 +131,7 @@ def sweep(
             root=root,
             runs_dir=runs_dir,
             is_json=request.is_json,
+            memory=device_memory.tables(reconciled.asked, request.device_memory),
         )
     launcher.check_folder(runs_dir.absolute())
     peers.check_environments(planned.trials, launcher.name, catalog.DEFAULT)
@@ -249,6 +250,7 @@ def _print_plan(
     root: Path,
     runs_dir: Path,
     is_json: bool,
+    memory: Mapping[int, Sequence[str]],
 ) -> int:
     missing = _missing(root, asked)
     asked_for = [*_matching_in_turn(root, plan), *missing]
@@ -260,6 +262,8 @@ def _print_plan(
         data["estimated_sec"] = guess.total_sec
         data["estimated_most_sec"] = guess.most_sec
         data["estimate_basis"] = guess.basis
+        if memory:
+            data["memory"] = memory
         click.echo(json.dumps(data, indent=2))
         return exit_codes.OK
     lines = [
@@ -267,6 +271,8 @@ def _print_plan(
         for number, trial in enumerate(asked, start=1)
     ]
     click.echo("\n".join(lines))
+    for num_replicas, table in memory.items():
+        click.echo("\n".join([f"x{num_replicas}: {table[0]}", *table[1:]]))
     for note in notes:
         running.note(note)
     cases = len({trial.case_id for trial in asked})

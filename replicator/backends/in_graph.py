@@ -31,7 +31,7 @@ from replicator.errors import DeviceError
 from replicator.inputs.iterator import InputIterator
 from replicator.inputs.values import values_of
 from replicator.optimizer import other_libraries
-from replicator.optimizer.options import GRADIENTS, PARAMETERS
+from replicator.optimizer.levels import GRADIENTS, PARAMETERS
 from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer
 from replicator.placement import devices as device_lib
 from replicator.placement.topology import make_topology
@@ -315,12 +315,12 @@ class InGraphReplicator(base.Replicator):
         if other is not None:
             return other
         options.check(optimizer)
-        options.refuse(entry_of(type(self)).name, type(self).__name__)
         is_over_workers = self.topology.num_programs > 1
-        if options.level == PARAMETERS and self.topology.num_logical_devices > 1:
-            reason = "a replica has several devices, on which its variables are"
+        reason = sharding.why_not_parameters(self)
+        if options.level == PARAMETERS and reason:
             label = type(self).__name__
             options.refuse_option("sharded_update", reason, label, GRADIENTS)
+        options.refuse(entry_of(type(self)).name, type(self).__name__)
         if options.level is not None and is_over_workers:
             options.refuse_over_workers(type(self).__name__)
         kind = LocalOptimizer if self.without_communication else ReplicatedOptimizer
@@ -352,7 +352,10 @@ class InGraphReplicator(base.Replicator):
         kept = max(
             (p.activations for _, p in self._programs.items()), key=sum, default=()
         )
-        return "\n".join([described, *sharding.table(held, device_memory, kept)])
+        found = sharding.table(
+            held, device_memory, kept, sharding.why_not_parameters(self)
+        )
+        return "\n".join([described, *found])
 
     def explain(self) -> str:
         """Describes every traced step: its collectives and replica-local variables."""

@@ -282,7 +282,7 @@ class StrategyReplicator(base.Replicator):
         sharding.check_memory(device_memory)
         devices = self.strategy.extended.worker_devices
         on_read = tf.VariableSynchronization.ON_READ
-        return summary.describe(
+        described = summary.describe(
             self,
             [f"replica {i}: {device}" for i, device in enumerate(devices)],
             [
@@ -296,6 +296,7 @@ class StrategyReplicator(base.Replicator):
                 for component in self._components(variable)
             ],
         )
+        return "\n".join([described, *sharding.unmarked(device_memory)])
 
     def explain(self) -> str:
         """Names the strategy, which does not show its plan."""

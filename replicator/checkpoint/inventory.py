@@ -145,10 +145,12 @@ def summarize(found: list[str]) -> str:
 def _unwrap(name: str, value: Any) -> Any:
     value = _inside(value)
     if not _tf_compat.is_trackable(value):
+        is_list = isinstance(value, (list, tuple))
+        each = ", and each item of a list by a name of its own" if is_list else ""
         raise TypeError(
             f"{name}={shown(value)} cannot be saved: it is a "
             f"{type(value).__name__!r}; pass Keras models and optimizers, tf.Modules, "
-            "tf.Variables and other objects that tf.train.Checkpoint accepts"
+            f"tf.Variables and other objects that tf.train.Checkpoint accepts{each}"
         )
     return value
 

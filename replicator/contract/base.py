@@ -287,7 +287,8 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
           ValueError: ``device_memory`` is not a positive integer.
         """
         sharding.check_memory(device_memory)
-        return summary.describe(self, [], None)
+        described = summary.describe(self, [], None)
+        return "\n".join([described, *sharding.unmarked(device_memory)])
 
     def timeline(self, path: str | os.PathLike[str], steps: int = 3) -> None:
         """Records where the time of the next steps goes, into a trace of Chrome.

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from replicator.optimizer import options
+from replicator.catalog import entry_of
+from replicator.optimizer import levels
 from replicator.validation.arguments import shown
 from replicator.validation.integers import INT64_MAX, is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LEVELS = ("none", *options.LEVELS)
+LEVELS = ("none", *levels.LEVELS)
+OF_SPLIT_REPLICAS = "a replica has several devices, on which its variables are"
 
 
 class Held(NamedTuple):
@@ -57,6 +59,13 @@ def check_memory(device_memory: Any) -> None:
     )
 
 
+def why_not_parameters(repl: Any) -> str:
+    """Why no owner can have a variable of a replicator alone, or nothing."""
+    if repl.topology.num_logical_devices > 1:
+        return OF_SPLIT_REPLICAS
+    return entry_of(type(repl)).lacks.get("sharded_parameters", "")
+
+
 def rows(held: Sequence[Held], activations: Sequence[int] = ()) -> list[Row]:
     """What the fullest device keeps, by level.
 
@@ -78,12 +87,10 @@ def rows(held: Sequence[Held], activations: Sequence[int] = ()) -> list[Row]:
             devices.append(
                 (
                     own.weights
-                    if index >= LEVELS.index(options.PARAMETERS)
+                    if index >= LEVELS.index(levels.PARAMETERS)
                     else weights,
-                    own.weights
-                    if index >= LEVELS.index(options.GRADIENTS)
-                    else weights,
-                    own.state if index >= LEVELS.index(options.STATE) else state,
+                    own.weights if index >= LEVELS.index(levels.GRADIENTS) else weights,
+                    own.state if index >= LEVELS.index(levels.STATE) else state,
                     activations[own.place] if own.place < len(activations) else 0,
                 )
             )
@@ -96,17 +103,21 @@ def table(
     held: Sequence[Held],
     device_memory: int | None,
     activations: Sequence[int] = (),
+    refused: str = "",
 ) -> list[str]:
-    """The rows as text; empty where nothing has an owner.
+    """The rows as text; where nothing has an owner, only why no level is marked.
 
     Args:
       held: By device, what its owner owns there.
       device_memory: Bytes of a device, or None.
       activations: See ``rows``.
+      refused: Why ``parameters`` are, or nothing.
     """
     if not any(own.weights for own in held):
-        return []
+        return unmarked(device_memory)
     found = rows(held, activations)
+    if refused:
+        found = [row for row in found if row.level != levels.PARAMETERS]
     head = [name for name in Row._fields if activations or name != "activations"]
     numbers = [[f"{getattr(row, name):,}" for name in head[1:]] for row in found]
     cells = [
@@ -128,10 +139,24 @@ def table(
         f"bytes on the fullest of {len(held)} devices by level of sharded_update, "
         f"without {'' if activations else 'activations and '}what is being sent:"
     )
+    if refused:
+        lines.append(f"{levels.PARAMETERS}: not here, {refused}")
     return [
         title,
         *(f"  {line}" for line in lines),
     ]
+
+
+def unmarked(device_memory: int | None) -> list[str]:
+    """The line that says why no level is marked, if that was asked."""
+    if device_memory is None:
+        return []
+    line = (
+        f"no level of sharded_update is marked for {device_memory:,} bytes: no variable"
+        " has an owner; wrap_optimizer(..., sharded_update=...) gives them one where"
+        " replicas have copies, once the optimizer is built"
+    )
+    return [line]
 
 
 def _fit(row: Row, device_memory: int) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from replicator.catalog import BACKENDS
 from replicator.collectives import compression as compression_lib
 from replicator.errors import OptimizerOptionError
+from replicator.optimizer.levels import GRADIENTS, LEVELS, PARAMETERS, STATE
 from replicator.validation.arguments import is_one_of, shown
 from replicator.validation.integers import INT32_MAX, is_integer
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DYNAMIC = "dynamic"
-STATE, GRADIENTS, PARAMETERS = "state", "gradients", "parameters"
-LEVELS = (STATE, GRADIENTS, PARAMETERS)
 # Option -> the capability of the catalogue that a backend needs for it.
 _CAPABILITIES = {
     "accumulation_steps": "gradient_accumulation",

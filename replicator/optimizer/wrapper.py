@@ -35,8 +35,9 @@ from replicator.optimizer.keras_spelling import (
     check_can_be_wrapped,
     check_in_replica,
 )
+from replicator.optimizer.levels import PARAMETERS
 from replicator.optimizer.loss_scale import LossScale
-from replicator.optimizer.options import PARAMETERS, OptimizerOptions
+from replicator.optimizer.options import OptimizerOptions
 from replicator.optimizer.pairs import (
     check_are_optimized,
     pairs_of,

@@ -57,7 +57,7 @@ def check_stage(index: int, concrete: Any) -> None:
 
 
 def check_owners(names: Sequence[str], owners: Sequence[Sequence[Any]]) -> None:
-    """Rejects a variable that two stages train.
+    """Rejects a variable that two stages train, or update.
 
     Args:
       names: Of the stages.

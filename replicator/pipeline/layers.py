@@ -97,6 +97,8 @@ def make_stages(
             inputs = keras.Input(spec.shape[1:], dtype=spec.dtype.name)
             stages.append(keras.Sequential([inputs, *(makers[i]() for i in part)]))
     stages.balance = _described(way, parts, costs)
+    # A list of functools.partial(stage, training=True) has none of its own.
+    stages[0].balance_of_stages = stages.balance
     return stages
 
 

@@ -68,7 +68,7 @@ class Pipeline:
                 "function, layer or model"
             )
         self._stages = list(stages)
-        self._balance = getattr(stages, "balance", "")
+        self._balance = getattr(_layer(self._stages[0]), "balance_of_stages", "")
         if not is_integer(num_microbatches, least=1) or (
             num_microbatches > MOST_MICROBATCHES
         ):
@@ -176,7 +176,13 @@ class Pipeline:
         pairs = []
         names = [getattr(stage, "name", type(stage).__name__) for stage in self._stages]
         stages = emitted.stages
-        checks.check_owners(names, [stage.variables for stage in stages])
+        checks.check_owners(
+            names,
+            [
+                [*stage.variables, *map(_tf_compat.unwrap, stage.updated)]
+                for stage in stages
+            ],
+        )
         for function, stage in zip(self._stages, stages, strict=True):
             held = _held(function)
             with logical_device(stage.index):

@@ -38,10 +38,16 @@ def training_flops(config: TransformerConfig) -> int:
     return 2 * 3 * multiply_adds(config)
 
 
+def variables_of_parts(config: TransformerConfig) -> list[list[int]]:
+    """Returns the scalars of each trainable variable, by part of the model."""
+    width, hidden = config.width, config.feed_forward_width
+    norm = [width, width]
+    block = [*norm, *[width**2] * 4, *norm]
+    block += [width * hidden, hidden, hidden * width, width]
+    head = [*norm, width * NUM_TOKENS, NUM_TOKENS]
+    return [[NUM_TOKENS * width], *[block] * config.num_layers, head]
+
+
 def num_parameters(config: TransformerConfig) -> int:
     """Returns the trainable scalars, counted without building the model."""
-    width, hidden = config.width, config.feed_forward_width
-    block = 4 * width**2 + 2 * width * hidden + hidden + width + 4 * width
-    # The table, the last norm, and the layer to logits with its offsets.
-    rest = NUM_TOKENS * width + 2 * width + (width + 1) * NUM_TOKENS
-    return config.num_layers * block + rest
+    return sum(map(sum, variables_of_parts(config)))

@@ -17,7 +17,7 @@ from harness.cli.shared_options import (
 )
 from harness.options.option import Option
 from harness.planning.program_request import resolved
-from harness.planning.request import MEASURED, STUDY, SweepRequest
+from harness.planning.request import MEASURED, STUDY, Count, SweepRequest
 from harness.planning.vary import VARY, Axis
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class RunRequest(HostRequest, SweepRequest):
             help="Only print the trials and a time estimate; run and write nothing.",
         ),
     ] = False
+    device_memory: int | None = None
+    """See ``PlanRequest``; what is run shows what it needed."""
 
 
 class PlanRequest(RunRequest):
@@ -68,6 +70,18 @@ class PlanRequest(RunRequest):
     not_options = frozenset({"retry", "are_checkpoints_kept", "is_dry_run"})
 
     is_dry_run: bool = True
+    device_memory: Annotated[
+        Count | None,
+        Option(
+            group=STUDY,
+            metavar="BYTES",
+            is_key=False,
+            help="Also say what weights, gradients and optimizer state take of the"
+            " memory of a device at each level of `sharded_update`, and which level"
+            " fits into so many bytes; of a workload that counts its variables"
+            " (`transformer`).",
+        ),
+    ] = None
 
 
 def run(request: RunRequest, call: Call) -> int:

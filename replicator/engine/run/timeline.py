@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicator.engine.run import clocks
 from replicator.engine.run.marks import COLLECTIVE, COMPUTE, spans
+from replicator.step.stage_names import TASK
 
 if TYPE_CHECKING:
     import os
@@ -253,7 +254,9 @@ def _lanes(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
     ends: dict[tuple[str, int], float] = {}
     places: dict[int, tuple[str, int]] = {}
     for index in sorted(range(len(events)), key=lambda i: events[i]["begin"]):
-        event, lane = events[index], 0
+        event = events[index]
+        # Gradients are summed beside the tasks of a pipeline, which stay in one row.
+        lane = 1 if TASK.match(event["name"]) else 0
         while ends.get((event["row"], lane), 0.0) > event["begin"] + _SAME_SEC:
             lane += 1
         ends[event["row"], lane] = event["end"]

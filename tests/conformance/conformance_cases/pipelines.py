@@ -28,7 +28,7 @@ def _layer(stage, width):
 
 
 @case(
-    *("synchronous_training", "model_parallelism"),
+    *("synchronous_training", "pipelines"),
     num_logical_devices=NUM_STAGES,
     like_single_device=True,
     rtol=RTOL_LOSSES,

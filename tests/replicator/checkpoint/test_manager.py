@@ -183,7 +183,8 @@ def test_a_directory_that_cannot_be_written_is_one_clear_line(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        ({"rate": 0.1}, TypeError, r"rate=0.1 cannot be saved: it is a 'float'"),
+        ({"rate": 0.1}, TypeError, r"rate=0.1 cannot be saved: it is a 'float'.*ts$"),
+        ({"stages": []}, TypeError, r"'list'; .*, and each item of a list by a name"),
         ({}, ValueError, r"got nothing to save; pass for example"),
         (
             {"directory": 1, "x": ...},

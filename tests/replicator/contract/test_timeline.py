@@ -215,6 +215,21 @@ def test_all_workers_are_on_the_clock_of_the_first():
     ]
 
 
+def test_tasks_of_a_pipeline_are_in_one_row():
+    """Sums of gradients, which run beside the next task, are in another one."""
+    names = ["stage_0_B0", "stage_0_B0/sum", "stage_0_F1"]
+    times = [(0.0, 1.0), (1.0, 3.0), (1.0, 2.0)]
+    events = [
+        {"row": "a", "name": name, "begin": a, "end": b, "step": 1, "kind": "compute"}
+        for name, (a, b) in zip(names, times, strict=True)
+    ]
+    clock = Clock(offset_sec=0.0, bound_sec=0.0)
+    document = timeline.document([events], [clock], [1.0])
+
+    rows = [e["tid"] for e in document["traceEvents"] if e["ph"] == "X"]
+    assert [0, 1, 0] == rows
+
+
 def test_an_early_worker_waits_until_the_last_one_begins():
     """A collective of both from 2 to 3 s of one clock; the first began at 1 s."""
 

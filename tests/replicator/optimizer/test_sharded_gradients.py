@@ -238,6 +238,18 @@ def test_what_is_no_memory_is_refused(memory):
             repl.summary(device_memory=memory)
 
 
+@pytest.mark.parametrize("backend", ["in_graph", "single", "tf_mirrored"])
+def test_where_nothing_has_an_owner_no_level_is_marked(backend):
+    """The line says so, and how to get a table; without the argument there is none."""
+    repl = replicator.create(backend, num_replicas=1 if backend == "single" else 2)
+    assert "no level" not in repl.summary()
+    assert repl.summary(2_000).endswith(
+        "\nno level of sharded_update is marked for 2,000 bytes: no variable has an "
+        "owner; wrap_optimizer(..., sharded_update=...) gives them one where replicas "
+        "have copies, once the optimizer is built"
+    )
+
+
 def test_levels_that_a_backend_lacks_are_refused():
     """One line with the reason."""
     repl = replicator.create("tf_mirrored", num_replicas=2, devices=["CPU:0", "CPU:1"])

@@ -125,6 +125,30 @@ def test_a_variable_of_two_stages():
     )
 
 
+class Counting(keras.layers.Layer):
+    """Keeps the sum of what it has seen, and trains nothing."""
+
+    def build(self, _):
+        """Makes the sum."""
+        self.seen = self.add_weight(name="seen", initializer="zeros", trainable=False)
+
+    def call(self, values):
+        """Adds to it."""
+        self.seen.assign(self.seen + tf.reduce_sum(values))
+        return values
+
+
+def test_what_two_stages_update():
+    """The last one would win, without a word."""
+    shared = Counting()
+    shared.build([8, 3])
+    refused(
+        r"variable '.*seen.*' is used by stages 0 and 1 \(counting\w*, counting\w*\), "
+        "but it is on one device",
+        [shared, shared],
+    )
+
+
 def test_a_layer_without_variables():
     """They would be made in the trace of a micro-batch, on no device of the stage."""
     refused(

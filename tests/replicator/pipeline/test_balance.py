@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 
@@ -93,7 +94,10 @@ def test_layers_are_cut_by_the_products_in_their_graphs():
 def test_explain_prints_the_balance():
     """Above the schedule; the stages train."""
     stages, repl = made(balance=[1, 4])
-    pipeline = replicator.Pipeline(stages, num_microbatches=2)
+    pipeline = replicator.Pipeline(
+        [functools.partial(stage, training=True) for stage in stages],
+        num_microbatches=2,
+    )
     batch = tf.ones([8, 4]), tf.ones([8, 2])
 
     def step():

@@ -10,7 +10,7 @@ import small_programs
 
 import replicator
 from replicator.pipeline import schedule
-from workloads.transformer import config, flops
+from workloads.transformer import config, flops, memory
 from workloads.transformer.workload import WORKLOAD
 
 LENGTH = 6
@@ -79,13 +79,16 @@ def test_stages_train_like_one_device(in_one_piece, options):
 def test_stages_with_sharded_gradients_train_like_whole_replicas():
     """Two replicas of two devices, each of which has a part of its stage's state."""
     repl = split(2, 2, variable_placement="mirrored")
-    losses, _ = train(
+    losses, program = train(
         repl, pipeline_stages=2, num_microbatches=PARTS, sharded_update="gradients"
     )
     whole, _ = train(split(2, 1))
 
     np.testing.assert_allclose(losses, whole, rtol=RTOL)
     assert "fullest of 4 devices" in repl.summary()
+    # What the planner says before anything is built.
+    held = memory.held(program._config, 2)
+    assert sorted(repl._table.ownership.held()) == sorted(map(tuple, held))
 
 
 def test_each_micro_batch_drops_other_values():
