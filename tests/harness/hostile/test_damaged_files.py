@@ -157,6 +157,17 @@ def with_bytes(content: bytes) -> Callable[[Path], object]:
     return lambda path: path.write_bytes(content)
 
 
+def replacing(old: bytes, new: bytes) -> Callable[[Path], object]:
+    """Returns what replaces some bytes of a file."""
+
+    def replace(path: Path) -> None:
+        content = path.read_bytes()
+        assert old in content
+        path.write_bytes(content.replace(old, new))
+
+    return replace
+
+
 def all_void(path: Path) -> None:
     """Lets others have disturbed every turn of a study."""
     for other in path.parents[1].glob("*/turns.jsonl"):
@@ -214,6 +225,14 @@ KNOWN: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a first exit of no rank": (
         "what ended first",
         with_bytes(b'{"rank": -5, "reason": ""}'),
+    ),
+    "a change of no variable": (
+        "observations of a match",
+        replacing(b'"name"', b'"x"'),
+    ),
+    "a change of no group": (
+        "observations of a match",
+        replacing(b'"group": "', b'"group": "x'),
     ),
     "turns that are a link": ("load within turns", lambda path: put(path, "loop")),
     "a turn that is a list": ("load within turns", with_bytes(b"[]\n")),
