@@ -16,7 +16,6 @@ TRIAL = "what the harness has just written for this trial"
 OURS = {
     "harness/cli/documents.py": "the README of this tree",
     "harness/cli/main.py": "opens the null device",
-    "harness/cli/study_file.py": "a file that the user names, with messages of its own",
     "harness/client/scaling_client.py": "a file that is copied, and imports nothing",
     "harness/command/files.py": "the numbers of a program, with messages of its own",
     "harness/command/first_losses.py": TRIAL,
