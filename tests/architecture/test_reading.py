@@ -107,23 +107,42 @@ def _parses(tree: ast.AST) -> list[int]:
     ]
 
 
+def _guesses(tree: ast.AST) -> list[int]:
+    """Returns the lines that take a failed look at a path for the answer no."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr in {"exists", "lexists", "isfile", "isdir", "islink"}
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "path"
+    ]
+
+
 def _places(find: Callable[[ast.AST], list[int]]) -> dict[str, list[int]]:
-    """Returns what is found in the files of the packages, but for the reader."""
+    """Returns what is found in the files of the packages."""
     paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
-    places = {
+    return {
         path.relative_to(ROOT).as_posix(): lines
         for path in sorted(paths)
         if (lines := find(ast.parse(path.read_text(encoding="utf-8"))))
     }
-    assert places.pop(READER)
-    return places
 
 
 def test_files_of_others_are_read_by_one_module() -> None:
     """It tells absent, damaged and unavailable apart; nothing else may guess."""
-    assert set(OURS) == set(_places(_reads)), "read it with results.store.untrusted"
+    assert {READER, *OURS} == set(_places(_reads)), (
+        "read it with results.store.untrusted"
+    )
 
 
 def test_json_of_others_is_parsed_by_one_module() -> None:
     """What is nested too deeply is no value, and no error of another kind."""
-    assert set(PARSED) == set(_places(_parses)), "parse it with untrusted.parsed"
+    assert {READER, *PARSED} == set(_places(_parses)), "parse it with untrusted.parsed"
+
+
+def test_a_failed_look_is_no_answer() -> None:
+    """What the file system does not say is neither there nor missing."""
+    found = _places(_guesses)
+    assert {} == found, "ask untrusted.is_there"
+    assert [1] == _guesses(ast.parse("os.path.lexists(path)"))
