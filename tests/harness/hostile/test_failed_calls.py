@@ -7,12 +7,9 @@ has ``tests/harness/run/test_failed_writes.py``.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import hashlib
-import io
 import os
-import pathlib
 import re
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -21,6 +18,7 @@ import covering
 import drawn
 import forked_trials
 import pytest
+from failing_reads import ERRNOS, FailingReads
 from failing_writes import FailingWrites
 from loads import QUIET
 
@@ -29,7 +27,6 @@ from harness.cli import main as cli
 from harness.machine import disturbance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.processes
@@ -84,11 +81,6 @@ OUTPUTS = {
 SEVERAL = ("site", "TensorBoard", "init", "render")
 """Outputs of several files, of which each is whole or as it was."""
 WRITE_ERRNOS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EACCES)
-ERRNOS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.EACCES)
-CALLS = (
-    *((os, name) for name in ("open", "read", "listdir", "scandir", "stat", "lstat")),
-    (io, "open"),
-)
 SHIFT = int(drawn.SEED or 0)
 """Each errno at each call needs as many series as there are of them."""
 REFUSED = re.compile(r"^(error|left out): ", re.MULTILINE)
@@ -117,57 +109,11 @@ def measured(tmp_path_factory: Any, overrides: Any) -> Path:
     return root
 
 
-@dataclasses.dataclass
-class Faults:
-    """Lets the n-th call that reads below a folder fail.
-
-    Attributes:
-      root: The folder.
-      place: Which call fails, from 0 on; none if negative.
-      number: The errno.
-      count: How many calls there were.
-      failed: Which call failed.
-    """
-
-    root: Path
-    place: int = -1
-    number: int = errno.EIO
-    count: int = 0
-    failed: str = ""
-
-    def wrapped(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a call that may fail."""
-
-        def call(path: Any, *args: Any, **options: Any) -> Any:
-            if self._is_ours(path) and not self._is_writing(args, options):
-                self.count += 1
-                if self.count - 1 == self.place:
-                    self.failed = f"{real.__name__} {path}"
-                    raise OSError(self.number, os.strerror(self.number), str(path))
-            return real(path, *args, **options)
-
-        return call
-
-    def _is_ours(self, path: Any) -> bool:
-        if isinstance(path, int):
-            link = pathlib.Path(f"/proc/self/fd/{path}")
-            path = link.readlink() if link.is_symlink() else ""
-        return str(self.root) in os.path.abspath(os.fspath(path))  # noqa: PTH100
-
-    @staticmethod
-    def _is_writing(args: Any, options: Any) -> bool:
-        mode = options.get("mode", args[0] if args else "r")
-        if isinstance(mode, str):
-            return bool(set(mode) & set("wxa+"))
-        return bool(mode & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-
-
 @pytest.fixture
-def faults(measured: Path, monkeypatch: pytest.MonkeyPatch) -> Faults:
+def faults(measured: Path, monkeypatch: pytest.MonkeyPatch) -> FailingReads:
     """Returns what lets calls fail that read a study."""
-    found = Faults(measured)
-    for module, name in CALLS:
-        monkeypatch.setattr(module, name, found.wrapped(getattr(module, name)))
+    found = FailingReads(measured)
+    found.install(monkeypatch)
     return found
 
 
@@ -189,7 +135,7 @@ def _digest(root: Path) -> dict[str, str]:
 def test_a_failed_read_gives_no_other_answer(
     verb: str,
     measured: Path,
-    faults: Faults,
+    faults: FailingReads,
     overrides: Any,
     capsys: Any,
     monkeypatch: pytest.MonkeyPatch,
