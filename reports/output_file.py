@@ -13,6 +13,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+def check(path: pathlib.Path, *, what: str = "") -> str:
+    """Returns how messages call a file that is new or a regular one.
+
+    Raises:
+      WriteStoreError: It is something else.
+    """
+    shown = f"{what} {str(path)!r}".strip()
+    if path.exists() and not path.is_file():
+        raise errors.WriteStoreError(
+            f"cannot write {shown}: it is not a regular file, and would be replaced by"
+            " one; choose another"
+        )
+    return shown
+
+
 def write(path: pathlib.Path, content: bytes | str, *, what: str = "") -> None:
     """Writes a file that is new or a regular one, and its folder if there is none.
 
@@ -24,12 +39,7 @@ def write(path: pathlib.Path, content: bytes | str, *, what: str = "") -> None:
     Raises:
       WriteStoreError: It is not a regular file, or cannot be written.
     """
-    shown = f"{what} {str(path)!r}".strip()
-    if path.exists() and not path.is_file():
-        raise errors.WriteStoreError(
-            f"cannot write {shown}: it is not a regular file, and would be replaced by"
-            " one; choose another"
-        )
+    shown = check(path, what=what)
     is_new = not path.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

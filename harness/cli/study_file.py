@@ -8,7 +8,7 @@ whoever repeats it needs no file.
 from __future__ import annotations
 
 import difflib
-import stat
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +18,7 @@ import click
 from harness.cli.arguments import check_arguments
 from harness.cli.verb import Verb, use_file
 from harness.errors import ParseError
+from results.store import untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,34 +99,17 @@ def parse(path: Path) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     try:
-        facts = path.stat()
-        # Reading a pipe would block, and a device has no end.
-        if not stat.S_ISREG(facts.st_mode):
-            raise ParseError(
-                f"study file {str(path)!r} is not a regular file; give a TOML file,"
-                " such as studies/laptop.toml"
-            )
-        if facts.st_size > MOST_BYTES:
-            raise ParseError(
-                f"study file {str(path)!r} has {facts.st_size} bytes; allowed are at"
-                f" most {MOST_BYTES}"
-            )
-        return path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
+        # A link of the user's own is followed.
+        real = Path(os.path.realpath(path))
+        text = untrusted.read_text(real, max_bytes=MOST_BYTES)
+    except untrusted.DamagedFileError as error:
         raise ParseError(
-            f"study file {str(path)!r} does not exist{_near_file(path)}"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise ParseError(
-            f"study file {str(path)!r} is not UTF-8: {error.reason} at byte"
-            f" {error.start}; save it as UTF-8"
+            f"study file {str(path)!r}: {error}; give a TOML file in UTF-8, such as"
+            " studies/laptop.toml"
         ) from error
-    except ValueError as error:
-        if isinstance(error, ParseError):
-            raise
-        raise ParseError(
-            f"study file {str(path)!r} cannot be a path: {error}"
-        ) from error
+    if text is None:
+        raise ParseError(f"study file {str(path)!r} does not exist{_near_file(path)}")
+    return text
 
 
 def _near_file(path: Path) -> str:

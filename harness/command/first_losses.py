@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from harness.trial.rank_file import RankFileError, rank_path, read_rank
 from results.records.models import Control
+from results.store import atomic
 from results.study.agreement import OWN_CHECK
 from results.study.matching import LOSS_TOLERANCE
 
@@ -41,7 +42,7 @@ def write(trial_dir: Path, spec: TrialSpec, losses: Sequence[float], of: str) ->
     if spec.control not in _AS_EVER:
         number = 1
     fields = {"of": of, "losses": list(losses[:number])}
-    (trial_dir / FILE).write_text(json.dumps(fields) + "\n", encoding="utf-8")
+    atomic.write_text(trial_dir / FILE, json.dumps(fields) + "\n")
 
 
 def check(trial_dir: Path) -> None:
@@ -61,7 +62,8 @@ def check(trial_dir: Path) -> None:
         "is_passed": not reason,
         "detail": reason or _agreement(found, expected["losses"], expected["of"]),
     }
-    with rank_path(trial_dir, 0).open("a", encoding="utf-8") as file:
+    path = rank_path(trial_dir, 0)
+    with atomic.named(path), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(fields) + "\n")
 
 

@@ -119,18 +119,29 @@ def _content(path: Path) -> str:
     try:
         mode = " x" if os.access(path, os.X_OK) else ""
         return f"{digest_of_file(path)}{mode}"
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return "removed"
+    except PermissionError:
+        return "not readable"  # nor by the program, which is of the same user
 
 
 def digest_of_file(path: Path) -> str:
     """Returns 16 hexadecimal characters, a digest of the content of a file.
 
     Raises:
-      OSError: It cannot be read.
+      OSError: There is no such file, or this user may not read it.
+      PlanError: The file system does not say what it holds.
     """
     hasher = hashlib.blake2b(digest_size=8)
-    with path.open("rb") as file:
-        while chunk := file.read(2**20):
-            hasher.update(chunk)
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(2**20):
+                hasher.update(chunk)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        raise
+    except OSError as error:
+        raise PlanError(
+            f"cannot read {str(path)!r}, which identifies the program of --command:"
+            f" {error.strerror}; repeat the command when it can be read"
+        ) from error
     return hasher.hexdigest()

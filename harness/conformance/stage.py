@@ -15,6 +15,7 @@ from harness.run import scratch
 from harness.run.trial_tree import ProcessTree
 from harness.trial import process_tree
 from results.records.client.messages import TrialFile
+from results.store import untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,8 +66,7 @@ class Staged:
 
     def stderr(self) -> str:
         """Returns what it wrote to stderr."""
-        content = (self.trial_dir / "stderr.log").read_bytes()
-        return content.decode("utf-8", errors="replace")
+        return untrusted.tail(self.trial_dir / "stderr.log", 2**20)
 
 
 def stage(folder: Path, command: Sequence[str], **asked: Any) -> Staged:

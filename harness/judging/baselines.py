@@ -56,7 +56,7 @@ def read_baselines(runs_dir: Path) -> dict[str, Baseline]:
         text = untrusted.read_text(path)
         if text is None:
             return {}
-        data = json.loads(text)
+        data = untrusted.parsed(text)
         if data["version"] != _VERSION:
             raise StudyError(
                 f"{str(path)!r} has version {data['version']!r}, this harness reads"
@@ -71,7 +71,7 @@ def read_baselines(runs_dir: Path) -> dict[str, Baseline]:
             )
             for name, of in data["baselines"].items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, (StudyError, ResultsError)):
             raise
         raise StudyError(

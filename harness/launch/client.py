@@ -10,6 +10,7 @@ from harness.errors import LaunchError
 from harness.launch.engine import Engine
 from harness.trial import waiting
 from harness.trial.ending import LOGS
+from results.store import untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,11 +80,7 @@ class ClientEngine(Engine):
 
     def output(self) -> str:
         """What the program said."""
-        try:
-            tail = self._log.read_bytes()[-_TAIL_BYTES:]
-        except OSError:
-            return ""
-        return tail.decode("utf-8", errors="replace")
+        return untrusted.tail(self._log, _TAIL_BYTES)
 
     def cancel(self) -> None:
         """Ends the program, which normally ends with its members."""

@@ -10,6 +10,8 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING
 
+from results.store import atomic
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -39,8 +41,7 @@ class GangPlan:
 
     def write(self, trial_dir: Path) -> None:
         """Writes the file."""
-        text = json.dumps(dataclasses.asdict(self))
-        (trial_dir / _NAME).write_text(text, encoding="ascii")
+        atomic.write_text(trial_dir / _NAME, json.dumps(dataclasses.asdict(self)))
 
     @classmethod
     def read(cls, trial_dir: Path) -> GangPlan:

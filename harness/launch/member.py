@@ -25,6 +25,7 @@ from harness.machine.oom_kills import read_oom_kills
 from harness.trial.ending import LOGS
 from replicator.cluster import environment
 from replicator.cluster.die_with_parent import request_death_signal
+from results.store import untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
             connection,
             member=member,
             exit_code=code,
-            tail=_tail(log_path) * bool(code),
+            tail=untrusted.tail(log_path, _TAIL_BYTES) * bool(code),
             oom_kills=kills,
         )
     return code if code >= 0 else 128 - code
@@ -180,10 +181,6 @@ def _kill_group(pid: int) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
-
-
-def _tail(path: Path) -> str:
-    return path.read_bytes()[-_TAIL_BYTES:].decode("utf-8", errors="replace")
 
 
 if __name__ == "__main__":

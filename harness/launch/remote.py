@@ -57,10 +57,15 @@ class RemoteLauncher(Launcher):
         members = tuple(("worker", index) for index in range(self.num_hosts))
         inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         paths = [str(_ROOT), *(os.path.abspath(p) for p in inherited if p)]  # noqa: PTH100
-        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         with tempfile.TemporaryDirectory(dir=existing, prefix=".tmp-seen-") as name:
             place = Path(name)
             _plan(members, [()] * len(members), len(members), 1).write(place)
+            # Members make folders in that for temporary files, and leave them to us.
+            variables = {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(paths),
+                "TMPDIR": name,
+            }
             gang = self.gang(place, variables, (*MEMBER_COMMAND, "true"))
             reason = f"its hosts have not answered within {_CHECK_SEC:g} s"
             gang.start()

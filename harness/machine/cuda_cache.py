@@ -83,8 +83,8 @@ def key(capability: tuple[int, int], driver: str | None, tensorflow: str) -> str
 def noted(folder: Path) -> tuple[str, ...]:
     """Returns the keys of what was compiled completely; none where nothing is noted."""
     try:
-        found = json.loads(untrusted.read_text(folder / _NOTE) or "[]")
-    except (UnavailableRecordError, ValueError, RecursionError):
+        found = untrusted.parsed(untrusted.read_text(folder / _NOTE) or "[]")
+    except (UnavailableRecordError, ValueError):
         return ()
     return tuple(map(str, found)) if isinstance(found, list) else ()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from harness.errors import StudyError
 from harness.run import scratch
 from harness.trial import checkpoints, process_tree
-from results.store import earlier, fence
+from results.store import earlier, fence, untrusted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,8 +23,9 @@ def clear(trial_dir: Path) -> None:
 
     Raises:
       StudyError: It can be neither moved nor removed.
+      UnavailableRecordError: The file system does not say what is there.
     """
-    if not os.path.lexists(trial_dir):
+    if not untrusted.is_there(trial_dir):
         return
     fence.check(trial_dir)
     process_tree.kill_tree(os.path.realpath(trial_dir))
@@ -34,7 +35,7 @@ def clear(trial_dir: Path) -> None:
             # A symbolic link: its target is not ours and stays.
             trial_dir.unlink()
         elif earlier.is_measured(trial_dir):
-            if not os.path.lexists(trial_dir / "status.json"):
+            if not untrusted.is_there(trial_dir / "status.json"):
                 checkpoints.remove(trial_dir)  # large, and of no use to a failure
             earlier.keep(trial_dir)
         else:

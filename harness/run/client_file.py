@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.client.scaling_client import TRIAL_FILE
 from results.records.client.messages import TrialFile
+from results.store import atomic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +31,4 @@ def write(trial_dir: Path, spec: TrialSpec) -> None:
         control=spec.control,
         is_evaluated=spec.is_evaluated,
     )
-    (trial_dir / TRIAL_FILE).write_text(
-        asked.model_dump_json() + "\n", encoding="utf-8"
-    )
+    atomic.write_text(trial_dir / TRIAL_FILE, asked.model_dump_json() + "\n")

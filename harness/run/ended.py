@@ -12,6 +12,7 @@ from harness.trial.rank_file import one_line
 from results.records.limits import MAX_TEXT
 from results.records.models import Failure, Phase, TrialStatus
 from results.records.texts import storable
+from results.store import untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,9 +137,5 @@ def failed(
 
 
 def _stderr_tail(trial_dir: Path) -> str | None:
-    try:
-        content = (trial_dir / "stderr.log").read_bytes()
-    except OSError:
-        return None
-    text = content[-_STDERR_TAIL_BYTES:].decode("utf-8", errors="replace")
+    text = untrusted.tail(trial_dir / "stderr.log", _STDERR_TAIL_BYTES)
     return storable(text, MAX_TEXT) or None

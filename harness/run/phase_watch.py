@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from typing import TYPE_CHECKING, Final
 
 from harness.trial.rank_file import rank_path
+from results.errors import UnavailableRecordError
 from results.records.models import Phase
+from results.store import untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,11 +44,9 @@ class PhaseReader:
         A line that is malformed is the business of whoever concludes the trial.
         """
         try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                added = file.read()
-        except OSError:
-            return WORDS[self.phase]  # not written yet
+            added = untrusted.read_bytes(self._path, start=self._offset) or b""
+        except (untrusted.DamagedFileError, UnavailableRecordError):
+            added = b""
         complete = added[: added.rfind(b"\n") + 1]
         self._offset += len(complete)
         for line in complete.splitlines():
@@ -63,7 +62,7 @@ class PhaseReader:
 
     def _enter(self, line: bytes) -> None:
         try:
-            self.phase = Phase(json.loads(line)["phase"])
+            self.phase = Phase(untrusted.parsed(line)["phase"])
         except (ValueError, LookupError, TypeError):
             return
 

@@ -32,7 +32,7 @@ def last(trial_dir: Path) -> tuple[int, bool] | None:
     """
     try:
         text = untrusted.read_text(trial_dir / TURNS_NAME) or ""
-        turn = json.loads(text.rpartition("\n")[0].splitlines()[-1])
+        turn = untrusted.parsed(text.rpartition("\n")[0].splitlines()[-1])
         return int(turn["round_index"]), bool(turn.get("is_sustained"))
     except rank_file.MALFORMED:
         return None

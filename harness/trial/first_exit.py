@@ -43,7 +43,7 @@ def write(trial_dir: Path, first: FirstExit) -> None:
 def read(trial_dir: Path) -> FirstExit:
     """Returns what was recorded; nothing where there is nothing that can be read."""
     try:
-        fields = json.loads(untrusted.read_bytes(trial_dir / _NAME) or b"")
+        fields = untrusted.parsed(untrusted.read_bytes(trial_dir / _NAME) or b"")
         rank, reason = fields["rank"], str(fields["reason"])
     except (UnavailableRecordError, *rank_file.MALFORMED):
         return FirstExit()

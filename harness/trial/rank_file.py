@@ -44,7 +44,6 @@ the latest: that takes about 0.1 ms each, which would be part of the window.
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING, Any
 
 from harness.client.scaling_client import rank_path, shortened
@@ -180,7 +179,7 @@ def read_rank(trial_dir: Path, rank: int) -> RankLog:
         if not line.endswith("\n"):
             break
         try:
-            _apply(log, json.loads(line))
+            _apply(log, untrusted.parsed(line))
         except MALFORMED as error:
             raise RankFileError(
                 f"{path.name} line {number} is malformed:"

@@ -10,9 +10,10 @@ an expression. The forms are those that issuers publish for scanners. What has n
 from __future__ import annotations
 
 import functools
-import json
 import re
 from typing import TYPE_CHECKING, Any, Final
+
+from results.store import untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -237,8 +238,8 @@ def text_of(name: str, content: bytes) -> str:
 
 def _resolved(line: str) -> tuple[str, ...]:
     try:
-        return tuple(_strings(json.loads(line)))
-    except (ValueError, RecursionError):  # no JSON: it was searched as it is
+        return tuple(_strings(untrusted.parsed(line)))
+    except untrusted.DamagedFileError:  # no JSON: it was searched as it is
         return ()
 
 

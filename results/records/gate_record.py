@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from results.records import limits
 from results.records.bounds import ExitCode, Line, Name, Real, Repeats, Text
@@ -32,6 +32,12 @@ class GateCase(Record):
     )
     after: Real | None = Field(default=None, description="of a count: that judged")
     reason: Line = Field(default="", description="why there is no verdict")
+
+    @model_validator(mode="after")
+    def _check_count(self) -> GateCase:
+        if (self.before is None) != (self.after is None):
+            raise ValueError("a count has what it was and what it is, or neither")
+        return self
 
 
 class GateRecord(Record):

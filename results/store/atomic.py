@@ -39,7 +39,7 @@ def sync(path: pathlib.Path) -> None:
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with _named(path):
+        with named(path):
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -59,7 +59,7 @@ def sync_or_remove(folder: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def _named(path: pathlib.Path) -> Iterator[None]:
+def named(path: pathlib.Path) -> Iterator[None]:
     """Adds the path to errors of calls that know a descriptor only.
 
     Without one they are those of the standard output, for whoever reads the message.
@@ -120,7 +120,7 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
     )
     temporary = pathlib.Path(name)
     try:
-        with _named(path), os.fdopen(descriptor, "wb") as file:
+        with named(path), os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

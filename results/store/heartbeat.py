@@ -172,13 +172,15 @@ def _digest(text: str) -> str:
 
 
 def _read(path: pathlib.Path) -> str | None:
-    try:
-        content = untrusted.read_bytes(path, max_bytes=_MOST_BYTES)
-    except untrusted.DamagedFileError as error:
-        raise OSError(errno.EINVAL, str(error), str(path)) from error
-    except errors.UnavailableRecordError as error:
-        cause = error.__cause__
-        raise (cause if isinstance(cause, OSError) else OSError(str(error))) from None
+    # The error of a read has no path, and would be taken for one of stdout.
+    with atomic.named(path):
+        try:
+            content = untrusted.read_bytes(path, max_bytes=_MOST_BYTES)
+        except untrusted.DamagedFileError as error:
+            raise OSError(errno.EINVAL, str(error)) from error
+        except errors.UnavailableRecordError as error:
+            cause = error.__cause__
+            raise cause if isinstance(cause, OSError) else OSError(str(error)) from None
     return None if content is None else content.decode("ascii", errors="replace")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import reprlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,13 +40,9 @@ def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
     if kind in _WITHOUT_USER_FOLDERS:
         text = user_folders.shortened(text)
     try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise errors.CorruptRecordError(path, f"not JSON: {error}") from error
-    except RecursionError as error:
-        raise errors.CorruptRecordError(
-            path, "not a record: lists or objects are nested too deeply"
-        ) from error
+        data = untrusted.parsed(text)
+    except untrusted.DamagedFileError as error:
+        raise errors.CorruptRecordError(path, str(error)) from error
     if not isinstance(data, dict):
         raise errors.CorruptRecordError(
             path, f"holds a {type(data).__name__}, must hold an object"

@@ -100,11 +100,11 @@ def read(root: pathlib.Path) -> tuple[list[dict[str, Any]], str] | None:
     # What a kill or a loss of power left of a last line is none.
     for number, text in enumerate(content.split(b"\n")[:-1], start=1):
         try:
-            line = json.loads(text)
+            line = untrusted.parsed(text)
             texts = [line["of"], *line["files"], *line["files"].values()]
             is_line = all(isinstance(text, str) for text in texts)
             previous = line["previous"]
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError):
             is_line, previous = False, None
         if not is_line:
             raise BrokenSealError(f"{SEAL_NAME} line {number} is malformed")

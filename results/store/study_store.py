@@ -142,7 +142,7 @@ class Store:
                 f"{TRIALS_NAME}/; start one with 'sweep', or check the name"
             )
         trials = root / TRIALS_NAME
-        if os.path.lexists(trials) and not trials.is_dir():
+        if untrusted.is_there(trials) and not trials.is_dir():
             raise errors.OpenStoreError(
                 f"no study at {str(root)!r}: its {TRIALS_NAME} is not a directory, "
                 "must be the folder of the trials; restore it from a copy"

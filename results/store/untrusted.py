@@ -10,9 +10,10 @@ number out.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from results import errors
 
@@ -37,12 +38,15 @@ class DamagedFileError(ValueError):
     """A file that is not what it should be; says why."""
 
 
-def read_bytes(path: pathlib.Path, *, max_bytes: int = MAX_BYTES) -> bytes | None:
+def read_bytes(
+    path: pathlib.Path, *, max_bytes: int = MAX_BYTES, start: int = 0
+) -> bytes | None:
     """Returns the content of a regular file, read once; None if there is no file.
 
     Args:
       path: The file.
-      max_bytes: A larger file is damaged, and not read.
+      max_bytes: A file with more bytes from ``start`` on is damaged, and not read.
+      start: The first byte that is read; where negative, it counts from the end.
 
     Raises:
       DamagedFileError: It is a link, no regular file, or too large.
@@ -60,12 +64,14 @@ def read_bytes(path: pathlib.Path, *, max_bytes: int = MAX_BYTES) -> bytes | Non
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
             raise DamagedFileError(_NO_FILE[errno.EISDIR])
+        begin = max(0, facts.st_size + start) if start < 0 else start
+        os.lseek(descriptor, begin, os.SEEK_SET)
         content = bytearray()
         # The size is a claim: files of /proc say 0, and a file can grow.
         while chunk := os.read(descriptor, _CHUNK_BYTES):
             content += chunk
-            if max(len(content), facts.st_size) > max_bytes:
-                size = max(len(content), facts.st_size)
+            size = max(len(content), facts.st_size - begin)
+            if size > max_bytes:
                 raise DamagedFileError(f"{size} bytes, at most {max_bytes} are read")
         return bytes(content)
     except OSError as error:
@@ -86,6 +92,37 @@ def read_text(path: pathlib.Path, *, max_bytes: int = MAX_BYTES) -> str | None:
         return None if content is None else content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DamagedFileError(str(error)) from error
+
+
+def tail(path: pathlib.Path, num_bytes: int) -> str:
+    """Returns the last of a log that a program may write without end; else "".
+
+    Args:
+      path: The log.
+      num_bytes: How many bytes at most; what is no UTF-8 is replaced.
+    """
+    try:
+        # What was written in the meantime comes after them.
+        content = read_bytes(path, start=-num_bytes) or b""
+    except (DamagedFileError, errors.UnavailableRecordError):
+        return ""
+    return content[-num_bytes:].decode("utf-8", errors="replace")
+
+
+def parsed(text: str | bytes) -> Any:
+    """Returns the value of a text in JSON.
+
+    Raises:
+      DamagedFileError: It is not JSON, or nested so deeply that no record is.
+    """
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DamagedFileError(f"not JSON: {error}") from error
+    except RecursionError as error:
+        raise DamagedFileError(
+            "not a record: lists or objects are nested too deeply"
+        ) from error
 
 
 def is_there(path: pathlib.Path) -> bool:

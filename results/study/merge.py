@@ -125,7 +125,7 @@ def _open(roots: Sequence[Path], output: Path) -> list[Store]:
                 " choose a directory beside the stores"
             )
         seen[place] = root
-    is_free = not os.path.lexists(output) or (
+    is_free = not untrusted.is_there(output) or (
         output.is_dir() and not output.is_symlink() and not any(output.iterdir())
     )
     if not is_free:

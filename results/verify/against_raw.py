@@ -12,7 +12,6 @@ verified.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from typing import TYPE_CHECKING, Any, Final
@@ -154,7 +153,7 @@ def _gpu_uses(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 def _plain(path: pathlib.Path) -> dict[str, Any]:
     """Returns a record that was found readable, without its model; empty if absent."""
-    return dict(json.loads(untrusted.read_text(path) or "{}"))
+    return dict(untrusted.parsed(untrusted.read_text(path) or "{}"))
 
 
 def _without_load(turn: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,21 +49,13 @@ def compare(study: Study, raws: Mapping[str, RawTrial], check: Check) -> None:
             check.lack(_KIND, f"{match.label}: no rank_0.jsonl of a trial that matches")
             continue
         sides = [raws[side.trial_id].result for side in (trial, reference)]
-        of_losses, of_changes = _losses(*sides), _changes(*sides)
         is_client = trial.spec.is_client
-        is_match = (is_client or bool(of_changes)) and (
-            of_losses <= matching.LOSS_TOLERANCE
-            and all(
-                value <= matching.TOLERANCES[group]
-                for (group, _), value in of_changes.items()
-            )
-        )
-        of_change = max(
-            (value / matching.TOLERANCES[group], value)
-            for (group, _), value in (
-                of_changes or {("model", ""): float("inf")}
-            ).items()
-        )[1]
+        try:
+            of_losses, of_change, is_match = _derive(*sides, is_client=is_client)
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            malformed = f"a line is malformed: {type(error).__name__}: {error}"
+            check.differ(_KIND, match.label, "its raw observations", malformed)
+            continue
         for name, stated, derived in (
             ("loss_difference", match.loss_difference, of_losses),
             ("change_difference", match.change_difference, of_change),
@@ -77,6 +69,23 @@ def compare(study: Study, raws: Mapping[str, RawTrial], check: Check) -> None:
             stated=match.outcome is Outcome.MATCHES,
             derived=is_match,
         )
+
+
+def _derive(*sides: Mapping[str, Any], is_client: bool) -> tuple[float, float, bool]:
+    """Returns by how much losses and changes differ, and whether that is a match."""
+    of_losses, of_changes = _losses(*sides), _changes(*sides)
+    is_match = (is_client or bool(of_changes)) and (
+        of_losses <= matching.LOSS_TOLERANCE
+        and all(
+            value <= matching.TOLERANCES[group]
+            for (group, _), value in of_changes.items()
+        )
+    )
+    of_change = max(
+        (value / matching.TOLERANCES[group], value)
+        for (group, _), value in (of_changes or {("model", ""): float("inf")}).items()
+    )[1]
+    return of_losses, of_change, is_match
 
 
 def _losses(*sides: Mapping[str, Any]) -> float:

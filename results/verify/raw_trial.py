@@ -9,7 +9,6 @@ output is plain data that looks like ``result.json``.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from typing import TYPE_CHECKING, Any
@@ -97,8 +96,8 @@ def _read_lines(path: pathlib.Path) -> list[Fields]:
     text = content.decode("utf-8", errors="replace")
     for number, line in enumerate(text.splitlines(), start=1):
         try:
-            fields = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            fields = untrusted.parsed(line)
+        except untrusted.DamagedFileError as error:
             raise RawError(f"{path.name} line {number} is no JSON") from error
         if not isinstance(fields, dict):
             raise RawError(f"{path.name} line {number} is no JSON object")

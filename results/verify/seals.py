@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 from results.store import earlier, seal, untrusted
@@ -167,9 +166,9 @@ def _compare_marks(of: str, store: Store, check: Check, nonces: dict[str, str]) 
             continue
         content = untrusted.read_bytes(folder / name) or b""
         try:
-            mark = json.loads(content.partition(b"\n")[0])
+            mark = untrusted.parsed(content.partition(b"\n")[0])
             own, nonce = mark["trial_id"], mark["nonce"]
-        except (ValueError, LookupError, TypeError, RecursionError):
+        except (ValueError, LookupError, TypeError):
             continue  # of an earlier version
         is_marked = True
         if own != trial_id:

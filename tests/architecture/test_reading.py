@@ -4,31 +4,75 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 READER = "results/store/untrusted.py"
+KERNEL = "files of the kernel"
+TRIAL = "what the harness has just written for this trial"
 OURS = {
     "harness/cli/documents.py": "the README of this tree",
     "harness/cli/main.py": "opens the null device",
-    "harness/cli/study_file.py": "a file that the user names, with messages of its own",
+    "harness/client/scaling_client.py": "a file that is copied, and imports nothing",
+    "harness/command/files.py": "the numbers of a program, with messages of its own",
+    "harness/command/first_losses.py": TRIAL,
+    "harness/command/identity.py": "the first line of a program of the user's",
+    "harness/command/peers.py": "environments of this tree, and what a trial exported",
+    "harness/command/program_use.py": KERNEL,
+    "harness/command/repository.py": "files of the user's, for their digest",
+    "harness/command/worker.py": TRIAL,
+    "harness/conformance/checks.py": "lines of a program, which it names",
+    "harness/conformance/plugin_checks.py": "sources of packages that are imported",
+    "harness/conformance/plugin_output.py": "the study that it has just made",
+    "harness/conformance/plugin_trials.py": "the study that it has just made",
     "harness/judging/program_revisions.py": "files of a checkout of the user's",
     "harness/judging/revisions.py": "files of a checkout of this tree",
+    "harness/launch/gang_plan.py": TRIAL,
+    "harness/machine/containers.py": KERNEL,
+    "harness/machine/core_clock.py": KERNEL,
+    "harness/machine/environment.py": KERNEL,
+    "harness/machine/free_memory.py": KERNEL,
+    "harness/machine/gpu_exclusive.py": "opens only to lock",
+    "harness/machine/gpus.py": KERNEL,
+    "harness/machine/machine_state.py": KERNEL,
+    "harness/machine/oom_kills.py": KERNEL,
+    "harness/machine/owned_folders.py": "opens only to lock",
+    "harness/machine/topology.py": KERNEL,
     "harness/sources/code_digest.py": "sources of this tree",
     "harness/sources/plugin_code.py": "sources of packages that are imported",
+    "harness/trial/heap.py": KERNEL,
+    "harness/trial/loaded_nccl.py": KERNEL,
+    "harness/trial/ranks.py": TRIAL,
+    "harness/trial/worker.py": TRIAL,
     "reports/page/page.py": "styles and scripts of this tree",
     "reports/site/assets.py": "styles and scripts of this tree",
     "reports/view/reference_points.py": "published figures of this tree",
     "results/store/atomic.py": "opens only to sync",
     "results/store/heartbeat.py": "the identity of this kernel, and its own file",
 }
-FOLDERS = (
-    "results",
-    "reports",
-    "harness/cli",
-    "harness/judging",
-    "harness/planning",
-    "harness/sources",
-)
+LINES = "a line of a connection, whose reader drops what is none"
+OUTPUT = "the output of a program that this harness has started"
+PARSED = {
+    "harness/cli/verbs/trace_verb.py": OUTPUT,
+    "harness/client/scaling_client.py": "a file that is copied, and imports nothing",
+    "harness/command/files.py": "the numbers of a program, with messages of its own",
+    "harness/command/first_losses.py": TRIAL,
+    "harness/command/peers.py": OUTPUT,
+    "harness/conformance/plugin_trials.py": "the study that it has just made",
+    "harness/doctor/gpu_canary.py": OUTPUT,
+    "harness/judging/revisions.py": OUTPUT,
+    "harness/launch/engine.py": "the order of the harness to its own client",
+    "harness/launch/exits.py": LINES,
+    "harness/launch/gang_plan.py": TRIAL,
+    "harness/launch/kubernetes/programs.py": OUTPUT,
+    "harness/launch/ray/cluster.py": OUTPUT,
+    "harness/trial/gpu_probe.py": OUTPUT,
+    "reports/site/compared_text.py": "what was written a line before",
+}
+FOLDERS = ("results", "reports", "harness")
 
 
 def _reads(tree: ast.AST) -> list[int]:
@@ -51,14 +95,54 @@ def _reads(tree: ast.AST) -> list[int]:
     return found
 
 
-def test_files_of_others_are_read_by_one_module() -> None:
-    """It tells absent, damaged and unavailable apart; nothing else may guess."""
+def _parses(tree: ast.AST) -> list[int]:
+    """Returns the lines that take a text for JSON."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr in {"load", "loads"}
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "json"
+    ]
+
+
+def _guesses(tree: ast.AST) -> list[int]:
+    """Returns the lines that take a failed look at a path for the answer no."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr in {"exists", "lexists", "isfile", "isdir", "islink"}
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "path"
+    ]
+
+
+def _places(find: Callable[[ast.AST], list[int]]) -> dict[str, list[int]]:
+    """Returns what is found in the files of the packages."""
     paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
-    places = {
+    return {
         path.relative_to(ROOT).as_posix(): lines
         for path in sorted(paths)
-        if (lines := _reads(ast.parse(path.read_text(encoding="utf-8"))))
+        if (lines := find(ast.parse(path.read_text(encoding="utf-8"))))
     }
 
-    assert places.pop(READER)
-    assert set(OURS) == set(places), "read it with results.store.untrusted"
+
+def test_files_of_others_are_read_by_one_module() -> None:
+    """It tells absent, damaged and unavailable apart; nothing else may guess."""
+    assert {READER, *OURS} == set(_places(_reads)), (
+        "read it with results.store.untrusted"
+    )
+
+
+def test_json_of_others_is_parsed_by_one_module() -> None:
+    """What is nested too deeply is no value, and no error of another kind."""
+    assert {READER, *PARSED} == set(_places(_parses)), "parse it with untrusted.parsed"
+
+
+def test_a_failed_look_is_no_answer() -> None:
+    """What the file system does not say is neither there nor missing."""
+    found = _places(_guesses)
+    assert {} == found, "ask untrusted.is_there"
+    assert [1] == _guesses(ast.parse("os.path.lexists(path)"))

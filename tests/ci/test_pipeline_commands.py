@@ -65,6 +65,15 @@ def test_the_targets_and_programs_of_the_pipelines_exist(path: Path) -> None:
                 assert not word.endswith(".py") or (ROOT / word).is_file()
 
 
+def test_the_programs_of_the_makefile_exist() -> None:
+    """A file that was renamed would end a target that few people run."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = set(re.findall(r"\b(?:tests|benchmarks|docs)/[\w/.-]+\.py", makefile))
+
+    assert len(named) > 15
+    assert [] == sorted(name for name in named if not (ROOT / name).is_file())
+
+
 def test_what_is_checked_is_found() -> None:
     """The extraction above is not empty by accident."""
     verbs = [param.values[0][0] for param in HARNESS]

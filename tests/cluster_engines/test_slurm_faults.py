@@ -129,6 +129,15 @@ def write_protect(slurm: SlurmCluster, _job: str, shared: Path) -> None:
     slurm.run("umount", "--lazy", runs, on="n1")
 
 
+def hide(slurm: SlurmCluster, _job: str, shared: Path) -> None:
+    """Takes the studies away from one node, until a trial has ended."""
+    slurm.run("mount", "-t", "tmpfs", "none", shared / "runs", on="n1")
+    before = len(finished(shared))
+    with contextlib.suppress(AssertionError):  # the job may have ended instead
+        slurm.wait_for(lambda: len(finished(shared)) > before + 1, "a trial", 20)
+    slurm.run("umount", "--lazy", shared / "runs", on="n1")
+
+
 FAULTS: dict[str, Callable[..., None]] = {
     "a node is lost": lose("n1"),
     "the node of the harness is lost": lose("n0"),
@@ -141,6 +150,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     "a prolog fails": fail_the_prolog,
     "a rank is killed for want of memory": kill_a_rank,
     "a disk is read-only on one node": write_protect,
+    "a disk is gone on one node": hide,
     "a step is cancelled": cancel_a_step,
     "the job is cancelled": say("scancel", "{job}"),
 }

@@ -60,6 +60,8 @@ def _local(
 def _ray(
     sweep: Sequence[str], log: Path, variables: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
+    # Whatever token this user has; Ray reads the variable when it is imported.
+    os.environ["RAY_AUTH_MODE"] = "disabled"
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(
@@ -73,7 +75,11 @@ def _ray(
                 [*_command(sweep), "--launcher=ray"],
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**variables, "RAY_ADDRESS": cluster.address},
+                env={
+                    **variables,
+                    "RAY_ADDRESS": cluster.address,
+                    "RAY_AUTH_MODE": "disabled",
+                },
             )
     finally:
         cluster.shutdown()

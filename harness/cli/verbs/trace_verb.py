@@ -20,6 +20,7 @@ from harness.options.option import Option, Options
 from harness.planning import study as study_module
 from harness.run.trial_runner import RunSettings, run_trial
 from harness.sources import same_code
+from reports import output_file
 from results.records import identity
 from results.records.models import Control, Order, TrialStatus
 from results.store import untrusted
@@ -107,6 +108,7 @@ def run(request: TraceRequest, call: Call) -> int:
             f"--output {str(path)!r}: there is no folder {str(folder)!r}; create it, or"
             " choose another"
         )
+    output_file.check(path, what="timeline")
     with tempfile.TemporaryDirectory(prefix="trace-") as scratch:
         store = Store.create(Path(scratch) / "study")
         store.write_plan(
@@ -128,7 +130,7 @@ def run(request: TraceRequest, call: Call) -> int:
             reason = status.failure.reason if status.failure else status.status.value
             click.echo(f"nothing was recorded: {reason}", err=True)
             return exit_codes.SOME_TRIALS_FAILED
-    path.write_text(text, encoding="utf-8")
+    output_file.write(path, text, what="timeline")
     document = json.loads(text)
     kept = timeline.record(document, planned.case_id, time_of_day.now_text())
     _print(request, chosen, path, timeline.summary(document), kept)

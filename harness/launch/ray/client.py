@@ -12,6 +12,7 @@ ended. On each host an actor starts the members.
 from __future__ import annotations
 
 import json
+import os
 import select
 import sys
 from typing import TYPE_CHECKING, Any
@@ -108,7 +109,7 @@ class RayGang:
             try:
                 self._start_members()
             except (ray.exceptions.RayError, LaunchError) as error:
-                self._output = one_line(error)
+                self._output = one_line(error) + cluster.hint(error, os.environ)
                 return _LOST
         if not self._pending:
             self._pending = [actor.poll.remote() for actor in self._actors]

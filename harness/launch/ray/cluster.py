@@ -149,6 +149,20 @@ def is_refusal(error: BaseException) -> bool:
     return any(word in text for word in _REFUSED)
 
 
+def hint(error: BaseException, environ: Mapping[str, str]) -> str:
+    """Says what else it can be where actors die as soon as they are made.
+
+    A process that shows a token asks for one, and hosts without do not reach it.
+    """
+    is_dead = type(error).__name__ in ("RayActorError", "ActorDiedError")
+    if not is_dead or environ.get(_MODE) != "token":
+        return ""
+    return (
+        f"; if the cluster was started without a token, set {_MODE}=disabled here, or"
+        f" start its hosts with {_MODE}=token"
+    )
+
+
 def _own_token(environ: Mapping[str, str]) -> str:
     """Says what this process has shown."""
     if not has_token(environ):

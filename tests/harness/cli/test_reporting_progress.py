@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hung import at_most
 
 from harness.cli import progress
 from harness.planning import estimate
@@ -127,6 +128,24 @@ def test_the_phase_of_a_running_trial_is_read_from_its_rank_file(
         "training, 1 evaluated",
     ]
     assert set(phase_watch.WORDS) == set(Phase)
+
+
+@pytest.mark.parametrize("what", ["nested", "a pipe", "a link"])
+def test_what_no_process_of_ours_wrote_ends_no_progress(
+    tmp_path: Path, what: str
+) -> None:
+    """The trial shows what it showed before; whoever concludes it names the file."""
+    path = tmp_path / "rank_0.jsonl"
+    if what == "nested":
+        path.write_text('{"kind": "phase", "phase": ' + "[" * 60_000 + "\n")
+    elif what == "a pipe":
+        os.mkfifo(path)
+    else:
+        (tmp_path / "other").write_text('{"kind": "phase", "phase": "train"}\n')
+        path.symlink_to("other")
+
+    with at_most(10):
+        assert "starting" == phase_watch.PhaseReader(tmp_path).look()
 
 
 def test_a_relay_has_a_time_left_before_its_first_round(

@@ -187,9 +187,11 @@ def test_a_file_that_cannot_be_read_is_one_line(
         "labtop.toml": r"'labtop.toml' does not exist; did you mean 'laptop.toml'\?",
         "xyz": r"'xyz' does not exist; those of this project are in studies/",
         "laptop.toml/x": r"'laptop.toml/x' does not exist",
-        ".": r"'\.' is not a regular file; give a TOML file",
-        "latin.toml": r"'latin.toml' is not UTF-8: .* at byte 2; save it as UTF-8",
-        "large.toml": r"'large.toml' has 1048577 bytes; allowed are at most 1048576",
+        ".": r"'\.': it is not a regular file; give a TOML file",
+        "latin.toml": r"'latin.toml': 'utf-8' codec .* in position 2.*file in UTF-8",
+        "large.toml": r"'large.toml': 1048577 bytes, at most 1048576 are read; give",
+        # Opened, and then not read, by an error that has no path.
+        "/proc/self/mem": r"cannot read '/proc/\d+/mem': Input/output error; nothing",
     }.items():
         code, out, err = harness("plan", "--file", name)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from failing_writes import FailingWrites
 
 from harness.cli import exit_codes
 from harness.cli.verbs import trace_verb
@@ -151,6 +153,7 @@ def test_a_step_of_other_code_is_not_kept(
         (("--case=tpu x8",), r"has no case 'tpu x8' that can be recorded: on CPUs, of"),
         (("--steps=0",), r"--steps 0 must be between 1 and 100; 3 show whether"),
         (("--output=no/t.json",), r"--output 'no/t.json': there is no folder '.*no'"),
+        (("--output=runs",), r"cannot write timeline 'runs': it is not a regular file"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused(
@@ -162,6 +165,31 @@ def test_what_cannot_be_recorded_is_refused(
     assert exit_codes.USAGE == code
     assert re.search(message, err), err
     assert [] == ran
+
+
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_a_timeline_that_cannot_be_written_names_its_file(
+    finished: None,
+    ran: list[Any],
+    harness: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    place: int,
+) -> None:
+    """It cannot be opened, written or synced; what was there stays as it was."""
+    folder = Path("written").absolute()
+    folder.mkdir()
+    path = folder / "t.json"
+    path.write_text("earlier")
+    faults = FailingWrites(folder, place=place, number=errno.ENOSPC)
+    faults.install(monkeypatch)
+    code, out, err = harness("trace", "s", f"--output={path}")
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert err.splitlines()[-1].startswith(
+        f"error: cannot write timeline '{path}': No space left on device; choose"
+    )
+    assert "earlier" == path.read_text()
+    assert [path] == list(folder.iterdir())
 
 
 def test_a_trial_that_fails_says_why(

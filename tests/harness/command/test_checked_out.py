@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness.command import program, repository
+from harness.command import identity, program, repository
 from harness.errors import PlanError, RevisionError
 from harness.judging import program_revisions
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"
 PATHS = ("src/train.py", "kept.txt", "removed.txt")
@@ -147,3 +147,29 @@ def test_too_much_that_is_not_committed_is_refused(
 
     with pytest.raises(PlanError, match=r"3 files of .* such as '0.txt', .*gitignore"):
         repository.find(root)
+
+
+def test_a_file_that_cannot_be_read_now_is_no_removed_one(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or one failed read would make another program of the same files."""
+    (root / "kept.txt").write_text("changed")
+    found = repository.find(root)
+    number = errno.ESTALE
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(PlanError, match=r"kept.txt', which identifies .*: Stale file"):
+        found.changes()
+    number = errno.EACCES
+    assert {"kept.txt": "not readable"} == found.changes()
+
+
+def test_a_file_that_a_command_names_and_that_fails_is_one_line(tmp_path: Path) -> None:
+    """It is opened, and then not read, by an error that has no path."""
+    with pytest.raises(
+        PlanError, match=r"cannot read '/proc/self/mem', .*output error"
+    ):
+        identity.of_program("no-such-program /proc/self/mem", tmp_path)

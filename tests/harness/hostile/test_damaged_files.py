@@ -7,7 +7,6 @@ Of each file that a verb or the harness reads beside the records of a study, whi
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -18,19 +17,18 @@ from typing import TYPE_CHECKING, Any
 import covering
 import drawn
 import pytest
+import read_files
 from damaged import damage, put
 from hung import Hung, at_most
 from loads import QUIET
 
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
-from harness.command import files
-from harness.command.errors import ReadingError
 from harness.machine import cuda_cache, disturbance
-from harness.run.aggregate import conclude
-from harness.run.trial_tree import TrialExit
 from reports.view import reference_points
-from results.records.models import StatusRecord
+from results.judging import gate_file
+from results.records.gate_record import GateCase, GateRecord
+from results.records.timeline_record import Span, Timeline
 from results.store.study_store import Store
 
 if TYPE_CHECKING:
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.processes
 
-DRAWN_HERE = "190" if covering.is_full() else "19"
+DRAWN_HERE = "220" if covering.is_full() else "22"
 NUM_FILES = int(os.environ.get("DAMAGED_FILES", DRAWN_HERE))
 LONGEST_SEC = 30
 CODES = {
@@ -66,6 +64,29 @@ image_size = 32
 SIGNERS = "jane@example.org ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJlE\n"
 
 
+GATE = GateRecord(
+    verdict="regress", is_pass=False, headline="REGRESS: it is slower",
+    metric="throughput", worse="slower", baseline="main", delta=0.05, alpha=0.05,
+    exit_code=1, notes=("looked after 3 generations",), failures=("in_graph x2: lost",),
+    cases=(
+        GateCase(name="in_graph x1", backend="in_graph", verdict="regress",
+                 slowdown=0.1, low=0.08, high=0.12, n=3),
+        GateCase(name="bytes", backend="", verdict="regress", slowdown=0.5, n=2,
+                 before=10.0, after=15.0),
+        GateCase(name="in_graph x2", backend="in_graph", verdict="no verdict",
+                 reason="no trial is ok"),
+    ),
+)  # fmt: skip
+TIMELINE = Timeline(
+    case_id="0" * 20, recorded_at="2026-01-01T00:00:00Z", step_sec=0.02, cost=1.02,
+    clock_bound_sec=0.0, communication_share=0.1, rows=("replica 0", "replica 1"),
+    spans=(
+        Span(row=0, name="model", kind="compute", begin_sec=0.001, end_sec=0.003),
+        Span(row=1, name="stage 0, F0", kind="compute", begin_sec=0.0, end_sec=0.02),
+    ),
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: Any, overrides: Any) -> Path:
     """Makes a folder with every kind of file, measured by the fake worker."""
@@ -89,6 +110,10 @@ def whole(tmp_path_factory: Any, overrides: Any) -> Path:
             assert exit_codes.OK == code
         assert exit_codes.OK == cli.main(("baseline", "set", "r"))
     study = root / "runs" / "r"
+    shutil.make_archive(str(root / "records"), "zip", root / "runs", "r")
+    gate_file.write(Store(study), GATE)
+    case_id = Store(study).read_plan().trials[0].case_id
+    Store(study).write_timeline(TIMELINE.model_copy(update={"case_id": case_id}))
     (study / "report").mkdir(exist_ok=True)
     (study / "report" / "index.html").write_text("<p>a page of 12 numbers</p>\n")
     (study / "seal.jsonl.sig").write_text("-----BEGIN SSH SIGNATURE-----\nAAAA\n")
@@ -108,53 +133,31 @@ def whole(tmp_path_factory: Any, overrides: Any) -> Path:
     return root
 
 
-def of_numbers(kind: str, key: str) -> Callable[[Path], None]:
-    """Reads the numbers of a program, as ``--metric`` does."""
-
-    def read(path: Path) -> None:
-        with contextlib.suppress(ReadingError):
-            files.read(kind, path, key)
-
-    return read
-
-
-def of_references(path: Path) -> None:
-    """Reads published figures, as ``report --references`` does."""
-    with contextlib.suppress(reference_points.ReferencesError):
-        reference_points.read(str(path))
-
-
-def of_note(path: Path) -> None:
-    """Reads what was compiled for which GPUs, as ``doctor`` does."""
-    cuda_cache.noted(path.parent)
-
-
-def of_trial(path: Path) -> None:
-    """Concludes what a trial has written, and stores it."""
-    place = path.parents[1]
-    store, trial_id = Store(place / "runs" / "new"), "0" * 20
-    store.trial_dir(trial_id).mkdir(parents=True)
-    spec = next(Store(place / "runs" / "v" / "data-digits").trials()).spec
-    for exit_code in (0, 1, -9):
-        ended = TrialExit(
-            exit_code=exit_code, is_timed_out=False, timeout_sec=9, duration_sec=1,
-            num_oom_kills=0,
-        )  # fmt: skip
-        found = conclude(trial_id, spec, path.parent, ended)
-        status = StatusRecord(
-            trial_id=trial_id,
-            status=found.status,
-            started_at="2026-01-01T00:00:00+00:00",
-            ended_at="2026-01-01T00:00:00+00:00",
-            duration_sec=1.0,
-            failure=found.failure,
-        )
-        store.write_status(trial_id, status)
-
-
 def with_bytes(content: bytes) -> Callable[[Path], object]:
     """Returns what writes a file."""
     return lambda path: path.write_bytes(content)
+
+
+def replacing(old: bytes, new: bytes) -> Callable[[Path], object]:
+    """Returns what replaces some bytes of a file."""
+
+    def replace(path: Path) -> None:
+        content = path.read_bytes()
+        assert old in content
+        path.write_bytes(content.replace(old, new))
+
+    return replace
+
+
+def with_text(old: str, new: str) -> Callable[[Path], object]:
+    """Returns what replaces a text in a file that has it."""
+
+    def run(path: Path) -> None:
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    return run
 
 
 def all_void(path: Path) -> None:
@@ -190,13 +193,19 @@ READERS: dict[str, tuple[str, tuple[str | Callable[[Path], None], ...]]] = {
         "runs/baselines.json",
         ("baseline show", "baseline set r --name=x", "baseline show --json"),
     ),
+    "records of a page": ("records.zip", ("verify records.zip",)),
+    "what a gate concluded": ("runs/r/gate.json", (read_files.of_gate, "status r")),
+    "timeline": (
+        "runs/r/timelines/*/timeline.json",
+        (read_files.of_timeline, "status r"),
+    ),
     "study file": ("study.toml", ("plan --file study.toml",)),
-    "references": ("references.yaml", (of_references,)),
-    "numbers in JSON": ("numbers.json", (of_numbers("json", "a.b"),)),
-    "numbers in CSV": ("numbers.csv", (of_numbers("csv", "rate"),)),
-    "note of compiled code": ("cuda/*", (of_note,)),
-    "what a trial wrote": ("trial/rank_0.jsonl", (of_trial,)),
-    "what ended first": ("trial/first_exit.json", (of_trial,)),
+    "references": ("references.yaml", (read_files.of_references,)),
+    "numbers in JSON": ("numbers.json", (read_files.of_numbers("json", "a.b"),)),
+    "numbers in CSV": ("numbers.csv", (read_files.of_numbers("csv", "rate"),)),
+    "note of compiled code": ("cuda/*", (read_files.of_note,)),
+    "what a trial wrote": ("trial/rank_0.jsonl", (read_files.of_trial,)),
+    "what ended first": ("trial/first_exit.json", (read_files.of_trial,)),
 }  # fmt: skip
 
 
@@ -215,11 +224,23 @@ KNOWN: dict[str, tuple[str, Callable[[Path], object]]] = {
         "what ended first",
         with_bytes(b'{"rank": -5, "reason": ""}'),
     ),
+    "a change of no variable": (
+        "observations of a match",
+        replacing(b'"name"', b'"x"'),
+    ),
+    "a change of no group": (
+        "observations of a match",
+        replacing(b'"group": "', b'"group": "x'),
+    ),
     "turns that are a link": ("load within turns", lambda path: put(path, "loop")),
     "a turn that is a list": ("load within turns", with_bytes(b"[]\n")),
     "an owner that is a pipe": ("owner", lambda path: put(path, "pipe")),
     "an owner without an end": ("owner", lambda path: put(path, "endless")),
     "no turn that counts": ("load of turns", all_void),
+    "a count without what it was": (
+        "what a gate concluded",
+        with_text('"before": 10.0', '"before": null'),
+    ),
     "a note nested deeply": ("note of compiled code", with_bytes(b"[" * 60_000)),
 }
 """What once was a fault, or was waited for."""

@@ -59,7 +59,10 @@ def cluster(request):
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "token":
             patch.setenv("RAY_AUTH_TOKEN", TOKEN)
-            patch.setenv("RAY_AUTH_MODE", "token")
+        # Also where this user has a token.
+        patch.setenv(
+            "RAY_AUTH_MODE", "token" if request.param == "token" else "disabled"
+        )
         reset_auth_token_state()  # Ray has read the variables when it was imported
         made = Cluster(
             initialize_head=True,
@@ -150,6 +153,24 @@ def test_who_has_not_the_token_of_a_cluster_is_told_so(request, tmp_path, token,
 
     assert "not authorized by the Ray cluster at" in done.stdout, done.stderr[-2000:]
     assert said in done.stdout
+
+
+@needs_ray
+@pytest.mark.processes
+def test_a_token_that_a_cluster_does_not_know_is_named(
+    request, store, planned, on_ray, monkeypatch
+):
+    """Its actors die at once, and Ray says nothing else; in the full run."""
+    if "open" not in request.node.name:
+        pytest.skip("this cluster asks for a token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    status = run_trial(store, planned(seed=40), on_ray)
+
+    assert TrialStatus.FAILED is status.status
+    assert re.search(
+        r"without a token, set RAY_AUTH_MODE=disabled here", status.failure.reason
+    )
 
 
 @needs_ray
@@ -291,8 +312,15 @@ def test_a_cluster_that_does_not_respond_is_named(monkeypatch):
 @needs_ray
 @pytest.mark.processes
 @pytest.mark.usefixtures("cluster")
-def test_a_folder_that_all_hosts_see_is_accepted(tmp_path):
-    """Each is asked, also for one that does not exist yet; nothing is left there."""
+def test_a_folder_that_all_hosts_see_is_accepted(tmp_path, monkeypatch):
+    """Each is asked, also for one that does not exist yet; nothing is left there.
+
+    Nor where temporary files are.
+    """
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     RayLauncher().check_folder(tmp_path / "runs" / "study")
 
-    assert [] == list(tmp_path.iterdir())
+    assert [temporary] == list(tmp_path.iterdir())
+    assert [] == list(temporary.iterdir())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +15,8 @@ from harness.cli import exit_codes
 from harness.errors import Interrupted, StudyError
 from harness.machine import disturbance
 from harness.run import clearing, starting
+from harness.trial import checkpoints
+from results.errors import UnavailableRecordError
 from results.store import earlier, seal
 from results.store.study_store import Store
 
@@ -129,3 +133,33 @@ def test_nothing_is_moved_out_of_the_study(tmp_path: Path) -> None:
         clearing.clear(trial_dir)
 
     assert {"status.json": seal.digest(b"{}")} == seal.evidence_in(trial_dir)
+
+
+@pytest.mark.parametrize("name", [".", "status.json"])
+def test_one_failed_look_removes_and_mixes_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial that is not seen would run among the files of the attempt before.
+
+    And the checkpoint of a failure would be that of an attempt that was cut off.
+    """
+    trial_dir = tmp_path / "s" / "trials" / "t"
+    (trial_dir / checkpoints.DIRECTORY).mkdir(parents=True)
+    (trial_dir / checkpoints.DIRECTORY / "weights").write_bytes(b"1")
+    (trial_dir / "status.json").write_text("{}")
+    before = sorted(trial_dir.rglob("*"))
+
+    def failing(real: Any) -> Any:
+        def look(path: Any, *args: Any, **options: Any) -> Any:
+            if os.fspath(path) == str(trial_dir / name):
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+            return real(path, *args, **options)
+
+        return look
+
+    with monkeypatch.context() as patch:
+        for of in ("stat", "lstat"):
+            patch.setattr(os, of, failing(getattr(os, of)))
+        with pytest.raises(UnavailableRecordError, match="Stale file handle"):
+            clearing.clear(trial_dir)
+    assert before == sorted(trial_dir.rglob("*"))

@@ -20,6 +20,8 @@ from failing_writes import FailingWrites
 
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
+from harness.command import first_losses
+from harness.launch.gang_plan import GangPlan
 from harness.machine.disturbance import Disturbance
 from harness.run import turn_file
 from results.errors import WriteStoreError
@@ -114,7 +116,8 @@ def is_said(code: int, err: str) -> bool:
     """Whether a sweep ended well, or with a line that says why it did not."""
     is_line = (err.splitlines() or [""])[-1].startswith("error: ")
     is_end = code == exit_codes.OK or (code == exit_codes.USAGE and is_line)
-    return is_end and "Traceback" not in err
+    # What failed is a file of the study, and no standard output.
+    return is_end and "Traceback" not in err and "write the output" not in err
 
 
 def test_what_a_killed_writer_left_is_removed(
@@ -132,6 +135,38 @@ def test_what_a_killed_writer_left_is_removed(
     assert exit_codes.OK == harness(*arguments, overrides=overrides)[0]
     assert [] == list(root.rglob(f"{TEMPORARY_PREFIX}*"))
     assert before == finished_in(root)
+
+
+def _write_losses(trial_dir: Path, spec: Any) -> None:
+    first_losses.write(trial_dir, spec, [1.0, 2.0], "in_graph x1")
+
+
+def _write_gang(trial_dir: Path, _spec: Any) -> None:
+    plan = GangPlan(
+        members=(("worker", 0),),
+        cpusets=((0,),),
+        num_ranks=1,
+        members_per_host=1,
+        variables={},
+    )
+    plan.write(trial_dir)
+
+
+@pytest.mark.parametrize("write", [_write_losses, _write_gang])
+def test_what_a_trial_is_told_names_its_file_where_it_cannot_be_written(
+    write: Any, tmp_path: Path, make_spec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of a write has no path, and would be taken for one of stdout."""
+    faults = FailingWrites(tmp_path, number=errno.ENOSPC)
+    faults.install(monkeypatch)
+    write(tmp_path, make_spec())
+    num_calls = faults.count
+    assert num_calls > 2
+    for place in range(num_calls):
+        faults.place, faults.count = place, 0
+        with pytest.raises(OSError, match="No space left") as found:
+            write(tmp_path, make_spec())
+        assert str(tmp_path) in str(found.value.filename)
 
 
 def test_a_turn_that_cannot_be_written_names_its_file(tmp_path: Path) -> None:

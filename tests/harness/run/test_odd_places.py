@@ -43,6 +43,17 @@ def test_a_link_in_the_place_of_a_trial_is_removed_alone(tmp_path: Path) -> None
     assert "kept" == (tmp_path / "precious" / "status.json").read_text()
 
 
+def test_a_log_without_end_is_read_at_its_end(tmp_path: Path, make_spec: Any) -> None:
+    """A program may write more than there is memory."""
+    with (tmp_path / "stderr.log").open("wb") as log:
+        log.seek(2**40)
+        log.write(b"the last words\n")
+    failure = conclude("0" * 20, make_spec(), tmp_path, ENDED).failure
+
+    assert failure is not None
+    assert "the last words" in str(failure.traceback)
+
+
 def test_what_is_no_trial_makes_room(tmp_path: Path) -> None:
     """A file for the folder is removed; a folder for the status, with all, is moved."""
     trial_dir = tmp_path / "trials" / "a"

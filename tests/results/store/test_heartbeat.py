@@ -13,7 +13,7 @@ import time
 import pytest
 
 from results import errors
-from results.store import heartbeat, lock
+from results.store import fence, heartbeat, lock
 
 NUM_RACES = int(os.environ.get("LOCK_RACES", "5"))
 NUM_MACHINES = 6
@@ -69,6 +69,21 @@ def test_a_file_that_cannot_be_removed_fails_nothing(
 
 
 @pytest.mark.processes
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of a read has no path, and would be taken for one of stdout."""
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with heartbeat.hold(tmp_path), monkeypatch.context() as patch:
+        patch.setattr(os, "read", fail)
+        with pytest.raises(OSError, match="Stale file handle") as found:
+            fence.check(tmp_path / "trials")
+    assert str(tmp_path / heartbeat.NAME) == found.value.filename
+
+
 def test_another_machine_is_refused_while_the_owner_lives(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

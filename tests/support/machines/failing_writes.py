@@ -79,7 +79,9 @@ class FailingWrites:
         """Fails as the system does."""
         self.failed = f"{what} {path or ''} {os.strerror(self.number)}"
         self.before()
-        raise OSError(self.number, os.strerror(self.number), path and str(path))
+        # The system says no path of a file that is open.
+        named = None if path is None or isinstance(path, int) else str(path)
+        raise OSError(self.number, os.strerror(self.number), named)
 
     def install(self, patch: pytest.MonkeyPatch, *, is_synced: bool = False) -> None:
         """Puts itself in the place of the calls.

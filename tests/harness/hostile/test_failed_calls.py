@@ -7,19 +7,18 @@ has ``tests/harness/run/test_failed_writes.py``.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import hashlib
-import io
 import os
-import pathlib
 import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
 import covering
+import drawn
 import forked_trials
 import pytest
+from failing_reads import ERRNOS, FailingReads
 from failing_writes import FailingWrites
 from loads import QUIET
 
@@ -28,7 +27,6 @@ from harness.cli import main as cli
 from harness.machine import disturbance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.processes
@@ -83,11 +81,8 @@ OUTPUTS = {
 SEVERAL = ("site", "TensorBoard", "init", "render")
 """Outputs of several files, of which each is whole or as it was."""
 WRITE_ERRNOS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EACCES)
-ERRNOS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.EACCES)
-CALLS = (
-    *((os, name) for name in ("open", "read", "listdir", "scandir", "stat", "lstat")),
-    (io, "open"),
-)
+SHIFT = int(drawn.SEED or 0)
+"""Each errno at each call needs as many series as there are of them."""
 REFUSED = re.compile(r"^(error|left out): ", re.MULTILINE)
 EVERY = 1 if covering.is_full() else 71
 
@@ -110,60 +105,15 @@ def measured(tmp_path_factory: Any, overrides: Any) -> Path:
             words = ("sweep", *options.split())
             patch.setattr("sys.argv", ["harness", *words])  # which the plan records
             assert exit_codes.OK == cli.main(words, run_overrides=overrides)
+        assert exit_codes.OK == cli.main(("baseline", "set", "a"))
     return root
 
 
-@dataclasses.dataclass
-class Faults:
-    """Lets the n-th call that reads below a folder fail.
-
-    Attributes:
-      root: The folder.
-      place: Which call fails, from 0 on; none if negative.
-      number: The errno.
-      count: How many calls there were.
-      failed: Which call failed.
-    """
-
-    root: Path
-    place: int = -1
-    number: int = errno.EIO
-    count: int = 0
-    failed: str = ""
-
-    def wrapped(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a call that may fail."""
-
-        def call(path: Any, *args: Any, **options: Any) -> Any:
-            if self._is_ours(path) and not self._is_writing(args, options):
-                self.count += 1
-                if self.count - 1 == self.place:
-                    self.failed = f"{real.__name__} {path}"
-                    raise OSError(self.number, os.strerror(self.number), str(path))
-            return real(path, *args, **options)
-
-        return call
-
-    def _is_ours(self, path: Any) -> bool:
-        if isinstance(path, int):
-            link = pathlib.Path(f"/proc/self/fd/{path}")
-            path = link.readlink() if link.is_symlink() else ""
-        return str(self.root) in os.path.abspath(os.fspath(path))  # noqa: PTH100
-
-    @staticmethod
-    def _is_writing(args: Any, options: Any) -> bool:
-        mode = options.get("mode", args[0] if args else "r")
-        if isinstance(mode, str):
-            return bool(set(mode) & set("wxa+"))
-        return bool(mode & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-
-
 @pytest.fixture
-def faults(measured: Path, monkeypatch: pytest.MonkeyPatch) -> Faults:
+def faults(measured: Path, monkeypatch: pytest.MonkeyPatch) -> FailingReads:
     """Returns what lets calls fail that read a study."""
-    found = Faults(measured)
-    for module, name in CALLS:
-        monkeypatch.setattr(module, name, found.wrapped(getattr(module, name)))
+    found = FailingReads(measured)
+    found.install(monkeypatch)
     return found
 
 
@@ -185,7 +135,7 @@ def _digest(root: Path) -> dict[str, str]:
 def test_a_failed_read_gives_no_other_answer(
     verb: str,
     measured: Path,
-    faults: Faults,
+    faults: FailingReads,
     overrides: Any,
     capsys: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -213,7 +163,7 @@ def test_a_failed_read_gives_no_other_answer(
     numbers = range(num_calls)[len(verb) % EVERY :: EVERY]
     for place in numbers:
         faults.place = place
-        faults.number = ERRNOS[place % len(ERRNOS)]
+        faults.number = ERRNOS[(place + SHIFT) % len(ERRNOS)]
         code, out, err = run()
         faults.place = -1
         is_same = (code, out) == want[:2]
@@ -284,10 +234,11 @@ def test_a_failed_write_leaves_the_old_output_or_a_whole_new_one(
     wrong = []
     for number in range(0, num_calls, 1 if covering.is_full() else num_calls // 3 + 1):
         before = begin()
-        faults.number = WRITE_ERRNOS[number % len(WRITE_ERRNOS)]
+        faults.number = WRITE_ERRNOS[(number + SHIFT) % len(WRITE_ERRNOS)]
         code, err = run(number)
         what, after = faults.failed, files()
         is_refused = code == exit_codes.USAGE and REFUSED.search(err) is not None
+        is_refused &= "write the output" not in err  # which is another file
         is_whole = code == exit_codes.OK and after == written
         again, said = (code, "") if is_whole else run()
         problems = {
@@ -335,4 +286,7 @@ def test_a_damaged_record_gives_no_other_verdict(
             before |= _digest(tmp_path / "runs" / "a" / "report")
         said = out + err if "verify" in verb else err
         assert str(path.relative_to(tmp_path / "runs" / "a")) in said, verb
+    code, _, err = harness("gate", *SWEEP.split()[:2], "--baseline=a", "--study=new")
+    assert exit_codes.USAGE == code
+    assert path.name in err
     assert before == _digest(tmp_path)

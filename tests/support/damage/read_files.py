@@ -1,0 +1,84 @@
+"""Reads files of which no verb of its own reads each one, as the harness does."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from harness.command import files
+from harness.command.errors import ReadingError
+from harness.machine import cuda_cache
+from harness.run.aggregate import conclude
+from harness.run.trial_tree import TrialExit
+from reports.page.sections import timelines
+from reports.view import reference_points
+from reports.view.view import view_store
+from reports.words.judging import gate_brief
+from results.errors import ResultsError
+from results.judging import gate_file
+from results.records.models import StatusRecord
+from results.store.study_store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def of_numbers(kind: str, key: str) -> Callable[[Path], None]:
+    """Reads the numbers of a program, as ``--metric`` does."""
+
+    def read(path: Path) -> None:
+        with contextlib.suppress(ReadingError):
+            files.read(kind, path, key)
+
+    return read
+
+
+def of_references(path: Path) -> None:
+    """Reads published figures, as ``report --references`` does."""
+    with contextlib.suppress(reference_points.ReferencesError):
+        reference_points.read(str(path))
+
+
+def of_note(path: Path) -> None:
+    """Reads what was compiled for which GPUs, as ``doctor`` does."""
+    cuda_cache.noted(path.parent)
+
+
+def of_gate(path: Path) -> None:
+    """Says what a gate concluded, as its page does."""
+    with contextlib.suppress(ResultsError):
+        if record := gate_file.read(Store(path.parent)):
+            view = gate_brief.GateView(record=record, why_none="", head="a", base="b")
+            assert view.sentence
+            assert view.level
+            assert all(map(gate_brief.change, record.cases))
+
+
+def of_timeline(path: Path) -> None:
+    """Draws a recorded step, as the page of its study does."""
+    with contextlib.suppress(ResultsError):
+        timelines.render(view_store(Store(path.parents[2])))
+
+
+def of_trial(path: Path) -> None:
+    """Concludes what a trial has written, and stores it."""
+    place = path.parents[1]
+    store, trial_id = Store(place / "runs" / "new"), "0" * 20
+    store.trial_dir(trial_id).mkdir(parents=True)
+    spec = next(Store(place / "runs" / "v" / "data-digits").trials()).spec
+    for exit_code in (0, 1, -9):
+        ended = TrialExit(
+            exit_code=exit_code, is_timed_out=False, timeout_sec=9, duration_sec=1,
+            num_oom_kills=0,
+        )  # fmt: skip
+        found = conclude(trial_id, spec, path.parent, ended)
+        status = StatusRecord(
+            trial_id=trial_id,
+            status=found.status,
+            started_at="2026-01-01T00:00:00+00:00",
+            ended_at="2026-01-01T00:00:00+00:00",
+            duration_sec=1.0,
+            failure=found.failure,
+        )
+        store.write_status(trial_id, status)
