@@ -147,3 +147,13 @@ def test_too_much_that_is_not_committed_is_refused(
 
     with pytest.raises(PlanError, match=r"3 files of .* such as '0.txt', .*gitignore"):
         repository.find(root)
+
+
+def test_a_repository_that_git_does_not_read_is_none_of_nobody(root: Path) -> None:
+    """As one of another owner in a container; its program would have no commit."""
+    (root / ".git" / "config").write_text("[core\n")
+
+    message = r"git does not read the repository of .*bad config line 1.*safe.directory"
+    with pytest.raises(PlanError, match=message):
+        repository.find(root)
+    assert repository.find(root.parent) is None
