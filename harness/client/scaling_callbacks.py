@@ -49,7 +49,8 @@ class _Driven:
 def keras_callback(run: ClientRun, examples: int | None = None) -> Any:
     """Returns a callback for ``fit`` of Keras 3: each batch is a step.
 
-    With ``steps_per_execution`` k, ``examples`` are those of k batches.
+    With ``steps_per_execution`` k, ``examples`` are those of k batches. The loss is the
+    one that Keras logs: a mean since the epoch began.
 
     Args:
       run: What ``scaling_client.connect`` returned.

@@ -6,6 +6,7 @@ into each member of an array.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -20,6 +21,45 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_BYTES: Final = 2**26
+
+
+class MetricFile:
+    """The file of a trial, and what it was before the program started.
+
+    Args:
+      kind: ``json`` or ``csv``.
+      path: Of the file.
+      key: Keys joined by dots, or a column.
+    """
+
+    def __init__(self, kind: str, path: Path, key: str) -> None:
+        self._kind, self._path, self._key = kind, path, key
+        self._written, self._before = 0, b""
+        with contextlib.suppress(OSError, ReadingError):
+            self._written = path.stat().st_mtime_ns
+            read(kind, path, key)
+            self._before = path.read_bytes()
+
+    def read(self) -> list[Reading]:
+        """Returns the numbers that the program wrote.
+
+        Raises:
+          ReadingError: It wrote none, or behind those of a run before.
+        """
+        found = read(self._kind, self._path, self._key)
+        if self._path.stat().st_mtime_ns == self._written:
+            raise ReadingError(
+                f"the file {self._path.name!r} of --metric was there before the program"
+                " started, which did not write it; let it do so in each run"
+            )
+        now = self._path.read_bytes()
+        if self._before and now != self._before and now.startswith(self._before):
+            raise ReadingError(
+                f"the file {self._path.name!r} of --metric has the numbers of a run"
+                " before as well, since the program writes behind them; let it begin"
+                " anew, or write into {output_dir}"
+            )
+        return found
 
 
 def read(kind: str, path: Path, key: str) -> list[Reading]:

@@ -47,7 +47,7 @@ names = sorted({f"{of.metadata['Name']}=={of.version}".lower() for of in found})
 digest = hashlib.blake2b(" ".join(names).encode(), digest_size=8).hexdigest()
 print(sys.version.split()[0], digest, len(names))
 """
-_INTERPRETER_SEC: Final = 60.0
+INTERPRETER_SEC: Final = 60.0
 _DIGITS: Final = 16
 
 
@@ -146,7 +146,7 @@ def _interpreter(word: str, folder: Path) -> dict[str, str]:
     path = shutil.which(name)
     if path is None:
         return {"program": "not found"}
-    python = _python_of(Path(path))
+    python = python_of(Path(path))
     if python:
         try:
             done = subprocess.run(
@@ -155,7 +155,7 @@ def _interpreter(word: str, folder: Path) -> dict[str, str]:
                 text=True,
                 check=True,
                 cwd=folder,
-                timeout=_INTERPRETER_SEC,
+                timeout=INTERPRETER_SEC,
             )
             version, packages, number = done.stdout.split()
         except (OSError, subprocess.SubprocessError, ValueError):
@@ -165,7 +165,7 @@ def _interpreter(word: str, folder: Path) -> dict[str, str]:
     return {f"program {Path(path).name}": repository.digest_of_file(Path(path))}
 
 
-def _python_of(path: Path) -> str:
+def python_of(path: Path) -> str:
     """Returns the Python that a file is, or that runs it; empty if it is neither."""
     if path.name.startswith("python"):
         return str(path)

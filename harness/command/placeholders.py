@@ -31,6 +31,10 @@ MEANINGS: Final = {
 """All placeholders."""
 _OF_SIZE: Final = frozenset({"replicas", "workers", "cores", "gpus"})
 """Those of which one must be there, so that a case differs from another."""
+_QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
+_OF_SHELL = re.compile(
+    r"^\s*[A-Za-z_]\w*=|(?<!\S)~(?=[/\s]|$)|[;<>|&`\n]|\$[A-Za-z0-9_({?@*]"
+)
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -74,6 +78,13 @@ def check(command: str, replicas: Iterable[int]) -> None:
       PlanError: It cannot, or all cases would be the same program.
     """
     split(command)
+    found = _OF_SHELL.search(_QUOTED.sub("_", command))
+    if found is not None:
+        raise PlanError(
+            f"--command {command!r} has {found[0].strip()!r}, which only a shell"
+            " understands, and none is started; write sh -c '...' around it, env"
+            " NAME=VALUE for a variable, or quotation marks where it is text"
+        )
     counts = sorted(set(replicas))
     if len(counts) > 1 and not _OF_SIZE.intersection(names_in(command)):
         raise PlanError(
@@ -86,9 +97,14 @@ def check(command: str, replicas: Iterable[int]) -> None:
 
 def fill(command: str, values: Mapping[str, object]) -> list[str]:
     """Returns the words of a command with values in place of the placeholders."""
+    return fill_words(split(command), values)
+
+
+def fill_words(words: Iterable[str], values: Mapping[str, object]) -> list[str]:
+    """Returns words with values in place of the placeholders."""
 
     def value_of(match: re.Match[str]) -> str:
         name = match["name"]
         return match[0][0] if name is None else str(values[name])
 
-    return [_PLACEHOLDER.sub(value_of, word) for word in split(command)]
+    return [_PLACEHOLDER.sub(value_of, word) for word in words]

@@ -19,6 +19,13 @@ SHOWN: Final = 120
 """Characters of a line or number that a message shows."""
 _END = re.compile(rb"[\r\n]")  # progress bars end lines by a carriage return
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_BEGINNING = re.compile(r"[0-9]+\.?$|[0-9.]*[0-9][eE][+-]?$")
+_END_OF_NUMBER = re.compile(
+    r"[.0-9]*[0-9]|\.?[0-9]*[eE][+-]?[0-9]+|(?:,[0-9]{3})+(?![0-9,])[0-9.]*|[kKMG]\b"
+)
+"""What stands behind the part of a number that a pattern takes."""
+_OF_THOUSANDS: Final = 3
+"""The most digits before the first comma of 1,234,567."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,7 +100,7 @@ class LineReader:
 
     def _read(self, line: bytes, ns: int) -> Iterator[Reading]:
         text = _COLOURS.sub("", line.decode("utf-8", errors="replace"))
-        found = self._pattern.findall(text)
+        found = [*self._pattern.finditer(text)]
         shown = printable(text.strip())[:SHOWN]
         if len(found) > 1:
             raise ReadingError(
@@ -101,4 +108,27 @@ class LineReader:
                 f" {shown!r}; add what stands before the number that you mean"
             )
         for match in found:
-            yield Reading(ns, self._number(match, f"the line {shown!r}"))
+            where = f"the line {shown!r}"
+            self._check_whole(match, where)
+            yield Reading(ns, self._number(match[1] or "", where))
+
+    def _check_whole(self, match: re.Match[str], where: str) -> None:
+        """Raises if the group takes a part of a number: 1.2 of 1.2e+04, 4 of 123.4.
+
+        A pattern that goes on behind its group says itself what follows.
+        """
+        text, (start, end) = match.string, match.span(1)
+        if not match[1] or not match[1].replace(".", "").isdecimal():
+            return
+        before = _BEGINNING.search(text[:start])
+        after = _END_OF_NUMBER.match(text, end) if end == match.end() else None
+        first = "" if before is None else before[0]
+        last = "" if after is None else after[0]
+        if last.startswith(",") and ("." in match[1] or len(match[1]) > _OF_THOUSANDS):
+            last = ""  # the next column
+        if first.strip("0") or last:
+            raise ReadingError(
+                f"{where} has {first + match[1] + last!r}, of which the group of"
+                f" {self._option} takes {match[1]!r} alone; let it take the whole"
+                " number, such as '[^0-9]([0-9.e+-]+)', printed without separators or k"
+            )

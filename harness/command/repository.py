@@ -77,6 +77,13 @@ def find(folder: Path, left_out: Sequence[Path] = ()) -> Repository | None:
     """
     found = git(folder, "rev-parse", "--show-toplevel")
     if found.returncode != 0:
+        why = found.stderr.strip().partition("\n")[0]
+        if "not a git repository" not in why:
+            raise PlanError(
+                f"git does not read the repository of {str(folder)!r}: {why[:200]};"
+                " repair it, or let git trust another owner: git config --global --add"
+                " safe.directory PATH"
+            )
         return None
     root = Path(found.stdout.strip()).resolve()
     commit = git(root, "rev-parse", "--verify", "--quiet", "HEAD").stdout.strip()

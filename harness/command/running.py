@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import resource
 import selectors
@@ -110,10 +111,15 @@ class Run:
                 stderr=subprocess.PIPE,
                 preexec_fn=request_death_signal,  # noqa: PLW1509 - before any thread
             )
-        except (FileNotFoundError, PermissionError) as error:
+        except OSError as error:
+            advice = (
+                "give a program that is in PATH, or its path from the folder of the"
+            )
+            advice += " sweep"
+            if error.errno == errno.ENOEXEC:
+                advice = "begin a script with '#!/bin/sh', or name its interpreter"
             raise CommandError(
-                f"--command cannot be started: {words[0]!r}: {error.strerror}; give a"
-                " program that is in PATH, or its path from the folder of the sweep"
+                f"--command cannot be started: {words[0]!r}: {error.strerror}; {advice}"
             ) from error
         assert process.stdout is not None
         assert process.stderr is not None

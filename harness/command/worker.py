@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from harness.client.scaling_client import LostHarnessError, RankFile
-from harness.command import files, metric, placeholders, supervised
+from harness.command import metric, placeholders, supervised
 from harness.command.counts import CountReader
 from harness.command.errors import CommandError, ReadingError
+from harness.command.files import MetricFile
 from harness.command.kept_output import KeptOutput
 from harness.command.other_gpus import VISIBLE, OtherGpus
 from harness.command.paused import PausedTrial
@@ -35,7 +36,7 @@ from results.records.limits import MAX_STEPS
 from results.records.models import Environment, Phase, TrialSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from harness.command.metric import Metric
     from results.records.models import Placement
@@ -81,6 +82,7 @@ class Trial:
         )
         values = values_of(spec, self._placement, make_output_dir())
         words = placeholders.fill(self._program.command, values)
+        file = self._file(folder, values)
         try:
             self._run.run(words, folder, variables_of(os.environ), self._receive, 0)
         finally:
@@ -95,11 +97,8 @@ class Trial:
             )
         if code and not self._run.is_ended:
             raise CommandError(f"the command exited with code {code}{self._so_far()}")
-        if not self._metric.pattern:
-            path = Path(placeholders.fill(_quoted(self._metric.path), values)[0])
-            self._take_rows(
-                files.read(self._metric.file_kind, folder / path, self._metric.key)
-            )
+        if file is not None:
+            self._take_rows(file.read())
         self._check_number()
         for count in self._counts.metrics():
             self._writer.write("window_metric", **count)
@@ -107,6 +106,14 @@ class Trial:
         self._writer.enter(Phase.REPORT)
         self._writer.write("done", ns=time.monotonic_ns())
         return 0
+
+    def _file(self, folder: Path, values: Mapping[str, object]) -> MetricFile | None:
+        """Returns the file that has the numbers, if they are not in lines."""
+        of = self._metric
+        if of.pattern:
+            return None
+        (path,) = placeholders.fill(_quoted(of.path), values)
+        return MetricFile(of.file_kind, folder / path, of.key)
 
     def _so_far(self) -> str:
         number = len(self._readings)

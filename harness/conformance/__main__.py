@@ -2,8 +2,9 @@
 
 python -m harness.conformance [--timeout SEC] [--only CHECK] -- COMMAND...
 
-The command is started as a trial of a study starts it, several times. Prints a line
-per check; the exit code is 0 if the program passes all, 4 if not, 2 if there is none.
+The command, which may have placeholders such as {per_replica_batch_size}, is started as
+a trial of a study starts it, several times. Prints a line per check; the exit code is 0
+if the program passes all, 4 if not, 2 if there is none.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.command import placeholders
 from harness.conformance.checks import CHECKS, NonconformingError
+from harness.errors import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"error: there is no program {command[0]!r} here; give its path, or one"
             " that is in PATH, after '--'\n"
         )
+        return BAD_REQUEST
+    try:
+        for word in command:
+            placeholders.names_in(word)
+    except PlanError as error:
+        sys.stderr.write(f"error: {error}\n")
         return BAD_REQUEST
     num_failed = 0
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from harness.client.scaling_client import ADDRESS_VARIABLE, TRIAL_FILE
+from harness.command import placeholders
+from harness.command.worker import free_port
 from harness.placement.processes import Processes
 from harness.run import scratch
 from harness.run.trial_tree import ProcessTree
@@ -74,7 +76,7 @@ def stage(folder: Path, command: Sequence[str], **asked: Any) -> Staged:
 
     Args:
       folder: Its directory, which is created.
-      command: The program with its arguments.
+      command: The program with its arguments, in which placeholders are filled.
       **asked: What ``client.json`` says in place of ``ASKED``; ``protocol`` may be one
         that there is not.
     """
@@ -84,6 +86,19 @@ def stage(folder: Path, command: Sequence[str], **asked: Any) -> Staged:
     if version is not None:
         content["protocol"] = version
     (folder / TRIAL_FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+    output_dir = folder / "output"
+    output_dir.mkdir()
+    values = {
+        **content,
+        "replicas": content["num_replicas"],
+        "workers": content["num_replicas"],
+        "replicas_per_worker": 1,
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": 0,
+        "port": free_port(),
+        "output_dir": output_dir,
+    }
+    words = placeholders.fill_words(command, values)
     variables = {k: v for k, v in os.environ.items() if k != ADDRESS_VARIABLE}
     variables |= {
         process_tree.MARKER: str(folder.resolve()),
@@ -91,6 +106,6 @@ def stage(folder: Path, command: Sequence[str], **asked: Any) -> Staged:
     }
     return Staged(
         trial_dir=folder,
-        command=(sys.executable, "-c", _START, str(Path.cwd()), *command),
+        command=(sys.executable, "-c", _START, str(Path.cwd()), *words),
         variables=variables,
     )

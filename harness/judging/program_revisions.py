@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from harness.command import identity, repository
 from harness.errors import RevisionError
-from harness.judging import worktrees
+from harness.judging import own_code, worktrees
 from harness.judging.revisions import SHOWN_DIGITS, last_line, uninterrupted
 from harness.machine import owned_folders
 from harness.sources.source_tree import SourceTree
@@ -127,7 +127,8 @@ def side_by_side(
             _check_out(source, here, source.commit, name_here, folder)
             _copy_changes(source, here)
             _check_out(source, there, commit, f"revision {revision!r}", folder)
-            for root, name in ((here, name_here), (there, f"revision {revision!r}")):
+            sides = ((here, name_here), (there, f"revision {revision!r}"))
+            for root, name in sides:
                 _check_complete(root, name)
                 start = root / record.folder
                 if not start.is_dir():
@@ -140,6 +141,13 @@ def side_by_side(
                     note(f"--setup in {name}: {record.setup}")
                     other = name_here if root == there else ""
                     _prepare(record.setup, start, name, folder, works_on=other)
+            for root, name in sides:
+                start = root / record.folder
+                own_code.check_start(record.command, start, name)
+                others = {source.root, here, there} - {root}
+                own_code.check_imports(
+                    record.command, start, root, name, sorted(others)
+                )
             name = commit[:SHOWN_DIGITS]
             folders = {"": here / record.folder, name: there / record.folder}
             of_commit = repository.Repository(root=there, commit=commit, changed=())

@@ -39,7 +39,7 @@ def run(
     command = ["git", "--no-optional-locks", "-c", "core.hooksPath=/dev/null"]
     return subprocess.run(
         [*command, "-C", str(folder), *arguments],
-        env=variables | {"GIT_TERMINAL_PROMPT": "0"},
+        env=variables | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
         input=text,
         pass_fds=() if holds is None else (holds.descriptor,),
         capture_output=True,

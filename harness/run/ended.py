@@ -81,11 +81,14 @@ def _where(log: RankLog) -> str:
 def timed_out(logs: Sequence[RankLog], trial_exit: TrialExit) -> Conclusion:
     """Concludes a trial that the harness ended: the rank that is furthest behind."""
     behind = _furthest_behind(logs)
+    reason = f"killed after {trial_exit.timeout_sec:g} s (timeout): {_where(behind)}"
+    if "metric" in behind.facts:
+        reason += "; look at what it waits for, or raise --timeout"
+        if behind.readings:
+            reason += ", or end it after enough numbers by --num-measured-steps"
     failure = Failure(
         phase=behind.phase,
-        reason=(
-            f"killed after {trial_exit.timeout_sec:g} s (timeout): {_where(behind)}"
-        ),
+        reason=reason,
         exception_type="TimeoutError",
     )
     return Conclusion(status=TrialStatus.TIMEOUT, failure=failure, result=None)

@@ -120,14 +120,42 @@ def _suspicions(case: Case, fewest: Case) -> Iterator[str]:
             f" {busy_before:.1f}: does it use the replicas that its command names?"
         )
     spacing, spacing_before = _spacing(case), _spacing(fewest)
-    if spacing and spacing_before:
-        ratio = spacing_before / spacing
-        if abs(ratio / factor - 1) < _LIKE:
-            yield (
-                f"With {replicas} the printed rate accounts for {ratio:.1f} times as"
-                f" much of the time between two numbers as with {before}: does it"
-                " print the rate of one replica? Then use throughput_per_replica."
-            )
+    if not spacing or not spacing_before:
+        return
+    ratio = spacing_before / spacing
+    times = f"{factor:g}"
+    if _is_like(ratio, factor) and _is_like(_number(case), factor * _number(fewest)):
+        yield (
+            f"With {replicas} the program printed {times} times as many numbers as with"
+            f" {before}: do all its processes print the rate of all? Then one of them"
+            " should, since the first numbers are warm-up."
+        )
+    elif _is_like(ratio, factor):
+        yield (
+            f"With {replicas} the printed rate accounts for {ratio:.1f} times as"
+            f" much of the time between two numbers as with {before}: does it"
+            " print the rate of one replica? Then use throughput_per_replica."
+        )
+    elif _is_like(ratio, factor**2):
+        yield (
+            f"With {replicas} the printed rates account for {ratio:.1f} times as much"
+            f" of the time between two numbers as with {before}: does each process"
+            f" print its own? Then the throughput is {times} times what is shown; let"
+            " one process print the sum, or use throughput_per_replica."
+        )
+
+
+def _is_like(value: float, other: float) -> bool:
+    return abs(value / other - 1) < _LIKE
+
+
+def _number(case: Case) -> float:
+    """Returns how many numbers a trial printed; its entries have readings."""
+    return statistics.median(
+        entry.result.readings.num_readings
+        for entry in case.ok_entries
+        if entry.result.readings is not None
+    )
 
 
 def _busy(case: Case) -> float:

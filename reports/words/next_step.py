@@ -116,6 +116,8 @@ def _controls(view: View, points: Sequence[Point]) -> str:
 
 def with_a_baseline(view: View) -> str:
     """Returns the command that measures something to compare with."""
+    if not all(entry.is_ok for entry in view.study.planned):
+        return after_failures(view, "what 'status' says of the others")
     plan = view.study.plan
     measured = {point.num_replicas for point in view.points}
     most = max(measured | {2 * plan.baseline_num_replicas})
@@ -132,10 +134,15 @@ def _is_quiet(view: View) -> bool:
     )
 
 
-def after_failures(view: View) -> str:
-    """Returns what to do after a study of which nothing is ok; as ``choose``."""
+def after_failures(view: View, what: str = "this") -> str:
+    """Returns what to do after a study of which too little is ok; as ``choose``.
+
+    A program of the user's is another one when it was mended, so its study is as well.
+    """
     states = {entry.state for entry in view.study.planned}
     if states & {status.value for status in TrialStatus}:
         again = reproduce.resume(view.study.plan, "--retry", "failed")
-        return f"fix this, then `{again}`"
+        if view.study.program is not None:
+            again = reproduce.command_of_study(view.study.plan)
+        return f"fix {what}, then `{again}`"
     return f"`{reproduce.resume(view.study.plan)}` runs what is missing"

@@ -241,17 +241,20 @@ def _gate_words(given: Mapping[str, Any]) -> Sequence[str]:
     from harness.cli.main import VERBS
 
     verb = next(verb for verb in VERBS if verb.name == "gate")
-    known = {option for param in verb.params for option in param.opts}
+    known = {option: param for param in verb.params for option in param.opts}
     words = ["gate"]
     for name, value in given.items():
-        if name in _NOT_OF_GATES or f"--{name}" not in known:
+        option = f"--{name}"
+        if name in _NOT_OF_GATES or option not in known or isinstance(value, dict):
             continue
-        if value is True:
-            words += [f"--{name}"]
+        if isinstance(value, bool):
+            words += [option] if value else known[option].secondary_opts
+        elif isinstance(value, list) and known[option].multiple:
+            words += [word for each in value for word in (option, str(each))]
         elif isinstance(value, list):
-            words += [f"--{name}", ",".join(map(str, value))]
-        elif not isinstance(value, dict):
-            words += [f"--{name}", str(value)]
+            words += [option, ",".join(map(str, value))]
+        else:
+            words += [option, str(value)]
     return words
 
 

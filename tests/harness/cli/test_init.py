@@ -83,6 +83,26 @@ def _verbs() -> list[Verb]:
     return [verb for verb in VERBS if isinstance(verb, Verb)]
 
 
+def test_the_gate_of_a_workflow_has_the_options_of_the_study() -> None:
+    """Also those that are repeated, or say no."""
+    options = ("--command=p {replicas}", "--metric=throughput=x ([0-9.]+)")
+    counts = ("a=sent ([0-9]+)", "b=got, ([0-9]+)")
+    options += ("--replicas=1,2", "--mode=weak,strong", "--no-match", "--repeats=2")
+    options += tuple(word for text in counts for word in ("--count", text))
+    plan: Any = types.SimpleNamespace(
+        study="s", command=("python", "-m", "harness", "sweep", *options)
+    )
+
+    words = list(init_verb._gate_words(init_verb._given(plan)))
+    verb = next(v for v in _verbs() if v.name == "gate")
+    request = verb.make_request(verb.make_context("gate", words[1:]))
+    assert (counts, False, None) == (
+        tuple(request.counts),
+        request.is_matched,
+        request.repeats,
+    )
+
+
 def test_a_workload_is_repeated(tmp_path: Path) -> None:
     """The study file is read again, to the same settings."""
     options = ("--workload=resnet50", "--option", "jit=step", "--replicas=1..2")

@@ -31,7 +31,7 @@ def words_of(program="train.py", *words):
 
 def test_two_ranks_in_python_conform(capsys):
     """All checks, with the ranks as one program."""
-    assert 0 == conformance.main(["--", *words_of("start.py", "2")])
+    assert 0 == conformance.main(["--", *words_of("start.py", "{replicas}")])
     lines = capsys.readouterr().out.splitlines()
     assert len(CHECKS) == len(lines) == sum(line.startswith("ok ") for line in lines)
     assert "2 ranks, with losses" in lines[0]
@@ -81,3 +81,5 @@ def test_a_program_that_is_not_there_is_an_error(capsys):
     """Before anything is started."""
     assert 2 == conformance.main(["--", "no-such-program"])
     assert "there is no program 'no-such-program' here" in capsys.readouterr().err
+    assert 2 == conformance.main(["--", sys.executable, "{replica}"])
+    assert "did you mean 'replicas'" in capsys.readouterr().err

@@ -42,7 +42,7 @@ PROGRAMS: dict[str, tuple[str, TrialStatus, str]] = {
     "hangs": (
         "subprocess.Popen(['sleep', '987']); time.sleep(987)",
         TrialStatus.TIMEOUT,
-        r"killed after 6 s \(timeout\): the command had printed no numbers",
+        r"killed after 6 s \(timeout\): the command had printed no numbers; look at",
     ),
     "prints nothing": (
         "print('speed 3')",
@@ -113,6 +113,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         )
         trials[name] = planned(f"python3 {path.name} {{replicas}}")
     trials["is missing"] = planned(MISSING)
+    (root / "script").write_text("echo rate 7\n")
+    (root / "script").chmod(0o755)
+    trials["is no program"] = planned("./script {replicas}")
+    trials["is a folder"] = planned("./study {replicas}")
     trials["prints for ever"] = planned(
         "yes 'rate 7' --n={replicas}".replace(" --n={replicas}", ""), num_measured=5
     )
@@ -235,12 +239,26 @@ def test_a_program_ends_when_it_has_printed_enough(ran: Any) -> None:
     )
 
 
-def test_a_program_that_does_not_exist_is_named(ran: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "is missing",
+            r"'no-such-program': No such file .*; give a program that is in",
+        ),
+        ("is a folder", r"'\./study': Permission denied; give a program"),
+        (
+            "is no program",
+            r"'\./script': Exec format error; begin a script with '#!/bi",
+        ),
+    ],
+)
+def test_a_program_that_cannot_be_started_is_named(
+    ran: Any, name: str, message: str
+) -> None:
     """With what to do."""
-    assert re.search(
-        r"--command cannot be started: 'no-such-program': No such file .*; give a",
-        ran["is missing"].status.failure.reason,
-    )
+    reason = ran[name].status.failure.reason
+    assert re.search(f"--command cannot be started: {message}", reason)
 
 
 def test_output_has_limits(ran: Any, tmp_path: Path) -> None:

@@ -173,3 +173,13 @@ def test_a_file_that_a_command_names_and_that_fails_is_one_line(tmp_path: Path) 
         PlanError, match=r"cannot read '/proc/self/mem', .*output error"
     ):
         identity.of_program("no-such-program /proc/self/mem", tmp_path)
+
+
+def test_a_repository_that_git_does_not_read_is_none_of_nobody(root: Path) -> None:
+    """As one of another owner in a container; its program would have no commit."""
+    (root / ".git" / "config").write_text("[core\n")
+
+    message = r"git does not read the repository of .*bad config line 1.*safe.directory"
+    with pytest.raises(PlanError, match=message):
+        repository.find(root)
+    assert repository.find(root.parent) is None

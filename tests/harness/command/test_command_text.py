@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,34 @@ def test_values_are_single_words() -> None:
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        "sh -c 'cd a && b > c; $D' {replicas}",
+        'sh -c "A=1 b | c" {replicas}',
+        r"a b\;c --rate=3 {replicas}",
+        "env A=1 b --home '~' --cost 5$ {replicas}",
+    ],
+)
+def test_what_is_quoted_is_of_no_shell(command: str) -> None:
+    """Nor is an option with a value, or a variable behind env."""
+    placeholders.check(command, [1, 2])
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"command": "train 'a"}, r"--command .* cannot be split .*; close the quot"),
         ({"command": " "}, r"--command is empty; give what starts your program"),
+        ({"command": "cd a && b {replicas}"}, r"has '&', .* no.* started; write sh -c"),
+        (
+            {"command": "A=1 b {replicas}"},
+            r"has 'A=', which only a shell .* env NAME=V",
+        ),
+        ({"command": "~/b {replicas}"}, r"has '~', which only a shell understands"),
+        (
+            {"command": "b $C {replicas}"},
+            r"has '\$C', .* quotation marks where it is t",
+        ),
         ({"command": "a {replica}"}, r"unknown placeholder .*did you mean 'replicas'"),
         ({"command": "a {seed}"}, r"has no \{replicas\}, .* same program with 1 and 2"),
         ({"metric": "throughput"}, r"without --metric NAME=PATTERN: say where it"),
@@ -148,6 +173,45 @@ def test_a_line_that_says_nothing_clear_is_an_error(line: bytes, message: str) -
         read(r"s: (\w[\w.]*)", line + b"\n")
 
 
+@pytest.mark.parametrize(
+    ("pattern", "line", "whole"),
+    [
+        ("s: ([0-9.]+)", b"s: 1.2e+05", "1.2e+05"),
+        ("s: ([0-9.]+)", b"s: 1,234.5", "1,234.5"),
+        ("s: ([0-9.]+)", b"s: 12,345 now", "12,345"),
+        ("s: ([0-9.]+)", b"s: 1.2k", "1.2k"),
+        ("s: ([0-9]+)", b"s: 0.41", "0.41"),
+        ("s:.*([0-9.]+)", b"s: 123.4", "123.4"),
+        ("s:.*([0-9.]+)", b"s: 1234", "1234"),
+        (r"s: [0-9.e]+\+?([0-9]+)", b"s: 1.5e+05", "1.5e+05"),
+    ],
+)
+def test_a_part_of_a_number_is_not_read(pattern: str, line: bytes, whole: str) -> None:
+    """It would be wrong by any factor, and look like a rate."""
+    message = re.escape(f"has {whole!r}, of which the group of --metric takes ")
+    with pytest.raises(ReadingError, match=f"{message}.* alone; let it take the whole"):
+        read(pattern, line + b"\n")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line", "value"),
+    [
+        ("^[0-9]+,([0-9.]+)", b"3,12.5,128", 12.5),
+        ("^([0-9]+),", b"32,128", 32.0),
+        ("([0-9.]+)k", b"1.2k", 1.2),
+        ("step 0*([0-9]+)/", b"step 0012/100", 12.0),
+        ("s: ([0-9.]+)", b"s: 5. loss 0.3", 5.0),
+        ("s: ([0-9.]+)", b"s: 12ms, 4", 12.0),
+        ("s: ([0-9.e+]+)", b"s: 1.2e+05", 1.2e5),
+    ],
+)
+def test_what_stands_beside_a_number_is_none_of_it(
+    pattern: str, line: bytes, value: float
+) -> None:
+    """Columns, leading zeros, units; a pattern that goes on says what follows."""
+    assert [value] == [reading.value for reading in read(pattern, line + b"\n")]
+
+
 def test_a_flood_without_line_ends_is_not_kept() -> None:
     """Only so much of a line is looked at."""
     lines = LineReader(metric.parse("throughput=(x)").pattern)  # type: ignore[arg-type]
@@ -212,6 +276,38 @@ def test_a_file_without_the_number_is_an_error(
 
     with pytest.raises(ReadingError, match=message):
         files.read(kind, path, "rate")
+
+
+def test_numbers_of_a_run_before_are_not_read(tmp_path: Path) -> None:
+    """A file that stays, or that is written behind; a new one may be alike."""
+    path = tmp_path / "out.jsonl"
+
+    def file() -> files.MetricFile:
+        return files.MetricFile("json", path, "rate")
+
+    first = file()
+    path.write_text('{"rate": 3}\n')
+    os.utime(path, ns=(1, 1))
+    assert [Reading(0, 3.0)] == first.read()
+    second = file()
+    with pytest.raises(ReadingError, match="was there before the program started, wh"):
+        second.read()
+    path.write_text('{"rate": 3}\n{"rate": 4}\n')
+    with pytest.raises(ReadingError, match=r"of a run before as well.*\{output_dir\}"):
+        second.read()
+    path.write_text('{"rate": 3}\n')
+    assert [Reading(0, 3.0)] == second.read()
+
+
+def test_a_head_that_a_run_before_left_is_no_number(tmp_path: Path) -> None:
+    """A table begins with the same names each time."""
+    path = tmp_path / "out.csv"
+    path.write_text("step,rate\n")
+    os.utime(path, ns=(1, 1))
+    file = files.MetricFile("csv", path, "rate")
+    path.write_text("step,rate\n0,3\n")
+
+    assert [Reading(0, 3.0)] == file.read()
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,14 @@ def case(
     *,
     step_sec: float = 0.1,
     said_sec: float = 0.1,
+    number: int = STEPS,
     busy: float | None = None,
     of: Evidence = Evidence.WINDOW,
     **fields: Any,
 ) -> Any:
     """Returns a case: its steps take one time, and its numbers say another."""
     rank = SimpleNamespace(window_start_ns=0, window_end_ns=STEPS * step_sec * 1e9)
-    readings = SimpleNamespace(evidence=of, busy_cores=busy)
+    readings = SimpleNamespace(evidence=of, busy_cores=busy, num_readings=number)
     result = SimpleNamespace(
         readings=readings, ranks=[rank], window_sec=STEPS * said_sec
     )
@@ -72,3 +73,14 @@ def test_the_rate_of_one_replica_is_noticed() -> None:
     assert "accounts for 2.0 times as much" in said
     assert said.endswith("Then use throughput_per_replica.")
     assert [] == list(evidence._suspicions(case(2), one))
+
+
+def test_processes_that_all_print_are_noticed() -> None:
+    """The rate of all, or each its own: twice as often, and each stands for longer."""
+    one = case(1)
+
+    (said,) = evidence._suspicions(case(2, said_sec=0.2, number=2 * STEPS), one)
+    assert "printed 2 times as many numbers as with 1 replica: do all its pro" in said
+    (said,) = evidence._suspicions(case(2, said_sec=0.4, number=2 * STEPS), one)
+    assert "each process print its own? Then the throughput is 2 times what" in said
+    assert [] == list(evidence._suspicions(case(2, said_sec=0.3), one))

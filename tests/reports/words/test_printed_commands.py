@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,6 +94,35 @@ def test_commands_for_more_generations_run(
     assert "6 generations" in output
     assert plan.measuring.minutes is not None
     assert command.endswith(f"--minutes {plan.measuring.minutes * 6 / 4:g}")
+
+
+def test_a_command_with_a_baseline_runs(
+    made: Any, tmp_path: Path, synthetic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where everything that was planned is ok."""
+    view = view_store(made(backends=("in_graph",), modes=(synthetic.WEAK,), repeats=1))
+    (command,) = re.findall(r"`([^`]+)`", next_step.with_a_baseline(view))
+
+    assert "--replicas" in command
+    _run(command, tmp_path, monkeypatch)
+
+
+def test_a_program_that_was_mended_has_another_study() -> None:
+    """Its code is another, so the study of the failures would refuse it."""
+    plan = SimpleNamespace(
+        study="s", command=("python", "-m", "harness", "sweep", "--study", "s", "--a=b")
+    )
+    trial = SimpleNamespace(state="failed", is_ok=False)
+    study = SimpleNamespace(program="a {replicas}", planned=[trial], plan=plan)
+    view: Any = SimpleNamespace(study=study)
+    again = "then `python -m harness sweep --a=b`"
+
+    assert f"fix this, {again}" == next_step.after_failures(view)
+    assert f"fix what 'status' says of the others, {again}" == (
+        next_step.with_a_baseline(view)
+    )
+    study.program = None
+    assert next_step.after_failures(view).endswith("resume s --retry failed`")
 
 
 def test_commands_after_failures_and_of_markdown_run(
