@@ -16,7 +16,7 @@ from reports.site import assets, comparison
 from reports.site.card import make_card, slugs
 from reports.site.timeline import histories
 from reports.view.view import view_store
-from reports.words import formats
+from reports.words import formats, reproduce
 from results import errors
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ INDEX: Final = "index.html"
 RECORDS: Final = "records.zip"
 RAW_DATA: Final = "Raw records (zip)"
 """Of a link: ``verify`` recomputes every figure from them."""
+SOURCE: Final = "Source code"
+_COMMIT: Final = "{commit}"
 _BODY: Final = re.compile(r'<body>\n(?:<a class="skip"[^>]*>[^<]*</a>\n)?')
 """Where a page begins; a link that skips to the content stays the first of all."""
 
@@ -60,6 +62,8 @@ def pages(
     metric: Metric,
     references: Sequence[str] = (),
     data: Mapping[pathlib.Path, str] | None = None,
+    *,
+    source_url: str = "",
 ) -> Iterator[tuple[str, str]]:
     """Yields the path of every page below the site's folder, and its HTML.
 
@@ -70,6 +74,7 @@ def pages(
       metric: What pairs of them are compared by.
       references: Published figures on the pages, as ``build_report`` takes them.
       data: Where the raw records of studies are, by their folders.
+      source_url: As of ``source_links``.
 
     Raises:
       ResultsError: A plan is missing, unreadable or contradictory, a study is given
@@ -86,6 +91,7 @@ def pages(
         links = {"All studies": f"../../{INDEX}"}
         if data and store.root in data:
             links[RAW_DATA] = data[store.root]
+        links |= source_links(view.study, source_url)
         html = with_links(html, links)
         yield f"studies/{slug}/{INDEX}", html
     views = dict(zip(names, (view for _, view in loaded), strict=True))
@@ -104,6 +110,8 @@ def write_site(
     metric: Metric,
     references: Sequence[str] = (),
     records: Mapping[pathlib.Path, bytes | str] | None = None,
+    *,
+    source_url: str = "",
 ) -> pathlib.Path:
     """Writes the site and returns the path of its index.
 
@@ -114,6 +122,7 @@ def write_site(
       references: As of ``pages``.
       records: Raw records of studies, by their folders: a zip file that is written
         beside the page, or its address.
+      source_url: As of ``source_links``.
 
     Raises:
       ResultsError: A study cannot be read; nothing was written.
@@ -123,7 +132,9 @@ def write_site(
     data = {
         root: RECORDS if isinstance(of, bytes) else of for root, of in records.items()
     }
-    written: dict[str, bytes | str] = dict(pages(stores, metric, references, data))
+    written: dict[str, bytes | str] = dict(
+        pages(stores, metric, references, data, source_url=source_url)
+    )
     for slug, store in _placed(stores).items():
         content = records.get(store.root)
         if isinstance(content, bytes):
@@ -132,8 +143,29 @@ def write_site(
     return folder / INDEX
 
 
+def source_links(study: Study, url: str) -> dict[str, str]:
+    """Returns links to the code that was measured, addresses by their texts.
+
+    Args:
+      study: The study.
+      url: An address with ``{commit}`` for the commit; empty for none. Where it names
+        a commit and the study has none, there is no link.
+    """
+    if not url or _COMMIT not in url:
+        return {SOURCE: url} if url else {}
+    commits = sorted(reproduce.whole_commits_of(study))
+    return {
+        SOURCE if len(commits) == 1 else f"{SOURCE} ({commit[:12]})": url.replace(
+            _COMMIT, commit
+        )
+        for commit in commits
+    }
+
+
 def with_links(html: str, links: Mapping[str, str]) -> str:
     """Returns a page with links above its content, addresses by their texts."""
+    if not links:
+        return html
     (begin,) = _BODY.findall(html)
     # Within the padding of the page: its first screen stays where it was.
     nav = (

@@ -91,8 +91,8 @@ def sentence(view: View, points: Sequence[Point]) -> str:
     whole = formats.estimate(share, formats.percent)
     if not lost.main_loss:
         return (
-            f"{point.backend} loses {whole} of a step{mode}; no single cause is most of"
-            " it."
+            f"{point.backend} loses {whole} of a step{mode}; no single cause is shown"
+            " to be most of it."
         )
     part = lost.part(lost.main_loss)
     assert part.share is not None

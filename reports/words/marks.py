@@ -12,12 +12,13 @@ import math
 from typing import TYPE_CHECKING
 
 from reports.words import brief_points, drift, evidence, formats
-from results.figures import relay
+from results.figures import relay, scaling
 from results.records.models import Evidence, Order
 from results.study import agreement
 
 if TYPE_CHECKING:
     from reports.view.view import View
+    from results.figures.scaling import Point
     from results.records.models import Environment
 
 ENOUGH_REPETITIONS = 4
@@ -31,6 +32,10 @@ FINE, COARSE = 0.06, 0.20
 """Half an interval, relative to its figure, up to which a study resolves what its
 reader asks (the median of a default relay is 4 %), and above which it resolves little.
 """
+
+
+SLOW_TURNS = 0.03
+"""By which efficiencies of total time may be below those of typical turns."""
 
 
 class Level(enum.Enum):
@@ -140,7 +145,8 @@ def _resolution(view: View) -> tuple[Mark, ...]:
 
     The twin counts with its distance from 1 as well: equal programs differ by that.
     """
-    shown = [p.efficiency for p in brief_points.most_replicas(view) if p.efficiency]
+    points = brief_points.most_replicas(view)
+    shown = [p.efficiency for p in points if p.efficiency]
     halves = [
         (found.high - found.low) / 2 / found.value
         for found in shown
@@ -156,10 +162,25 @@ def _resolution(view: View) -> tuple[Mark, ...]:
         if apart > max(FINE, widest):
             widest = apart
             reason = f"equal programs are {formats.percent(apart)} apart"
-    if widest <= FINE:
-        return (Mark(name="Resolution", level=Level.OK, reason=reason),)
-    level = Level.BAD if widest > COARSE else Level.CAUTION
-    return (Mark(name="Resolution", level=level, reason=f"{reason}: coarse"),)
+    level = Level.OK
+    if widest > FINE:
+        level = Level.BAD if widest > COARSE else Level.CAUTION
+        reason += ": coarse"
+    hidden = max(map(_hidden, points), default=0.0)
+    if hidden > SLOW_TURNS:
+        reason += (
+            f"; of total time {formats.percent(hidden)} lower: some turns are much"
+            " slower"
+        )
+        level = Level.CAUTION if level is Level.OK else level
+    return (Mark(name="Resolution", level=level, reason=reason),)
+
+
+def _hidden(point: Point) -> float:
+    """Returns by which part an efficiency of total time is below that of turns."""
+    if point.efficiency is None or point.baseline is None:
+        return 0.0
+    return scaling.hidden_by_slow_turns(point.case, point.baseline) or 0.0
 
 
 def _environments(view: View) -> list[Environment]:

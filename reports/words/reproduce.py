@@ -10,11 +10,12 @@ import shlex
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from results.figures.scaling import Point
+    from results.records.machines.machine_record import MachineState
     from results.records.models import Plan
-    from results.study.cases import Case
+    from results.study.cases import Case, Study
 
 HARNESS: Final = "python -m harness"
 _OF_THE_FOLDER: Final = ("--runs-dir",)
@@ -94,14 +95,22 @@ def commits(case: Case) -> str:
 
 def commits_of(cases: Iterable[Case]) -> set[str]:
     """Returns the commits of the source trees that measured some cases."""
-    found = set()
+    return {state.commit_text for state in _committed(cases)}
+
+
+def whole_commits_of(study: Study) -> set[str]:
+    """Returns the commits of all source trees of a study, for addresses."""
+    both = (*study.cases, *study.other_revisions)
+    return {str(state.git_commit) for state in _committed(both)}
+
+
+def _committed(cases: Iterable[Case]) -> Iterator[MachineState]:
     for case in cases:
         for entry in case.ok_entries:
             env = entry.trial.env if entry.trial is not None else None
             state = env.machine_state if env is not None else None
             if state is not None and state.git_commit is not None:
-                found.add(state.commit_text)
-    return found
+                yield state
 
 
 def seeds(case: Case) -> str:

@@ -125,8 +125,7 @@ def _p_value(item: Comparison) -> float | None:
 
 def _mean(first: Case, second: Case) -> Mean:
     if first.is_in_relay and second.is_in_relay:
-        logs = scaling.turn_logs(first, second)
-        return estimates.one_group([generations.mean(of) for of in logs])
+        return generations.mean_of_rounds(scaling.turn_logs(first, second))
     here, there = (
         {
             key: math.log(value)

@@ -162,12 +162,15 @@ def _means(entries: Mapping[str, Entry]) -> dict[str, tuple[float, ...]]:
 
 
 def rounds_of(result: TrialResult) -> Rounds:
-    """Returns the mean seconds per step of each process, by round with a valid turn."""
+    """Returns the mean seconds per step of each process, by round with a valid turn.
+
+    Sustained stretches of a gate are counted apart, and are no rounds.
+    """
     found: dict[int, tuple[float, ...]] = {}
     first = 0
     for turn in result.turns:
         last = first + turn.num_steps
-        if turn.is_valid:
+        if turn.is_valid and not turn.is_sustained:
             found[turn.round_index] = tuple(
                 math.fsum(rank.step_time_sec[first:last]) / turn.num_steps
                 for rank in result.ranks

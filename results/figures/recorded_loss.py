@@ -149,7 +149,11 @@ def _steps(case: Entry, baseline: Entry) -> tuple[_Step, _Step] | None:
 
 def _mean(entry: Entry, rounds: explain.Rounds, common: list[int]) -> _Step:
     cores = entry.spec.num_replicas * entry.spec.cores_per_replica
-    valid = {turn.round_index: turn for turn in entry.result.turns if turn.is_valid}
+    valid = {
+        turn.round_index: turn
+        for turn in entry.result.turns
+        if turn.is_valid and not turn.is_sustained
+    }
     turns = [_of_turn(valid[index], max(rounds[index]), cores) for index in common]
 
     def mean(name: str) -> float | None:

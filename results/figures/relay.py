@@ -119,12 +119,12 @@ def twin_of(study: Study) -> Twin | None:
 
 
 def _strict(control: Case, case: Case) -> Estimate | None:
-    logs = [generations.mean(of) for of in scaling.turn_logs(control, case)]
+    logs = scaling.turn_logs(control, case)
     if len(logs) < estimates.FEWEST_FOR_INTERVAL:
         return None
     return estimates.from_logs(
-        estimates.one_group(logs).estimate(
-            generations.OVER_GENERATIONS, confidence=TWIN_CONFIDENCE
+        generations.mean_of_rounds(logs).estimate(
+            generations.OVER_ROUNDS, confidence=TWIN_CONFIDENCE
         )
     )
 
@@ -134,8 +134,8 @@ def _without_control(case: Case) -> dict[str, object]:
     return case.spec.model_dump(mode="json", exclude=excluded)
 
 
-def primary_logs(study: Study) -> list[float]:
-    """Returns d_g of the primary contrast, by generation; empty without any."""
+def primary_logs(study: Study) -> list[tuple[float, ...]]:
+    """Returns the log ratios of the primary contrast, by generation and round."""
     primary = study.plan.measuring.primary
     both = (*study.cases, *study.other_revisions)
     cases = {case.case_id: case for case in both}
@@ -145,7 +145,7 @@ def primary_logs(study: Study) -> list[float]:
     second = cases.get(primary.second_case_id)
     if first is None or second is None:
         return []
-    return [generations.mean(of) for of in scaling.turn_logs(first, second)]
+    return scaling.turn_logs(first, second)
 
 
 def is_precise_enough(study: Study) -> bool:

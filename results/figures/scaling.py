@@ -150,9 +150,8 @@ def _from_generations(
     """Estimates a figure from the logarithms of each generation's rounds."""
     if len(logs) == 1:
         return generations.these_processes_only(logs[0], unit=unit)
-    means = [generations.mean(of) for of in logs]
-    return generations.over_generations(
-        means, unit=unit, is_stopped_on_width=case.is_stopped_on_width
+    return generations.over_rounds(
+        logs, unit=unit, is_stopped_on_width=case.is_stopped_on_width
     )
 
 
@@ -180,6 +179,29 @@ def throughput_ratio(first: Case, second: Case) -> Estimate | None:
     if not numerator or not denominator:
         return None
     return repetitions.ratio(dict(numerator), dict(denominator))
+
+
+def hidden_by_slow_turns(first: Case, second: Case) -> float | None:
+    """Returns by which part the ratio of total times is below ``throughput_ratio``.
+
+    That one is of typical turns: a mean of logarithms. Where some turns of the first
+    case take several times as long, fewer examples per hour come of it. Negative where
+    the second case has them; None without turns that both have.
+    """
+    if not (first.is_in_relay and second.is_in_relay):
+        return None
+    there = {entry.key: entry.result.rates for entry in second.ok_entries}
+    found = []
+    for entry in first.ok_entries:
+        here, other = entry.result.rates, there.get(entry.key, {})
+        rounds = here.keys() & other.keys()
+        if rounds:
+            times = [
+                math.fsum(1 / of[index] for index in rounds) for of in (here, other)
+            ]
+            logs = generations.log_ratios(here, other)
+            found.append(generations.mean(logs) + math.log(times[0] / times[1]))
+    return -math.expm1(-generations.mean(found)) if found else None
 
 
 def _best_baselines(

@@ -140,14 +140,14 @@ def within(study: Study, first: str, second: str, metric: Metric) -> RatioTable:
         other = denominators.get(rest)
         if other is None or (case.case_id, other.case_id) in compared:
             continue
-        ratios = gate_metrics.log_ratios(case, other, metric)
-        if ratios:
+        mean = gate_metrics.mean_log_ratio(case, other, metric)
+        if mean is not None:
             compared.add((case.case_id, other.case_id))
             name = ", ".join(f"{key} {value}" for key, value in rest) or "all"
             factor = generations.widening(
-                len(ratios), is_stopped_on_width=case.is_stopped_on_width
+                mean.n, is_stopped_on_width=case.is_stopped_on_width
             )
-            means[name] = estimates.one_group(ratios).widened(factor)
+            means[name] = mean.widened(factor)
             sides[name] = (case, other)
     if not means:
         raise errors.ResultsError(

@@ -110,25 +110,34 @@ class Mean:
       standard_error: Of ``centre``; None where one value says nothing about the spread.
       degrees_of_freedom: Of the distribution; not an integer for two groups.
       n: Values; of the smaller group if there are two.
+      least: The same mean by another estimate of its error; intervals are not narrower
+        than its own, and p-values not smaller.
     """
 
     centre: float
     standard_error: float | None
     degrees_of_freedom: float
     n: int
+    least: Mean | None = None
 
     def widened(self, factor: float) -> Mean:
         """Returns the same with a larger error, in its interval and in its test."""
         if self.standard_error is None:
             return self
-        return dataclasses.replace(self, standard_error=factor * self.standard_error)
+        return dataclasses.replace(
+            self,
+            standard_error=factor * self.standard_error,
+            least=None if self.least is None else self.least.widened(factor),
+        )
 
     def half_width(self, confidence: float = CONFIDENCE) -> float | None:
         """Returns half the interval, or None where there is none."""
-        if not self.standard_error:
-            return self.standard_error
+        if self.standard_error is None:
+            return None
         quantile = student_quantile(self.degrees_of_freedom, confidence=confidence)
-        return quantile * self.standard_error
+        half = quantile * self.standard_error if self.standard_error else 0.0
+        least = None if self.least is None else self.least.half_width(confidence)
+        return half if least is None else max(half, least)
 
     def estimate(
         self,
@@ -165,10 +174,13 @@ class Mean:
 
         if self.standard_error is None:
             return None
+        least = None if self.least is None else self.least.p_value()
         if self.standard_error == 0:
-            return 1.0 if self.centre == 0 else 0.0
-        statistic = -abs(self.centre) / self.standard_error
-        return 2 * float(special.stdtr(self.degrees_of_freedom, statistic))
+            own = 1.0 if self.centre == 0 else 0.0
+        else:
+            statistic = -abs(self.centre) / self.standard_error
+            own = 2 * float(special.stdtr(self.degrees_of_freedom, statistic))
+        return own if least is None else max(own, least)
 
 
 def one_group(values: Sequence[float] | np.ndarray, name: str = "values") -> Mean:

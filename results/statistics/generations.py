@@ -9,7 +9,9 @@ Student's t over these numbers, because what one process has and the next has no
 memory layout, the placement of its threads) differs only between generations; rounds
 repeat it. Taking rounds for repetitions is precise and wrong: by simulation an interval
 of 95 % over the rounds of one generation holds the truth in 45 of 100 studies, one over
-three generations in 95 (record 0022; ``make statistics``). Kalibera and Jones,
+three generations in 95 (record 0022; ``make statistics``). Few generations can agree by
+chance better than their rounds allow, so the interval is at least as wide as if
+processes did not differ at all (record 0103). Kalibera and Jones,
 "Rigorous benchmarking in reasonable time" (ISMM 2013): repeat at every level that
 varies by chance, and above all at the highest.
 
@@ -31,12 +33,13 @@ from results.statistics import estimates
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from results.statistics.estimates import Estimate
+    from results.statistics.estimates import Estimate, Mean
 
 OVER_GENERATIONS = (
     "Student's t over generations (fresh processes); each counts once, with its mean "
     "log over rounds"
 )
+OVER_ROUNDS = f"{OVER_GENERATIONS}; not narrower than the rounds imply"
 NO_GENERATIONS = (
     "no interval: one generation says nothing about the spread between processes"
 )
@@ -48,7 +51,7 @@ TOO_FEW_ROUNDS = (
     "no interval: one generation of too few rounds says nothing about any spread"
 )
 
-STOPPED = f"{OVER_GENERATIONS}; widened by 10 % because measuring stopped on its width"
+STOPPED = "widened by 10 % because measuring stopped on its width"
 
 FEWEST_TO_STOP = 5
 """Generations before a measurement may stop because its interval is short.
@@ -125,9 +128,61 @@ def over_generations(
       ResultsError: No generation, or a number that is not finite.
     """
     mean = estimates.one_group(logs, "logs")
+    return _estimate(mean, unit=unit, is_stopped_on_width=is_stopped_on_width)
+
+
+def mean_of_rounds(logs: Sequence[Sequence[float]]) -> Mean:
+    """Returns the mean over generations, with an error that its rounds allow.
+
+    Five generations can agree better than their rounds do: by chance, since a mean of
+    20 rounds has an error of its own. So ``least`` has the error that remains if
+    processes do not differ at all: the variance within generations, pooled.
+
+    Args:
+      logs: A logarithm per valid round, by generation; each has a round.
+
+    Raises:
+      ResultsError: No generation, or a number that is not finite.
+    """
+    means = [mean(of) for of in logs]
+    found = estimates.one_group(means, "logs")
+    degrees = sum(len(of) - 1 for of in logs)
+    if not degrees:
+        return found
+    squares = math.fsum(
+        (log - centre) ** 2
+        for of, centre in zip(logs, means, strict=True)
+        for log in of
+    )
+    error = math.sqrt(squares / degrees * math.fsum(1 / len(of) for of in logs))
+    least = dataclasses.replace(
+        found, standard_error=error / len(logs), degrees_of_freedom=degrees
+    )
+    return dataclasses.replace(found, least=least)
+
+
+def over_rounds(
+    logs: Sequence[Sequence[float]],
+    *,
+    unit: str = "",
+    is_stopped_on_width: bool = False,
+) -> Estimate:
+    """Estimates exp(mean) over generations as ``mean_of_rounds`` does.
+
+    Args:
+      logs: A logarithm per valid round, by generation.
+      unit: Of exp(logs); empty for a ratio.
+      is_stopped_on_width: As ``over_generations`` has it.
+    """
+    mean = mean_of_rounds(logs)
+    return _estimate(mean, unit=unit, is_stopped_on_width=is_stopped_on_width)
+
+
+def _estimate(mean: Mean, *, unit: str, is_stopped_on_width: bool) -> Estimate:
     factor = widening(mean.n, is_stopped_on_width=is_stopped_on_width)
+    method = OVER_GENERATIONS if mean.least is None else OVER_ROUNDS
     found = mean.widened(factor).estimate(
-        OVER_GENERATIONS if factor == 1 else STOPPED,
+        method if factor == 1 else f"{method}; {STOPPED}",
         otherwise=NO_GENERATIONS,
         unit=unit,
     )
@@ -186,11 +241,11 @@ def check_target(target: float) -> None:
         )
 
 
-def is_precise_enough(logs_by_generation: Sequence[float], target: float) -> bool:
+def is_precise_enough(logs: Sequence[Sequence[float]], target: float) -> bool:
     """Returns whether measuring may stop because the interval is short enough.
 
     Args:
-      logs_by_generation: d_g of each generation so far, for the primary contrast.
+      logs: Of each valid round, by generation so far, for the primary contrast.
       target: Allowed half width as a ratio: 0.03 is 3 %.
 
     Returns:
@@ -201,8 +256,8 @@ def is_precise_enough(logs_by_generation: Sequence[float], target: float) -> boo
       ResultsError: A target that is not positive and finite, or such a number.
     """
     check_target(target)
-    if len(logs_by_generation) < FEWEST_TO_STOP:
+    if len(logs) < FEWEST_TO_STOP:
         return False
-    mean = estimates.one_group(logs_by_generation, "logs_by_generation")
+    mean = mean_of_rounds(logs)
     half = mean.half_width()
     return half is not None and widening(mean.n) * half <= math.log1p(target)

@@ -112,13 +112,17 @@ def _steps(result: Mapping[str, Any]) -> dict[int, list[float]]:
     found, first = {}, 0
     for turn in result["turns"]:
         last = first + turn["num_steps"]
-        if not turn["is_void"]:
+        if _is_round(turn):
             found[turn["round_index"]] = [
                 statistics.fmean(rank["step_time_sec"][first:last])
                 for rank in result["ranks"]
             ]
         first = last
     return found
+
+
+def _is_round(turn: Mapping[str, Any]) -> bool:
+    return not turn["is_void"] and not turn["is_sustained"]
 
 
 def _of_controls(item: explain.Explained, raw: _Raw) -> list[Numbers]:
@@ -210,7 +214,7 @@ def _per_core(case: Case, result: Mapping[str, Any]) -> list[dict[str, Any]]:
     cores = case.spec.num_replicas * case.spec.cores_per_replica
     found = []
     for turn in result["turns"]:
-        if turn["is_void"]:
+        if not _is_round(turn):
             continue
         time = max(steps[turn["round_index"]])
         busy = (turn["user_sec"] + turn["system_sec"]) / (turn["num_steps"] * cores)

@@ -148,7 +148,7 @@ def _of_windows(logs: Sequence[Sequence[float]]) -> Figure:
 def _of_generations(logs: Sequence[Sequence[float]]) -> Figure:
     """Returns a figure over generations; of one alone, from batches of its rounds."""
     if len(logs) > 1:
-        return over_repetitions([statistics.fmean(of) for of in logs])
+        return _at_least_of_rounds(logs)
     (rounds,) = logs
     number = min(max(math.isqrt(len(rounds)), 10), 30, len(rounds) // 2)
     centre = statistics.fmean(rounds)
@@ -163,6 +163,25 @@ def _of_generations(logs: Sequence[Sequence[float]]) -> Figure:
     around = over_repetitions(means)
     assert around.high is not None
     return _figure(centre, math.log(around.high) - statistics.fmean(means), 1)
+
+
+def _at_least_of_rounds(logs: Sequence[Sequence[float]]) -> Figure:
+    """Returns Student's interval over means, or that of rounds if it is wider.
+
+    The second takes the variance within generations as the only one.
+    """
+    from scipy import stats
+
+    found = over_repetitions([statistics.fmean(of) for of in logs])
+    degrees = sum(map(len, logs)) - len(logs)
+    if not degrees:
+        return found
+    assert found.high is not None
+    within = sum(statistics.pvariance(of) * len(of) for of in logs) / degrees
+    error = math.sqrt(within * sum(1 / len(of) for of in logs)) / len(logs)
+    half = float(stats.t.isf((1 - CONFIDENCE) / 2, degrees)) * error
+    centre = math.log(found.value)
+    return _figure(centre, max(half, math.log(found.high) - centre), len(logs))
 
 
 def _two_groups(first: Sequence[float], second: Sequence[float]) -> Figure:

@@ -14,7 +14,7 @@ FACTS = {
     "at which number": r"(weak|strong) \d+ ",
     "weak or strong": r"weak|strong",
     "what limits it": (
-        r"Most of what in_graph loses|no single cause is most|Causes were not recorded"
+        r"Most of what in_graph loses|no single cause is shown|Causes were not recorded"
     ),
     "which backend is faster": (
         r"as fast as \w+|Only \w+ was measured|[Ii]nconclusive|the fastest of|"

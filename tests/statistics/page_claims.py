@@ -20,7 +20,6 @@ from results.judging import day_effect, quality_gate
 from results.judging.gate_metrics import THROUGHPUT, Rule
 from results.statistics import (
     change_points,
-    estimates,
     generations,
     improvement,
     run_scores,
@@ -118,7 +117,10 @@ SENTENCES: tuple[tuple[str, str | None], ...] = (
     # Named: the page has a table of several backends before it.
     (rf"Most of what (?!it )\S+ loses[^:]*: [^,]+, {_FIGURE} of a step\.", LOSS),
     (
-        rf"(?!It )\S+ loses {_FIGURE} of a step[^;]*; no single cause is most of it\.",
+        (
+            rf"(?!It )\S+ loses {_FIGURE} of a step[^;]*; no single cause is shown to"
+            r" be most of it\."
+        ),
         INTERVAL,
     ),
     (r".*\binconclusive\b.*\.", None),
@@ -167,18 +169,17 @@ def _of_a_relay(num: int, seed: int) -> Iterator[Row]:
             num_cases=NUM_CASES,
             seed=seed,
         )
-        ratios = [
-            generations.over_generations(of.tolist()) for of in logs.turns[..., 0]
-        ]
+        primary = logs.rounds[..., 0]
+        ratios = [generations.over_rounds(of.tolist()) for of in primary]
         covered.append(float(np.mean([not of.excludes(1.0) for of in ratios])))
         twins = [
-            estimates.one_group(of.tolist()).estimate("", confidence=0.99)
-            for of in logs.turns[..., 0]
+            generations.mean_of_rounds(of.tolist()).estimate("", confidence=0.99)
+            for of in primary
         ]
         differs.append(float(np.mean([of.excludes(0.0) for of in twins])))
         if not noise_models.MODELS[model].neighbour:
             # Backends run on the same cores; in that model, every other case does not.
-            false.append(float(np.mean([_any_faster(of) for of in logs.rate])))
+            false.append(float(np.mean([_any_faster(of) for of in logs.rates])))
     noises = f"{len(covered)} kinds of noise, {NUM_GENERATIONS} generations"
     yield Row(
         name=INTERVAL,
@@ -217,10 +218,10 @@ def _of_a_relay(num: int, seed: int) -> Iterator[Row]:
 
 
 def _any_faster(rates: np.ndarray) -> bool:
-    """Whether any ratio of equal cases holds; rates over generations and cases."""
-    pairs = [(a, b) for a in range(rates.shape[1]) for b in range(a)]
+    """Whether any ratio of equal cases holds; over generations, rounds and cases."""
+    pairs = [(a, b) for a in range(rates.shape[-1]) for b in range(a)]
     means = {
-        f"{a}/{b}": estimates.one_group((rates[:, a] - rates[:, b]).tolist())
+        f"{a}/{b}": generations.mean_of_rounds((rates[..., a] - rates[..., b]).tolist())
         for a, b in pairs
     }
     return any(of.holds for of in simultaneous.differences(means).values())

@@ -54,10 +54,10 @@ def test_the_simulated_rule_is_the_one_that_is_used() -> None:
     target, num_studies, num_covered = 0.6, 300, 0
     generator = np.random.default_rng(6)
     for _ in range(num_studies):
-        logs: list[float] = []
+        logs: list[list[float]] = []
         while not generations.is_precise_enough(logs, np.expm1(target)):
-            logs.append(float(generator.standard_normal()))
-        estimate = generations.over_generations(logs, is_stopped_on_width=True)
+            logs.append([float(generator.standard_normal())])
+        estimate = generations.over_rounds(logs, is_stopped_on_width=True)
         assert np.log(estimate.high / estimate.value) <= target
         num_covered += not estimate.excludes(1.0)
 

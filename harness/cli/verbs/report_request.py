@@ -86,6 +86,15 @@ class ReportRequest(Options):
             default="none; of a site, the file beside the page",
         ),
     ] = None
+    source_url: Annotated[
+        str | None,
+        Option(
+            metavar="URL",
+            help="Where readers of a page find the code that was measured, with"
+            " `{commit}` for its commit.",
+            default="none",
+        ),
+    ] = None
     metric: Metric = DEFAULT_METRIC
     is_different_allowed: Annotated[
         bool,
@@ -151,22 +160,28 @@ def check(request: ReportRequest) -> None:
             " name one"
         )
     is_page = form.output is Output.PAGE and not is_list
-    if request.data_url is not None:
-        if not _URL.match(request.data_url):
+    is_of_study = is_page and (len(request.studies) == 1 or request.is_site)
+    for name, url in (
+        ("--data-url", request.data_url),
+        ("--source-url", request.source_url),
+    ):
+        if url is None:
+            continue
+        if not _URL.match(url):
             raise StudyError(
-                f"--data-url {request.data_url!r} is no address; give one that begins"
-                " with https:// or http://"
+                f"{name} {url!r} is no address; give one that begins with https:// or"
+                " http://"
             )
-        if not is_page or (len(request.studies) > 1 and not request.is_site):
+        if not is_of_study:
             raise StudyError(
-                "--data-url is a link on the page of a study, and none is written here;"
+                f"{name} is a link on the page of a study, and none is written here;"
                 " leave it out"
             )
-        if request.is_site and "{study}" not in request.data_url:
-            raise StudyError(
-                f"--data-url {request.data_url!r} is the same for"
-                f" {len(request.studies)} studies; put {{study}} where their names are"
-            )
+    if request.is_site and request.data_url and "{study}" not in request.data_url:
+        raise StudyError(
+            f"--data-url {request.data_url!r} is the same for"
+            f" {len(request.studies)} studies; put {{study}} where their names are"
+        )
     if len(request.studies) > _TWO and is_page and not request.is_site:
         raise StudyError(
             f"{len(request.studies)} studies need a site; name its directory with -o,"

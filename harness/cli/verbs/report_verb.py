@@ -75,7 +75,12 @@ def _write_pages(request: ReportRequest, stores: Sequence[Store]) -> int:
         assert request.output is not None
         records, missing = archive.of_studies(stores, request.data_url or "")
         path = site.write_site(
-            stores, request.output, metric, request.references, records
+            stores,
+            request.output,
+            metric,
+            request.references,
+            records,
+            source_url=request.source_url or "",
         )
         for reason in missing:
             running.note(f"no raw records beside a page: {reason}")
@@ -85,13 +90,14 @@ def _write_pages(request: ReportRequest, stores: Sequence[Store]) -> int:
         path = request.output or stores[0].report_path
         if path.is_dir():
             path /= "index.html"
-        if request.data_url is None:
-            build.write_report(stores[0], path, references=request.references)
-        else:
-            html = build.build_report(stores[0], request.references)
-            url = request.data_url.replace("{study}", stores[0].root.name)
-            page = site.with_links(html, {site.RAW_DATA: url})
-            output_file.write(path, page, what="report")
+        html = build.build_report(stores[0], request.references)
+        links = {}
+        if request.data_url is not None:
+            name = stores[0].root.name
+            links[site.RAW_DATA] = request.data_url.replace("{study}", name)
+        if request.source_url is not None:
+            links |= site.source_links(load_study(stores[0]), request.source_url)
+        output_file.write(path, site.with_links(html, links), what="report")
         if request.is_json:
             running.print_summary(stores[0], is_json=True)
             running.note(f"report: {path}")

@@ -122,6 +122,9 @@ def test_a_study_is_measured_verified_and_shown(
     assert "grade B of A to D" in first_screen
     assert "same backend" not in report
     assert "in_graph" not in report
+    assert "TF-Replicator" not in report  # which ran nothing of it
+    assert "replicator-harness (Apache-2.0); the program is at commit" in report
+    assert "author = " not in report
     code, out, _ = run("report", study, "--format=json")
     (efficiency,) = {
         round(point["efficiency"]["value"], 2)

@@ -116,7 +116,7 @@ def test_a_loss_without_a_single_cause_is_not_explained(
     text = _text(view_store(make_relay(tmp_path, shape)))
 
     assert re.search(
-        r"in_graph loses [\d.]+ % \[.*\] of a step; no single cause is most", text
+        r"in_graph loses [\d.]+ % \[.*\] of a step; no single cause is shown", text
     )
     assert "Next: try" not in text
 

@@ -7,13 +7,16 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from changed_study import with_results
 
 from reports.page.sections import machine, method
 from reports.view.view import view_store
 from reports.words import brief, formats, marks
 from reports.words.marks import Level
 from results.figures import relay as relay_counts
+from results.figures import scaling
 from results.records.models import ScalingMode
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     import pathlib
@@ -90,6 +93,45 @@ def _with_halves(relay: View, half: float) -> View:
         for point in relay.points
     )
     return dataclasses.replace(relay, points=points)
+
+
+@pytest.mark.parametrize(("every", "level"), [(0, Level.OK), (10, Level.CAUTION)])
+def test_slow_turns_that_typical_ones_hide_call_for_caution(
+    tmp_path: pathlib.Path, synthetic: Any, every: int, level: Level
+) -> None:
+    """Every tenth turn of two replicas takes four times as long: 30 % more time."""
+    shape = synthetic.Shape(modes=(WEAK,), num_rounds=20, repeats=5, noise=0.002)
+    study = load_study(synthetic.make_store(tmp_path, shape))
+
+    def change(entry: Entry) -> Any:
+        now_ns, turns = 0, []
+        for turn in entry.result.turns:
+            is_slow = every and turn.round_index % every == 5
+            factor = 4 if is_slow and entry.spec.num_replicas == 2 else 1
+            end_ns = now_ns + factor * (turn.end_ns - turn.start_ns)
+            turns.append(turn.model_copy(update={"start_ns": now_ns, "end_ns": end_ns}))
+            now_ns = end_ns
+        return {"turns": tuple(turns)}
+
+    made = with_results(study, change)
+    view = dataclasses.replace(
+        view_store(synthetic.make_store(tmp_path / "again", shape)),
+        study=made,
+        points=scaling.points(made),
+    )
+    mark = _mark(view, "Resolution")
+    point = next(p for p in view.points if p.num_replicas == 2)
+    hidden = scaling.hidden_by_slow_turns(point.case, point.baseline)
+
+    assert level is mark.level, mark.reason
+    # 4 ** 0.1 of typical turns, 1.3 of total time.
+    expected = 1 - 4**0.1 / 1.3 if every else 0.0
+    assert hidden == pytest.approx(expected, abs=0.02)
+    is_said = re.search(
+        r"; of total time 1\d % lower: some turns are much slower$",
+        _plain(mark.reason),
+    )
+    assert bool(is_said) == bool(every)
 
 
 def test_a_twin_that_is_far_from_its_case_is_not_reliable(

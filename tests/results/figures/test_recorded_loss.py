@@ -95,6 +95,27 @@ def test_threads_that_wait_while_the_cores_compute_are_no_loss(study: Study) -> 
     assert unexplained < 0.1 * (lost.step.value_sec or 0.0)
 
 
+def test_sustained_stretches_of_a_gate_are_no_rounds(study: Study) -> None:
+    """They have indices of their own, from 0, and twice the CPU time here."""
+    made = _with_turns(study)
+    before = _only(made).lost
+
+    def change(entry: Any) -> Any:
+        result = entry.result
+        (turn, *_) = (of for of in result.turns if of.is_valid)
+        stretch = turn.model_copy(
+            update={"is_sustained": True, "user_sec": 2 * turn.user_sec}
+        )
+        steps = tuple(0.2 for _ in range(turn.num_steps))
+        ranks = tuple(
+            rank.model_copy(update={"step_time_sec": rank.step_time_sec + steps})
+            for rank in result.ranks
+        )
+        return {"turns": (*result.turns, stretch), "ranks": ranks}
+
+    assert before == _only(with_results(made, change)).lost
+
+
 def test_no_duration_has_an_interval_below_zero(study: Study) -> None:
     """Two generations of which one is twice as slow, on a disturbed machine."""
     kept = dataclasses.replace(

@@ -59,6 +59,55 @@ def test_interval_over_generations_is_students() -> None:
     assert estimate.excludes(1.0)
 
 
+def test_generations_that_agree_by_chance_are_as_uncertain_as_their_rounds() -> None:
+    """Five equal means of 20 rounds that differ; 95 degrees of freedom."""
+    logs = [[0.4, 0.6] * 10] * 5
+    estimate = generations.over_rounds(logs)
+    half = stats.t.isf(0.025, 95) * 0.1 * math.sqrt(20 / 19 / 100)
+
+    assert math.exp(0.5) == pytest.approx(estimate.value)
+    assert math.exp(0.5 - half) == pytest.approx(estimate.low)
+    assert math.exp(0.5 + half) == pytest.approx(estimate.high)
+    assert "not narrower than the rounds imply" in estimate.method
+    assert 0.02 < half < 0.05
+    assert not generations.is_precise_enough(logs, 0.02)
+    assert generations.is_precise_enough(logs, 0.05)
+
+
+def test_rounds_narrow_no_interval_and_no_p_value() -> None:
+    """Where processes differ by more; a generation of one round is no reason."""
+    logs = [[of - 0.001, of + 0.001] for of in LOGS] + [[0.51]]
+    plain = generations.over_generations([*LOGS, 0.51])
+    found = generations.over_rounds(logs)
+
+    assert (plain.low, plain.high) == pytest.approx((found.low, found.high))
+    single = generations.over_rounds([[of] for of in LOGS])
+    assert generations.over_generations(LOGS) == single
+
+
+@pytest.mark.parametrize("apart", [0.05, 0.4])
+def test_a_p_value_agrees_with_its_interval(apart: float) -> None:
+    """Whether generations or rounds decide."""
+    mean = generations.mean_of_rounds([[0.1 - apart, 0.1 + apart] * 10, [0.09] * 20])
+    low = mean.centre - mean.half_width()
+
+    assert (mean.p_value() < 0.05) == (low > 0)
+    half = mean.widened(2.0).half_width()
+    assert 2 * mean.half_width() == pytest.approx(half)
+
+
+@pytest.mark.parametrize("spread_of_processes", [0.0, 0.01, 0.03])
+def test_intervals_hold_the_truth_as_stated(spread_of_processes: float) -> None:
+    """Of five generations of 20 rounds that differ by 0.05; by simulation."""
+    generator = np.random.default_rng(3)
+    num = 2000
+    process = generator.normal(0, spread_of_processes, (num, 5, 1))
+    logs = process + generator.normal(0, 0.05, (num, 5, 20))
+    covered = [not generations.over_rounds(of).excludes(1.0) for of in logs]
+
+    assert 0.94 < np.mean(covered) < 0.985
+
+
 def test_one_generation_has_no_interval_over_generations() -> None:
     """And the method says why."""
     estimate = generations.over_generations([0.5])
@@ -152,8 +201,8 @@ def test_three_rounds_have_no_interval() -> None:
 def test_measuring_stops_only_from_five_generations_on() -> None:
     """Four that agree to the last digit are not enough."""
     assert not generations.is_precise_enough([], 0.03)
-    assert not generations.is_precise_enough([0.5] * 4, 0.03)
-    assert generations.is_precise_enough([0.5] * 5, 0.03)
+    assert not generations.is_precise_enough([[0.5, 0.5]] * 4, 0.03)
+    assert generations.is_precise_enough([[0.5, 0.5]] * 5, 0.03)
 
 
 @pytest.mark.parametrize("more", [[], [0.51, 0.50]])
@@ -161,8 +210,8 @@ def test_measuring_stops_where_the_reported_interval_reaches_the_target(
     more: list[float],
 ) -> None:
     """Half of it is within ln(1 + target), and not a little more."""
-    logs = [*LOGS, 0.49, *more]
-    estimate = generations.over_generations(logs, is_stopped_on_width=True)
+    logs = [[log, log] for log in (*LOGS, 0.49, *more)]
+    estimate = generations.over_rounds(logs, is_stopped_on_width=True)
     reached = estimate.high / estimate.value - 1
 
     assert generations.is_precise_enough(logs, reached * 1.001)
@@ -175,7 +224,7 @@ def test_a_target_that_no_interval_reaches_is_refused(target: float) -> None:
     with pytest.raises(
         errors.ResultsError, match=r"target is \S+, must be a positive ratio, such as 0"
     ):
-        generations.is_precise_enough(LOGS, target)
+        generations.is_precise_enough([LOGS], target)
 
 
 @pytest.mark.parametrize(

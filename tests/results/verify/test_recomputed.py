@@ -50,6 +50,18 @@ def test_one_generation(number: int) -> None:
     assert same(generations.these_processes_only(logs), found)
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.02, 0.2])
+def test_intervals_that_rounds_or_generations_decide(spread: float) -> None:
+    """Generations of unlike numbers of rounds."""
+    generator = np.random.default_rng(9)
+    logs = [
+        list(generator.normal(generator.normal(0, spread), 0.1, number))
+        for number in (1, 5, 9, 20)
+    ]
+
+    assert same(generations.over_rounds(logs), recomputed._of_generations(logs))
+
+
 @pytest.mark.parametrize("number", [2, 5, 6, 12])
 def test_generations_that_stopped_on_width(number: int) -> None:
     """Widened from six on."""
@@ -88,7 +100,7 @@ def test_rounds_that_both_have() -> None:
     first = {0: {0: 2.0, 1: 4.0, 2: 9.0}, 1: {0: 3.0}, 2: {5: 1.0}}
     second = {0: {0: 1.0, 1: 1.0}, 1: {0: 1.5}, 2: {6: 1.0}}
     found = recomputed.ratio(first, second, is_relay=True)
-    logs = [math.log(8) / 2, math.log(2)]
+    logs = [[math.log(2), math.log(4)], [math.log(2)]]
 
-    assert same(generations.over_generations(logs), found)
+    assert same(generations.over_rounds(logs), found)
     assert recomputed.ratio({0: {0: 1.0}}, {0: {1: 1.0}}, is_relay=True) is None

@@ -48,16 +48,21 @@ class Logs:
     """Log slowdowns of gates, as arrays over gates, generations and cases.
 
     Attributes:
-      turns: Mean over rounds of ln(head / base).
+      rounds: ln(head / base) of each round, over gates, generations, rounds and cases.
       sustained: ln of the ratio of arithmetic mean step times over all stretches.
       tail: The same of the 99th percentile of steps.
-      rate: Mean over rounds of -ln(time of the base), of each case: a rate.
+      rates: -ln(time of the base) of each round, of each case: a rate.
     """
 
-    turns: np.ndarray
+    rounds: np.ndarray
     sustained: np.ndarray
     tail: np.ndarray
-    rate: np.ndarray
+    rates: np.ndarray
+
+    @property
+    def turns(self) -> np.ndarray:
+        """Mean over rounds of ln(head / base)."""
+        return self.rounds.mean(axis=2)
 
 
 def simulate(
@@ -148,7 +153,6 @@ def _draw(
         change, generator, (*shape, NUM_ROUNDS, num_cases), steps_of_turn
     )
     turns[..., 0] += np.log1p(extra.mean(axis=-1))
-    logs = (turns[..., 0] - turns[..., 1]).mean(axis=2)
 
     stretches = levels(num_turn_cells, NUM_STRETCHES, CELLS_OF_STRETCH)
     stretches = stretches + process[:, :, None]
@@ -166,10 +170,10 @@ def _draw(
     means = np.log(together.mean(axis=-1))
     tails = np.log(np.quantile(together, 0.99, axis=-1))
     return Logs(
-        turns=logs,
+        rounds=turns[..., 0] - turns[..., 1],
         sustained=means[..., 0] - means[..., 1],
         tail=tails[..., 0] - tails[..., 1],
-        rate=-turns[..., 1].mean(axis=2),
+        rates=-turns[..., 1],
     )
 
 

@@ -86,13 +86,13 @@ def _coverage(
     )
 
 
-def logs_of(measured: Sequence[Generation], sweep: int) -> list[float]:
-    """Returns d_g of cases 1 and 0 in one sweep, by generation."""
+def logs_of(measured: Sequence[Generation], sweep: int) -> list[tuple[float, ...]]:
+    """Returns log ratios of cases 1 and 0 in one sweep, by generation and round."""
     logs = [
         generations.log_ratios(one.turns(1, sweep), one.turns(0, sweep))
         for one in measured
     ]
-    return [generations.mean(of_rounds) for of_rounds in logs if of_rounds]
+    return [of_rounds for of_rounds in logs if of_rounds]
 
 
 def fresh_processes(
@@ -159,8 +159,7 @@ def fixed(
         sweeps, num_generations, duration_sec, steps_per_turn=steps_per_turn
     )
     estimates = [
-        generations.over_generations(logs_of(measured, sweep))
-        for sweep in range(num_sweeps)
+        generations.over_rounds(logs_of(measured, sweep)) for sweep in range(num_sweeps)
     ]
     turns = "" if steps_per_turn == 1 else f", turns of {steps_per_turn} steps"
     return _coverage(
@@ -182,7 +181,7 @@ def sequential(
     """A relay that stops when its interval is short enough."""
     sweeps = Sweeps(num_sweeps, seed, log_slowdown=LOG_RATIO)
     measured: list[Generation] = []
-    logs: list[list[float]] = [[] for _ in range(num_sweeps)]
+    logs: list[list[tuple[float, ...]]] = [[] for _ in range(num_sweeps)]
     end_sec = np.full(num_sweeps, np.nan)
     while np.isnan(end_sec).any() and len(measured) < MOST_GENERATIONS:
         measured += relay(sweeps, 1, generation_sec)
@@ -193,10 +192,7 @@ def sequential(
     end_sec = np.where(np.isnan(end_sec), sweeps.clock_sec, end_sec)
     return _coverage(
         f"relay, stops when within {100 * target:g} %",
-        [
-            generations.over_generations(found, is_stopped_on_width=True)
-            for found in logs
-        ],
+        [generations.over_rounds(found, is_stopped_on_width=True) for found in logs],
         np.full(num_sweeps, LOG_RATIO),
         end_sec,
         [len(found) for found in logs],
@@ -241,7 +237,10 @@ def gates(
     slowdown = math.log1p(effect)
     sweeps = Sweeps(num_gates, seed, log_slowdown=slowdown, machine=machine)
     measured = relay(sweeps, num_generations, SWEEP_SEC)
-    logs = [logs_of(measured, gate) for gate in range(num_gates)]
+    logs = [
+        [generations.mean(of) for of in logs_of(measured, gate)]
+        for gate in range(num_gates)
+    ]
     counts = collections.Counter(
         judge.judge(found, delta=delta).verdict for found in logs
     )
