@@ -11,7 +11,7 @@ repeat it. Taking rounds for repetitions is precise and wrong: by simulation an 
 of 95 % over the rounds of one generation holds the truth in 45 of 100 studies, one over
 three generations in 95 (record 0022; ``make statistics``). Few generations can agree by
 chance better than their rounds allow, so the interval is at least as wide as if
-processes did not differ at all (record 0103). Kalibera and Jones,
+processes did not differ at all (record 0102). Kalibera and Jones,
 "Rigorous benchmarking in reasonable time" (ISMM 2013): repeat at every level that
 varies by chance, and above all at the highest.
 
