@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from results.figures import relay, scaling
+from results.figures import comparisons, relay, scaling
 from results.store.study_store import Store
 from results.study.cases import load_study
 
@@ -18,17 +18,14 @@ if TYPE_CHECKING:
     from results.statistics.estimates import Estimate
 
 STUDY = "docs/reports/resnet50-two-cores"
+OF_PEERS = "docs/reports/peers-resnet50"
+TABLES = [("README.md", STUDY, 6), ("workloads/peers/README.md", OF_PEERS, 8)]
 
 
 @pytest.fixture(scope="module")
 def study(root: Path) -> object:
     """Returns the study."""
     return load_study(Store.open(root / STUDY))
-
-
-def rows(text: str) -> list[list[str]]:
-    """Returns the cells of the first table of README, without its head."""
-    return cells(text, "| backend | mode |")
 
 
 def cells(text: str, head: str) -> list[list[str]]:
@@ -47,14 +44,19 @@ def written(estimate: Estimate, digits: int, factor: float = 1.0) -> tuple[str, 
     return value, f"[{low}, {high}]"
 
 
-def test_every_figure_of_the_table_is_that_of_the_study(root: Path, study) -> None:
+@pytest.mark.parametrize(("document", "folder", "fewest"), TABLES)
+def test_every_figure_of_the_table_is_that_of_the_study(
+    root: Path, document: str, folder: str, fewest: int
+) -> None:
     """Rows in any order; one per case and mode."""
+    study = load_study(Store.open(root / folder))
     points = {
         (p.backend, p.mode.value, p.num_replicas): p for p in scaling.points(study)
     }
-    found = rows((root / "README.md").read_text(encoding="utf-8"))
+    text = (root / document).read_text(encoding="utf-8")
+    found = cells(text, "| backend | mode |")
 
-    assert len(found) >= 6
+    assert len(found) >= fewest
     for backend, mode, replicas, rate, speedup, efficiency in found:
         point = points[backend.strip("`"), mode, int(replicas)]
         assert " ".join(written(point.throughput, 1)) == rate
@@ -104,11 +106,27 @@ def test_the_primary_contrast_and_the_twin_are_those_of_the_study(
         assert re.search(re.escape(" ".join(written(estimate, 2))), text)
 
 
+def test_ratios_of_peers_are_those_of_their_study(root: Path) -> None:
+    """Each pair of backends at each size, and the twin."""
+    study = load_study(Store.open(root / OF_PEERS))
+    text = (root / "workloads/peers/README.md").read_text(encoding="utf-8")
+    found = {row[0]: row[1:] for row in cells(text, "| throughput | 1 replica |")}
+    expected: dict[str, list[str]] = {}
+    for pair in comparisons.of_study(study):
+        assert pair.ratio is not None
+        name = f"`{pair.first.spec.backend}` / `{pair.second.spec.backend}`"
+        expected.setdefault(name, []).append(" ".join(written(pair.ratio, 2)))
+
+    assert expected == found
+    assert " ".join(written(relay.twin_of(study).ratio, 2)) in text
+
+
 def test_the_table_of_workloads_is_that_of_their_studies(root: Path) -> None:
-    """All published studies; efficiency, ratio of backends, and the twin."""
+    """All but that of peers; efficiency, ratio of backends, and the twin."""
     text = (root / "README.md").read_text(encoding="utf-8")
     found = {row[0]: row[1:] for row in cells(text, "| study | `in_graph`, weak |")}
-    kept = sorted(path.parent for path in (root / "docs/reports").glob("*/plan.json"))
+    plans = (root / "docs/reports").glob("*/plan.json")
+    kept = sorted(path.parent for path in plans if path.parent != root / OF_PEERS)
 
     assert len(kept) == len(found) >= 3
     for folder in kept:

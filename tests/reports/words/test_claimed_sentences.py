@@ -29,7 +29,7 @@ import gate_claims  # noqa: E402  # a folder without packages, as its tests are
 import page_claims  # noqa: E402
 
 DOCUMENT = ROOT / "docs/archive/claims-of-gates.md"
-PUBLISHED = ("resnet50-two-cores", "sngan", "d4pg")
+PUBLISHED = ("resnet50-two-cores", "peers-resnet50", "sngan", "d4pg")
 
 
 def _sentences(view: View) -> Iterator[str]:
