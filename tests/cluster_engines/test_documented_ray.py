@@ -1,17 +1,21 @@
 """The commands of Ray in ``docs/clusters.md``, as they stand there, on two real nodes.
 
+Also where one of the nodes is lost while a trial runs, that of the head included.
+
 The nodes are those of the Slurm of the tests, whose daemons have nothing to do here.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import known_digests
 import pytest
@@ -32,9 +36,11 @@ ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path(__file__).with_name("driver.py")
 # As documented, and short.
 SHORT = (
-    "--preset=smoke --mode=weak --repeats=1 --order=sequential --no-match"
-    " --budget=none --timeout=90 --study=s"
-)
+    "--preset=smoke", "--mode=weak", "--order=sequential", "--no-match",
+    "--budget=none", "--timeout=60", "--study=s",
+)  # fmt: skip
+NUM_TRIALS = 3
+PROGRAMS = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 TOKEN = ".ray/auth_token"
 
 
@@ -53,53 +59,144 @@ def hosts() -> Iterator[SlurmCluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_the_documented_commands_measure_on_two_nodes(
-    hosts: SlurmCluster, tmp_path: Path
-) -> None:
-    """A token is made and copied, both nodes join, trials run."""
-    page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^ {4}ray get.*\n(?: {4}.*\n)+", page, re.MULTILINE)
-    lines = [line.partition(" #")[0].strip() for line in block.splitlines()]
-    make_token, export, start, join, sweep = lines
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    python = f'#!/bin/sh\nshift 2\nexec {sys.executable} {DRIVER} "$@"\n'
-    ray = f'#!/bin/sh\nexec {sys.executable} -m ray.scripts.scripts "$@"\n'
-    for name, text in (("python", python), ("ray", ray)):
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
+class Place:
+    """Runs the documented commands on the two nodes.
 
-    def home(on: str) -> Path:
-        return hosts.folder / f"home-{on}"
+    Attributes:
+      folder: Where they run; both nodes see it.
+      sweep: The documented sweep.
+    """
 
-    def run(on: str, *commands: str) -> str:
-        home(on).mkdir(exist_ok=True)
-        done = hosts.run(
-            "sh",
-            "-ec",
-            "\n".join(commands).replace("FIRST_HOST", "n0"),
-            on=on,
-            cwd=tmp_path,
-            timeout_sec=240,
+    def __init__(self, hosts: SlurmCluster, folder: Path) -> None:
+        self.folder, self._hosts = folder, hosts
+        page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+        (block,) = re.findall(r"^ {4}ray get.*\n(?: {4}.*\n)+", page, re.MULTILINE)
+        lines = [line.partition(" #")[0].strip() for line in block.splitlines()]
+        self._make_token, self._export, self._start, self._join, self.sweep = lines
+        programs = folder / "bin"
+        programs.mkdir()
+        python = f'#!/bin/sh\nshift 2\nexec {sys.executable} {DRIVER} "$@"\n'
+        ray = f'#!/bin/sh\nexec {sys.executable} -m ray.scripts.scripts "$@"\n'
+        for name, text in (("python", python), ("ray", ray)):
+            (programs / name).write_text(text)
+            (programs / name).chmod(0o755)
+
+    def _home(self, on: str) -> Path:
+        return self._hosts.folder / f"home-{on}"
+
+    def begin(self, on: str, *commands: str) -> subprocess.Popen[str]:
+        """Starts commands on a node, one after the other."""
+        self._home(on).mkdir(exist_ok=True)
+        script = "\n".join(commands).replace("FIRST_HOST", "n0")
+        return subprocess.Popen(
+            self._hosts.command("sh", "-ec", script, on=on, cwd=self.folder),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
             env={
+                **os.environ,
                 **known_digests.variables(),
-                "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+                "PATH": f"{self.folder}/bin:{PROGRAMS}",
                 "PYTHONPATH": str(ROOT),
-                "HOME": str(home(on)),
-                "RAY_TMPDIR": str(home(on)),
+                "HOME": str(self._home(on)),
+                "RAY_TMPDIR": str(self._home(on)),
+                "FAKE_STEP_SEC": "0.2",
             },
         )
-        assert not done.returncode, done.stdout + done.stderr
-        return done.stdout
 
-    run("n0", make_token, export, start)
-    (home("n1") / TOKEN).parent.mkdir(parents=True)
-    shutil.copy(home("n0") / TOKEN, home("n1") / TOKEN)
-    run("n1", export, join)
-    run("n0", export, f"{sweep} {SHORT}")
-    trials = list(Store.open(tmp_path / "runs" / "s").trials())
+    def run(self, on: str, *commands: str) -> str:
+        """Runs commands on a node to their end; returns what they print."""
+        process = self.begin(on, *commands)
+        said, _ = process.communicate(timeout=240)
+        assert not process.returncode, said
+        return said
+
+    def make_cluster(self) -> None:
+        """Makes a token, copies it, and starts Ray on both nodes."""
+        self.run("n0", self._make_token, self._export, self._start)
+        (self._home("n1") / TOKEN).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(self._home("n0") / TOKEN, self._home("n1") / TOKEN)
+        self.run("n1", self._export, self._join)
+
+    def make_it_again(self) -> None:
+        """Starts Ray again on both, as an operator does who has lost a host."""
+        for on, command in (("n0", self._start), ("n1", self._join)):
+            self.run(on, self._export, "ray stop --force", command)
+
+    def measure(self, *options: str) -> subprocess.Popen[str]:
+        """Starts the sweep on the first node."""
+        return self.begin("n0", self._export, f"{self.sweep} {' '.join(options)}")
+
+    def ended(self) -> dict[str, Any]:
+        """Returns the statuses of the trials that have ended, by id."""
+        root = self.folder / "runs" / "s"
+        if not (root / "plan.json").exists():
+            return {}
+        trials = Store.open(root).trials()
+        return {of.trial_id: of.status for of in trials if of.status is not None}
+
+
+@pytest.fixture
+def place(hosts: SlurmCluster, tmp_path: Path) -> Place:
+    """Returns a Ray of two nodes, made by the documented commands."""
+    made = Place(hosts, tmp_path)
+    made.make_cluster()
+    return made
+
+
+def test_the_documented_commands_measure_on_two_nodes(place: Place) -> None:
+    """A token is made and copied, both nodes join, trials run."""
+    process = place.measure(*SHORT, "--repeats=1")
+    said, _ = process.communicate(timeout=240)
+    assert not process.returncode, said
+    trials = list(Store.open(place.folder / "runs" / "s").trials())
 
     assert [1, 2] == sorted(of.spec.num_replicas for of in trials)
     assert {TrialStatus.OK} == {of.status and of.status.status for of in trials}
     joined = {of.spec.num_replicas: of.spec.variables[HOSTS_VARIABLE] for of in trials}
     assert {1: "2", 2: "2"} == joined
+
+
+LOST = {"the host of the head": "n0", "another host": "n1"}
+
+
+def lose(hosts: SlurmCluster, node: str) -> None:
+    """Ends a node with all of its processes, and starts it again."""
+    hosts.kill_node(node)
+    hosts.boot_node(node)
+
+
+@pytest.mark.parametrize("what", LOST)
+def test_a_lost_host_of_ray_loses_nothing(
+    hosts: SlurmCluster, place: Place, what: str
+) -> None:
+    """The sweep ends, or records a failure; the same command finishes on a new Ray."""
+    options = (*SHORT, f"--repeats={NUM_TRIALS}", "--retry=failed")
+    place.sweep = place.sweep.replace("--replicas 1,2", "--replicas 2")
+    process = place.measure(*options)
+    hosts.wait_for(lambda: len(place.ended()) == 1, "the first trial", 90)
+    hosts.wait_for(
+        lambda: hosts.processes("n1", "fake_worker.py"), "the second trial", 60
+    )
+    before = place.ended()
+    lose(hosts, LOST[what])
+    said, _ = process.communicate(timeout=240)
+    recorded = place.ended()
+    place.make_it_again()
+    again = place.measure(*options)
+    told, _ = again.communicate(timeout=240)
+    after = place.ended()
+
+    assert "Traceback" not in said + told
+    assert before.items() <= recorded.items()
+    assert before.items() <= after.items()
+    assert not again.returncode, told
+    assert [TrialStatus.OK] * NUM_TRIALS == [of.status for of in after.values()]
+    place.run("n0", "python -m harness verify s")
+    hosts.wait_for(
+        lambda: not any(hosts.processes(on, "fake_worker.py") for on in ("n0", "n1")),
+        "end of the trials",
+        30,
+    )
+    for status in recorded.values():  # a failure says where
+        assert status.status is TrialStatus.OK or status.failure.reason
