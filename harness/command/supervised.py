@@ -17,6 +17,7 @@ from harness.client.scaling_client import (
     rank_path,
 )
 from harness.command import first_losses
+from harness.command.errors import CommandError
 from harness.command.kept_output import KeptOutput
 from harness.command.running import Run
 from harness.trial import process_tree
@@ -48,11 +49,8 @@ def run(
     running, why = Run(), ""
     try:
         running.run(words, folder, variables, keep, 0)
-    except (FileNotFoundError, PermissionError) as error:
-        why = (
-            f"--command cannot be started: {words[0]!r}: {error.strerror}; give a"
-            " program that is in PATH, or its path from the folder of the sweep"
-        )
+    except CommandError as error:
+        why = str(error)
     except LostHarnessError:
         process_tree.kill_tree(os.environ[process_tree.MARKER])
         return 1
@@ -69,11 +67,13 @@ def run(
 
 
 def _never_connected(code: int | None, last_line: str) -> str:
-    how = f"exited with code {code}" if code else "ended well"
+    last = f"its last line: {last_line or 'none'!r}"
+    if code:
+        return f"the command exited with code {code}, before it had connected; {last}"
     return (
-        f"the command {how}, and no process of it had connected: call"
+        "the command ended well, and no process of it had connected: call"
         " scaling_client.connect() in it, or give --metric NAME=PATTERN for what it"
-        f" prints; its last line: {last_line or 'none'!r}"
+        f" prints; {last}"
     )
 
 

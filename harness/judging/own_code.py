@@ -83,9 +83,9 @@ def check_imports(
                 continue
             if own / place.relative_to(other) in first:
                 continue
-            what = f"the package {package!r}" if package else "a path"
+            what = f"has the package {package!r}" if package else "imports"
             raise RevisionError(
-                f"the Python of {name} has {what} from {str(place)!r}, so both sides"
+                f"the Python of {name} {what} from {str(place)!r}, so both sides"
                 " would run the code that is there; give each an environment of its"
                 " own, such as --setup 'python3 -m venv .venv && .venv/bin/pip install"
                 " -e .' and --command '.venv/bin/python ...'"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
+import sys
 
 import pytest
 
@@ -107,6 +108,32 @@ def test_a_bad_program_is_told_what_to_do(
     assert "\n" not in trial.status.failure.reason
     marker = str(client_store.trial_dir(trial.trial_id).resolve())
     assert [] == process_tree.find_tree(marker)
+
+
+NEVER = {
+    "no-such-program": r"cannot be started: 'no-such-program': No such file .*; give a",
+    f"{sys.executable} -c 'import no_such_module'": r"exited with code 1, before it had"
+    r" connected; its last line: \"ModuleNotFoundError: No module named 'no_such_modul",
+    "true": r"ended well, and no process of it had connected: call scaling_client\.con",
+}
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ({"command": f"{command} {{replicas}}", "metric": "client"}, message)
+        for command, message in NEVER.items()
+    ],
+)
+def test_a_program_that_never_connects_is_told_why(
+    take_turns, client_settings, program, message
+):
+    """Its last line comes first where it failed before."""
+    trial = take_turns(client_settings())
+
+    assert program["command"] == trial.spec.program.command
+    assert TrialStatus.FAILED is trial.status.status
+    assert re.search(message, trial.status.failure.reason)
 
 
 @pytest.mark.parametrize("lingers", [False, True])
