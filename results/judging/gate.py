@@ -21,6 +21,7 @@ from results.figures import relay
 from results.judging import (
     day_effect,
     exact,
+    gate_logs,
     gate_metrics,
     paired_gate,
     quality_gate,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from results.figures.relay import TurnCounts, Twin
     from results.judging.gate_metrics import Judged, Rule
     from results.judging.paired_gate import Paired
+    from results.statistics.estimates import Estimate
     from results.statistics.judge import Judgement
     from results.study.cases import Case, Study
 
@@ -60,6 +62,8 @@ class Gate:
       failures: Trials that are not ok, one line each.
       num_ok: Trials that are.
       paired: How a gate of two revisions looked at its generations; None of others.
+      sustained: The time of steps in a row over that of steps of turns, which it
+        checks; None without sustained stretches.
       counts: What a program counts, of each case, compared exactly.
       equal_code: The digests of the code, where that of both sides is the same and
         nothing had to be measured; empty otherwise.
@@ -78,6 +82,7 @@ class Gate:
     failures: tuple[str, ...] = ()
     num_ok: int = 0
     paired: Paired | None = None
+    sustained: Estimate | None = None
     counts: tuple[JudgedCase, ...] = ()
     equal_code: tuple[str, ...] = ()
 
@@ -147,6 +152,7 @@ def of_revisions(study: Study, rule: Rule, *, baseline: str) -> Gate:
     return dataclasses.replace(
         _of_study(study, rule, baseline, judged.cases),
         paired=judged.paired,
+        sustained=gate_logs.sustained_over_turns(pairs),
         counts=counts,
     )
 

@@ -8,12 +8,14 @@ logarithms. Every other figure is one number of a process.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from results import errors
+from results.figures import explain
 from results.judging import gate_metrics
 from results.statistics import generations, group_sequential
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from results.judging.gate_metrics import Metric
     from results.records.models import TrialResult
+    from results.statistics.estimates import Estimate
     from results.statistics.group_sequential import Kind
     from results.study.cases import Case, Entry, Key
 
@@ -131,6 +134,26 @@ def stretches(result: TrialResult) -> dict[int, np.ndarray]:
             found[turn.round_index] = steps[start:end]
         start = end
     return found
+
+
+def sustained_over_turns(pairs: Pairs) -> Estimate | None:
+    """Estimates the time of steps in a row over that of steps of turns.
+
+    A check of the turns: of all cases and both sides, by generation. None where no
+    trial has valid stretches and turns.
+    """
+    by_generation: dict[Key, list[float]] = {}
+    for case in itertools.chain(*pairs):
+        for entry in case.ok_entries:
+            in_a_row = stretches(entry.result)
+            turns = explain.rounds_of(entry.result)
+            if in_a_row and turns:
+                time = float(np.concatenate([*in_a_row.values()]).mean())
+                of_turns = float(np.mean([max(of) for of in turns.values()]))
+                found = by_generation.setdefault(entry.key, [])
+                found.append(math.log(time / of_turns))
+    logs = [generations.mean(of) for of in by_generation.values()]
+    return generations.over_generations(logs) if logs else None
 
 
 def _of_both(

@@ -90,8 +90,7 @@ class ReportRequest(Options):
         str | None,
         Option(
             metavar="URL",
-            help="Where readers of a page find the code that was measured, with"
-            " `{commit}` for its commit.",
+            help="Where the measured code is, with `{commit}` for its commit.",
             default="none",
         ),
     ] = None

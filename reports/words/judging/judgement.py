@@ -98,6 +98,12 @@ def _notes_of_looks(gate: Gate) -> Iterator[str]:
             f"looked after {listed} generations (at most {paired.most}): {end}; each"
             " interval is that of the look which decided its case"
         )
+    if gate.sustained is not None:
+        yield (
+            f"a check of the turns: steps in a row take"
+            f" {change_text(gate.sustained.value)} {_interval(gate.sustained)} longer"
+            f" (n = {gate.sustained.n}), over all cases of both sides"
+        )
     # Where a case is slower as a whole, its processes stand out for that reason.
     is_slower = any(case.verdict is Verdict.REGRESS for case in gate.cases)
     if paired.has_slow_processes and not is_slower:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import pytest
 from harness.cli import exit_codes
 from harness.cli.verbs import gate_request
 from harness.errors import PlanError
-from results.judging import gate_metrics
+from results.judging import gate_file, gate_metrics
 from results.records.models import Order
 from results.statistics import group_sequential
 from results.store.study_store import Store
@@ -68,6 +69,9 @@ def test_a_clear_slowdown_ends_at_the_first_look(gate: Any, tmp_path: Path) -> N
     first = [of for of in results if any(turn.is_sustained for turn in of.turns)]
     assert 6 == len(first)  # not the twins
     assert {4} == {sum(turn.is_sustained for turn in of.turns) for of in first}
+    notes = gate_file.read(store).notes
+    (check,) = (note for note in notes if note.startswith("a check of the turns:"))
+    assert re.search(r"take [+-]\d+\.\d % \[.+\] longer \(n = 3\), over all", check)
 
 
 def test_an_efficiency_needs_turns() -> None:
