@@ -137,7 +137,7 @@ def _is_quiet(view: View) -> bool:
 def after_failures(view: View, what: str = "this") -> str:
     """Returns what to do after a study of which too little is ok; as ``choose``.
 
-    A program of the user's is another one when it was mended, so its study is as well.
+    A program of the user's is another one when it was repaired, and so is its study.
     """
     states = {entry.state for entry in view.study.planned}
     if states & {status.value for status in TrialStatus}:

@@ -107,7 +107,7 @@ def test_a_command_with_a_baseline_runs(
     _run(command, tmp_path, monkeypatch)
 
 
-def test_a_program_that_was_mended_has_another_study() -> None:
+def test_a_program_that_was_repaired_has_another_study() -> None:
     """Its code is another, so the study of the failures would refuse it."""
     plan = SimpleNamespace(
         study="s", command=("python", "-m", "harness", "sweep", "--study", "s", "--a=b")
