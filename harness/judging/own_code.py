@@ -7,7 +7,6 @@ Both sides would then be one program, and their gate would pass.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from harness.command import identity, placeholders
 from harness.errors import RevisionError
+from results.store import untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -113,8 +113,8 @@ def _sources(words: Sequence[str], start: Path) -> Iterator[tuple[str, Path]]:
             cwd=start,
             timeout=identity.INTERPRETER_SEC,
         )
-        listed = json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
+        listed = untrusted.parsed(done.stdout)
+    except (OSError, subprocess.SubprocessError, untrusted.DamagedFileError):
         return
     for place, package in listed:
         path = Path(unquote(urlsplit(place).path) if package else place).resolve()
