@@ -20,8 +20,12 @@ SHOWN: Final = 120
 _END = re.compile(rb"[\r\n]")  # progress bars end lines by a carriage return
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _BEGINNING = re.compile(r"[0-9]+\.?$|[0-9.]*[0-9][eE][+-]?$")
+_BEGINNING_UNSAID = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})*,$|(?<!\w)-$")
+"""The same where the pattern does not say what stands before its group."""
+_OF_A_THOUSAND = re.compile(r"[0-9]{3}(?![0-9])")
 _END_OF_NUMBER = re.compile(
-    r"[.0-9]*[0-9]|\.?[0-9]*[eE][+-]?[0-9]+|(?:,[0-9]{3})+(?![0-9,])[0-9.]*|[kKMG]\b"
+    r"[.0-9]*[0-9]|\.?[0-9]*[eE][+-]?[0-9]+|(?:[,'][0-9]{3})+(?![0-9,])[0-9.]*"
+    r"|(?::[0-9]{2})+\b[0-9.]*|[kKMG]\b"
 )
 """What stands behind the part of a number that a pattern takes."""
 _OF_THOUSANDS: Final = 3
@@ -121,6 +125,10 @@ class LineReader:
         if not match[1] or not match[1].replace(".", "").isdecimal():
             return
         before = _BEGINNING.search(text[:start])
+        if before is None and start == match.start():
+            before = _BEGINNING_UNSAID.search(text[:start])
+            if before and "," in before[0] and not _OF_A_THOUSAND.match(match[1]):
+                before = None  # the column before
         after = _END_OF_NUMBER.match(text, end) if end == match.end() else None
         first = "" if before is None else before[0]
         last = "" if after is None else after[0]
