@@ -63,7 +63,6 @@ PARSED = {
     "harness/command/peers.py": OUTPUT,
     "harness/conformance/plugin_trials.py": "the study that it has just made",
     "harness/doctor/gpu_canary.py": OUTPUT,
-    "harness/judging/own_code.py": OUTPUT,
     "harness/judging/revisions.py": OUTPUT,
     "harness/launch/engine.py": "the order of the harness to its own client",
     "harness/launch/exits.py": LINES,
