@@ -53,7 +53,11 @@ def fail(repl):
     """The last replica of the job cannot run its second step."""
 
     def step(x):
-        tf.debugging.assert_less(x, 10.0, message="the last replica has no memory")
+        check = tf.debugging.assert_less(
+            x, 10.0, message="the last replica has no memory"
+        )
+        with tf.control_dependencies([check]):  # or the sum may be done before it
+            x = tf.identity(x)
         return replicator.all_sum(tf.ones([300]) * x)
 
     repl.run(step, share(repl, [0.0, 1.0, 2.0, 3.0]))
