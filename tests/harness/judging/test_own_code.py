@@ -68,6 +68,18 @@ def test_a_path_to_the_working_tree_is_refused(
     own_code.check_imports("python3 train.py", base, base, "base", [tree])
 
 
+@pytest.mark.processes
+def test_the_mark_of_an_import_hook_is_no_path(
+    trees: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an editable installation leaves it in ``sys.path``."""
+    tree, base = trees
+    mark = "__editable__.own-1.0.finder.__path_hook__"
+    monkeypatch.setenv("PYTHONPATH", str(tree / mark))
+
+    own_code.check_imports("python3 train.py", base, base, "base", [tree])
+
+
 def test_another_program_is_not_asked(trees: tuple[Path, Path]) -> None:
     """Nor one that is not there."""
     tree, base = trees
