@@ -94,8 +94,8 @@ def creates_variable(index: int) -> PipelineError:
     """The error of a stage that makes a variable while it is traced."""
     return PipelineError(
         f"stage {index} creates a variable, which would be on no device of the stage; "
-        f"create it outside of the step, with logical_device({index}): call a layer "
-        "once, or stage.build(input_shape)"
+        f"create it outside of the step, with logical_device({index}): call the layer "
+        "once, such as stage(tf.zeros(shape)), which also makes those of layers in it"
     )
 
 

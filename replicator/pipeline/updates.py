@@ -19,6 +19,7 @@ import types
 from typing import TYPE_CHECKING, Any, Final
 
 from replicator._tf import compat as _tf_compat
+from replicator.errors import CreateVariableInStepError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -46,9 +47,16 @@ class Updates:
         return [self._values[id(variable)] for variable in self.variables]
 
     def read(self, variable: Any) -> Any:
-        """Returns what is given for a variable as it is read now; None for itself."""
+        """Returns what is given for a variable as it is read now; None for itself.
+
+        Raises:
+          CreateVariableInStepError: Keras would draw its initial value in every task.
+        """
+        inner = _tf_compat.unwrap(variable)
+        if inner is variable:  # Keras makes no tf.Variable in this scope
+            raise CreateVariableInStepError(variable.path)
         wanted = str(variable.dtype)  # within a layer of mixed precision: its own
-        if wanted == _tf_compat.unwrap(variable).dtype.name:
+        if wanted == inner.dtype.name:
             return None
         key = id(variable), wanted
         self.casts[key] = variable

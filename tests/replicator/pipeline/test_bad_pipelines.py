@@ -168,6 +168,26 @@ def test_a_variable_that_a_stage_creates():
     refused("stage 0 creates a variable", [lambda x: x * keras.Variable(2.0)])
 
 
+def test_a_layer_whose_inner_layer_has_no_variables():
+    """build() of a layer that has none of its own makes nothing inside it."""
+
+    class Own(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, x):
+            return self.dense(x)
+
+    own = Own()
+    own.build((None, 3))
+    refused(
+        r"stage 0 creates a variable, .* with logical_device\(0\): call the layer "
+        r"once, such as stage\(tf.zeros\(shape\)\)",
+        [own, tf.identity],
+    )
+
+
 def test_an_optimizer_in_a_stage():
     """It would update once per micro-batch, and each would communicate."""
     repl = replicator.create("in_graph", num_replicas=1, devices=["CPU:0"])
