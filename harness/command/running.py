@@ -112,12 +112,13 @@ class Run:
                 preexec_fn=request_death_signal,  # noqa: PLW1509 - before any thread
             )
         except OSError as error:
-            advice = (
-                "give a program that is in PATH, or its path from the folder of the"
-            )
-            advice += " sweep"
             if error.errno == errno.ENOEXEC:
                 advice = "begin a script with '#!/bin/sh', or name its interpreter"
+            else:
+                advice = (
+                    "give a program that is in PATH, or its path from the folder of"
+                    " the sweep"
+                )
             raise CommandError(
                 f"--command cannot be started: {words[0]!r}: {error.strerror}; {advice}"
             ) from error

@@ -25,8 +25,8 @@ _LIST_SOURCES: Final = """
 import importlib.metadata, json, os, sys
 own = os.path.join(sys.prefix, "")  # an environment may lie in the repository
 is_own = sys.prefix != sys.base_prefix
-dirs = [of for of in sys.path if os.path.isdir(of)]  # others are marks of finders
-found = [[of, ""] for of in dirs if not (is_own and of.startswith(own))]
+places = filter(os.path.exists, sys.path)  # others are marks of import hooks
+found = [[of, ""] for of in places if not (is_own and of.startswith(own))]
 for of in importlib.metadata.distributions():
     text = of.read_text("direct_url.json")
     if text:
