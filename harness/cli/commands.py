@@ -22,6 +22,7 @@ from harness.planning.checked import check as check_request
 from harness.run import clearing
 from harness.run import sweep as run
 from harness.run.trial_runner import RunSettings
+from harness.sources.code_watch import CodeWatch
 from results.records.models import Order, PlannedTrial
 from results.store import atomic, untrusted
 from results.store.lock import lock_study
@@ -166,6 +167,9 @@ def sweep(
             trees=_trees(request),
             folders=request.folders,
             launcher=launcher,
+            changed_code=CodeWatch(
+                reconciled.plan, folders=request.folders, left_out=[runs_dir, root]
+            ).changed,
             **replaced,
         )
         try:

@@ -64,7 +64,7 @@ def run_until_done(
                     store, trials, settings, progress.make_progress(), durations
                 )
                 study = load_study(store)
-                if _is_done(study):
+                if settings.changed_code() or _is_done(study):
                     break
                 plan = extend.with_next_generation(study.plan)
                 store.write_plan(plan)

@@ -14,6 +14,7 @@ import stat
 from typing import TYPE_CHECKING, Any, Final
 
 from harness.command.errors import ReadingError
+from harness.command.file_tail import FileTail
 from harness.command.reader import Reading, number
 
 if TYPE_CHECKING:
@@ -37,36 +38,72 @@ class MetricFile:
         self._written, self._before = 0, b""
         with contextlib.suppress(OSError, ReadingError):
             self._written = path.stat().st_mtime_ns
-            read(kind, path, key)
-            self._before = path.read_bytes()
+            before = content(path)
+            numbers(kind, before, key, path.name)
+            self._before = before
+        self._tail = FileTail(path, self._written)
+        self._beginning, self._num_taken = 0, 0
+        self._timed: list[Reading] | None = []
+
+    def look(self, now_ns: int) -> int:
+        """Looks at what the program has written; returns how many numbers are there."""
+        self._tail.look(now_ns)
+        self._take_lines()
+        return len(self._timed or ())
+
+    def _take_lines(self) -> None:
+        """Reads the lines that are new, each by itself."""
+        if self._tail.num_beginnings != self._beginning:
+            self._beginning, self._num_taken = self._tail.num_beginnings, 0
+            self._timed = []
+        lines = self._tail.lines
+        for index in range(self._num_taken, len(lines)):
+            ns, line = lines[index]
+            is_head = self._kind == "csv" and index == 0
+            if self._timed is not None and line.strip() and not is_head:
+                text = line if self._kind == "json" else lines[0][1] + b"\n" + line
+                try:
+                    found = _numbers(self._kind, text, self._key, self._path.name)
+                except ReadingError:  # a document of several lines, or said by read()
+                    self._timed = None
+                else:
+                    self._timed += [Reading(ns, value) for value in found]
+        self._num_taken = len(lines)
 
     def read(self) -> list[Reading]:
         """Returns the numbers that the program wrote.
 
+        Each has its time if it was in a line of its own, so that it was seen to come.
+
         Raises:
           ReadingError: It wrote none, or behind those of a run before.
         """
-        found = read(self._kind, self._path, self._key)
+        now = content(self._path)
+        found = numbers(self._kind, now, self._key, self._path.name)
         if self._path.stat().st_mtime_ns == self._written:
             raise ReadingError(
                 f"the file {self._path.name!r} of --metric was there before the program"
                 " started, which did not write it; let it do so in each run"
             )
-        now = self._path.read_bytes()
         if self._before and now != self._before and now.startswith(self._before):
             raise ReadingError(
                 f"the file {self._path.name!r} of --metric has the numbers of a run"
                 " before as well, since the program writes behind them; let it begin"
                 " anew, or write into {output_dir}"
             )
-        return found
+        self._tail.end()
+        self._take_lines()
+        timed = self._timed or []
+        if [reading.value for reading in timed] == found:
+            return timed
+        return [Reading(0, value) for value in found]
 
 
-def read(kind: str, path: Path, key: str) -> list[Reading]:
-    """Returns the numbers in order, without times.
+def content(path: Path) -> bytes:
+    """Returns what is in a file.
 
     Raises:
-      ReadingError: The file is missing or unreadable, or does not have the key.
+      ReadingError: It is missing, unreadable, too large or no file.
     """
     where = f"the file {path.name!r} of --metric"
     try:
@@ -77,16 +114,47 @@ def read(kind: str, path: Path, key: str) -> list[Reading]:
             )
         if not stat.S_ISREG(facts.st_mode):  # a pipe would be waited for
             raise ReadingError(f"{where} is not a regular file; write one")
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ReadingError(
             f"{where} was not written: {error.strerror}; paths are relative to where"
             " the program starts, or begin with {output_dir}"
         ) from error
+    except OSError as error:
+        raise ReadingError(
+            f"{where} cannot be read: {error.strerror}; repeat the trial with --retry"
+            " failed when it can"
+        ) from error
+
+
+def numbers(kind: str, text: bytes, key: str, name: str) -> list[float]:
+    """Returns the numbers in a file, in order.
+
+    Args:
+      kind: ``json`` or ``csv``.
+      text: Its content.
+      key: Keys joined by dots, or a column.
+      name: Of the file, for messages.
+
+    Raises:
+      ReadingError: It is not of that kind, or does not have the key.
+    """
+    found = _numbers(kind, text, key, name)
+    if not found:
+        raise ReadingError(
+            f"the file {name!r} of --metric has no number {key!r}; name one that it has"
+        )
+    return found
+
+
+def _numbers(kind: str, text: bytes, key: str, name: str) -> list[float]:
+    where = f"the file {name!r} of --metric"
+    try:
+        decoded = text.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ReadingError(f"{where} is not UTF-8 text: {error}") from error
     try:
-        found = [*(_columns if kind == "csv" else _members)(text, key, where)]
+        found = [*(_columns if kind == "csv" else _members)(decoded, key, where)]
     except csv.Error as error:
         raise ReadingError(
             f"{where} is not CSV: {error}; write numbers only"
@@ -95,9 +163,7 @@ def read(kind: str, path: Path, key: str) -> list[Reading]:
         raise ReadingError(
             f"{where} is nested too deeply; write numbers only"
         ) from error
-    if not found:
-        raise ReadingError(f"{where} has no number {key!r}; name one that it has")
-    return [Reading(0, number(str(value), where)) for value in found]
+    return [number(str(value), where) for value in found]
 
 
 def _columns(text: str, key: str, where: str) -> Iterator[str]:

@@ -81,10 +81,15 @@ def of_program(
     else:
         parts["git commit"] = found.commit or "before the first commit"
         for name, digested in found.changes().items():
-            parts[printable(f"uncommitted {name}")[:MAX_NAME]] = digested
+            parts[key_of_change(name)] = digested
         root = _root_of(folder) or found.root
     parts |= _locks(folder, root)
     return parts | _interpreter(words[0], folder)
+
+
+def key_of_change(name: str) -> str:
+    """Returns the name of the part that a file is which differs from the commit."""
+    return printable(f"uncommitted {name}")[:MAX_NAME]
 
 
 def digest(parts: Mapping[str, str]) -> str:

@@ -37,7 +37,7 @@ class Reading:
     """One number of a program.
 
     Attributes:
-      ns: When it was printed, in nanoseconds; 0 of a row of a file.
+      ns: When it was printed, in nanoseconds; 0 of a file that was not seen to grow.
       value: As it was printed.
     """
 

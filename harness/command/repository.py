@@ -54,11 +54,13 @@ class Repository:
       commit: Its commit; empty before the first.
       changed: Paths that differ from the commit, sorted; of untracked files, those
         that git does not ignore, without byte code and studies.
+      untracked: Those of them that git does not know.
     """
 
     root: Path
     commit: str
     changed: tuple[str, ...]
+    untracked: frozenset[str] = frozenset()
 
     def changes(self) -> dict[str, str]:
         """Returns a digest of each file that differs from the commit, by path."""
@@ -93,11 +95,13 @@ def find(folder: Path, left_out: Sequence[Path] = ()) -> Repository | None:
             f"git status fails in {str(root)!r}: {status.stderr.strip()[:200]}; repair"
             " the repository, which identifies the program of --command"
         )
-    changed = []
+    changed, untracked = [], set()
     entries = iter(status.stdout.split("\0"))
     for entry in entries:
         if entry:
             changed.append(entry[3:])
+            if entry.startswith("??"):
+                untracked.add(entry[3:])
             if entry[0] in "RC":  # the next one is the old name
                 changed.append(next(entries, ""))
     resolved = [path.resolve() for path in left_out]
@@ -114,7 +118,12 @@ def find(folder: Path, left_out: Sequence[Path] = ()) -> Repository | None:
             f" {changed[0]!r}, and they identify the program of --command; at most"
             f" {MOST_CHANGED} can: add what is no source to .gitignore"
         )
-    return Repository(root=root, commit=commit, changed=tuple(sorted(changed)))
+    return Repository(
+        root=root,
+        commit=commit,
+        changed=tuple(sorted(changed)),
+        untracked=frozenset(untracked.intersection(changed)),
+    )
 
 
 def _content(path: Path) -> str:

@@ -83,7 +83,8 @@ def judge(
     """Returns how many readings are warm-up, how good the others are, and why.
 
     Args:
-      printed_ns: When each was printed; 0 of rows of a file.
+      printed_ns: When each was printed; 0 of those of a file that were not seen to
+        come.
       num_warmup: Readings to leave out, if enough are left.
     """
     number = len(printed_ns)
@@ -104,8 +105,8 @@ def judge(
     if 2 * num_bunched > num_left:
         why = (
             f"{num_bunched} of {num_left} numbers came in one piece with the one"
-            " before, so nobody knows when they were printed; flush the output after"
-            " each line"
+            " before, so nobody knows when they came; let the program flush its output"
+            " after each line"
         )
         return num_warmup, Evidence.ROWS, (why,)
     return num_warmup, Evidence.WINDOW, ()

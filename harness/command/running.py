@@ -59,13 +59,19 @@ class Run:
         look: Callable[[list[int]], None] | None = None,
         *,
         is_sampled: bool = True,
+        look_often: Callable[[int], bool] | None = None,
+        period_sec: float = _POLL_SEC,
     ) -> None:
         """Plans a run.
 
         Args:
           look: Gets the ids of its processes about every second.
           is_sampled: Whether they are counted so often, and their memory.
+          look_often: Gets the time in nanoseconds every ``period_sec`` at least;
+            returns whether the program may be ended.
+          period_sec: At most 0.25.
         """
+        self._look_often, self._period_sec = look_often, period_sec
         self._look = look
         self._is_sampled = is_sampled
         self.exit_code: int | None = None
@@ -163,11 +169,12 @@ class Run:
         # It may have closed its output, and work on: its end is the end of the trial.
         while not self.is_ended and process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_SAMPLE_SEC)
+                process.wait(_SAMPLE_SEC if self._look_often is None else _POLL_SEC)
+            self._may_end()
 
     def _read_once(self, selector: selectors.BaseSelector, receive: Receive) -> bool:
         """Reads what is there; returns whether there can be more to read."""
-        for key, _ in selector.select(_POLL_SEC):
+        for key, _ in selector.select(self._period_sec):
             chunk = os.read(key.fd, _CHUNK_BYTES)
             if key.data is None:
                 if not chunk:
@@ -178,7 +185,15 @@ class Run:
             if receive(key.data, chunk, time.monotonic_ns()):
                 self.is_ended = True
                 return False
+        if self._may_end():
+            return False
         return any(key.data is not None for key in selector.get_map().values())
+
+    def _may_end(self) -> bool:
+        """Looks at what is not printed; returns whether the program may be ended."""
+        if self._look_often is not None and self._look_often(time.monotonic_ns()):
+            self.is_ended = True
+        return self.is_ended
 
     def _sample(self) -> None:
         found = descendants()

@@ -22,6 +22,7 @@ from harness.client.scaling_client import LostHarnessError, RankFile
 from harness.command import metric, placeholders, supervised
 from harness.command.counts import CountReader
 from harness.command.errors import CommandError, ReadingError
+from harness.command.file_tail import POLL_SEC
 from harness.command.files import MetricFile
 from harness.command.kept_output import KeptOutput
 from harness.command.other_gpus import VISIBLE, OtherGpus
@@ -36,7 +37,7 @@ from results.records.limits import MAX_STEPS
 from results.records.models import Environment, Phase, TrialSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from harness.command.metric import Metric
     from results.records.models import Placement
@@ -61,6 +62,7 @@ class Trial:
         self._lines = [LineReader(pattern) for _ in range(2)] if pattern else []
         self._counts = CountReader(spec.program.counts)
         self._other_gpus = OtherGpus(os.environ.get(VISIBLE))
+        self._file: MetricFile | None = None
         self._run = Run(self._other_gpus.look)
 
     def run(self, folder: Path) -> int:
@@ -82,7 +84,13 @@ class Trial:
         )
         values = values_of(spec, self._placement, make_output_dir())
         words = placeholders.fill(self._program.command, values)
-        file = self._file(folder, values)
+        if not self._metric.pattern:
+            (path,) = placeholders.fill(_quoted(self._metric.path), values)
+            kind, key = self._metric.file_kind, self._metric.key
+            self._file = MetricFile(kind, folder / path, key)
+            self._run = Run(
+                self._other_gpus.look, look_often=self._look, period_sec=POLL_SEC
+            )
         try:
             self._run.run(words, folder, variables_of(os.environ), self._receive, 0)
         finally:
@@ -97,8 +105,9 @@ class Trial:
             )
         if code and not self._run.is_ended:
             raise CommandError(f"the command exited with code {code}{self._so_far()}")
-        if file is not None:
-            self._take_rows(file.read())
+        if self._file is not None:
+            self._file.look(time.monotonic_ns())
+            self._take_rows(self._file.read())
         self._check_number()
         for count in self._counts.metrics():
             self._writer.write("window_metric", **count)
@@ -107,13 +116,12 @@ class Trial:
         self._writer.write("done", ns=time.monotonic_ns())
         return 0
 
-    def _file(self, folder: Path, values: Mapping[str, object]) -> MetricFile | None:
-        """Returns the file that has the numbers, if they are not in lines."""
-        of = self._metric
-        if of.pattern:
-            return None
-        (path,) = placeholders.fill(_quoted(of.path), values)
-        return MetricFile(of.file_kind, folder / path, of.key)
+    def _look(self, now_ns: int) -> bool:
+        """Looks at the file of the metric; returns whether it has enough numbers."""
+        assert self._file is not None
+        wanted = self._spec.num_measured_steps
+        number = self._file.look(now_ns)
+        return wanted is not None and number >= self._spec.num_warmup_steps + wanted
 
     def _so_far(self) -> str:
         number = len(self._readings)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from harness.run.trial_runner import Prepared
+    from harness.run.prepared import Prepared
     from harness.run.trial_tree import TrialExit
 
     Check = Callable[[Path, Sequence[str], float], str]

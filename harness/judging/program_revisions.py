@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import os
 import shutil
+import signal
 import subprocess
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from harness.command.program import ForeignProgram
     from harness.command.repository import Repository
 
+SETUP_SEC: Final = 3600.0
+"""Of ``--setup`` in each revision: enough to compile a large project."""
 _POINTER: Final = b"version https://git-lfs.github.com/spec/"
 _MOST_OF_POINTER: Final = 1024
 
@@ -216,21 +219,33 @@ def _check_complete(root: Path, name: str) -> None:
 def _prepare(
     setup: str, start: Path, name: str, folder: owned_folders.Owned, *, works_on: str
 ) -> None:
-    done = subprocess.run(
+    more = f" (it works on {works_on})" if works_on else ""
+    with subprocess.Popen(
         ["/bin/sh", "-c", setup],
         cwd=start,
         pass_fds=(folder.descriptor,),
         env={k: v for k, v in os.environ.items() if not k.startswith("GIT_")},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         encoding="utf-8",
         errors="replace",
-        check=False,
-    )
-    if done.returncode != 0:
-        more = f" (it works on {works_on})" if works_on else ""
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=SETUP_SEC)
+        except BaseException as error:
+            # All of it: what the shell has started would keep the pipes open.
+            os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            raise RevisionError(
+                f"--setup {setup!r} takes more than {SETUP_SEC:g} s in {name}{more},"
+                " and was ended; give one that ends"
+            ) from error
+    if process.returncode != 0:
         raise RevisionError(
-            f"--setup {setup!r} fails in {name}{more} with code {done.returncode}:"
-            f" {last_line(done.stderr or done.stdout)}; give one that prepares both, or"
-            " choose another revision"
+            f"--setup {setup!r} fails in {name}{more} with code {process.returncode}:"
+            f" {last_line(err or out)}; give one that prepares both, or choose another"
+            " revision"
         )

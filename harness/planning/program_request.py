@@ -168,6 +168,11 @@ def resolved(request: _Request, folder: Path) -> _Request:
             f"--command {request.command!r} without --replicas: say which numbers of"
             " replicas are measured, such as --replicas 1,2"
         )
+    if request.unit is not None and not request.unit.strip():
+        raise PlanError(
+            f"--unit {request.unit!r} is empty; name in the plural what the program"
+            f" processes, such as cells, or leave it out for {UNIT!r}"
+        )
     made = make(
         command=request.command,
         metric_text=request.metric,

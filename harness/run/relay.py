@@ -83,7 +83,8 @@ def run_generation(
         rounds.take_all(residents, generation, deadline, stage, settings.void_reason)
         stage("checking and recording", None)
         _finish(residents)
-        return [_record(store, resident, settings) for resident in residents]
+        changed = trial_runner.changed_code(settings)
+        return [_record(store, each, settings, changed) for each in residents]
 
 
 @contextlib.contextmanager
@@ -154,7 +155,9 @@ def _finish(residents: Sequence[Resident]) -> None:
         resident.busy_sec += (time.monotonic() - started) / len(alive)
 
 
-def _record(store: Store, resident: Resident, settings: RunSettings) -> StatusRecord:
+def _record(
+    store: Store, resident: Resident, settings: RunSettings, changed_code: str
+) -> StatusRecord:
     assert resident.exit is not None
     valid = [turn for turn in resident.turns if turn.is_valid]
     return trial_runner.record(
@@ -168,6 +171,7 @@ def _record(store: Store, resident: Resident, settings: RunSettings) -> StatusRe
         },
         turns=resident.turns,
         duration_sec=resident.busy_sec,
+        changed_code=changed_code,
     )
 
 

@@ -30,7 +30,7 @@ from results.records.client.protocol import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.run.trial_runner import Prepared
+    from harness.run.prepared import Prepared
     from harness.run.trial_tree import EndElsewhere, TrialExit
     from results.records.models import Turn
 

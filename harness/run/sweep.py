@@ -121,6 +121,14 @@ def run_trials(
         )
         settings = dataclasses.replace(settings, exports=exports)
         while missing:
+            if changed := settings.changed_code():
+                progress.note(
+                    f"stopped: the code changed while it was measured ({changed}), and"
+                    " results of different code must not be mixed; go back to that of"
+                    " the study and run the same command with --retry failed, or choose"
+                    " another --study"
+                )
+                break
             together = _next_together(missing)
             later = missing[len(together) :]
             if _is_in_relay(together[0]):

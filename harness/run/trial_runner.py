@@ -9,6 +9,7 @@ elsewhere.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from harness import catalog
 from harness.command import peers
+from harness.errors import PlanError
 from harness.launch.local import LocalLauncher
 from harness.machine import (
     canary,
@@ -35,8 +37,9 @@ from harness.machine.time_of_day import now_text
 from harness.machine.topology import CpuTopology, read_topology
 from harness.placement import hosts
 from harness.placement.processes import processes_of_trial
-from harness.run import aggregate, clearing, client_file, trial_tree
+from harness.run import aggregate, clearing, client_file, ended, trial_tree
 from harness.run.gang_tree import GangTree
+from harness.run.prepared import Prepared
 from harness.run.trial_tree import ProcessTree
 from harness.trial import checkpoints
 from results.records.machines import gpu_record
@@ -48,11 +51,10 @@ if TYPE_CHECKING:
     from harness.launch.contract import Launcher
     from harness.machine.disturbance import Disturbance
     from harness.machine.gpus import Gpu
-    from harness.placement.processes import Processes
     from harness.run.trial_tree import TrialExit
     from harness.sources.source_tree import SourceTree
     from results.records.machines.gpu_record import GpuUses
-    from results.records.models import Environment, PlannedTrial, Turn
+    from results.records.models import PlannedTrial, Turn
     from results.store.study_store import Store
 
     VoidReason = Callable[[Disturbance, int], str]
@@ -62,6 +64,8 @@ if TYPE_CHECKING:
 
 COMMAND_WORKER = (sys.executable, "-m", "harness.command.worker")
 """What starts a program of the user's; its folder and the trial's are appended."""
+CHANGED_CODE = "ChangedCodeError"
+"""The cause of trials that ran while their code was edited."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +87,7 @@ class RunSettings:
       launcher: Starts the processes of a trial.
       folders: Where programs of the user's start, by revision; by default here.
       exports: What the trials of peers begin with: a folder, by trial.
+      changed_code: Says how the code differs from that of the study, or "".
     """
 
     timeout_sec: float
@@ -98,41 +103,7 @@ class RunSettings:
     launcher: Launcher = dataclasses.field(default_factory=LocalLauncher)
     folders: Mapping[str, Path] = dataclasses.field(default_factory=dict)
     exports: Mapping[str, Path] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
-    """A trial whose directory is ready and whose processes can be started.
-
-    Attributes:
-      trial: The trial.
-      trial_dir: Its directory.
-      processes: The processes that it has.
-      command: What starts them; the directory is appended.
-      variables: Their environment variables.
-      env: The environment record so far.
-      gpus: The GPUs that it has; none on a CPU.
-      is_client: Whether it is a program that connects by the client, or for which
-        the harness does.
-      started_at: Time of day.
-      start_sec: The same, on the monotonic clock.
-    """
-
-    trial: PlannedTrial
-    trial_dir: Path
-    processes: Processes
-    command: tuple[str, ...]
-    variables: dict[str, str]
-    env: Environment
-    started_at: str
-    start_sec: float
-    gpus: tuple[Gpu, ...] = ()
-    is_client: bool = False
-
-    @property
-    def core(self) -> int:
-        """The first core of the trial, on which the canary runs."""
-        return self.env.placement.cpusets[0][0]
+    changed_code: Callable[[], str] = lambda: ""
 
 
 def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepared:
@@ -236,6 +207,7 @@ def record(
     turns: Sequence[Turn] = (),
     duration_sec: float | None = None,
     gpu_uses: GpuUsesWithin | None = None,
+    changed_code: str = "",
 ) -> StatusRecord:
     """Records the outcome of a trial: environment, result, and status last.
 
@@ -248,6 +220,7 @@ def record(
       turns: Those that it took; none for a trial that ran alone.
       duration_sec: The time that it took; by default since it was prepared.
       gpu_uses: Returns what its GPUs did within a window; None where turns say it.
+      changed_code: How the code came to differ while it ran.
     """
     spec, trial_id = prepared.trial.spec, prepared.trial.trial_id
     after: dict[str, object] = {
@@ -264,6 +237,13 @@ def record(
         turns=turns,
         late_sec=aggregate.LATE_SEC if settings.launcher.num_hosts > 1 else 0.0,
     )
+    if changed_code and conclusion.status is TrialStatus.OK:
+        conclusion = ended.failed(
+            Phase.REPORT,
+            f"the code changed while it ran, so what was measured is unknown:"
+            f" {changed_code}",
+            exception_type=CHANGED_CODE,
+        )
     if gpu_uses is not None and prepared.gpus:
         uses = gpu_uses(*aggregate.window_ns(conclusion))
         uses = gpu_record.with_products(uses, conclusion.gpu_tflops)
@@ -327,7 +307,18 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
             "stolen_cpu_fraction": load.stolen_fraction,
         },
         gpu_uses=watch.uses,
+        changed_code=changed_code(settings),
     )
+
+
+def changed_code(settings: RunSettings) -> str:
+    """Returns how the code differs from that of the study, or "" as far as is known.
+
+    What cannot be read now is asked for again before the next trial starts.
+    """
+    with contextlib.suppress(PlanError):
+        return settings.changed_code()
+    return ""
 
 
 def _record_in_use(store: Store, prepared: Prepared, others: str) -> StatusRecord:

@@ -105,17 +105,23 @@ def check(plan: Plan) -> None:
     Raises:
       DifferentStudyError: Names the first part that differs.
     """
+    if found := difference(plan):
+        raise DifferentStudyError(
+            f"study {plan.study!r} was made with another state of {found}; results of"
+            " different code must not be mixed: go back to that of the study to resume"
+            " it, or choose another --study"
+        )
+
+
+def difference(plan: Plan) -> str:
+    """Returns the first part of a plugin that is not what a study had, or ""."""
     now = of_study(plan.trials, "")
     for name, planned in plan.plugins.items():
         for part, text in planned.items():
             found = now.get(name, planned)[part]
             if found != text:
-                raise DifferentStudyError(
-                    f"study {plan.study!r} was made with another state of {name}:"
-                    f" {part} {text!r}, now {found!r}; results of different code must"
-                    " not be mixed: go back to that of the study to resume it, or"
-                    " choose another --study"
-                )
+                return f"{name}: {part} {text!r}, now {found!r}"
+    return ""
 
 
 def _named(plugin: Plugin) -> list[str]:
@@ -187,19 +193,29 @@ def _digest(path: Path) -> str:
             return f"{size} bytes"
         return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
     except OSError as error:
-        raise PlanError(
-            f"cannot read {str(path)!r}, which is a file of a plugin:"
-            f" {error.strerror or error}; make it readable, then repeat the command"
-        ) from error
+        raise _unreadable(path, error) from error
 
 
 def _read(path: Path) -> frozenset[str]:
-    """Returns what a file refers to; nothing if it is not Python after all."""
+    """Returns what a file refers to; nothing if it is not Python after all.
+
+    Raises:
+      PlanError: It cannot be read.
+    """
     package = ".".join(_package_of(path))
     try:
         return source_code.read(path.read_text(encoding="utf-8"), package).references
-    except (OSError, SyntaxError, ValueError):
+    except (SyntaxError, ValueError):
         return frozenset()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> PlanError:
+    return PlanError(
+        f"cannot read {str(path)!r}, which is a file of a plugin:"
+        f" {error.strerror or error}; make it readable, then repeat the command"
+    )
 
 
 def _package_of(path: Path) -> Sequence[str]:

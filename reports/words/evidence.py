@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from results.study.cases import Case, Study
 
 _GRADES: Final = {
-    Evidence.WINDOW: ("B", "lines that it printed, timed, after warm-up"),
+    Evidence.WINDOW: ("B", "numbers that it printed or wrote, timed, after warm-up"),
     Evidence.ROWS: ("C", "numbers without times, after warm-up"),
     Evidence.LAST: ("D", "the last number that it printed"),
 }

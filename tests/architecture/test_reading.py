@@ -17,6 +17,7 @@ OURS = {
     "harness/cli/documents.py": "the README of this tree",
     "harness/cli/main.py": "opens the null device",
     "harness/client/scaling_client.py": "a file that is copied, and imports nothing",
+    "harness/command/file_tail.py": "lines of a program, as they come",
     "harness/command/files.py": "the numbers of a program, with messages of its own",
     "harness/command/first_losses.py": TRIAL,
     "harness/command/identity.py": "the first line of a program of the user's",

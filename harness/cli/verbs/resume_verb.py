@@ -24,6 +24,7 @@ from harness.planning import study as study_module
 from harness.run import sweep as sweep_loop
 from harness.run.trial_runner import RunSettings
 from harness.sources import same_code
+from harness.sources.code_watch import CodeWatch
 from results.store.lock import lock_study
 from results.store.study_store import Store
 
@@ -91,6 +92,7 @@ def _resume(request: ResumeRequest, call: Call) -> int:
         with gpu_readiness.ready(
             missing, call.overrides, study=plan.study, num_hosts=launcher.num_hosts
         ) as replaced:
+            watch = CodeWatch(plan, folders={}, left_out=[root.parent, root])
             settings = RunSettings(
                 timeout_sec=request.timeout_sec or plan.timeout_sec,
                 is_failed_retried=request.retry is not None,
@@ -100,6 +102,7 @@ def _resume(request: ResumeRequest, call: Call) -> int:
                 else str(request.data_dir.absolute()),
                 measuring=plan.measuring,
                 launcher=launcher,
+                changed_code=watch.changed,
                 **replaced,
             )
             conclude = functools.partial(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from plugin_packages import install
 
 from harness.cli import exit_codes
 from harness.cli.verbs import gate_request
+from harness.errors import PlanError
 from harness.sources import code_digest, plugin_code
 from results import plugins
 from results.figures import frame
@@ -119,6 +121,23 @@ def test_its_code_is_part_of_the_code_digest(near: Path, install: Any) -> None:
         name for name in before if before[name] != after[name]
     }
     assert "workloads.keras_fit.own_program" in after
+
+
+def test_a_file_of_a_plugin_that_cannot_be_read(
+    near: Path, install: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refers to what it refers to, and not to nothing."""
+    from harness import catalog
+
+    plugins.use_folder(near.parent)
+    catalog.workload("near:WORKLOAD")
+
+    def fail(path: Path, **_: object) -> str:
+        raise OSError(5, os.strerror(5), str(path))
+
+    monkeypatch.setattr("pathlib.Path.read_text", fail)
+    with pytest.raises(PlanError, match=r"near.py', which is a file of a plugin: Inpu"):
+        plugin_code.references("mine", "in_graph")
 
 
 def test_a_study_of_another_state_of_a_plugin_is_not_resumed(

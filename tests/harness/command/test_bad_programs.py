@@ -83,7 +83,7 @@ PROGRAMS: dict[str, tuple[str, TrialStatus, str]] = {
     "does not flush": (
         "sys.stdout.write(''.join(f'rate {k + 1}\\n' for k in range(8)))",
         TrialStatus.OK,
-        r"numbers came in one piece with the one before, .*; flush the output",
+        r"numbers came in one piece with the one before, .*; let the program flush",
     ),
     "prints once": (
         "print('rate 5')",
@@ -96,6 +96,14 @@ PROGRAMS: dict[str, tuple[str, TrialStatus, str]] = {
         r"numbers came in one piece",
     ),
 }
+WRITES = """
+import itertools, time
+with open("rows.csv", "w", buffering=1) as file:
+    print("step,rate", file=file)
+    for step in itertools.count():
+        time.sleep(0.03)
+        print(f"{step},{7 + step}", file=file)
+"""
 MISSING = "no-such-program {replicas}"
 SLEEPS = ("987", "988")
 
@@ -120,6 +128,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     trials["prints for ever"] = planned(
         "yes 'rate 7' --n={replicas}".replace(" --n={replicas}", ""), num_measured=5
     )
+    (root / "writes.py").write_text(WRITES)
+    trials["writes for ever"] = planned(
+        "python3 writes.py {replicas}", 5, "throughput=csv:rows.csv:rate"
+    )
     trials["prints too little"] = planned("echo rate 7", num_measured=5)
     settings = RunSettings(
         timeout_sec=6.0, canary=lambda _core: 0.2, folders={"": root}
@@ -138,7 +150,11 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {name: store.read_trial(trial.trial_id) for name, trial in trials.items()}
 
 
-def planned(command: str, num_measured: int | None = None) -> PlannedTrial:
+def planned(
+    command: str,
+    num_measured: int | None = None,
+    metric: str = "throughput=rate (\\S+)",
+) -> PlannedTrial:
     """Returns a trial of a command."""
     spec = TrialSpec(
         workload="own",
@@ -153,7 +169,7 @@ def planned(command: str, num_measured: int | None = None) -> PlannedTrial:
         cores_per_replica=1,
         num_warmup_steps=3,
         num_measured_steps=num_measured,
-        program=Program(command=command, metric="throughput=rate (\\S+)", unit="runs"),
+        program=Program(command=command, metric=metric, unit="runs"),
         is_evaluated=False,
         repetition_index=0,
         seed=7,
@@ -213,6 +229,17 @@ def test_numbers_become_the_record(ran: Any) -> None:
         result.readings.num_readings,
     )
     assert result.ranks[0].peak_memory_bytes > 2**20
+
+
+def test_rows_of_a_file_are_timed_and_counted_while_it_is_written(ran: Any) -> None:
+    """It would never end by itself."""
+    trial = ran["writes for ever"]
+    rank = trial.result.ranks[0]
+
+    assert TrialStatus.OK is trial.status.status
+    assert Evidence.WINDOW is trial.result.readings.evidence
+    assert tuple(4 / rate for rate in range(10, 15)) == rank.step_time_sec
+    assert 0.1 < (rank.window_end_ns - rank.window_start_ns) / 1e9
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ def test_what_is_quoted_is_of_no_shell(command: str) -> None:
         ({"metric": "throughput=a"}, r"has 0 groups, and needs one, around the number"),
         ({"metric": "throughput=(a)(b)"}, r"has 2 groups, and needs one"),
         ({"per-replica-batch-size": ""}, r"without --per-replica-batch-size: say how"),
+        ({"unit": " "}, r"--unit ' ' is empty; name in the plural what the program"),
         ({"replicas": ""}, r"without --replicas: say which numbers of replicas"),
         ({"order": "relay"}, r"a command cannot take turns, so whole trials alternate"),
         ({"workload": "resnet50"}, r"--workload has no effect with --command"),
@@ -261,7 +262,7 @@ def test_a_file_is_read_by_key(
     path = tmp_path / "out"
     path.write_text(text)
 
-    assert [Reading(0, value) for value in values] == files.read(kind, path, key)
+    assert values == files.numbers(kind, path.read_bytes(), key, path.name)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +284,64 @@ def test_a_file_without_the_number_is_an_error(
         path.write_text(text)
 
     with pytest.raises(ReadingError, match=message):
-        files.read(kind, path, "rate")
+        files.numbers(kind, files.content(path), "rate", path.name)
+
+
+def test_a_file_that_cannot_be_read_is_not_a_missing_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be there when the trial is repeated."""
+
+    def fail(path: Path) -> None:
+        raise OSError(5, os.strerror(5), str(path))
+
+    monkeypatch.setattr("pathlib.Path.stat", fail)
+    with pytest.raises(
+        ReadingError, match="cannot be read: Input/output error; repeat"
+    ):
+        files.content(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines"),
+    [
+        ("json", ['{"rate": 3}\n{"ra', 'te": 4}\n', "", '{"loss": 1}\n{"rate": 5}']),
+        ("csv", ["step,rate\n0,3\n1,", "4\n", "", "2,\n3,5"]),
+    ],
+)
+def test_a_file_that_grows_is_timed_line_by_line(
+    tmp_path: Path, kind: str, lines: list[str]
+) -> None:
+    """Also the last line, without an end; a rest is taken when it is whole."""
+    path = tmp_path / "out"
+    file = files.MetricFile(kind, path, "rate")
+    numbers = []
+    for index, text in enumerate(lines):
+        with path.open("a") as written:
+            written.write(text)
+        numbers.append(file.look(10 * (index + 1)))
+
+    assert [1, 2, 2, 2] == numbers
+    assert [Reading(10, 3), Reading(20, 4), Reading(40, 5)] == file.read()
+
+
+def test_a_file_that_begins_anew_or_is_no_lines(tmp_path: Path) -> None:
+    """Lines that are gone are forgotten; a document of several lines has no times."""
+    path = tmp_path / "out"
+    file = files.MetricFile("json", path, "rate")
+    path.write_text('{"rate": 3}\n{"rate": 4}\n')
+    assert 2 == file.look(10)
+    path.write_text('{"rate": 5}\n')
+    assert 1 == file.look(20)
+    assert [Reading(20, 5)] == file.read()
+    other = tmp_path / "other"
+    other.write_text('{"rate": 6}\n{"rate": 7}\n{"rate": 8}\n')
+    other.replace(path)
+    assert 3 == file.look(30)
+    path.write_text('[{"rate": 9},\n {"rate": 9.5}]')
+    file.look(40)
+
+    assert [Reading(0, 9), Reading(0, 9.5)] == file.read()
 
 
 def test_numbers_of_a_run_before_are_not_read(tmp_path: Path) -> None:

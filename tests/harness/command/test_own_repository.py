@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
+from harness.judging import program_revisions
 
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).resolve().parents[3]
@@ -192,6 +194,24 @@ def test_a_study_is_resumed_with_the_same_program_only(
     assert exit_codes.OK == run("resume", study)[0]
 
 
+def test_a_program_that_is_edited_while_it_is_measured(
+    run: Any, repository: Path
+) -> None:
+    """It stops at the first look, and says what to do; here it edits itself."""
+    file = repository / "src" / "bench.py"
+    text = file.read_text()
+    edits = OWN[0].replace("=", "=sh -c '", 1) + "; echo >> src/bench.py'"
+    code, _, err = run(
+        *("sweep", edits, *OWN[1:], "--replicas=1,2", "--mode=weak", "--study=edited")
+    )
+    file.write_text(text)
+
+    assert exit_codes.NOTHING_MEASURED == code, err
+    assert "stopped: the code changed while it was measured (uncommitted src/ben" in err
+    assert "the code changed while it ran, so what was measured is unknown" in err
+    assert 1 == len(list((find("edited") / "trials").iterdir()))
+
+
 def test_a_command_that_fails_at_once_is_not_repeated(
     run: Any, repository: Path
 ) -> None:
@@ -288,6 +308,24 @@ def test_a_gate_that_cannot_be_prepared_says_where(
 
     assert (exit_codes.USAGE, "") == (code, out)
     assert message in err.splitlines()[-1]
+
+
+def test_a_setup_that_does_not_end_is_ended(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what it has started."""
+    monkeypatch.setattr(program_revisions, "SETUP_SEC", 0.5)
+    code, _, err = run(
+        *("gate", *OWN, "--replicas=1", "--mode=weak", "--baseline=fast"),
+        "--setup=sleep 986 & wait",
+    )
+
+    assert exit_codes.USAGE == code
+    assert "takes more than 0.5 s in this tree, and was ended; give" in err
+    assert not any(
+        process.info["cmdline"] == ["sleep", "986"]
+        for process in psutil.process_iter(["cmdline"])
+    )
 
 
 def test_a_gate_needs_a_commit(harness: Any, tmp_path: Path) -> None:

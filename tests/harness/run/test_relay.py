@@ -121,6 +121,21 @@ def test_every_case_takes_one_turn_per_round(
         assert not trial.result.quality
 
 
+@forked
+def test_a_generation_whose_code_is_edited_does_not_count(
+    relay_store: Store, settings: RunSettings
+) -> None:
+    """All its trials fail, and the code is looked at once."""
+    looks = iter(["uncommitted train.py 'none' / 'ab'"])
+    settings = dataclasses.replace(settings, changed_code=lambda: next(looks))
+    trials = run(relay_store, settings, max_rounds=1)
+
+    assert {(TrialStatus.FAILED, "ChangedCodeError")} == {
+        (of.status.status, of.status.failure.exception_type) for of in trials
+    }
+    assert {None} == {of.result for of in trials}
+
+
 @pytest.fixture
 def solo_trial(relay_plan: Plan) -> PlannedTrial:
     """Returns the control solo of two programs."""

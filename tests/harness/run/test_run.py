@@ -225,6 +225,41 @@ def test_failures_do_not_stop_a_sweep_and_are_finished(
     assert "[4/4]" in stream.getvalue()
 
 
+@forked
+@pytest.mark.parametrize("num_same", [2, 3], ids=["between two", "while one runs"])
+def test_a_sweep_stops_when_its_code_is_edited(
+    store: Store, settings: RunSettings, num_same: int
+) -> None:
+    """What ran before is kept; what ran meanwhile fails; what is left does not run."""
+    trials = store.read_plan().trials[:4]
+    looks = iter([""] * num_same + ["uncommitted train.py 'none' / 'ab'"] * 9)
+    # Asked before each trial, after it, and before the next one.
+    settings = dataclasses.replace(settings, changed_code=lambda: next(looks))
+    stream = io.StringIO()
+    run.run_trials(store, trials, settings, progress.PlainProgress(stream), Durations())
+    statuses = [None] * 4
+    for trial in store.trials():
+        statuses[[of.trial_id for of in trials].index(trial.trial_id)] = trial.status
+
+    first, second = statuses[:2]
+    assert [None, None] == statuses[2:]
+    assert TrialStatus.OK is first.status
+    if num_same == 2:
+        assert second is None
+    else:
+        assert (TrialStatus.FAILED, "ChangedCodeError") == (
+            second.status,
+            second.failure.exception_type,
+        )
+        assert second.failure.reason.startswith("the code changed while it ran, so")
+        assert store.read_trial(second.trial_id).result is None
+    (said,) = [line for line in stream.getvalue().splitlines() if "stopped" in line]
+    assert (
+        "stopped: the code changed while it was measured (uncommitted train.py" in said
+    )
+    assert "with --retry failed, or choose another --study" in said
+
+
 def test_a_half_written_trial_is_cleaned_with_its_processes(
     store: Store, settings: RunSettings, tmp_path: Path
 ) -> None:

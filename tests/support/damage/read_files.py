@@ -29,7 +29,7 @@ def of_numbers(kind: str, key: str) -> Callable[[Path], None]:
 
     def read(path: Path) -> None:
         with contextlib.suppress(ReadingError):
-            files.read(kind, path, key)
+            files.numbers(kind, files.content(path), key, path.name)
 
     return read
 
