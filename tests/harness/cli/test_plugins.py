@@ -136,7 +136,9 @@ def test_a_file_of_a_plugin_that_cannot_be_read(
         raise OSError(5, os.strerror(5), str(path))
 
     monkeypatch.setattr("pathlib.Path.read_text", fail)
-    with pytest.raises(PlanError, match=r"near.py', which is a file of a plugin: Inpu"):
+    with pytest.raises(
+        PlanError, match=r"near.py', which is a file of a plugin: Input"
+    ):
         plugin_code.references("mine", "in_graph")
 
 
