@@ -69,6 +69,12 @@ class CodeWatch:
         source = repository.find(self._folder, self._left_out)
         now = identity.of_program(record.command, self._folder, source)
         planned = self._plan.program_code[""]
+        if "python" in planned and "python" not in now:
+            raise PlanError(
+                f"the interpreter of --command {record.command!r} does not say its"
+                " version any more, so the code that is measured is unknown; start it"
+                " by hand, and repeat the command when it answers"
+            )
         # What the program writes beside itself is no change of it, if it is new.
         made = () if source is None else source.untracked
         for name in made:

@@ -39,6 +39,7 @@ ORDERS = {
     "d --shard=1/2": "--order=sequential",
     "d --shard=2/2": "--order=sequential",
 }
+GATE = f"gate {SWEEP} --backends=in_graph --repeats=2 --rounds=3 --baseline=a --study=g"
 OUTPUT = "../written"
 """Outside of what is read: its content is part of the answer."""
 VERBS = {
@@ -64,6 +65,7 @@ VERBS = {
     "resume a sequence": "resume c",
     "sweep again": f"sweep {SWEEP} --repeats=2 --budget=none {ORDERS['c']} --study=c",
     "plan": f"plan {SWEEP} --repeats=2 --budget=none {ORDERS['a']} --study=a",
+    "gate again": GATE,
 }
 OUTPUTS = {
     "page": "report a",
@@ -106,6 +108,10 @@ def measured(tmp_path_factory: Any, overrides: Any) -> Path:
             patch.setattr("sys.argv", ["harness", *words])  # which the plan records
             assert exit_codes.OK == cli.main(words, run_overrides=overrides)
         assert exit_codes.OK == cli.main(("baseline", "set", "a"))
+        words = tuple(GATE.split())
+        patch.setattr("sys.argv", ["harness", *words])
+        code = cli.main(words, run_overrides=overrides)
+        assert code in {exit_codes.OK, exit_codes.INCONCLUSIVE}
     return root
 
 

@@ -85,6 +85,17 @@ def test_what_a_program_writes_anew_is_no_change(program: Any, tmp_path: Path) -
     assert "" == watch.changed()
 
 
+def test_an_interpreter_that_does_not_answer_is_no_change(
+    program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a busy machine, say: it is asked again, and one line says what to do."""
+    watch = program()
+    monkeypatch.setattr(identity, "INTERPRETER_SEC", 1e-6)
+    with pytest.raises(PlanError, match="does not say its version any more, so the"):
+        watch.changed()
+    monkeypatch.undo()
+
+
 def test_copies_are_not_looked_at(
     program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
