@@ -11,6 +11,9 @@ from tensorflow.python.ops.parallel_for import pfor
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+GRADIENT_SCOPE = "gradient_tape/"
+"""The name scope in which a tape adds to a traced graph."""
+
 
 def marker(value: tf.Tensor, shape: tf.TensorShape, name: str) -> tf.Tensor:
     """A node that passes a value on without telling what it is (test_vectorized).

@@ -1,6 +1,6 @@
 """Sharding: what each level of a sharded update keeps on a device, as a table.
 
-Of a pipeline with its activations, which are known once its step was traced.
+With the activations, once a step was traced in which all shapes are known.
 
 Rajbhandari et al. 2020, figure 1: of R owners, each has all of what is not sharded, and
 its own part of what is. Parts are those of the variables that are there, whole ones, so
@@ -72,7 +72,8 @@ def rows(held: Sequence[Held], activations: Sequence[int] = ()) -> list[Row]:
     Args:
       held: By device, what its owner owns there. An averaged gradient is as large as
         its variable.
-      activations: What a pipeline keeps, by logical device; empty without one.
+      activations: What is kept for the backward pass, by logical device; empty where
+        that is not known.
     """
 
     def of_place(place: int) -> tuple[int, int]:

@@ -11,18 +11,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
+from replicator.engine.graph.origins import Origins
 from replicator.step.stage_names import TASK, task_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from replicator.pipeline.schedule import Task
 
 _FORWARD = re.compile(r"stage_\d+_F\d+$")
-_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-_PASSED_ON = frozenset({"Identity", "StopGradient"})
 
 
 def peaks(graph: Any, schedule: Sequence[Sequence[Task]]) -> list[int]:
@@ -39,7 +36,7 @@ def peaks(graph: Any, schedule: Sequence[Sequence[Task]]) -> list[int]:
         for stage, own in enumerate(schedule)
         for index, task in enumerate(own)
     }
-    origins = _Origins(graph)
+    origins = Origins(graph.as_graph_def())
     users: dict[Any, list[tuple[int, int]]] = {}
     for operation in graph.get_operations():
         if _task_of(operation) in places:
@@ -49,6 +46,8 @@ def peaks(graph: Any, schedule: Sequence[Sequence[Task]]) -> list[int]:
                     users.setdefault(origin, []).append(places[_task_of(operation)])
     alive = [[0] * len(own) for own in schedule]
     for (name, _, num_bytes), uses in users.items():
+        if num_bytes is None:
+            continue
         producer = _task_of(graph.get_operation_by_name(name))
         if _FORWARD.match(producer):
             for stage, first, last in _lives(places[producer], uses):
@@ -73,70 +72,3 @@ def _lives(
 def _task_of(operation: Any) -> str:
     match = TASK.match(operation.name)
     return match[0] if match else ""
-
-
-class _Origins:
-    """Where tensors of a graph are from: several may be one value in memory."""
-
-    def __init__(self, graph: Any) -> None:
-        self._library = {
-            function.signature.name: _Called(function)
-            for function in graph.as_graph_def().library.function
-        }
-
-    def of(self, tensor: Any) -> tuple[str, str, int] | None:
-        """An operation, the place of its result, and its bytes.
-
-        None for the value of a variable, and for what has no static shape.
-        """
-        operation, place = tensor.op, str(tensor.value_index)
-        if operation.type in _PASSED_ON:
-            return self.of(operation.inputs[0])
-        if operation.type == "ReadVariableOp" or tensor.dtype == tf.resource:
-            return None
-        function = self._function(operation)
-        if function is not None:
-            place = function.sources[tensor.value_index]
-            if place in function.arguments:
-                return self.of(operation.inputs[function.arguments.index(place)])
-            if not place:
-                return None
-        count = tensor.shape.num_elements()
-        return (
-            None
-            if count is None
-            else (operation.name, place, count * tensor.dtype.size)
-        )
-
-    def _function(self, operation: Any) -> Any:
-        if operation.type not in _CALLS:
-            return None
-        return self._library.get(operation.get_attr("f").name)
-
-
-class _Called:
-    """A function of the graph.
-
-    Attributes:
-      arguments: Their names.
-      sources: By result, what is returned: an argument, the result of a node, or
-        nothing for the value of a variable.
-    """
-
-    def __init__(self, function: Any) -> None:
-        nodes = {node.name: node for node in function.node_def}
-        signature = function.signature
-        self.arguments = [argument.name for argument in signature.input_arg]
-        self.sources = [
-            _source(nodes, function.ret[result.name]) for result in signature.output_arg
-        ]
-
-
-def _source(nodes: Mapping[str, Any], source: str) -> str:
-    while (node := nodes.get(source.partition(":")[0])) is not None:
-        if node.op == "ReadVariableOp":
-            return ""
-        if node.op not in _PASSED_ON:
-            break
-        source = node.input[0]
-    return source

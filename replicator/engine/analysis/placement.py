@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from replicator._tf.gradients import GRADIENT_SCOPE
 from replicator.engine.graph.body import producer
 from replicator.step import logical
 
 if TYPE_CHECKING:
     from replicator.engine.graph.trace import TracedStep
     from replicator.placement.topology import Topology
-
-_GRADIENT_SCOPE = "gradient_tape/"
 
 
 def place(traced: TracedStep, topology: Topology) -> None:
@@ -119,7 +118,7 @@ class _Placed:
         for name in names:
             if name in self._handles:
                 return self._handles[name]
-        is_gradient = node.name.startswith(_GRADIENT_SCOPE)
+        is_gradient = node.name.startswith(GRADIENT_SCOPE)
         if is_gradient:
             forward = self._forward(node.name)
             if forward is not None:
@@ -132,7 +131,7 @@ class _Placed:
         return max((self.index[name] for name in known), default=None)
 
     def _forward(self, name: str) -> int | None:
-        for scope in _scopes(name.removeprefix(_GRADIENT_SCOPE)):
+        for scope in _scopes(name.removeprefix(GRADIENT_SCOPE)):
             if scope in self.index:
                 return self.index[scope]
             found = self._forward_scopes.get(scope, set())

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator._tf.gradients import GRADIENT_SCOPE
 from replicator.engine.graph.body import Ref, make_node
 from replicator.placement.devices import cpu_of
 from replicator.step.stage_names import END, TASK
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 COMPUTE = "compute"
 COLLECTIVE = "collective"
 
-_GRADIENT = "gradient_tape/"
 _COPY = re.compile(r"replica_\d+/")
 _LAYER_DEPTH = 2
 # Nodes that are there before a step begins, or that take no time.
@@ -154,8 +154,8 @@ class Marks:
         task = TASK.match(rest)
         if task and f"{name}{END}" in self._nodes:  # not sums beside the call
             return COMPUTE, f"{copy[0]}{task[0]}"
-        is_backward = rest.startswith(_GRADIENT)
-        folders = rest.removeprefix(_GRADIENT).split("/")[:-1]
+        is_backward = rest.startswith(GRADIENT_SCOPE)
+        folders = rest.removeprefix(GRADIENT_SCOPE).split("/")[:-1]
         if len(folders) < _LAYER_DEPTH:
             return None
         layer = "/".join(folders[:_LAYER_DEPTH])

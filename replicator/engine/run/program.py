@@ -116,7 +116,7 @@ class Program:
 
     @property
     def activations(self) -> tuple[int, ...]:
-        """What a pipeline keeps on each logical device at most, in bytes."""
+        """What is kept for the backward pass on each logical device, in bytes."""
         return self._analysis.traced.activations
 
     @property
