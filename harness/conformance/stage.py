@@ -52,6 +52,7 @@ class Staged:
       variables: Environment variables of its processes.
       processes: One is planned; a program says itself how many it has.
       is_client: Always.
+      polls: Never: a program that does is no worse for that.
     """
 
     trial_dir: Path
@@ -61,6 +62,7 @@ class Staged:
         default_factory=lambda: Processes(members=(), num_ranks=1)
     )
     is_client: bool = True
+    polls: bool = False
 
     def tree(self) -> ProcessTree:
         """Returns its processes, planned; it runs alone."""

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import time
@@ -28,7 +29,7 @@ from results.records.client import protocol as client_protocol
 from results.records.client.protocol import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from harness.run.prepared import Prepared
     from harness.run.trial_tree import EndElsewhere, TrialExit
@@ -94,6 +95,7 @@ class Resident:
             user=os.getuid(),
         )
         self._ranks: dict[socket.socket, int] = {}
+        self._standing: list[psutil.Process] = []
         self._tree = ProcessTree(
             prepared.trial_dir,
             {**prepared.variables, ADDRESS_VARIABLE: self._address},
@@ -136,6 +138,7 @@ class Resident:
 
     def send(self, command: str, **fields: Any) -> None:
         """Gives a command to all ranks; ``receive`` notices one that has ended."""
+        self._go_on()
         line = json.dumps({"command": command, **fields}).encode("ascii") + b"\n"
         for connection in self._ranks:
             with contextlib.suppress(OSError):
@@ -179,7 +182,19 @@ class Resident:
                 self._answers[message["rank"]] = message
         if len(self._answers) < self.num_ranks:
             return None
+        self._stand()
         return [self._answers[rank] for rank in sorted(self._answers)]
+
+    def _stand(self) -> None:
+        """Stops processes that would compute while they wait for the next command."""
+        if self.prepared.polls:
+            self._standing = self.processes()
+            _signal(self._standing, signal.SIGSTOP)
+
+    def _go_on(self) -> None:
+        """Lets them continue; also to be ended, for which each has to run."""
+        standing, self._standing = self._standing, []
+        _signal(standing, signal.SIGCONT)
 
     def _message(self, connection: socket.socket, line: bytes) -> dict[str, Any] | None:
         """Returns what a rank says; None if a stranger says what no rank would."""
@@ -291,6 +306,7 @@ class Resident:
 
     def end(self, *, is_timed_out: bool = False) -> None:
         """Ends its processes; harmless if they have ended."""
+        self._go_on()
         if self.exit is None:
             self.exit = self._tree.end(
                 timeout_sec=self._timeout_sec, is_timed_out=is_timed_out
@@ -299,6 +315,7 @@ class Resident:
 
     def kill(self) -> None:
         """Kills its processes, whatever state they are in; records nothing."""
+        self._go_on()
         self._tree.kill()
         self.close()
 
@@ -306,6 +323,12 @@ class Resident:
         """Closes all sockets."""
         self._listener.close()
         self._ranks.clear()
+
+
+def _signal(processes: Iterable[psutil.Process], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
 def latest(answers: Sequence[dict[str, Any]], name: str) -> int:

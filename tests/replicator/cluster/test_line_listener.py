@@ -76,6 +76,7 @@ class Turns:
         prepared = types.SimpleNamespace(
             processes=processes,
             is_client=False,
+            polls=False,
             trial_dir=pathlib.Path("/nonexistent"),
             variables={process_tree.MARKER: "/nonexistent"},
             command=(),

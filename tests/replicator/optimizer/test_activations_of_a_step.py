@@ -72,7 +72,7 @@ def test_rows_that_are_not_known_have_no_activations():
 
 @pytest.mark.full
 def test_the_allocator_agrees():
-    """Within three of eight layers: gradients, and what a kernel needs; full run only."""
+    """Within three of eight layers: gradients, and what kernels need; full run only."""
     rows, width, num_layers = 131_072, 128, 8
     _, run = trained(rows, width, num_layers, num_replicas=1)
     run()

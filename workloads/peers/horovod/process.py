@@ -43,6 +43,8 @@ class Process:
         fusion_bytes = self.tuning["fusion_mb"] * 2**20
         os.environ["HOROVOD_FUSION_THRESHOLD"] = str(fusion_bytes)
         os.environ["HOROVOD_CYCLE_TIME"] = str(self.tuning["cycle_ms"])
+        # It stands between its turns, for longer than the 30 s of its default.
+        os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "3600"
         self.rank, self.num_ranks = scaling_client.find_rank()
         self._choose_cores()
         self.export = exported.read(Path(os.environ[EXPORT_VARIABLE]))
