@@ -344,7 +344,7 @@ def _over_time(num: int, seed: int) -> Iterator[Row]:
     )
 
 
-def _returns(generator: np.random.Generator, *size: int) -> np.ndarray:
+def returns(generator: np.random.Generator, *size: int) -> np.ndarray:
     """Results of runs of which one in five fails."""
     fails = generator.random(size) < 0.2
     return np.where(
@@ -354,13 +354,13 @@ def _returns(generator: np.random.Generator, *size: int) -> np.ndarray:
 
 def _learned(num: int, seed: int) -> Iterator[Row]:
     generator = np.random.default_rng(seed)
-    everything = np.sort(_returns(generator, 400_000))
+    everything = np.sort(returns(generator, 400_000))
     truths = {
         "the trimmed mean": everything[80_000:320_000].mean(),
         "the mean": everything.mean(),
     }
     of_runs = {
-        n: [run_scores.score({"": of.tolist()}) for of in _returns(generator, num, n)]
+        n: [run_scores.score({"": of.tolist()}) for of in returns(generator, num, n)]
         for n in FEW_RUNS
     }
     for name, truth in truths.items():
@@ -424,7 +424,7 @@ def _quality_gates(num: int, seed: int) -> Iterator[Row]:
         shares = []
         for n in QUALITY_SEEDS:
             found = 0
-            for ours, theirs in _returns(generator, num, 2, n):
+            for ours, theirs in returns(generator, num, 2, n):
                 scale = -1 / np.median(theirs)
                 judgement, _ = quality_gate.of_losses(
                     list(scale * (ours - loss)),

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import fixed_gates
 import gate_claims
+import number_claims
 import page_claims
 import simulated_designs as designs
 
@@ -152,7 +153,7 @@ def run_pages(num: int, seed: int, document: Path | None) -> list[str]:
     """Prints what sentences of pages are worth; returns those that are broken."""
     write(f"\n{num} simulated studies\n")
     found = []
-    for row in page_claims.rows(num, seed):
+    for row in (*page_claims.rows(num, seed), *number_claims.rows(num, seed)):
         found.append(row)
         write(page_claims.table([row])[-1])
     if document is not None:

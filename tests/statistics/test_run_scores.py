@@ -97,5 +97,6 @@ def test_a_profile_s_band_holds_the_share_that_reaches_a_threshold() -> None:
         found = run_scores.profile({"": _returns(generator, 10).tolist()}, [600.0])
         covered += found.lows[0] <= 0.8 <= found.highs[0]
 
-    # Exact intervals of a share hold it at least as often as stated; here 0.967.
-    assert covered / NUM_STUDIES == pytest.approx(0.967, abs=TOLERANCE)
+    # Exact intervals of a share hold it at least as often as stated; here five or
+    # more of ten do, in 0.994.
+    assert covered / NUM_STUDIES == pytest.approx(0.994, abs=TOLERANCE)

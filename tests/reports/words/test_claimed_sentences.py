@@ -26,6 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests/statistics"))
 
 import gate_claims  # noqa: E402  # a folder without packages, as its tests are
+import number_claims  # noqa: E402
 import page_claims  # noqa: E402
 
 DOCUMENT = ROOT / "docs/archive/claims-of-gates.md"
@@ -107,6 +108,7 @@ def test_the_document_has_every_row() -> None:
     """Of sentences, and of gates on every kind of noise; what is missed is bold."""
     text = DOCUMENT.read_text(encoding="utf-8")
     rows = {row for _, row in page_claims.SENTENCES if row is not None}
+    rows |= {*number_claims.ROWS.values()}
 
     assert all(f"| {row} |" in text for row in rows)
     for claim in gate_claims.CLAIMS:

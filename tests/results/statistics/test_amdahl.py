@@ -74,6 +74,21 @@ def test_nothing_beyond_the_largest_measured_number_is_computed() -> None:
     assert all(low <= value <= high for low, value, high in ends)
 
 
+def held_by_fit(generator: np.random.Generator, sigma: float) -> dict[str, bool]:
+    """Whether what a fit of one study says of a known law is true, by what it says."""
+    noise = np.exp(generator.normal(0, 0.02, len(NUMBERS)))
+    values = _law(np.array(NUMBERS), sigma) * noise
+    found = amdahl.fit({n: [v] for n, v in zip(NUMBERS, values, strict=True)})
+    truth = _law(np.array(found.curve.num_replicas), sigma)
+    held = {
+        name: bool(found.curve.lows[place] <= truth[place] <= found.curve.highs[place])
+        for name, place in (("middle", amdahl.NUM_CURVE_POINTS // 2), ("end", -1))
+    }
+    held["sigma"] = not found.sigma.excludes(sigma)
+    held["backtest"] = found.backtest.is_inside
+    return held
+
+
 @pytest.mark.parametrize("sigma", [0.05, pytest.param(0.2, marks=pytest.mark.full)])
 def test_coverage_is_as_stated(sigma: float) -> None:
     """Sigma, band in the middle and at its end, held-out point.
@@ -83,15 +98,8 @@ def test_coverage_is_as_stated(sigma: float) -> None:
     generator = np.random.default_rng(8)
     held = dict.fromkeys(("sigma", "middle", "end", "backtest"), 0)
     for _ in range(NUM_STUDIES):
-        noise = np.exp(generator.normal(0, 0.02, len(NUMBERS)))
-        values = _law(np.array(NUMBERS), sigma) * noise
-        found = amdahl.fit({n: [v] for n, v in zip(NUMBERS, values, strict=True)})
-        truth = _law(np.array(found.curve.num_replicas), sigma)
-        for name, place in (("middle", amdahl.NUM_CURVE_POINTS // 2), ("end", -1)):
-            low, high = found.curve.lows[place], found.curve.highs[place]
-            held[name] += low <= truth[place] <= high
-        held["sigma"] += not found.sigma.excludes(sigma)
-        held["backtest"] += found.backtest.is_inside
+        for name, is_held in held_by_fit(generator, sigma).items():
+            held[name] += is_held
 
     for number in held.values():
         assert number / NUM_STUDIES == pytest.approx(0.95, abs=TOLERANCE)

@@ -1,0 +1,125 @@
+"""What the numbers below the first screen claim, and how often they held the truth."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "results/statistics"))
+
+import known_parts
+import numpy as np
+import page_claims
+import test_amdahl
+from page_claims import Row
+
+from results.figures import table
+from results.figures.lost_time import PARTS
+from results.statistics import amdahl, repetitions, run_scores
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PART = "waiting for collectives: 10 ms [9, 11]: a part of the waterfall"
+TRIALS = "512 MiB [500, 524]: peak memory, time to first step, FLOP utilisation"
+FRACTION = "serial fraction 5 % [4, 6]: Amdahl's law"
+BAND = "the band of Amdahl's law, and what it predicts of the most replicas"
+PROFILE = "80 % [49, 94] of runs reach 600: the band of a profile"
+ROWS: dict[str, str] = {
+    **dict.fromkeys(table.RATIOS, page_claims.INTERVAL),
+    "throughput": page_claims.RATE,
+    **dict.fromkeys(table.OF_CASES, TRIALS),
+    **dict.fromkeys(PARTS, PART),
+    "sigma": FRACTION,
+    "law": BAND,
+    "profile": PROFILE,
+}
+"""Row of each number, by its name in the code."""
+SIGMAS = (0.05, 0.2)
+NUMBERS_OF_TRIALS = (3, 5, 10)
+BOUNDS = {"least": 0.93, "most": 0.98}
+
+
+def rows(num: int, seed: int) -> Iterator[Row]:
+    """Simulates every number."""
+    yield _parts(num, seed)
+    yield _trials(num, seed)
+    yield from _laws(num, seed)
+    yield _profile(num, seed)
+
+
+def _parts(num: int, seed: int) -> Row:
+    """Ten milliseconds in each part in turn, and in none."""
+    shares = []
+    for index, injected in enumerate(known_parts.AFFECTED):
+        generator = np.random.default_rng([seed, index])
+        held: dict[str, int] = {}
+        for _ in range(num):
+            for name, is_held in known_parts.held_parts(generator, injected):
+                held[name] = held.get(name, 0) + is_held
+        # An imbalance of nothing cannot be negative, so its mean is not 0.
+        names = held.keys() - {"imbalance"} | {injected} - {"none"}
+        shares += [held[name] / num for name in sorted(names)]
+    return Row(
+        name=PART,
+        claimed="holds the truth in 95 %; an imbalance, where there is one",
+        simulated="10 of 60 ms in one part, or in none; 3 % between generations and 2 %"
+        " between processes, 5 generations, all controls",
+        shares=tuple(shares),
+        **BOUNDS,
+        n=num,
+    )
+
+
+def _trials(num: int, seed: int) -> Row:
+    shares = []
+    for n in NUMBERS_OF_TRIALS:
+        values = np.exp(np.random.default_rng([seed, n]).normal(0, 0.03, (num, n)))
+        found = [repetitions.geometric_mean(of.tolist(), unit="") for of in values]
+        shares.append(float(np.mean([not of.excludes(1.0) for of in found])))
+    return Row(
+        name=TRIALS,
+        claimed="holds the geometric mean of its processes in 95 %",
+        simulated="3 % between processes; 3, 5 and 10 of them",
+        shares=tuple(shares),
+        **BOUNDS,
+        n=num,
+    )
+
+
+def _laws(num: int, seed: int) -> Iterator[Row]:
+    shares: dict[str, list[float]] = {FRACTION: [], BAND: []}
+    for index, sigma in enumerate(SIGMAS):
+        generator = np.random.default_rng([seed, index])
+        held: dict[str, int] = {}
+        for _ in range(num):
+            for name, is_held in test_amdahl.held_by_fit(generator, sigma).items():
+                held[name] = held.get(name, 0) + is_held
+        shares[FRACTION].append(held.pop("sigma") / num)
+        shares[BAND] += [of / num for of in held.values()]
+    for name, of in shares.items():
+        yield Row(
+            name=name,
+            claimed="holds the truth in 95 %",
+            simulated="a serial fraction of 5 % and of 20 %, 2 % of noise, six numbers"
+            f" of replicas ({amdahl.FEWEST_NUMBERS} are needed)",
+            shares=tuple(of),
+            **BOUNDS,
+            n=num,
+        )
+
+
+def _profile(num: int, seed: int) -> Row:
+    covered = 0
+    for values in page_claims.returns(np.random.default_rng(seed), num, 10):
+        found = run_scores.profile({"": values.tolist()}, [600.0])
+        covered += found.lows[0] <= 0.8 <= found.highs[0]
+    return Row(
+        name=PROFILE,
+        claimed="holds the share of all runs in 95 % or more",
+        simulated="four runs in five reach it; 10 runs",
+        shares=(covered / num,),
+        least=0.95,
+        n=num,
+    )
