@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from harness.command.errors import CommandError, ReadingError
 from harness.command.reader import SHOWN, LineReader
 from harness.errors import PlanError
+from harness.trial.step_counts import exact_metric
 from results.records.limits import MAX_METRICS, MAX_REAL
 from results.records.models import MetricFacts
 
@@ -129,14 +130,6 @@ class CountReader:
                     f"no line that the command printed matches {OPTION} {name!r}; print"
                     " it, before as many numbers as --num-measured-steps asks for"
                 )
-            yield {
-                "name": name,
-                "value": values[-1],
-                "unit": UNIT,
-                "num_examples": len(values),
-                "low": values[-1],
-                "high": values[-1],
-                "confidence": 1.0,
-                "method": "exact: a count has no interval",
-                "protocol": _PROTOCOL,
-            }
+            yield exact_metric(
+                name, values[-1], unit=UNIT, n=len(values), protocol=_PROTOCOL
+            )

@@ -12,7 +12,7 @@ from harness.command.metric import THROUGHPUT
 from harness.command.program import UNIT, ForeignProgram, make
 from harness.errors import PlanError
 from harness.options import kinds
-from harness.options.option import Option, Options
+from harness.options.option import Option, Options, declared
 from harness.planning import defaults
 from results.judging import gate_metrics
 from results.records.models import Allocator, Control, Order
@@ -221,7 +221,10 @@ def _check_turns(request: SweepRequest, metric: str) -> None:
 
 def _is_of_gate(request: SweepRequest, name: str) -> bool:
     """Whether an option of the same name says how a gate judges."""
-    return name == "metric" and type(request).model_fields[name].default is not None
+    return any(
+        option.name == name and option.group != OWN
+        for option in declared(type(request))
+    )
 
 
 def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:

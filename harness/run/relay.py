@@ -80,6 +80,7 @@ def run_generation(
             free_memory,
         )
         _warm_up(residents, stage, free_memory)
+        generation.on_warm(residents)
         rounds.take_all(residents, generation, deadline, stage, settings.void_reason)
         stage("checking and recording", None)
         _finish(residents)

@@ -54,6 +54,7 @@ class Generation:
       num_stretches: Sustained ones of each case, after the rounds.
       steps_of_turn: Steps of each turn by case, as earlier generations had them; cases
         that are not in it get theirs from their last warm-up steps.
+      on_warm: Called before the first turn.
     """
 
     trials: Sequence[PlannedTrial]
@@ -63,6 +64,7 @@ class Generation:
     seed: int
     num_stretches: int = 0
     steps_of_turn: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    on_warm: Callable[[Sequence[Resident]], None] = lambda _: None
 
 
 def steps_of_turns(trials: Iterable[Trial]) -> dict[str, int]:

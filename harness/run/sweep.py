@@ -13,7 +13,7 @@ from harness import catalog
 from harness.command.errors import OWN_ERRORS
 from harness.errors import Interrupted
 from harness.planning import defaults
-from harness.run import match_runs, peer_exports, phase_watch
+from harness.run import early_counts, match_runs, peer_exports, phase_watch
 from harness.run.relay import run_generation
 from harness.run.rounds import Generation, steps_of_turns
 from harness.run.time_left import RelayTimeLeft, relay_sec
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from harness.planning.estimate import Durations
     from harness.run.listener import Progress
+    from harness.run.resident import Resident
     from harness.run.trial_runner import RunSettings
     from results.records.models import PlannedTrial, StatusRecord
     from results.store.study_store import Store
@@ -265,6 +266,12 @@ def _run_generation(
     plan = store.read_plan()
     measuring = settings.measuring
     before = store.trials()
+
+    def on_warm(residents: Sequence[Resident]) -> None:
+        if measuring.gate is not None and generation.index == 0:
+            for line in early_counts.differences(residents):
+                progress.note(f"counted in a step: {line}")
+
     generation = Generation(
         trials=trials,
         index=trials[0].spec.repetition_index,
@@ -273,6 +280,7 @@ def _run_generation(
         seed=plan.seed,
         num_stretches=0 if measuring.gate is None else measuring.gate.num_stretches,
         steps_of_turn=steps_of_turns(before),
+        on_warm=on_warm,
     )
     time_left = RelayTimeLeft(
         measuring,

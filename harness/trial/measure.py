@@ -21,10 +21,14 @@ from harness.trial.steps import Steps
 from results.records.models import Allocator, Control, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import TypeAlias
 
     from harness.client.scaling_client import Channel, RankFile
     from results.records.models import TrialSpec
+
+    # Takes what runs a step -> fields of what it counted.
+    RunCounted: TypeAlias = Callable[[Callable[[], int]], Iterable[Mapping[str, Any]]]
 
 
 class StepProgram(Protocol):
@@ -109,6 +113,12 @@ def quiet_collector() -> Iterator[None]:
             gc.enable()
 
 
+def uncounted(run_step: Callable[[], int]) -> Iterable[Mapping[str, Any]]:
+    """Runs a step of which nothing is counted."""
+    run_step()
+    return ()
+
+
 def measure_trial(
     build: Callable[[], StepProgram],
     spec: TrialSpec,
@@ -121,6 +131,7 @@ def measure_trial(
     count_traces: Callable[[], int] = lambda: 0,
     measure_peak: Callable[[str], tuple[float, str]] | None = None,
     before_warmup: Callable[[], None] = lambda: None,
+    run_counted: RunCounted = uncounted,
 ) -> None:
     """Runs one trial in this process and writes all observations.
 
@@ -140,6 +151,8 @@ def measure_trial(
         devices in floating-point operations per second, and how it was measured.
       before_warmup: Called between the first step and the others, with the program in
         memory: what it does is in no figure, and warm-up steps follow.
+      run_counted: Runs the last warm-up step; returns what it counted, as fields of
+        window metrics. Not called where only one step is warm-up, which traces.
 
     Raises:
       ValueError: The program's batch sizes differ from the spec's.
@@ -180,7 +193,13 @@ def measure_trial(
     )
     writer.enter(Phase.WARMUP)
     before_warmup()
-    reservation = _warm_up(program, steps, spec, channel)
+    reservation = _warm_up(
+        program,
+        steps,
+        spec,
+        channel,
+        functools.partial(_run_counted, writer, steps, run_counted),
+    )
     if measure_peak is not None and program.flops_per_example:
         peak, method = measure_peak(program.compute_dtype)
         writer.write("peak", flops_per_sec=peak, method=method)
@@ -228,11 +247,17 @@ def measure_trial(
     writer.write("done", ns=clock())
 
 
+def _run_counted(writer: RankFile, steps: Steps, run_counted: RunCounted) -> None:
+    for count in run_counted(steps.run):
+        writer.write("window_metric", **count)
+
+
 def _warm_up(
     program: StepProgram,
     steps: Steps,
     spec: TrialSpec,
     channel: Channel | None,
+    run_last: Callable[[], None],
 ) -> heap.Reservation:
     """Runs warm-up steps, in a relay the last one when the harness says so.
 
@@ -250,7 +275,7 @@ def _warm_up(
             reservation = heap.reserve(command["heap_fraction"])
         program.resume()
     if num_steps:
-        steps.run()
+        run_last()
     return reservation
 
 

@@ -23,7 +23,8 @@ which all processes of a machine share; those of two machines cannot be compared
   warm-up steps; ``reason`` where there is none.
 - ``nccl``: ``version`` that the process has loaded; nothing where it has none.
 - ``memory``: ``peak_memory_bytes``, ``method``. Of the measured window.
-- ``window_metric``: the fields of ``QualityMetric``; counted in the measured window.
+- ``window_metric``: the fields of ``QualityMetric``; counted in the measured window,
+  or in the last warm-up step.
 - ``heartbeat``: ``ns``. The process is alive, at least every few seconds.
 - ``sanity``: ``name``, ``is_passed``, ``detail``.
 - ``quality``: the fields of ``QualityMetric``, of what was reached in the end.

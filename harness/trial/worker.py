@@ -36,6 +36,7 @@ from harness.trial import (
     matrix_product,
     measure,
     peak,
+    step_counts,
 )
 from replicator.cluster import environment
 from results.records.models import Control, Environment, TrialSpec
@@ -184,7 +185,7 @@ def measure_spec(
             tf.config.experimental.set_memory_growth(gpu, True)
     tf.keras.utils.set_random_seed(spec.seed)
 
-    from replicator._tf.dispatch import count_functions
+    from replicator._tf.dispatch import count_functions, recorded
 
     info = catalog.workload(spec.workload)
     workload: Any = importlib.import_module(info.module).WORKLOAD
@@ -194,10 +195,12 @@ def measure_spec(
         data = info.matching.data or data
         options |= info.matching.options
     workload.prepare(data=data)
+    counter = step_counts.StepCounter(recorded, count_functions)
 
     def build() -> measure.StepProgram:
+        counter.replicator = _create(spec)
         program: Any = workload.build(
-            _create(spec),
+            counter.replicator,
             preset=spec.preset,
             data=data,
             per_replica_batch_size=spec.per_replica_batch_size,
@@ -235,12 +238,18 @@ def measure_spec(
         )
         if num_replicas_here
         else None,
-        before_warmup=functools.partial(_look_at_gpus, writer, len(given)),
+        before_warmup=functools.partial(_after_first, writer, len(given), counter),
+        run_counted=(
+            counter.run if spec.control is Control.NONE else measure.uncounted
+        ),
     )
 
 
-def _look_at_gpus(writer: RankFile, num_gpus: int) -> None:
+def _after_first(
+    writer: RankFile, num_gpus: int, counter: step_counts.StepCounter
+) -> None:
     """Records what is known of the GPUs of this process once it has run a step."""
+    counter.start()
     if num_gpus:
         matrix_product.write_tflops(writer, [f"GPU:{i}" for i in range(num_gpus)])
         loaded_nccl.write(writer)

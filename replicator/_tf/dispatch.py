@@ -67,6 +67,8 @@ class Dispatch:
         if self._traced is None:
             with collector.paused():
                 self._trace(source)
+        if _recorder is not None:
+            _recorder.append(self)
         inputs = _tensors_of(source)
         captures = self._captures
         if captures is None:
@@ -90,6 +92,14 @@ class Dispatch:
             with InterpolateRuntimeError(self._traced._inference_function):  # noqa: SLF001
                 raise
 
+    def num_nodes(self) -> int:
+        """Returns how many nodes its graph has, before TensorFlow optimizes and places.
+
+        Those of a function are counted in each call of it, and of all branches; those
+        of a loop once. It has been started (test_dispatch).
+        """
+        return _num_nodes(self._name, {})
+
     def _trace(self, source: Any) -> None:
         function = tf.function(self._function, autograph=self._autograph)
         specs = source if self._specs is None else self._specs
@@ -109,6 +119,33 @@ class Dispatch:
                 itertools.chain.from_iterable(options.as_attrs().items())
             )
         self._traced = traced
+
+
+_recorder: list[Dispatch] | None = None
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Dispatch]]:
+    """Yields a list that receives what is started within the block, in order."""
+    global _recorder  # noqa: PLW0603 - asked in each start, so nothing may look it up
+    started: list[Dispatch] = []
+    _recorder = started
+    try:
+        yield started
+    finally:
+        _recorder = None
+
+
+def _num_nodes(name: str, known: dict[str, int]) -> int:
+    """Nodes of a function and of those that it calls; ``known`` by name, added to."""
+    if name not in known:
+        known[name] = 0
+        for node in eager_context.context().get_function_def(name).node_def:
+            known[name] += 1
+            for attr in node.attr.values():
+                called = [attr.func, *attr.list.func]
+                known[name] += sum(_num_nodes(f.name, known) for f in called if f.name)
+    return known[name]
 
 
 def _tensors_of(source: Any) -> list[Any]:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from replicator.optimizer.options import OptimizerOptions
     from replicator.placement.topology import Topology
-    from replicator.variables.table import LocalState
+    from replicator.variables.table import Entry, LocalState
 
 DEFAULT_TIMEOUT_SEC = 600.0
 _PLACEMENTS = ("auto", "shared", "mirrored")
@@ -336,11 +336,7 @@ class InGraphReplicator(base.Replicator):
     def summary(self, device_memory: int | None = None) -> str:
         """Describes the replicas' devices and the bytes of variables on each."""
         sharding.check_memory(device_memory)
-        entries = [
-            entry
-            for entry in self._table.entries()
-            if not self._table.ownership.is_elsewhere(entry.variable)
-        ]
+        entries = self._entries_here()
         described = summary.describe(
             self,
             summary.places_of(self.topology),
@@ -348,21 +344,13 @@ class InGraphReplicator(base.Replicator):
             summary.local_variables(entries),
         )
         held = [sharding.Held(*each) for each in self._table.ownership.held()]
-        # Steps take turns, so the one that keeps the most counts.
-        kept = max(
-            (p.activations for _, p in self._programs.items()), key=sum, default=()
-        )
-        found = sharding.table(
-            held, device_memory, kept, sharding.why_not_parameters(self)
-        )
+        why_not = sharding.why_not_parameters(self)
+        found = sharding.table(held, device_memory, self._activations(), why_not)
         return "\n".join([described, *found])
 
     def explain(self) -> str:
         """Describes every traced step: its collectives and replica-local variables."""
-        strategy = self._strategy
-        steps = self._programs.items()
-        if isinstance(strategy, ReplicatorStrategy):
-            steps = [*steps, *strategy.programs()]
+        steps = self._traced_steps()
         if not steps:
             return "no step has been traced yet; call run() first"
         owners = self._table.ownership.explain()
@@ -379,6 +367,45 @@ class InGraphReplicator(base.Replicator):
         ]
         described = ["\n".join(filter(None, part)) for part in [*parts, [owners]]]
         return note + "\n\n".join(filter(None, described))
+
+    def counts(self) -> dict[str, int]:
+        """Counts collectives, their bytes, and those of variables, as planned."""
+        plans = [each for _, program in self._traced_steps() for each in program.plans]
+        buckets = [
+            bucket
+            for each in plans
+            if each.collective.num_replicas > 1
+            for bucket in each.buckets
+        ]
+        copies = summary.variable_copies(self._entries_here())
+        kept = sum(self._activations())
+        return {
+            "collectives": len(buckets),
+            "collective_bytes": sum(bucket.num_bytes for bucket in buckets),
+            "variable_bytes": sum(copy.num_bytes for copy in copies),
+            **({"activation_bytes": kept} if kept else {}),
+        }
+
+    def _activations(self) -> tuple[int, ...]:
+        """What a replica keeps for a backward pass on each of its devices, in bytes.
+
+        Steps take turns, so the one that keeps the most counts.
+        """
+        kept = (program.activations for _, program in self._traced_steps())
+        return max(kept, key=sum, default=())
+
+    def _traced_steps(self) -> list[tuple[str, Program]]:
+        """Name and program of every traced step, those of a strategy included."""
+        strategy = self._strategy
+        own = self._programs.items()
+        if isinstance(strategy, ReplicatorStrategy):
+            return [*own, *strategy.programs()]
+        return own
+
+    def _entries_here(self) -> list[Entry]:
+        """The variables of which this process has copies."""
+        owners = self._table.ownership
+        return [e for e in self._table.entries() if not owners.is_elsewhere(e.variable)]
 
     def assert_in_sync(self) -> None:
         """Compares the copies of mirrored variables bit by bit.

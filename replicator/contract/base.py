@@ -314,6 +314,18 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
     def explain(self) -> str:
         """Describes the collectives of all steps that have been traced."""
 
+    def counts(self) -> dict[str, int]:
+        """Counts what each run of the same code has alike, of all traced steps.
+
+        Returns:
+          ``collectives`` that a step starts (buckets of tensors), ``collective_bytes``
+          that each replica gives to them, in the types in which they are sent, and
+          ``variable_bytes`` of this process, all copies; each step counts once. Where
+          shapes are known, ``activation_bytes`` that a replica keeps for a backward
+          pass, at most. Empty where the backend does not know its plan.
+        """
+        return {}
+
     @abc.abstractmethod
     def assert_in_sync(self) -> None:
         """Checks that all copies of every mirrored variable are bit-identical.

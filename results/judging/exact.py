@@ -10,13 +10,21 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from results.figures import scaling
+from results.judging.judged_case import JudgedCase, name_of
+from results.records import step_counts
+from results.records.models import TrialStatus
 from results.statistics.judge import FEWEST_GENERATIONS, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-    from results.study.cases import Case, Entry
+    from results.study.cases import Case
+
+
+ROSE, FELL = "rose", "fell"
+"""What a count did that nobody asked to judge."""
+_COUNTED = (TrialStatus.OK.value, TrialStatus.VOID.value)
+_SMALL = 5e-4  # below it, one digit would say 0.0 %
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,19 +36,33 @@ class Count:
       before: Of the baseline.
       after: Of the change.
       n: Runs of the side that has fewer.
+      is_judged: Whether somebody said that it matters; otherwise it is shown only.
     """
 
     name: str
     before: float
     after: float
     n: int
+    is_judged: bool = True
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both sides have the same."""
+        return self.before == self.after
 
     @property
     def verdict(self) -> Verdict:
         """Any rise is a regression: it is in the code, and not in the machine."""
-        if self.after > self.before:
-            return Verdict.REGRESS
-        return Verdict.IMPROVE if self.after < self.before else Verdict.PASS
+        if self.is_equal or not self.is_judged:
+            return Verdict.PASS
+        return Verdict.REGRESS if self.after > self.before else Verdict.IMPROVE
+
+    @property
+    def word(self) -> str:
+        """Its verdict; of one that is only shown, what it did."""
+        if self.is_judged or self.is_equal:
+            return self.verdict.value
+        return ROSE if self.after > self.before else FELL
 
     @property
     def rise(self) -> float | None:
@@ -48,29 +70,99 @@ class Count:
         return self.after / self.before - 1 if self.before else None
 
 
-def count_of(case: Case, other: Case, name: str) -> tuple[Count | None, str]:
+def compare(
+    pairs: Sequence[tuple[Case, Case]], names: Collection[str]
+) -> tuple[tuple[JudgedCase, ...], tuple[JudgedCase, ...]]:
+    """Returns the counts of all cases: what is judged, and what is only shown.
+
+    Args:
+      pairs: Cases of the change, each with that of the baseline.
+      names: Counts of steps that are judged; those of a program all are. Others are
+        shown, where a trial of the change has them.
+    """
+    judged: list[JudgedCase] = []
+    noted: list[JudgedCase] = []
+    for case, other in pairs:
+        program = case.spec.program
+        found = step_counts.UNITS if program is None else program.count_names
+        for name in found:
+            is_judged = program is not None or name in names
+            if not is_judged and not _values(case, name):
+                continue
+            count, reason = count_of(case, other, name, is_judged=is_judged)
+            (judged if is_judged else noted).append(
+                JudgedCase(
+                    name=f"{name_of(case)}: {step_counts.words(name)}",
+                    case=case,
+                    judgement=None,
+                    reason=reason,
+                    count=count,
+                )
+            )
+    return tuple(judged), tuple(noted)
+
+
+def count_of(
+    case: Case, other: Case, name: str, *, is_judged: bool = True
+) -> tuple[Count | None, str]:
     """Returns a count of a case and of its baseline, or why there is none."""
-
-    def value(entry: Entry) -> float:
-        found = {metric.name: metric for metric in entry.result.window_metrics}
-        return found[name].value
-
-    of_sides: Sequence[list[float]] = [
-        list(scaling.values(side, value).values()) for side in (case, other)
-    ]
-    fewest = min(map(len, of_sides))
-    if fewest < FEWEST_GENERATIONS:
+    sides = {"this tree": _values(case, name), "the baseline": _values(other, name)}
+    for side, values in sides.items():
+        if not values:
+            return None, f"no run of {side} has it"
+    fewest = min(map(len, sides.values()))
+    # Of a step nobody has to believe the program: what counts it was looked at.
+    if fewest < FEWEST_GENERATIONS and name not in step_counts.UNITS:
         return None, (
             f"{fewest} run(s) of a side have it, and {FEWEST_GENERATIONS} show whether"
             " it is the same in each"
         )
-    for values, side in zip(of_sides, ("this tree", "the baseline"), strict=True):
+    for side, values in sides.items():
         low, high = min(values), max(values)
         if low != high:
             return None, (
                 f"it varies between runs of {side}, from {low:.15g} to {high:.15g}, so"
-                " it is no count; leave its --count out, or print what is the same in"
-                " each run"
+                " it is no count"
+                + "; leave its --count out, or print what is the same in each run"
+                * is_judged
             )
-    (after, *_), (before, *_) = of_sides
-    return Count(name=name, before=before, after=after, n=fewest), ""
+    (after, *_), (before, *_) = sides.values()
+    return Count(
+        name=name, before=before, after=after, n=fewest, is_judged=is_judged
+    ), ""
+
+
+def share_text(before: float, after: float) -> str:
+    """Writes a change as a share of what it was: ``+3.0 %``; ``-`` from 0."""
+    if not before:
+        return "-"
+    share = after / before - 1
+    if share and abs(share) < _SMALL:
+        return f"{100 * share:+.2g} %"
+    return f"{100 * share:+.1f} %"
+
+
+def exact_text(before: float, after: float) -> str:
+    """Writes a count of both sides, such as ``exact: 1024 to 1056``."""
+    if before == after:
+        return f"exact: {after:.15g}"
+    return f"exact: {before:.15g} to {after:.15g}"
+
+
+def _values(case: Case, name: str) -> list[float]:
+    """The values of a count, of each trial that has it, void ones included.
+
+    What others did on the machine changes no count.
+    """
+    results = [
+        entry.trial.result
+        for entry in case.entries
+        if entry.state in _COUNTED and entry.trial is not None
+    ]
+    return [
+        metric.value
+        for result in results
+        if result is not None
+        for metric in result.window_metrics
+        if metric.name == name
+    ]

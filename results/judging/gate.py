@@ -64,7 +64,8 @@ class Gate:
       paired: How a gate of two revisions looked at its generations; None of others.
       sustained: The time of steps in a row over that of steps of turns, which it
         checks; None without sustained stretches.
-      counts: What a program counts, of each case, compared exactly.
+      counts: What is counted of each case and judged, exactly.
+      noted: What is counted besides: shown where it differs, and in no verdict.
       equal_code: The digests of the code, where that of both sides is the same and
         nothing had to be measured; empty otherwise.
     """
@@ -84,12 +85,32 @@ class Gate:
     paired: Paired | None = None
     sustained: Estimate | None = None
     counts: tuple[JudgedCase, ...] = ()
+    noted: tuple[JudgedCase, ...] = ()
     equal_code: tuple[str, ...] = ()
 
     @property
-    def all_cases(self) -> tuple[JudgedCase, ...]:
-        """What was timed, then what was counted."""
+    def judged(self) -> tuple[JudgedCase, ...]:
+        """What was timed, then what was counted, as far as it decides."""
         return (*self.cases, *self.counts)
+
+    @property
+    def all_cases(self) -> tuple[JudgedCase, ...]:
+        """What is judged, then counts that differ and that nobody asked to judge."""
+        differ = (case for case in self.noted if case.count and not case.count.is_equal)
+        return (*self.judged, *differ)
+
+    @property
+    def has_failed_trials(self) -> bool:
+        """Whether a trial failed for another reason than what others did meanwhile."""
+        harmless = (": void: ", ": missing: ")
+        return not all(any(of in text for of in harmless) for text in self.failures)
+
+    @property
+    def has_risen(self) -> bool:
+        """Whether a count that is judged rose, which no disturbed turn changes."""
+        return not (self.is_advice or self.has_failed_trials) and any(
+            case.verdict is Verdict.REGRESS for case in self.counts
+        )
 
     @property
     def why_unfit(self) -> str:
@@ -114,13 +135,16 @@ class Gate:
         """The worst verdict of the cases; None if there is none of the whole.
 
         A case without a verdict makes the whole inconclusive, and so does a baseline
-        that is not comparable, unless another case regresses.
+        that is not comparable, unless another case regresses. A count that rose is a
+        regression on any machine.
         """
         if self.equal_code:
             return Verdict.PASS
+        if self.has_risen:
+            return Verdict.REGRESS
         if self.why_unfit or not self.cases:
             return None
-        found = {case.verdict or Verdict.INCONCLUSIVE for case in self.all_cases}
+        found = {case.verdict or Verdict.INCONCLUSIVE for case in self.judged}
         if self.differences:
             found.add(Verdict.INCONCLUSIVE)
         if self.paired is not None and self.paired.has_slow_processes:
@@ -144,17 +168,17 @@ def of_revisions(study: Study, rule: Rule, *, baseline: str) -> Gate:
         if not case.spec.revision
     ]
     if rule.metric.is_quality:
-        return _conclude(study, pairs, rule, baseline, is_paired=True)
+        gate = _conclude(study, pairs, rule, baseline, is_paired=True)
+        return _with_counts(gate, study, pairs)
     design = study.plan.measuring.gate
-    counts = _counts(pairs)
     planned = () if design is None else design.looks
     judged = paired_gate.judge(pairs, rule, planned)
-    return dataclasses.replace(
+    gate = dataclasses.replace(
         _of_study(study, rule, baseline, judged.cases),
         paired=judged.paired,
         sustained=gate_logs.sustained_over_turns(pairs),
-        counts=counts,
     )
+    return _with_counts(gate, study, pairs)
 
 
 def of_equal_code(rule: Rule, digests: tuple[str, ...], *, baseline: str) -> Gate:
@@ -205,8 +229,7 @@ def of_studies(
     else:
         gate = _conclude(study, pairs, rule, baseline, is_paired=False)
     return dataclasses.replace(
-        gate,
-        counts=_counts(pairs),
+        _with_counts(gate, study, pairs),
         is_weaker=True,
         # What runs have learned does not depend on the day.
         is_advice=not (are_quality_runs or days),
@@ -266,23 +289,11 @@ def _conclude(
     return _of_study(study, rule, baseline, cases)
 
 
-def _counts(pairs: Sequence[tuple[Case, Case]]) -> tuple[JudgedCase, ...]:
-    """Compares what a program counts, exactly."""
-    found = []
-    for case, other in pairs:
-        program = case.spec.program
-        for name in () if program is None else program.count_names:
-            count, reason = exact.count_of(case, other, name)
-            found.append(
-                JudgedCase(
-                    name=f"{name_of(case)}: {name}",
-                    case=case,
-                    judgement=None,
-                    reason=reason,
-                    count=count,
-                )
-            )
-    return tuple(found)
+def _with_counts(gate: Gate, study: Study, pairs: Sequence[tuple[Case, Case]]) -> Gate:
+    """Adds what was counted, exactly: what is judged, and what is only shown."""
+    design = study.plan.measuring.gate
+    counts, noted = exact.compare(pairs, () if design is None else design.counts)
+    return dataclasses.replace(gate, counts=counts, noted=noted)
 
 
 def _of_study(

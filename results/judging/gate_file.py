@@ -58,7 +58,7 @@ def _case(case: JudgedCase) -> GateCase:
         return GateCase(
             name=case.name,
             backend=backend,
-            verdict=count.verdict.value,
+            verdict=count.word,
             slowdown=count.rise,
             n=count.n,
             before=count.before,

@@ -22,7 +22,10 @@ class GateCase(Record):
 
     name: Line
     backend: Name
-    verdict: Name = Field(description="'no verdict' if there is none")
+    verdict: Name = Field(
+        description="'no verdict' if there is none; of a count that is shown and not"
+        " judged, 'rose' or 'fell'"
+    )
     slowdown: Real | None = None
     low: Real | None = None
     high: Real | None = None

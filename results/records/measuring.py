@@ -135,6 +135,11 @@ class GateDesign(Record):
     num_stretches: int = Field(
         default=0, ge=0, le=100, description="sustained, of each generation"
     )
+    counts: tuple[Name, ...] = Field(
+        default=(),
+        max_length=limits.MAX_METRICS,
+        description="of steps of a workload: a rise is a regression",
+    )
 
 
 class Measuring(Record):

@@ -322,7 +322,9 @@ class TrialResult(Record):
         description="of a quality run",
     )
     window_metrics: Metrics = Field(
-        default=(), description="rates that the program recorded in the measured window"
+        default=(),
+        description="rates that the program recorded in the measured window, and what"
+        " was counted of its last warm-up step",
     )
     changes: Changes = Field(
         default=(), description="by the first steps, of a trial that is matched"

@@ -129,6 +129,7 @@ def test_every_public_function_is_called():
         "assert_in_sync",
         "check_alive",
         "context",
+        "counts",
         "explain",
         "summary",
         "gather_bytes",

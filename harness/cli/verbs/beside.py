@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.cli import commands, exit_codes
-from harness.cli.verbs.gate_request import design_of
+from harness.cli.verbs.gate_design import design_of
 from harness.judging import program_revisions, revisions
 from harness.run.sweep import stop_signals
 from harness.sources import same_code
@@ -162,6 +162,8 @@ def keep(store: Store, found: Gate) -> GateRecord:
 
 def code_of(found: Gate) -> int:
     """Returns the exit code of a gate: trials that are not ok come before a verdict."""
+    if found.has_risen:
+        return exit_codes.REGRESSION
     is_disturbed_only = all(": void: " in failure for failure in found.failures)
     if found.failures and not is_disturbed_only:
         return (

@@ -14,7 +14,8 @@ import click
 
 from harness.cli import exit_codes
 from harness.cli.verbs import beside
-from harness.cli.verbs.gate_request import files_of, make_rule, of_gate
+from harness.cli.verbs.gate_design import of_gate
+from harness.cli.verbs.gate_request import files_of, make_rule
 from harness.errors import Interrupted, PlanError, RevisionError
 from harness.judging import bisect_file, commit_range
 from harness.judging.revisions import SHOWN_DIGITS

@@ -10,13 +10,8 @@ import click
 from harness.cli import commands, exit_codes
 from harness.cli.verbs import beside, bisecting
 from harness.cli.verbs.compare_verb import check_comparable
-from harness.cli.verbs.gate_request import (
-    GateRequest,
-    design_of,
-    files_of,
-    make_rule,
-    of_gate,
-)
+from harness.cli.verbs.gate_design import design_of, of_gate
+from harness.cli.verbs.gate_request import GateRequest, files_of, make_rule
 from harness.errors import Interrupted, PlanError, StudyError
 from harness.judging import (
     baselines,

@@ -1,4 +1,4 @@
-"""Rates and fractions that programs recorded in their measured windows."""
+"""Rates and fractions of measured windows, and what was counted of one step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from reports.page import page
 from reports.words import formats, names
+from results.records import step_counts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,12 +32,20 @@ class CaseCounts:
       values: Of each ok trial that has the figure.
       unit: Of the values.
       trial_ids: The trials.
+      is_exact: Whether it is a count, which is written with all its digits.
     """
 
     case: Case
     values: tuple[float, ...]
     unit: str
     trial_ids: tuple[str, ...]
+    is_exact: bool = False
+
+    def text(self, value: float) -> str:
+        """Writes one of its values, or their mean."""
+        if self.is_exact and value.is_integer():
+            return formats.whole(int(value))
+        return formats.without_unit(value, self.unit)
 
     @property
     def mean(self) -> float:
@@ -59,6 +68,7 @@ def collect(view: View) -> dict[str, tuple[CaseCounts, ...]]:
                     values=tuple(metric.value for _, metric in trials),
                     unit=trials[0][1].unit,
                     trial_ids=tuple(trial_id for trial_id, _ in trials),
+                    is_exact=trials[0][1].method == step_counts.EXACT,
                 )
             )
     return {name: tuple(cases) for name, cases in found.items()}

@@ -6,8 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from reports.words import markdown, ratio_table
-from reports.words.judging.judgement import change_text, counted_text
+from reports.words.judging.judgement import change_text
 from results.judging.bisection import suspects
+from results.judging.exact import exact_text
 
 if TYPE_CHECKING:
     from results.records.bisect_record import BisectRecord, BisectStep
@@ -71,7 +72,7 @@ def _change(case: GateCase) -> str:
 
 def _interval(case: GateCase) -> str:
     if case.before is not None and case.after is not None:
-        return counted_text(case.before, case.after)
+        return exact_text(case.before, case.after)
     if case.low is None or case.high is None:
         return "-"
     return f"[{change_text(1 + case.low)}, {change_text(1 + case.high)}]"

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 from reports.words import formats, reproduce
-from reports.words.judging import judgement
 from reports.words.marks import Level
 from results import errors
-from results.judging import gate_file
+from results.judging import exact, gate_file
 from results.statistics.judge import Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from reports.view.view import View
     from results.records.gate_record import GateCase, GateRecord
     from results.study.cases import Study
 
+_MOST_COUNTS = 3
 _LEVELS = {"pass": Level.OK, "improve": Level.OK, "regress": Level.BAD}
 
 
@@ -58,15 +61,11 @@ class GateView:
         record = self.record
         if record is None:
             return f"The gate on {self.head} gave no verdict: {self.why_none}."
-        if record.unfit:
-            return f"No verdict on {record.metric}: {record.unfit}."
-        what = f"{record.metric} of {self.head} against {self.base}"
         counts = [case for case in record.cases if case.after is not None]
-        rose = [case for case in counts if case.verdict == Verdict.REGRESS.value]
-        more = "".join(
-            f" {case.name} rose from {case.before:.15g} to {case.after:.15g}, exactly."
-            for case in rose
-        )
+        more = _counted(counts)
+        if record.unfit:
+            return f"No verdict on {record.metric}: {record.unfit}.{more}"
+        what = f"{record.metric} of {self.head} against {self.base}"
         timed = [case for case in record.cases if case not in counts]
         known = [case for case in timed if case.slowdown is not None]
         if not known:
@@ -78,10 +77,30 @@ class GateView:
         )
 
 
+def _counted(counts: Sequence[GateCase]) -> str:
+    """Says what rose, beginning with what is judged and rose the most."""
+    rose = [
+        case for case in counts if case.verdict in (Verdict.REGRESS.value, exact.ROSE)
+    ]
+    # From 0 there is no share.
+    rose.sort(
+        key=lambda case: (case.verdict == exact.ROSE, -(case.slowdown or math.inf))
+    )
+    said = "".join(
+        f" {case.name} rose from {case.before:.15g} to {case.after:.15g}, exactly"
+        f"{' (not judged)' * (case.verdict == exact.ROSE)}."
+        for case in rose[:_MOST_COUNTS]
+    )
+    num_more = len(rose) - _MOST_COUNTS
+    return said + f" So did {formats.count(num_more, 'more count')}." * (num_more > 0)
+
+
 def change(case: GateCase) -> str:
     """Writes a slowdown with its interval, such as +3.0 % [+1.0, +5.0]; or a count."""
     if case.before is not None and case.after is not None:
-        return judgement.counted_text(case.before, case.after)
+        sides = case.before, case.after
+        share = f"{exact.share_text(*sides)}, " * (case.before not in (0, case.after))
+        return share + exact.exact_text(*sides)
     if case.slowdown is None:
         return formats.ABSENT
     return formats.with_interval(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree as ET
 
 from reports.words import markdown, ratio_table
+from reports.words.judging import counted
 from results.statistics.judge import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from results.judging.exact import Count
     from results.judging.gate import Gate
     from results.judging.judged_case import JudgedCase
     from results.statistics.estimates import Estimate
@@ -24,10 +24,6 @@ WEAKER_QUALITY: Final = (
 QUALITY: Final = (
     "the median over seeds (n) of how much worse quality runs end, relative to the"
     " baseline's median; and whether more of them fail"
-)
-EXACT: Final = (
-    "counts are exact: all runs of a side have the same number, so there is no spread"
-    " that an interval could show; any rise is a regression"
 )
 _EPSILON = 5e-5  # below the last digit that is shown
 
@@ -46,17 +42,17 @@ def _interval(estimate: Estimate) -> str:
 
 def headline(gate: Gate) -> str:
     """Returns the verdict of a gate in one sentence."""
-    counted = dict.fromkeys(case.name.rpartition(": ")[2] for case in gate.counts)
-    what = f"{', '.join([gate.metric.name, *counted])} against {gate.baseline}"
+    counts_of = dict.fromkeys(case.name.rpartition(": ")[2] for case in gate.counts)
+    what = f"{', '.join([gate.metric.name, *counts_of])} against {gate.baseline}"
     if gate.equal_code:
         digests = ", ".join(gate.equal_code)
         return (
             f"PASS: {what}: nothing was measured, since the code of both sides is the"
             f" same (digest {digests}); --measure-equal measures it"
         )
-    if gate.why_unfit:
+    if gate.why_unfit and not gate.has_risen:
         return f"UNFIT: {what}: no verdict, because {gate.why_unfit}"
-    if not gate.num_ok:
+    if not gate.num_ok and not gate.has_risen:
         return f"NO VERDICT: {what}: nothing was measured"
     verdict = gate.verdict
     name = "no verdict" if verdict is None else verdict.value
@@ -67,18 +63,21 @@ def headline(gate: Gate) -> str:
     rule = f"{gate.metric.worse} by {gate.delta:.1%} matters"
     if not gate.is_advice:  # what varies between days is in no error rate
         rule += f", and passes with probability {gate.alpha:.1%} at most"
+    if gate.why_unfit:
+        rule += f"; the machine gave no verdict: {gate.why_unfit}"
     advice = "ADVICE, NO VERDICT: " * gate.is_advice
     return f"{advice}{name.upper()}: {what}: {counts} ({rule})"
 
 
 def _verdict_of(case: JudgedCase) -> str:
+    if case.count is not None:
+        return case.count.word
     return "no verdict" if case.verdict is None else case.verdict.value
 
 
 def notes_of(gate: Gate) -> Iterator[str]:
     """Says what else a gate saw, of what it counts and of how it ended."""
-    if any(case.count is not None for case in gate.counts):
-        yield EXACT
+    yield from counted.notes_of(gate)
     yield from _notes_of_looks(gate)
 
 
@@ -151,7 +150,7 @@ def _rows(gate: Gate) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for case in gate.all_cases:
         if case.count is not None:
-            rows.append(_count_row(case.name, case.count))
+            rows.append((case.name, *counted.cells(case.count)))
             continue
         if case.judgement is None:
             rows.append((case.name, "-", "-", "-", "no verdict"))
@@ -167,19 +166,6 @@ def _rows(gate: Gate) -> list[tuple[str, ...]]:
             )
         )
     return rows
-
-
-def _count_row(name: str, count: Count) -> tuple[str, ...]:
-    change = "-" if count.rise is None else change_text(1 + count.rise)
-    counted = counted_text(count.before, count.after)
-    return (name, change, counted, str(count.n), count.verdict.value)
-
-
-def counted_text(before: float, after: float) -> str:
-    """Writes a count of both sides, such as ``exact: 1024 to 1056``."""
-    if before == after:
-        return f"exact: {after:.15g}"
-    return f"exact: {before:.15g} to {after:.15g}"
 
 
 def _columns(gate: Gate) -> tuple[str, ...]:
@@ -211,7 +197,8 @@ def gate_github(gate: Gate) -> str:
             _annotation(level, f"{gate.metric.name}: {_sentence(gate, row, case)}")
         )
     lines += [_annotation("warning", note) for note in gate.failures]
-    verdict = None if gate.failures or gate.is_advice else gate.verdict
+    is_decided = gate.has_risen or not (gate.failures or gate.is_advice)
+    verdict = gate.verdict if is_decided else None
     lines.append(_annotation(_level(verdict), headline(gate)))
     return "\n".join(lines)
 
@@ -244,21 +231,25 @@ def gate_junit(gate: Gate) -> str:
     suite = ET.Element("testsuite", name=f"gate {gate.metric.name}")
     counts = {"failure": 0, "error": 0, "skipped": 0}
 
-    def add(name: str, outcome: str, text: str) -> None:
+    def add(name: str, outcome: str, text: str, *, is_exact: bool = False) -> None:
         element = ET.SubElement(
             suite, "testcase", classname=f"gate.{gate.metric.name}", name=name
         )
         if outcome:
             counts[outcome] += 1
             ET.SubElement(element, outcome, message=text)
+        elif is_exact:  # what was counted is said of a case that passes too
+            ET.SubElement(element, "system-out").text = text
 
     for row, case in zip(_rows(gate), gate.all_cases, strict=True):
         said = "" if case.verdict is None else _sentence(gate, row, case)
         text = "; ".join(part for part in (said, case.reason) if part)
-        add(case.name, _outcome(gate, case.verdict), text)
-    is_measured = not gate.failures and not gate.why_unfit
-    whole = _outcome(gate, gate.verdict) if is_measured else "error"
-    if gate.verdict is None:
+        is_exact = case.count is not None
+        outcome = _outcome(gate, case.verdict, is_exact=is_exact)
+        add(case.name, outcome, text, is_exact=is_exact)
+    is_measured = gate.has_risen or not (gate.failures or gate.why_unfit)
+    whole = _outcome(gate, gate.verdict, is_exact=gate.has_risen)
+    if gate.verdict is None or not is_measured:
         whole = "error"
     add("all", whole, headline(gate))
     ET.SubElement(suite, "system-out").text = "\n".join(_notes(gate))
@@ -269,9 +260,10 @@ def gate_junit(gate: Gate) -> str:
     return ET.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
-def _outcome(gate: Gate, verdict: Verdict | None) -> str:
+def _outcome(gate: Gate, verdict: Verdict | None, *, is_exact: bool) -> str:
     """Returns the element of JUnit for a verdict; empty for a test that passes."""
-    if gate.is_advice or gate.failures or gate.why_unfit:
+    is_disturbed = bool(gate.failures or gate.why_unfit)
+    if gate.is_advice or (is_disturbed and not (is_exact and gate.has_risen)):
         return "skipped"
     if verdict is Verdict.REGRESS:
         return "failure"

@@ -72,9 +72,13 @@ def test_a_gate_finds_five_percent_more_bytes(harness: Any, tmp_path: Path) -> N
     assert "so there is no spread that an interval could show" in out
     code, out, _ = harness(*arguments, "--format=json")
     found = {case["num_replicas"]: case for case in json.loads(out)["cases"][2:]}
-    assert {"name": "bytes", "before": 1000.0, "after": 1050.0, "n": 2} == found[1][
-        "count"
-    ]
+    assert {
+        "name": "bytes",
+        "before": 1000.0,
+        "after": 1050.0,
+        "n": 2,
+        "is_judged": True,
+    } == found[1]["count"]
     code, out, _ = harness(*arguments, "--format=github")
     assert "bytes: regress: exact: 1000 to 1050 (+5.0 %25), n 2" in out
     code, out, err = harness("verify", "g")

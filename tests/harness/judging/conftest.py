@@ -58,6 +58,11 @@ def repository(tmp_path_factory: Any) -> Path:
     (folder / "slowdown.txt").write_text("1.1")
     _commit(folder, "slower")
     (folder / "slowdown.txt").write_text("1.0")
+    (folder / "counted.json").write_text(
+        '{"graph_nodes": 100, "collective_bytes": 1000}'
+    )
+    _commit(folder, "sent_less")
+    (folder / "counted.json").unlink()
     (folder / "learned.txt").write_text("1.25")
     _commit(folder, "learned_more")
     (folder / "slowdown.txt").write_text("not a number")

@@ -1,13 +1,15 @@
 """Stands in for the worker of a gate: its steps take longer where its sources say so.
 
 The factors of time and accuracy are in ``slowdown.txt`` and ``learned.txt`` beside the
-packages that run, so two revisions differ by what their trees hold. Steps of one
-process vary by less than 1 %.
+packages that run, and what a step has in ``counted.json``, so two revisions differ by
+what their trees hold. Steps of one process vary by less than 1 %.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +19,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import fake_worker
 
 import harness
+from harness.trial import measure
+from harness.trial.step_counts import exact_metric
 from results.records.models import Control
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from results.records.models import TrialSpec
 
 _ROOT = Path(harness.__file__).resolve().parents[1]
 _FILE = _ROOT / "slowdown.txt"
 _LEARNED = _ROOT / "learned.txt"
+_COUNTED = _ROOT / "counted.json"
+_OF_STEPS = {"graph_nodes": 100, "collective_bytes": 1030}
 
 
 class Program(fake_worker.Program):
@@ -44,8 +52,21 @@ class Program(fake_worker.Program):
         return [dataclasses.replace(metric, value=metric.value * factor)]
 
 
+def run_counted(run_step: Callable[[], int]) -> list[dict[str, object]]:
+    """Runs a step; returns what the sources say that it has."""
+    run_step()
+    found = json.loads(_COUNTED.read_text()) if _COUNTED.is_file() else _OF_STEPS
+    return [
+        exact_metric(name, value, unit="", n=1, protocol="")
+        for name, value in found.items()
+    ]
+
+
 def main() -> int:
     """Runs one trial."""
+    measure.measure_trial = functools.partial(
+        measure.measure_trial, run_counted=run_counted
+    )
     fake_worker.Program = Program
     return fake_worker.main()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.cli import exit_codes
-from harness.cli.verbs import gate_request
+from harness.cli.verbs import gate_design, gate_request
 from harness.errors import PlanError
 from results.judging import gate_file, gate_metrics
 from results.records.models import Order
@@ -82,8 +82,8 @@ def test_an_efficiency_needs_turns() -> None:
     with pytest.raises(
         PlanError, match=r"--metric efficiency needs cases that take .*; leave --order"
     ):
-        gate_request.of_gate(request, rule)
-    in_turns = gate_request.of_gate(
+        gate_design.of_gate(request, rule)
+    in_turns = gate_design.of_gate(
         request.model_copy(update={"order": Order.RELAY}), rule
     )
-    assert gate_request.design_of(in_turns, rule, "main").looks
+    assert gate_design.design_of(in_turns, rule, "main").looks

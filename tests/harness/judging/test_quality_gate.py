@@ -10,7 +10,7 @@ import pytest
 
 from harness import catalog
 from harness.cli import exit_codes
-from harness.cli.verbs import gate_request
+from harness.cli.verbs import gate_design, gate_request
 from results.records.models import Order
 from results.store.study_store import Store
 
@@ -77,7 +77,7 @@ def test_a_gate_in_sequence_has_five_repetitions(metric: str, field: str) -> Non
     rule = gate_request.make_rule(
         workload="resnet50", metric=metric, delta=None, alpha=0.05
     )
-    request = gate_request.of_gate(gate_request.GateRequest(workload="resnet50"), rule)
+    request = gate_design.of_gate(gate_request.GateRequest(workload="resnet50"), rule)
 
     assert 5 == getattr(request, field)
     assert Order.SEQUENTIAL is request.order

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import PerReplica
-from replicator._tf.dispatch import Dispatch
+from replicator._tf.dispatch import Dispatch, recorded
 
 
 def test_a_function_is_traced_once_and_gives_what_it_computes():
@@ -112,3 +112,25 @@ def test_a_stock_strategy_takes_rows_of_other_numbers_in_every_step():
         repl.run(step, (ids, PerReplica([tf.constant(c) for c in counts])))
 
     np.testing.assert_allclose(table.numpy()[:, 0], [-3.0, -2.5, -1.0, -0.5])
+
+
+def test_nodes_of_a_function_are_counted_in_each_call():
+    """Those of a branch too; what is started in a block is recorded there only."""
+    called = tf.function(lambda x: tf.sin(tf.cos(x)))
+
+    def nodes(function):
+        dispatch = Dispatch(lambda x: [function(x)])
+        with recorded() as started:
+            dispatch(tf.constant(1.0))
+        dispatch(tf.constant(2.0))
+        assert [dispatch] == started
+        return dispatch.num_nodes()
+
+    once = nodes(called)
+    assert 1 == nodes(lambda x: tf.sin(called(x))) - once
+    own = nodes(tf.cos)
+    body = nodes(lambda x: called(called(x))) - once - 1  # the call is a node
+    assert body == once - own
+    branch = nodes(lambda x: tf.cond(x > 0, lambda: tf.sin(x), lambda: x))
+    more = nodes(lambda x: tf.cond(x > 0, lambda: tf.sin(tf.cos(x)), lambda: x))
+    assert 1 == more - branch

@@ -14,14 +14,16 @@ from results.statistics.judge import Verdict
 def case(*values: float) -> Any:
     """Returns a case with one run per value."""
     return SimpleNamespace(
-        ok_entries=[
+        entries=[
             SimpleNamespace(
-                key=(index, 0),
-                result=SimpleNamespace(
-                    window_metrics=[SimpleNamespace(name="bytes", value=value)]
+                state="ok",
+                trial=SimpleNamespace(
+                    result=SimpleNamespace(
+                        window_metrics=[SimpleNamespace(name="bytes", value=value)]
+                    )
                 ),
             )
-            for index, value in enumerate(values)
+            for value in values
         ]
     )
 
@@ -54,7 +56,7 @@ def test_any_rise_is_a_regression(
         ((5, 5), (5, 6), "it varies between runs of the baseline, from 5 to 6, so it"),
         ((4, 5), (5, 5), "it varies between runs of this tree, from 4 to 5, so it is"),
         ((5,), (6,), "1 run(s) of a side have it, and 2 show whether it is the same"),
-        ((), (6, 6), "0 run(s) of a side have it"),
+        ((), (6, 6), "no run of this tree has it"),
     ],
 )
 def test_what_is_no_count_has_no_verdict(

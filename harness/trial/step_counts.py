@@ -1,0 +1,85 @@
+"""Counts one step of a trial: its graph, what it starts, and what replicas exchange.
+
+The last warm-up step is counted, before the window: that takes a few hundredths of a
+second, and is in no figure. No number depends on time, so it is the same in each run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from results.records import step_counts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+_PROTOCOL = "of the last warm-up step"
+
+
+class Started(Protocol):
+    """A function that a step has started."""
+
+    def num_nodes(self) -> int:
+        """Returns how many nodes its graph has."""
+
+
+def exact_metric(
+    name: str, value: float, *, unit: str, n: int, protocol: str
+) -> dict[str, object]:
+    """Returns the fields of a ``window_metric`` line of a count."""
+    return {
+        "name": name,
+        "value": value,
+        "unit": unit,
+        "num_examples": n,
+        "low": value,
+        "high": value,
+        "confidence": 1.0,
+        "method": step_counts.EXACT,
+        "protocol": protocol,
+    }
+
+
+class StepCounter:
+    """Counts what a step has in each run.
+
+    Attributes:
+      replicator: What the program is built on.
+    """
+
+    replicator: Any
+
+    def __init__(
+        self,
+        recorded: Callable[[], AbstractContextManager[Sequence[Started]]],
+        count_traces: Callable[[], int],
+    ) -> None:
+        """Prepares counting.
+
+        Args:
+          recorded: A block that gives the functions which are started within it.
+          count_traces: How many functions TensorFlow has traced so far.
+        """
+        self._recorded = recorded
+        self._count_traces = count_traces
+        self._num_traces = 0
+
+    def start(self) -> None:
+        """The first step has ended: what is traced from now on is traced again."""
+        self._num_traces = self._count_traces()
+
+    def run(self, run_step: Callable[[], object]) -> list[dict[str, object]]:
+        """Runs the last warm-up step; returns the fields of what it counted."""
+        with self._recorded() as started:
+            run_step()
+        num_retraces = self._count_traces() - self._num_traces
+        found = {step_counts.RETRACES: num_retraces, **self.replicator.counts()}
+        if started:  # some backends start their steps in another way
+            found[step_counts.DISPATCHES] = len(started)
+            found[step_counts.GRAPH_NODES] = sum(one.num_nodes() for one in started)
+        return [
+            exact_metric(name, found[name], unit=unit, n=1, protocol=_PROTOCOL)
+            for name, unit in step_counts.UNITS.items()
+            if name in found
+        ]

@@ -1,0 +1,178 @@
+"""What a step of a workload has is compared exactly, before and beside its time."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from harness.cli import exit_codes
+from harness.client.scaling_client import RankFile, rank_path
+from harness.run import early_counts
+from harness.trial.step_counts import exact_metric
+from results.records.models import Control
+
+pytestmark = pytest.mark.processes
+OF = ("--repeats=2", "--rounds=1", "--baseline=sent_less")
+
+
+@pytest.mark.usefixtures("with_pages")
+def test_three_percent_more_bytes_are_shown_before_the_first_turn(gate: Any) -> None:
+    """Exactly, on standard error; then in text, JUnit, record and page, no verdict."""
+    files = ("--write=junit=gate.xml", "--write=json=gate.json")
+    code, out, err = gate(*OF, "--study=g", *files)
+
+    assert exit_codes.OK == code, err
+    line = "counted in a step: in_graph x1: collective bytes +3.0 % (exact: 1000 to"
+    assert err.index(line) < err.index("checking and recording")
+    assert 1 == err.count("counted in a step")
+    assert re.search(
+        r"x1, weak: collective bytes +\+3.0 % +exact: 1000 to 1030 +2 +rose", out
+    )
+    assert "equal on both sides in each case: graph nodes" not in out
+    assert "and equal on both sides: graph nodes (n = 2 runs of a side or more)" in out
+    assert "not judged; --count collective_bytes: a rise is a regression" in out
+    assert "1 rose (slower by 5.0% matters" in out
+    suite = ET.parse("gate.xml").getroot()
+    (case,) = suite.findall("testcase[system-out]")
+    assert "0" == suite.get("failures")
+    assert "in_graph x1, weak: collective bytes" == case.get("name")
+    assert "rose: exact: 1000 to 1030 (+3.0 %), n 2" in case.findtext("system-out", "")
+    counted = json.loads(Path("gate.json").read_text())["cases"][-1]["count"]
+    assert (1000, 1030, False) == (
+        counted["before"],
+        counted["after"],
+        counted["is_judged"],
+    )
+    kept = json.loads(Path("runs/g/gate.json").read_text())["cases"][-1]
+    assert ("rose", 1000, 1030) == (kept["verdict"], kept["before"], kept["after"])
+    page = Path("runs/g/report/index.html").read_text()
+    assert "collective bytes rose from 1000 to 1030, exactly (not judged)." in page
+    assert "+3.0 %, exact: 1000 to 1030" in page
+    assert "Graph nodes" in page
+    assert '<td class="n">1\N{NARROW NO-BREAK SPACE}030</td>' in page  # every digit
+
+    # It was measured, and is only judged again: by itself, since no step takes longer.
+    names = ("--count=collective_bytes", "--count=graph_nodes")
+    code, out, err = gate(*OF, "--study=g", *names)
+    assert exit_codes.REGRESSION == code, err
+    assert "REGRESS: throughput, graph nodes, collective bytes against revision" in out
+    assert re.search(r"collective bytes +\+3.0 % +exact: 1000 to 1030 +2 +regress", out)
+    assert re.search(r"graph nodes +\+0.0 % +exact: 100 +2 +pass", out)
+    assert "1 regress" in out
+    assert "counted in a step" not in err
+
+
+def test_what_was_named_fails_on_a_busy_machine_too(gate: Any) -> None:
+    """All turns are void, and one generation is enough: the code has the count."""
+    code, out, err = gate(
+        *OF,
+        "--count=collective_bytes",
+        "--write=junit=gate.xml",
+        "--format=github",
+        void_reason=lambda _load, _retraces: "noise",
+    )
+
+    assert exit_codes.REGRESSION == code, err
+    assert "counted in a step: in_graph x1: collective bytes +3.0 %" in err
+    assert "collective bytes: regress: exact: 1000 to 1030 (+3.0 %25), n 1" in out
+    last = out.splitlines()[-1]
+    assert last.startswith("::error ")
+    assert "REGRESS: throughput, collective bytes against revision" in last
+    assert "1 no verdict, 1 regress" in last
+    assert re.search(r"; the machine gave no verdict: (\d+) of \1 turns are void", last)
+    suite = ET.parse("gate.xml").getroot()
+    assert ("2", "0", "1") == tuple(
+        suite.get(name) for name in ("failures", "errors", "skipped")
+    )
+
+
+def test_an_unchanged_tree_reports_nothing(gate: Any, stored: str) -> None:
+    """But that it was counted."""
+    code, out, err = gate("--baseline=same", f"--study={stored}")
+
+    assert exit_codes.OK == code, err
+    assert "exact: " not in out
+    assert "and equal on both sides: graph nodes, collective bytes (n = 3 runs" in out
+    assert "counted in a step:" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--count=nodes",), "--count 'nodes' is not counted in a step; use one of gr"),
+        (
+            ("--count=retraces=([0-9]+)",),
+            "has a pattern, and a workload prints nothing that is read",
+        ),
+        (("--count=retraces",) * 2, "--count 'retraces' is given twice; give it once"),
+        (
+            ("--count=collectives", "--backends=in_graph,tf_mirrored"),
+            "of backend 'tf_mirrored'; use one of graph_nodes, dispatches, retraces\n",
+        ),
+        (
+            ("--count=graph_nodes", "--backends=in_graph,jax"),
+            "--count 'graph_nodes' is not known of backend 'jax'; use other backends",
+        ),
+        (
+            ("--count=graph_nodes", "--backends=async"),
+            "is not known of backend 'async'; use one of retraces\n",
+        ),
+        (
+            ("--count=retraces", "--num-warmup-steps=1"),
+            "--num-warmup-steps 1: the first step traces, so another one is counted",
+        ),
+    ],
+)
+def test_a_count_that_cannot_be_judged_is_refused(
+    gate: Any, arguments: tuple[str, ...], message: str
+) -> None:
+    """In one line, before anything is measured."""
+    code, out, err = gate("--baseline=same", *arguments)
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert message in err
+    assert not Path("runs").exists()
+
+
+def test_a_sweep_counts_by_itself(harness: Any) -> None:
+    """So that the option has nothing to say there."""
+    code, out, err = harness("plan", "--workload=resnet50", "--count=retraces")
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert "--count 'retraces' has no effect without --command" in err
+
+
+def test_only_both_sides_of_a_case_are_compared(tmp_path: Path, make_spec: Any) -> None:
+    """Whatever their code is called; a count that one side lacks is not."""
+
+    def resident(name: str, found: dict[str, int], **fields: Any) -> Any:
+        folder = tmp_path / name
+        folder.mkdir()
+        writer = RankFile(rank_path(folder, 0), lambda: 0)
+        for count, value in found.items():
+            fields_of = exact_metric(count, value, unit="", n=1, protocol="")
+            writer.write("window_metric", **fields_of)
+        writer.close()
+        trial = SimpleNamespace(spec=make_spec(**fields))
+        prepared = SimpleNamespace(trial=trial, trial_dir=folder)
+        return SimpleNamespace(is_alive=name != "ended", prepared=prepared)
+
+    four = {"num_replicas": 4, "global_batch_size": 32}
+    old = {"revision": "abc", "code_digest": "0" * 16}
+    residents = [
+        resident("head", {"retraces": 2, "collectives": 8}),
+        resident("base", {"retraces": 0}, **old),
+        resident("twin", {"retraces": 1}, control=Control.TWIN),
+        resident("alone", {"retraces": 5}, **four),
+        resident("ended", {"retraces": 4}, **four, **old),
+    ]
+
+    assert ["in_graph x2: retraces - (exact: 0 to 2)"] == list(
+        early_counts.differences(residents)
+    )
