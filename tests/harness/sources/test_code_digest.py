@@ -55,6 +55,7 @@ MODULES_THAT_COUNT = {
 # The order in which trials run, what is not timed, and the start of the command line.
 MODULES_THAT_DO_NOT = {
     "harness.__main__",
+    "harness.run.early_counts",
     "harness.run.listener",
     "harness.run.match_runs",
     "harness.run.peer_exports",
