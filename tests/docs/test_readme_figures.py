@@ -119,6 +119,10 @@ def test_ratios_of_peers_are_those_of_their_study(root: Path) -> None:
 
     assert expected == found
     assert " ".join(written(relay.twin_of(study).ratio, 2)) in text
+    # What of the lead is there with one replica, where nothing is shared or sent.
+    lead, short = expected["`in_graph` / `tf_mirrored`"], "docs/benchmarks/README.md"
+    assert f"With one replica it is {lead[0]} " in (root / "README.md").read_text()
+    assert f"is {lead[0]}, with two {lead[1]}," in (root / short).read_text()
 
 
 def test_the_table_of_workloads_is_that_of_their_studies(root: Path) -> None:
