@@ -1,4 +1,4 @@
-"""The private method by which Keras' batch normalization averages a batch."""
+"""Private methods of Keras for batch normalization: its average, a model's layers."""
 
 from __future__ import annotations
 
@@ -49,3 +49,8 @@ def keep_statistics_of_nothing(is_in_step: Callable[[], bool]) -> None:
         )
 
     layer._moments = moments  # noqa: SLF001
+
+
+def layers_of(model: Any) -> list[Any]:
+    """A model of Keras or tf_keras and all layers within it (test_fit_losses)."""
+    return list(model._flatten_layers())  # noqa: SLF001

@@ -20,7 +20,12 @@ from tensorflow.python.distribute.coordinator import (
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.framework import config as framework_config
-from tensorflow.python.framework import func_graph, op_def_registry, ops
+from tensorflow.python.framework import (
+    func_graph,
+    op_def_registry,
+    ops,
+    tensor_util,
+)
 from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
 from tensorflow.python.ops import resource_variable_ops, summary_ops_v2
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
@@ -43,6 +48,15 @@ _KERAS_SEEDS = "keras.src.random.seed_generator"
 _KERAS_GENERATOR = "global_seed_generator"
 _STRATEGY_COUNT = itertools.count(1)
 _CONTROL_FLOW_GRAPHS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGraph)
+
+
+def constant_of(tensor: tf.Tensor) -> Any:
+    """The value of a tensor that the graph alone determines, or None.
+
+    TensorFlow folds more than ``tf.get_static_value`` does (test_fit_metrics).
+    """
+    found = tf.get_static_value(tensor)
+    return tensor_util.try_evaluate_constant(tensor) if found is None else found
 
 
 def handle(variable: Any) -> tf.Tensor:

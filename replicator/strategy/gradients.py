@@ -64,6 +64,11 @@ class GradientSum:
         """By what losses are to be divided."""
         return 1 if self._is_of_model else self._num_replicas
 
+    @property
+    def are_equal(self) -> bool:
+        """Whether all replicas have the same number of examples."""
+        return self._num_examples is None
+
     def of(self, grads: Any, optimizer: Any = None) -> Any:
         """Joins gradients over replicas, for an optimizer.
 

@@ -5,7 +5,7 @@ sums of its own, of the examples that it has seen: the mean of what their metric
 not what a metric of all would say, once replicas have seen unequal numbers of examples,
 or where a metric is no mean at all. So metrics are asked of the sums of all replicas,
 and what a step says of its gradients, such as their norm, of the averages. Any other
-number is the mean over the examples of the batch.
+number is made of the whole batch, or is the mean over its examples.
 """
 
 from __future__ import annotations
@@ -15,29 +15,31 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator._tf import handles as _tf_handles
 from replicator.collectives import reductions
 from replicator.strategy.derived import Derivation
-from replicator.variables.kinds import Kind, declared_kind, is_summed
 
 if TYPE_CHECKING:
     from replicator.strategy.gradients import GradientSum
+    from replicator.strategy.metrics import MetricUpdates
+    from replicator.strategy.whole_batch import WholeBatch
 
 
-def of_all(model: Any, logs: Any, gradients: GradientSum) -> Any:
+def of_all(
+    logs: Any, gradients: GradientSum, updates: MetricUpdates, whole: WholeBatch
+) -> Any:
     """The logs of a replica as those of all replicas, the same on each.
 
     Args:
-      model: The Keras model whose step is traced.
-      logs: What the step returns.
+      logs: What the step of a Keras model returns.
       gradients: What became of its gradients.
+      updates: What it has added to metrics.
+      whole: What all replicas make of numbers.
     """
-    leaves = tf.nest.flatten(logs)
-    sums = _sums(model)
+    leaves = [*map(_value, tf.nest.flatten(logs))]
 
     def is_source(tensor: tf.Tensor) -> bool:
         is_read = tensor.op.type == "ReadVariableOp"
-        is_sum = is_read and tensor.op.inputs[0].op.name in sums
+        is_sum = is_read and tensor.op.inputs[0].op.name in updates.names
         return is_sum or tensor.ref() in gradients.means
 
     own, of_sources = [], []
@@ -51,27 +53,24 @@ def of_all(model: Any, logs: Any, gradients: GradientSum) -> Any:
             own.append(place)
     derived = Derivation([leaves[place] for place in of_sources], is_source)
     read = [one for one in derived.sources if one.ref() not in gradients.means]
-    totals = iter(reductions.all_sum(read)) if read else iter(())
+    changes = [updates.change(one) for one in read]
+    parts = [
+        one if by is None else one + by for one, by in zip(read, changes, strict=True)
+    ]
+    totals = iter(reductions.all_sum(parts)) if parts else iter(())
     joined = [gradients.means.get(one.ref()) for one in derived.sources]
     joined = [next(totals) if one is None else one for one in joined]
-    means = gradients.mean([leaves[place] for place in own]) if own else []
-    results = [*derived.again(joined), *means]
+    made = whole.again([leaves[place] for place in own])
+    rest = [leaves[place] for place, one in zip(own, made, strict=True) if one is None]
+    means = iter(gradients.mean(rest) if rest else ())
+    results = derived.again(joined)
+    results += [next(means) if one is None else one for one in made]
     for place, result in zip([*of_sources, *own], results, strict=True):
         leaves[place] = result
     return tf.nest.pack_sequence_as(logs, leaves)
 
 
-def _sums(model: Any) -> set[str]:
-    """The names in the step of the variables that metrics sum, in parts of replicas."""
-    variables = [
-        _tf_compat.unwrap(variable)
-        for metric in model.metrics
-        for variable in metric.variables
-    ]
-    handles = {
-        id(_tf_handles.of(variable))
-        for variable in variables
-        if declared_kind(variable) is Kind.LOCAL and is_summed(variable)
-    }
-    captures = _tf_compat.current_graph().captures
-    return {inner.op.name for outer, inner in captures if id(outer) in handles}
+def _value(leaf: Any) -> Any:
+    """The value of a variable, which a metric may return as it is."""
+    inner = _tf_compat.unwrap(leaf)
+    return tf.convert_to_tensor(inner) if isinstance(inner, tf.Variable) else leaf

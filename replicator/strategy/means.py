@@ -7,7 +7,8 @@ example alone says. It is not where
   ``reduction="sum"``. It would be smaller by the number of replicas, which Adam hides;
 - a loss is divided by a sum over the examples of the batch, as of those that a mask
   leaves: the mean of such quotients is not the quotient of the sums;
-- examples of a batch are compared with each other: a replica has only its own.
+- examples of a batch are compared with each other: a replica has only its own;
+- a loss is a function of such a mean, as its root is, or of the largest of all.
 
 ``tf.distribute`` trains differently there without a word. Only the graph of the step
 itself is looked at, not what its loops and branches do inside.
@@ -15,15 +16,18 @@ itself is looked at, not what its loops and branches do inside.
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator._tf import batch_norm as _tf_batch_norm
 from replicator._tf import handles as _tf_handles
+from replicator.collectives.layers import CrossReplicaBatchNormalization
 from replicator.errors import StrategyError
 from replicator.step import context as context_lib
 from replicator.step.lines import line_of, shown
-from replicator.strategy import sums
+from replicator.strategy import joins, sums
 from replicator.strategy.derived import passed_on
 
 if TYPE_CHECKING:
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 
 # Operation -> which input divides.
 _DIVISORS = {"RealDiv": 1, "DivNoNan": 1, "Reciprocal": 0, "Rsqrt": 0}
+_DIFFERENCES = frozenset({"SquaredDifference", "Sub"})
+_MATRIX = 2  # dimensions
 _UPDATES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
 # Whose values are not those of their input.
 _OF_SHAPE = frozenset(
@@ -46,35 +52,52 @@ _SUM = (
 )
 
 
-def check(model: Any, batch: Any) -> None:
+def check(model: Any, graph: Graph) -> None:
     """Rejects the step of a Keras model that was traced in the current graph.
 
     Args:
       model: The model.
-      batch: The tensors of the replica, a nest.
+      graph: The operations of the step.
 
     Raises:
       StrategyError: The step would not train like one device; names the line.
     """
     _check_reductions(model)
-    graph = _Graph(batch, tf.compat.v1.get_default_graph())
     updates = graph.updates(_not_trained(model))
+    if updates:
+        _warn_of_own_statistics(model)
     for op in sums.find(updates, graph.before, graph.is_of_examples, graph.operations):
         raise StrategyError(_at(model, op, _SUM))
+    joined = joins.Joined(graph.is_of_examples)
     suspects = [
         (op, message)
         for op in graph.operations
-        for message in (_quotient(graph, op) or _comparison(graph, op),)
+        for message in (
+            _quotient(graph, op) or _comparison(graph, op) or _function(joined, op),
+        )
         if message
     ]
     trains = graph.all_before(updates) if suspects else set()
-    for op, message in suspects:
+    for op, _ in suspects:
         if op in trains:
-            # Gradients divide by what their loss divided by, at a line of the user's.
-            first = next(
-                o for o, _ in suspects if o is op or _divisor(o) is _divisor(op)
-            )
+            first, message = _first(graph, joined, suspects, op)
             raise StrategyError(_at(model, first, message))
+
+
+def _first(
+    graph: Graph, joined: joins.Joined, suspects: list[tuple[Any, str]], op: Any
+) -> tuple[Any, str]:
+    """The operation of a line of the user's that makes a gradient wrong.
+
+    A gradient divides by what its loss divided by, and multiplies by what a function
+    has read.
+    """
+    before = graph.all_before([op])
+    for one, message in suspects:
+        is_read = any(x.op in before for x in one.inputs if joined.is_known(x))
+        if one is op or _divisor(one) is _divisor(op) or is_read:
+            return one, message
+    raise AssertionError("the operation is a suspect")
 
 
 def _at(model: Any, op: Any, message: str) -> str:
@@ -94,6 +117,24 @@ def _check_reductions(model: Any) -> None:
                 f"their number; write {kind}() and multiply its weight, as in "
                 "compile(loss_weights=[batch_size])"
             )
+
+
+def _warn_of_own_statistics(model: Any) -> None:
+    """Says which batch norm is that of each replica, as ``tf.distribute`` has it."""
+    own = [
+        layer.name
+        for layer in _tf_batch_norm.layers_of(model)
+        if getattr(layer, "synchronized", None) is False and layer.trainable
+        if not isinstance(layer, CrossReplicaBatchNormalization)
+    ]
+    if own:
+        more = f" and {len(own) - 1} more" if len(own) > 1 else ""
+        warnings.warn(
+            f"{own[0]!r}{more} of {type(model).__name__} normalizes each replica's "
+            "examples by their own statistics; for those of the whole batch, as one "
+            "device has, write keras.layers.BatchNormalization(synchronized=True)",
+            stacklevel=2,
+        )
 
 
 def _not_trained(model: Any) -> list[Any]:
@@ -119,7 +160,7 @@ def _divisor(op: Any) -> Any:
     return op if place is None else op.inputs[place]
 
 
-def _quotient(graph: _Graph, op: Any) -> str | None:
+def _quotient(graph: Graph, op: Any) -> str | None:
     """What is wrong if an operation divides by a number that all examples make."""
     if op.type not in _DIVISORS:
         return None
@@ -134,12 +175,15 @@ def _quotient(graph: _Graph, op: Any) -> str | None:
     )
 
 
-def _comparison(graph: _Graph, op: Any) -> str | None:
+def _comparison(graph: Graph, op: Any) -> str | None:
     """What is wrong if an operation multiplies rows of a batch with each other."""
     left, right = [*op.inputs, None, None][:2]
     if right is None:
         return None
-    if op.type == "MatMul":
+    if op.type in _DIFFERENCES:
+        sides = _is_across(left), _is_across(right)
+        is_transposed = sides[0] != sides[1]
+    elif op.type == "MatMul":
         if op.get_attr("transpose_a"):
             return None
         is_transposed = op.get_attr("transpose_b") or right.op.type == "Transpose"
@@ -159,6 +203,18 @@ def _comparison(graph: _Graph, op: Any) -> str | None:
     )
 
 
+def _is_across(operand: tf.Tensor) -> bool:
+    """Whether the examples of a matrix, or of rows, are in its second dimension."""
+    op = passed_on(operand).op
+    if op.type == "ExpandDims":
+        axis = tf.get_static_value(op.inputs[1])
+        return axis is not None and int(axis) == 0
+    if op.type == "StridedSlice":
+        return bool(op.get_attr("new_axis_mask") & 1)
+    is_matrix = operand.shape.rank == _MATRIX
+    return op.type == "Transpose" and is_matrix
+
+
 def _is_outer(equation: str) -> bool:
     """Whether an equation has every row of one operand with every one of the other."""
     operands, _, result = equation.partition("->")
@@ -169,10 +225,29 @@ def _is_outer(equation: str) -> bool:
     )
 
 
-class _Graph:
+def _function(joined: joins.Joined, op: Any) -> str | None:
+    """What is wrong if an operation is a function of what the whole batch makes."""
+    if not joined.is_changed_by(op):
+        return None
+    return (
+        f"computes {op.type} of a number that all examples of its batch make, as of "
+        "their mean, but a replica has only its own, and the mean over replicas of "
+        "that is not that of one device; make the loss a mean of what single examples "
+        "say, or pass the number through replica = tf.distribute.get_replica_context() "
+        'first: replica.all_reduce("mean", number) if replica else number'
+    )
+
+
+class Graph:
     """The operations of a step, and what depends on its examples."""
 
-    def __init__(self, batch: Any, graph: Any) -> None:
+    def __init__(self, batch: Any) -> None:
+        """Looks at the graph that is being traced.
+
+        Args:
+          batch: The tensors of the replica, a nest.
+        """
+        graph = tf.compat.v1.get_default_graph()
         self.operations = graph.get_operations()
         self._captures = {
             internal.op: external for external, internal in graph.captures

@@ -14,10 +14,11 @@ from replicator._tf import grappler as _tf_grappler
 from replicator.collectives import gathering
 from replicator.inputs.batch_rows import num_rows
 from replicator.step import identity
-from replicator.strategy import logs, means
+from replicator.strategy import logs, means, metrics
 from replicator.strategy.calls import Arguments, Outputs
 from replicator.strategy.gradients import GradientSum
 from replicator.strategy.replica_context import entered_by
+from replicator.strategy.whole_batch import WholeBatch
 from replicator.validation.user_functions import name_of
 
 if TYPE_CHECKING:
@@ -136,12 +137,13 @@ class Steps:
                 is_of_model=is_trainer_step(fn),
                 num_examples=_num_examples(fn, tensors),
             )
+            model = trainer_of(fn) if num_replicas > 1 else None
+            if model is not None:
+                metrics.declare(model)
             with entered_by(strategy, sums):
                 result = called(*args, **kwargs)
-                if is_trainer_step(fn):
-                    if num_replicas > 1:
-                        means.check(trainer_of(fn), tensors)
-                        result = logs.of_all(trainer_of(fn), result, sums)
+                if model is not None:
+                    result = _of_whole_batch(model, result, tensors, sums, num_replicas)
                 elif is_over_programs and _tf_distribute.is_of_keras_trainer(fn):
                     outputs.are_whole = True
                     result = tf.nest.map_structure(_whole, result)
@@ -168,6 +170,19 @@ class Steps:
         self._held.pop(function, None)
         for key in [k for k in self._steps if k[0] == function]:  # type: ignore[index]
             del self._steps[key]
+
+
+def _of_whole_batch(
+    model: Any, result: Any, batch: Any, sums: GradientSum, num_replicas: int
+) -> Any:
+    """Checks the step of a Keras model; what it returns is that of all replicas."""
+    graph = means.Graph(batch)
+    means.check(model, graph)
+    whole = WholeBatch(graph.is_of_examples, num_replicas, are_equal=sums.are_equal)
+    updates = metrics.MetricUpdates(model, graph, whole, num_replicas)
+    result = logs.of_all(result, sums, updates, whole)
+    updates.apply()
+    return result
 
 
 def _held(part: Any, callback: Callable[[Any], None]) -> Any:

@@ -19,6 +19,8 @@ import tensorflow as tf
 
 # Attribute that marks a variable as partial.
 _IS_PARTIAL = "_replicator_is_partial"
+# Attribute that marks a variable as a sum, of which each replica has a part.
+_IS_SUM = "_replicator_is_sum"
 
 
 class Kind(enum.Enum):
@@ -44,14 +46,19 @@ def declared_kind(variable: Any) -> Kind:
     is_generator_state = name == "StateVar" and variable.dtype == tf.int64
     if is_keras_state or is_generator_state:
         return Kind.RANDOM
-    if variable.synchronization == tf.VariableSynchronization.ON_READ:
-        return Kind.LOCAL
-    return Kind.MIRRORED
+    is_on_read = variable.synchronization == tf.VariableSynchronization.ON_READ
+    is_local = is_on_read or getattr(variable, _IS_SUM, False)
+    return Kind.LOCAL if is_local else Kind.MIRRORED
 
 
 def declare_partial(variable: Any) -> None:
     """Marks a variable as partial: only the mean of its copies has a meaning."""
     setattr(variable, _IS_PARTIAL, True)
+
+
+def declare_summed(variable: Any) -> None:
+    """Marks a variable as a sum, of which each replica has a part."""
+    setattr(variable, _IS_SUM, True)
 
 
 def is_averaged(variable: Any) -> bool:
@@ -64,6 +71,7 @@ def is_averaged(variable: Any) -> bool:
 def is_summed(variable: Any) -> bool:
     """Whether a replica-local variable reads as the sum over replicas outside."""
     dtype = variable.dtype
-    return variable.aggregation == tf.VariableAggregation.SUM and (
+    is_sum = variable.aggregation == tf.VariableAggregation.SUM
+    return (is_sum or getattr(variable, _IS_SUM, False)) and (
         dtype.is_floating or dtype.is_integer
     )

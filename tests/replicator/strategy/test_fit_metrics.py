@@ -1,0 +1,160 @@
+"""Metrics of ``fit`` that are given, or make, numbers of a whole batch."""
+
+from __future__ import annotations
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.errors import StrategyError
+
+NUM_EXAMPLES = 21  # a last batch of 5 examples, which two replicas cannot share equally
+_NUMBERS = np.random.RandomState(0)
+X = _NUMBERS.randn(NUM_EXAMPLES, 4).astype(np.float32)
+Y = X.sum(axis=1, keepdims=True)
+
+
+def rmse(y, y_pred):
+    """The root of a mean."""
+    return tf.sqrt(tf.reduce_mean(tf.square(y - y_pred)))
+
+
+def recall(y, y_pred):
+    """A ratio of sums, as it is often written."""
+    hits = tf.reduce_sum(tf.cast((y > 0) & (y_pred > 0), tf.float32))
+    return hits / (tf.reduce_sum(tf.cast(y > 0, tf.float32)) + 1.0)
+
+
+def spread(y, y_pred):
+    """A mean within another."""
+    return tf.math.reduce_std(y_pred)
+
+
+def largest(y, y_pred):
+    """One example of all."""
+    return tf.reduce_max(y_pred)
+
+
+class PlainSum(keras.metrics.Metric):
+    """Keeps a variable of TensorFlow."""
+
+    def __init__(self, name="plain"):
+        super().__init__(name=name)
+        self.total = tf.Variable(0.0, trainable=False)
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        """Adds errors."""
+        self.total.assign_add(tf.reduce_sum(tf.abs(y - y_pred)))
+
+    def result(self):
+        """Of all since the reset."""
+        return self.total
+
+    def reset_state(self):
+        """As its variable is not one of Keras."""
+        self.total.assign(0.0)
+
+
+class Largest(keras.metrics.Metric):
+    """The largest error so far, which is no sum."""
+
+    def __init__(self, name="largest", **options):
+        super().__init__(name=name)
+        self.is_of_all = bool(options)
+        self.value = self.add_variable((), "zeros", name="value", **options)
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        """Compares with the one before."""
+        errors = tf.abs(y - y_pred)
+        if self.is_of_all:
+            replica = tf.distribute.get_replica_context()
+            errors = replica.all_gather(errors, axis=0) if replica else errors
+        self.value.assign(tf.maximum(self.value, tf.reduce_max(errors)))  # here
+
+    def result(self):
+        """The largest."""
+        return self.value
+
+
+class OwnStep(keras.Sequential):
+    """Updates metrics with numbers of the batch, and logs more of them."""
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.total = keras.metrics.Sum(name="total")
+        self.mean = keras.metrics.Mean(name="mean")
+
+    def train_step(self, data):
+        """As in Keras' guide."""
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x=x, y=y, y_pred=y_pred)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.total.update_state(loss)
+        self.mean.update_state(loss)
+        self.mean.update_state(tf.reduce_mean(y_pred))
+        root = tf.sqrt(tf.reduce_mean(tf.square(y_pred)))
+        logs = self.compute_metrics(x, y, y_pred)
+        return {**logs, "root": root, "own loss": loss}
+
+
+def _layers():
+    return [keras.Input((4,)), keras.layers.Dense(1)]
+
+
+def _trained(kind, metrics, scope, data):
+    """Logs of every batch, histories and scores."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    with scope:
+        model = kind(_layers())
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=metrics())
+    found = []
+    log = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: found.append(dict(logs))
+    )
+    history = model.fit(data, epochs=2, verbose=0, callbacks=[log]).history
+    scores = model.evaluate(data, verbose=0, return_dict=True)
+    return [*found, *({n: v[i] for n, v in history.items()} for i in range(2)), scores]
+
+
+def _metrics():
+    return [rmse, recall, spread, largest, "mae", PlainSum()]
+
+
+def _of_all():
+    return [Largest(aggregation="only_first_replica")]
+
+
+@pytest.mark.parametrize("drop_remainder", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "metrics"),
+    [(keras.Sequential, _metrics), (OwnStep, _metrics), (keras.Sequential, _of_all)],
+)
+def test_numbers_of_a_batch_are_those_of_one_device(kind, metrics, drop_remainder):
+    """In every batch, with sizes that are known while tracing, or not."""
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8, drop_remainder)
+    two = replicator.create("in_graph", num_replicas=2)
+
+    alone = _trained(kind, metrics, contextlib.nullcontext(), data)
+    both = _trained(kind, metrics, two.scope(), data)
+
+    for one, other in zip(alone, both, strict=True):
+        assert one == pytest.approx(other, rel=1e-5, abs=1e-6)
+
+
+def test_a_metric_that_keeps_no_sum_is_refused_with_its_line():
+    """It was the sum of what the replicas have."""
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    two = replicator.create("in_graph", num_replicas=2)
+
+    with pytest.raises(
+        StrategyError, match=r"'largest' .*# here .* no sum .*only_first_replica"
+    ):
+        _trained(keras.Sequential, lambda: [Largest()], two.scope(), data)
