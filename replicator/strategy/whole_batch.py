@@ -69,7 +69,11 @@ class WholeBatch:
         return [made.get(value.ref()) for value in values]
 
     def _is_mean_of_replicas(self, value: tf.Tensor) -> bool:
-        return self.are_equal and tf.is_symbolic_tensor(value) and self.is_linear(value)
+        if not (self.are_equal and tf.is_symbolic_tensor(value)):
+            return False
+        while value.op.type in _SHAPED:
+            value = passed_on(value.op.inputs[0])
+        return value.op.type != "Sum" and self.is_linear(value)
 
     def _again(
         self, values: Sequence[tf.Tensor]

@@ -101,7 +101,8 @@ class OwnStep(keras.Sequential):
         self.mean.update_state(tf.reduce_mean(y_pred))
         root = tf.sqrt(tf.reduce_mean(tf.square(y_pred)))
         logs = self.compute_metrics(x, y, y_pred)
-        return {**logs, "root": root, "own loss": loss}
+        total = tf.reduce_sum(y_pred)
+        return {**logs, "root": root, "own loss": loss, "sum of all": total}
 
 
 def _layers():
