@@ -227,6 +227,11 @@ def add_function(function_def: Any) -> None:
     eager_context.context().add_function_def(function_def)
 
 
+def function_def(name: str) -> Any:
+    """A copy of a registered function (test_kept_steps)."""
+    return eager_context.context().get_function_def(name)
+
+
 def remove_functions(names: Sequence[str]) -> None:
     """Takes functions from the eager runtime that nothing calls any more (test_leaks).
 

@@ -193,7 +193,7 @@ class VariableTable:
         if self._switch is None:
             place = device_lib.cpu_of(self._topology.replica_devices[0])
             with tf.init_scope(), tf.device(place), creation.allowed():
-                self._switch = tf.Variable(False, trainable=False)
+                self._switch = _make(False)
         self._in_graphs.update({id(entry): entry for entry in copied})
         return self._switch
 
@@ -267,7 +267,7 @@ class VariableTable:
     def _seen(self, variable: Any, kind: Kind) -> tf.Variable:
         """Makes what the state of a variable is recorded in, where it is compared."""
         with tf.device(variable.device) if is_compiled(variable) else _ANYWHERE:
-            return tf.Variable(state(variable, kind), trainable=False)
+            return _make(state(variable, kind))
 
     def _initial_values(self, variable: Any, kind: Kind) -> list[Any]:
         """Initial values of the copies of this program's replicas."""
@@ -303,15 +303,24 @@ class VariableTable:
             place = topology.logical_device_of(variable.device)
             with tf.device(devices[place]):
                 copies.append(
-                    tf.Variable(
+                    _make(
                         tf.identity(variable) if is_mirrored else initial[replica],
-                        trainable=False,
                         dtype=variable.dtype,
                         shape=variable.shape,
                         name=f"{variable.name.partition(':')[0]}/replica_{replica_id}",
                     )
                 )
         return tuple(copies)
+
+
+def _make(value: Any, **how: Any) -> tf.Variable:
+    """Makes a variable of the library's own, of which a user's graph knows nothing.
+
+    ``tf.function`` traces twice what makes variables the first time (test_kept_steps).
+    """
+    return tf.Variable(
+        value, trainable=False, experimental_enable_variable_lifting=False, **how
+    )
 
 
 def _expose(variable: Any) -> None:

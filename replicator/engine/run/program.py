@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import collector
+from replicator._tf import distribute as _tf_distribute
 from replicator._tf.dispatch import Dispatch
 from replicator.engine.analysis import owned
 from replicator.engine.analysis.analyze import analyze
@@ -289,10 +290,23 @@ class Program:
         with self._in_turn():
             switch = self._table.switch(list(self.entries.values()))
             self._coherence.refresh(switch)
-            flat = self._assembly.call(self._assembly.captured, batches)
+            flat = self._assembly.call(
+                self._assembly.captured, batches, kept_on=self._kept_on()
+            )
             self._coherence.publish(switch)
         size = len(flat) // len(batches)
         return [flat[r * size : (r + 1) * size] for r in range(len(batches))]
+
+    def _kept_on(self) -> str | None:
+        """Where the step stays a call in the graph that is being built, if it does.
+
+        A call gets the handles of its variables where it runs, so those of several
+        devices would be sent in every step; and XLA compiles what it inlines.
+        """
+        first, *others = {name for names in self._topology.devices for name in names}
+        is_compiled = self._is_compiled or _tf_distribute.is_compiled_graph()
+        is_inlined = others or self._assembly.has_collectives or is_compiled
+        return None if is_inlined else first
 
     def _in_turn(self) -> contextlib.AbstractContextManager[None]:
         if not (self._assembly.has_collectives or self._coherence.communicates):
