@@ -86,7 +86,7 @@ WRITE_ERRNOS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EACCES
 SHIFT = int(drawn.SEED or 0)
 """Each errno at each call needs as many series as there are of them."""
 REFUSED = re.compile(r"^(error|left out): ", re.MULTILINE)
-EVERY = 1 if covering.is_full() else 71
+EVERY = 1 if covering.is_full() else 149
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-DRAWN_HERE = "300" if covering.is_full() else "90"
+DRAWN_HERE = "300" if covering.is_full() else "45"
 NUM_CASES = int(os.environ.get("HOSTILE_COMMAND_LINES", DRAWN_HERE))
 REFUSED_SEC = 5.0
 """For a refusal, on a busy machine; alone it takes a few hundredths of a second."""

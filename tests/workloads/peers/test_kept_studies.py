@@ -1,0 +1,52 @@
+"""The figures of the README of peers that are on no published page: their records."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from results.figures import comparisons, relay, scaling
+from results.store import zipped
+from results.store.study_store import Store
+from results.study.cases import Study, load_study
+
+ROOT = Path(__file__).resolve().parents[3]
+KEPT = ROOT / "docs/archive/peers"
+FIGURES = runpy.run_path(str(ROOT / "tests/docs/test_readme_figures.py"))
+
+
+def opened(path: Path) -> Study:
+    """Returns the study of a zip file."""
+    with zipped.opened(path) as root:
+        return load_study(Store.open(root))
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    """The README."""
+    return (ROOT / "workloads/peers/README.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_horovod_is_that_of_its_records(text: str) -> None:
+    """Rates, speedups and efficiencies, and the ratios below them."""
+    study = opened(KEPT / "horovod.zip")
+    points = {
+        (p.backend, p.mode.value, p.num_replicas): p for p in scaling.points(study)
+    }
+    section = text.partition("## Horovod")[2].partition("\n## ")[0]
+    rows = FIGURES["cells"](section, "| backend | mode |")
+
+    assert len(points) == len(rows)
+    for backend, mode, replicas, rate, speedup, efficiency in rows:
+        point = points[backend.strip("`"), mode, int(replicas)]
+        assert " ".join(FIGURES["written"](point.throughput, 1)) == rate
+        if point.num_replicas > 1:
+            assert " ".join(FIGURES["written"](point.speedup, 2)) == speedup
+            percent, interval = FIGURES["written"](point.efficiency, 0, 100.0)
+            assert f"{percent} % {interval}" == efficiency
+    for pair in comparisons.of_study(study):
+        if pair.first.spec.num_replicas > 1:
+            assert " ".join(FIGURES["written"](pair.ratio, 2)) in section
+    assert " ".join(FIGURES["written"](relay.twin_of(study).ratio, 2)) in section
