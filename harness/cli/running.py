@@ -64,7 +64,7 @@ def run_until_done(
                     store, trials, settings, progress.make_progress(), durations
                 )
                 study = load_study(store)
-                if settings.changed_code() or _is_done(study):
+                if _is_done(study) or settings.changed_code():
                     break
                 plan = extend.with_next_generation(study.plan)
                 store.write_plan(plan)

@@ -236,7 +236,8 @@ def _prepare(
             out, err = process.communicate(timeout=SETUP_SEC)
         except BaseException as error:
             # All of it: what the shell has started would keep the pipes open.
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has left the group
+                os.killpg(process.pid, signal.SIGKILL)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             raise RevisionError(

@@ -114,13 +114,12 @@ def _stamps(root: Path) -> dict[str, tuple[int, int]]:
       PlanError: The file system does not say.
     """
     try:
-        return {
-            module: (path.stat().st_mtime_ns, path.stat().st_size)
-            for module, path in code_digest.Sources(root=root).paths.items()
-        }
+        paths = code_digest.Sources(root=root).paths
+        facts = {module: path.stat() for module, path in paths.items()}
     except OSError as error:
         raise PlanError(
             f"cannot look at {str(error.filename or root)!r}, which is part of the"
             f" code that is measured: {error.strerror}; repeat the command when it can"
             " be read"
         ) from error
+    return {module: (of.st_mtime_ns, of.st_size) for module, of in facts.items()}

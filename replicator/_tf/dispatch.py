@@ -21,7 +21,7 @@ from tensorflow.python.eager.polymorphic_function.atomic_function import (
 )
 from tensorflow.python.profiler import trace as profiler_trace
 
-from replicator._tf import collector, grappler
+from replicator._tf import collector, compat, grappler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -140,7 +140,7 @@ def _num_nodes(name: str, known: dict[str, int]) -> int:
     """Nodes of a function and of those that it calls; ``known`` by name, added to."""
     if name not in known:
         known[name] = 0
-        for node in eager_context.context().get_function_def(name).node_def:
+        for node in compat.function_def(name).node_def:
             known[name] += 1
             for attr in node.attr.values():
                 called = [attr.func, *attr.list.func]
