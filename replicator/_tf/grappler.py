@@ -65,6 +65,11 @@ def optimize_graph(
     )
 
 
+def is_on() -> bool:
+    """Whether the user has left the optimizer on."""
+    return not _config().graph_options.rewrite_options.disable_meta_optimizer
+
+
 def settings() -> Hashable:
     """What the user set by ``tf.config.optimizer``, for comparison only.
 

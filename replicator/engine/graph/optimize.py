@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import grappler as _tf_grappler
-from replicator.engine.graph import tasks
+from replicator.engine.graph import convolutions, tasks
 from replicator.engine.graph.captures import check_python
 from replicator.engine.graph.ordering import (
     keep_effects_in_order,
@@ -68,6 +68,8 @@ def optimize(traced: TracedStep, topology: Topology) -> Any:
         has_device_rules=stamps.is_on_cpus or stamps.is_complete,
     )
     stamps.remove(optimized)
+    if stamps.is_on_cpus and _tf_grappler.is_on():
+        convolutions.multiply(optimized, keep)
     _mark_lowering(optimized, is_lowered=True)
     tasks.keep_in_order(optimized)
     keep_effects_in_order(optimized)

@@ -21,7 +21,7 @@ from replicator._tf import handles as _tf_handles
 from replicator.collectives import vectorized
 from replicator.collectives.call import Collective
 from replicator.collectives.linking import TENSORS
-from replicator.engine.graph import captures, kept, recomputed
+from replicator.engine.graph import captures, convolutions, kept, recomputed
 from replicator.engine.graph.body import producer
 from replicator.engine.graph.effects import READ_OPS
 from replicator.errors import CollectiveControlFlowError
@@ -252,6 +252,7 @@ def trace(
         markers = {m for c in trace_context.collectives for m in c.markers}
         captures.check_copies(graph, graph_def, markers)
     recomputed.check(graph, captured.variables)
+    convolutions.mark(graph, graph_def)
     arguments = list(graph.inputs)[: len(graph.inputs) - len(captured.outer)]
     traced = TracedStep(
         graph_def=graph_def,

@@ -23,7 +23,10 @@ MOST_NODES = {True: 11_069, False: 2_200}
 
 
 def graphs_of(network):
-    """The replicator, and the graph of each device, with copies as on GPUs."""
+    """The replicator, its program, and each device's graph, with copies as on GPUs.
+
+    The replicator forgets the step once nobody has the program.
+    """
     repl = replicator.create(
         "in_graph",
         num_replicas=len(CPUS),
@@ -40,7 +43,7 @@ def graphs_of(network):
             seed=1,
             options={},
         )
-    return repl, executed_graph.partitions(program.run)
+    return repl, program, executed_graph.partitions(program.run)
 
 
 def test_control_transfers_do_not_grow_with_the_network():
@@ -49,11 +52,12 @@ def test_control_transfers_do_not_grow_with_the_network():
     Values are sent as the plan says: to the owner of a sum and back, from each other
     replica, and as many vectors of statistics and outputs.
     """
-    repl, graphs = graphs_of(short())
+    repl, program, graphs = graphs_of(short())
     found = executed_graph.count(graphs)
 
     assert found.num_nodes > 1000  # it is the step that was counted
     (step,) = (step for _, step in repl._programs.items())
+    del program
     num_sums = sum(len(planned.buckets) for planned in step.plans)
     assert num_sums > NUM_CONVOLUTIONS
     assert found.num_data > 2 * num_sums * 3
@@ -72,7 +76,7 @@ def test_devices_that_meet_in_reductions_send_nothing_for_them(monkeypatch, is_w
     take_cpus_for_gpus(monkeypatch.setattr)
     num_replicas = len(CPUS)
     network = contextlib.nullcontext() if is_whole else short()
-    _, graphs = graphs_of(network)
+    _, _, graphs = graphs_of(network)
     found = executed_graph.count(graphs)
 
     nodes = [node for graph in graphs for node in graph.node]

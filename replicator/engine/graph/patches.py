@@ -1,0 +1,68 @@
+"""Patches: which pixels each result of a convolution is made of.
+
+Chellapilla, Puri and Simard 2006: with the patch of each result as a row, a convolution
+is one product of matrices.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def pixels(
+    image: tuple[int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    *,
+    is_padded: bool,
+) -> np.ndarray:
+    """Numbers the pixels under the kernel, for each place that it is moved to.
+
+    Args:
+      image: Its height and width.
+      kernel: Its height and width.
+      stride: How far it moves, down and to the right.
+      is_padded: Whether the image is padded so that only the stride makes the result
+        smaller (``SAME``), or not at all (``VALID``).
+
+    Returns:
+      ``int32 [places, height x width of the kernel]``, both row by row. A place in the
+      padding has the number that follows the last pixel's.
+    """
+    rows, columns = (
+        _under(*sizes, is_padded=is_padded)
+        for sizes in zip(image, kernel, stride, strict=True)
+    )
+    # [rows, columns, height of the kernel, width of it]
+    down, right = rows[:, None, :, None], columns[None, :, None, :]
+    is_inside = (down >= 0) & (down < image[0]) & (right >= 0) & (right < image[1])
+    found = np.where(is_inside, down * image[1] + right, image[0] * image[1])
+    return found.reshape(len(rows) * len(columns), -1).astype(np.int32)
+
+
+def uses(patches: np.ndarray, num_pixels: int) -> np.ndarray:
+    """Numbers the elements of all patches that are one pixel, for each pixel.
+
+    Args:
+      patches: The pixels of each patch.
+      num_pixels: How many there are.
+
+    Returns:
+      ``int32 [num_pixels, most]``: as many columns as the pixel has that is used most;
+      others are filled with the number that follows the last element's.
+    """
+    flat = patches.ravel()
+    found = [np.flatnonzero(flat == pixel) for pixel in range(num_pixels)]
+    most = max(1, *map(len, found))
+    table = np.full((num_pixels, most), flat.size, np.int32)
+    for row, elements in zip(table, found, strict=True):
+        row[: len(elements)] = elements
+    return table
+
+
+def _under(size: int, kernel: int, stride: int, *, is_padded: bool) -> np.ndarray:
+    """``[places, kernel]``: what is under it in one direction; outside is padding."""
+    places = -(-size // stride) if is_padded else (size - kernel) // stride + 1
+    padding = max((places - 1) * stride + kernel - size, 0) if is_padded else 0
+    first = np.arange(places) * stride - padding // 2
+    return first[:, None] + np.arange(kernel)

@@ -1,0 +1,52 @@
+"""The last blocks of ResNet-50 at 64 px, whose kernels are larger than their images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+
+BATCH = 8
+LAYERS = ((1, 1, 2048, 512), (3, 3, 512, 512), (1, 1, 512, 2048))
+UNTIMED = 16  # times fewer channels, of a run that only looks whether it works
+
+
+def _floats(*shape: int) -> Any:
+    generator = np.random.default_rng(0)
+    return tf.constant(generator.standard_normal(shape, dtype=np.float32))
+
+
+@pytest.mark.parametrize("way", ["tensorflow", "in_graph"])
+def test_gradients_of_a_bottleneck_of_2_x_2_pixels(
+    benchmark: Any, request: Any, way: str
+) -> None:
+    """As TensorFlow runs them, and as products of matrices (decision 0109)."""
+    fewer = UNTIMED if request.config.getoption("benchmark_disable") else 1
+    shapes = [(h, w, a // fewer, b // fewer) for h, w, a, b in LAYERS]
+    image, kernels = _floats(BATCH, 2, 2, shapes[0][2]), [_floats(*s) for s in shapes]
+    variables = [tf.Variable(kernel) for kernel in kernels]
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(image)
+            result = image
+            for variable in variables:
+                result = tf.nn.relu(tf.nn.conv2d(result, variable, 1, "SAME"))
+            loss = tf.reduce_mean(result)
+        return tape.gradient(loss, [image, *variables])
+
+    stock = tf.function(step)
+    repl = replicator.create("in_graph", num_replicas=1)
+
+    def run() -> list[Any]:
+        if way == "tensorflow":
+            return [part.numpy() for part in stock()]
+        return [part.values[0].numpy() for part in repl.run(step)]
+
+    for found, expected in zip(run(), stock(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+    benchmark(run)

@@ -1,0 +1,198 @@
+"""Convolutions become products of matrices, with the values of convolutions."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.engine.graph import optimize, patches
+from replicator.engine.graph.trace import trace
+from replicator.placement.topology import make_topology
+
+LOCAL = "/job:localhost/replica:0/task:0/device:"
+CPUS = make_topology([[f"{LOCAL}CPU:0"]] * 2)
+GPUS = make_topology([[f"{LOCAL}GPU:{index}"] for index in range(2)])
+NUM_REPLICAS = 2
+CONVOLUTIONS = {"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A convolution, and how many of it and its two gradients become products."""
+
+    image: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, int] = (1, 1)
+    padding: str = "SAME"
+    dilations: int = 1
+    dtype: tf.DType = tf.float32
+    products: int = 3
+
+    def __str__(self):
+        image, kernel = ("x".join(map(str, s)) for s in (self.image, self.kernel))
+        strides = "x".join(map(str, self.strides))
+        return f"{image} by {kernel} {strides} {self.padding} {self.dtype.name}"
+
+    def convolve(self, image, kernel):
+        """The convolution as the user writes it."""
+        return tf.nn.conv2d(
+            image, kernel, self.strides, self.padding, dilations=self.dilations
+        )
+
+
+PRODUCTS = [
+    Case((3, 5, 7, 4), (1, 1, 4, 6)),
+    Case((3, 5, 7, 4), (1, 1, 4, 6), padding="VALID"),
+    Case((2, 8, 6, 4), (1, 1, 4, 6), (2, 2)),
+    Case((2, 7, 5, 4), (1, 1, 4, 6), (2, 3)),
+    Case((2, 7, 5, 4), (1, 1, 4, 6), (3, 2), "VALID"),
+    Case((1, 2, 2, 3), (3, 3, 3, 16)),
+    Case((1, 4, 4, 3), (3, 3, 3, 16), (2, 2)),
+    Case((1, 4, 5, 3), (3, 2, 3, 32), (2, 3)),
+    Case((1, 4, 4, 3), (3, 3, 3, 16), (1, 1), "VALID"),
+    Case((1, 7, 6, 2), (3, 4, 2, 32), (2, 2), "VALID"),
+    Case((1, 2, 2, 3), (5, 4, 3, 16)),
+    Case((2, 4, 4, 8), (1, 1, 8, 4), dtype=tf.bfloat16),
+]
+OTHERS = [
+    Case((1, 2, 2, 3), (3, 3, 3, 15), products=0),  # as many patches as a quarter
+    Case((4, 8, 8, 3), (3, 3, 3, 16), products=0),
+    Case((1, 4, 4, 3), (2, 2, 3, 64), dilations=2, products=0),
+    Case((2, 4, 4, 8), (1, 1, 4, 6), products=0),  # two groups
+    Case((2, 4, 4, 8), (1, 1, 8, 4), dtype=tf.float64, products=0),
+    Case((1, 2, 2, 3), (3, 3, 3, 16), dtype=tf.bfloat16, products=0),
+]
+
+
+def step_of(case):
+    """A step that returns the result, and gradients that are unlike everywhere."""
+
+    def step(image, kernel):
+        with tf.GradientTape() as tape:
+            tape.watch([image, kernel])
+            result = case.convolve(image, kernel)
+            weights = tf.reshape(tf.range(tf.size(result)) % 7, tf.shape(result))
+            loss = tf.reduce_sum(result * tf.cast(weights, result.dtype))
+        return result, *tape.gradient(loss, [image, kernel])
+
+    return step
+
+
+def operations(case, topology, batch=None):
+    """The types of all nodes of the optimized step."""
+    specs = [
+        tf.TensorSpec([batch, *case.image[1:]], case.dtype),
+        tf.TensorSpec(case.kernel, case.dtype),
+    ]
+    traced = trace(step_of(case), specs, NUM_REPLICAS)
+    return [node.op for node in optimize.optimize(traced, topology).node]
+
+
+def of(case, seed):
+    """Whole numbers, which sums of products keep exactly in any order."""
+    random = np.random.default_rng(seed)
+    return [
+        tf.constant(random.integers(-4, 5, shape), case.dtype)
+        for shape in (case.image, case.kernel)
+    ]
+
+
+@pytest.mark.parametrize("case", PRODUCTS, ids=str)
+def test_products_are_the_convolution_and_its_gradients(case):
+    """To the last bit of whole numbers; images of replicas differ."""
+    found = operations(case, CPUS, case.image[0])
+    assert not CONVOLUTIONS & set(found)
+    assert case.products == found.count("MatMul")
+
+    repl = replicator.create("in_graph", num_replicas=NUM_REPLICAS)
+    images, kernel = [of(case, seed)[0] for seed in range(NUM_REPLICAS)], of(case, 9)[1]
+    step = step_of(case)
+
+    def on_replica():
+        context = replicator.get_replica_context()
+        image = tf.gather(tf.stack(images), context.replica_id)
+        return step(tf.ensure_shape(image, case.image), kernel)
+
+    results = repl.run(on_replica)
+    for index, image in enumerate(images):
+        for result, expected in zip(results, step(image, kernel), strict=True):
+            own = result.values[index]
+            np.testing.assert_array_equal(
+                tf.cast(own, tf.float64), tf.cast(expected, tf.float64)
+            )
+
+
+@pytest.mark.parametrize("case", OTHERS, ids=str)
+def test_other_convolutions_stay(case):
+    """Large patches, holes in the kernel, groups, and types that were not measured."""
+    found = operations(case, CPUS, case.image[0])
+    assert CONVOLUTIONS <= set(found)
+    assert "MatMul" not in found
+
+
+@pytest.mark.parametrize("batch", [1, None])
+def test_patches_of_an_unknown_batch_may_be_many(batch):
+    """A product is made where they are known to be few, or under one pixel."""
+    few, pixel = PRODUCTS[5], PRODUCTS[2]
+
+    assert (batch is None) == ("Conv2D" in operations(few, CPUS, batch))
+    assert "Conv2D" not in operations(pixel, CPUS, batch)
+
+
+def test_convolutions_on_gpus_stay():
+    """Their kernels are not rearranged."""
+    found = operations(PRODUCTS[0], GPUS, PRODUCTS[0].image[0])
+    assert found.count("MatMul") == 0
+    assert CONVOLUTIONS <= set(found)
+
+
+@pytest.mark.usefixtures("optimizer_settings")
+def test_convolutions_stay_where_the_user_turned_the_optimizer_off():
+    """Products are an optimization as others are."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+    assert CONVOLUTIONS <= set(operations(PRODUCTS[0], CPUS))
+
+
+def test_patches_and_kernels_are_made_once():
+    """The convolution and its gradients share them, and no shape is left over."""
+    case = PRODUCTS[6]
+    found = operations(case, CPUS, case.image[0])
+
+    assert found.count("GatherV2") == len(["patches", "sum of uses"])
+    assert found.count("Pad") == len(["image", "gradients of patches"])
+    assert "ShapeN" not in found
+
+
+@pytest.mark.parametrize(
+    ("image", "kernel", "stride", "padding"),
+    itertools.product(
+        [(4, 7), (5, 3)], [(1, 1), (3, 2)], [(1, 2), (3, 1)], ["SAME", "VALID"]
+    ),
+)
+def test_pixels_are_those_that_tensorflow_extracts(image, kernel, stride, padding):
+    """``tf.image.extract_patches`` of an image of the pixels' numbers."""
+    numbers = 1 + np.arange(np.prod(image))
+    extracted = tf.image.extract_patches(
+        numbers.reshape(1, *image, 1),
+        sizes=[1, *kernel, 1],
+        strides=[1, *stride, 1],
+        rates=[1, 1, 1, 1],
+        padding=padding,
+    ).numpy()
+    found = patches.pixels(image, kernel, stride, is_padded=padding == "SAME")
+
+    assert found.shape == (np.prod(extracted.shape[:3]), np.prod(kernel))
+    with_padding = np.append(numbers, 0)
+    np.testing.assert_array_equal(with_padding[found], extracted.reshape(found.shape))
+
+
+def test_uses_of_a_pixel_are_where_it_is_in_patches():
+    """The table is filled with the number after the last element."""
+    found = patches.uses(np.array([[0, 1], [1, 3]], np.int32), 3)
+    np.testing.assert_array_equal(found, [[0, 4], [1, 2], [4, 4]])
