@@ -18,7 +18,9 @@ from harness.run.relay import run_generation
 from harness.run.rounds import Generation, steps_of_turns
 from harness.run.time_left import RelayTimeLeft, relay_sec
 from harness.run.trial_runner import run_trial
+from results.judging import look
 from results.records.models import Order, TrialStatus
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -121,6 +123,9 @@ def run_trials(
             missing, progress.stage, timeout_sec=settings.timeout_sec
         )
         settings = dataclasses.replace(settings, exports=exports)
+        if missing and _is_known_to_regress(store):
+            progress.note(_regresses(missing))
+            missing = []
         while missing:
             if changed := settings.changed_code():
                 progress.note(
@@ -143,32 +148,54 @@ def run_trials(
             for trial, status in zip(together, statuses, strict=True):
                 end(trial, status)
             missing = later
-            if missing and _is_all_void(store, together, statuses):
-                assert statuses[0].failure is not None
-                progress.note(
-                    f"stopped: no turn of generation"
-                    f" {together[0].spec.repetition_index + 1} counts"
-                    f" ({statuses[0].failure.reason}); end what else runs on these"
-                    " cores ('doctor' names it), then run the same command with"
-                    " --retry failed"
-                )
-                break
-            if missing and (side := _failed_side(store, together, statuses)):
-                progress.note(
-                    f"stopped: all trials of {side} in generation"
-                    f" {together[0].spec.repetition_index + 1} failed, so nothing can"
-                    " be compared; see why above, and run the same command with"
-                    " --retry failed when it is fixed"
-                )
-                break
-            if missing and _is_hopeless(store, together[-1], statuses[-1]):
-                progress.note(
-                    f"the other {len(missing)} trials are not started, since they would"
-                    " fail like this one: change the command or --metric"
-                )
+            if missing and (reason := _why_over(store, together, statuses, missing)):
+                progress.note(reason)
                 break
     finally:
         progress.end()
+
+
+def _why_over(
+    store: Store,
+    together: Sequence[PlannedTrial],
+    statuses: Sequence[StatusRecord],
+    missing: Sequence[PlannedTrial],
+) -> str:
+    """Returns why nothing else is started after some trials; empty if it is."""
+    if _is_all_void(store, together, statuses):
+        assert statuses[0].failure is not None
+        return (
+            f"stopped: no turn of generation {together[0].spec.repetition_index + 1}"
+            f" counts ({statuses[0].failure.reason}); end what else runs on these"
+            " cores ('doctor' names it), then run the same command with"
+            " --retry failed"
+        )
+    if side := _failed_side(store, together, statuses):
+        return (
+            f"stopped: all trials of {side} in generation"
+            f" {together[0].spec.repetition_index + 1} failed, so nothing can be"
+            " compared; see why above, and run the same command with --retry failed"
+            " when it is fixed"
+        )
+    if _is_hopeless(store, together[-1], statuses[-1]):
+        return (
+            f"the other {len(missing)} trials are not started, since they would fail"
+            " like this one: change the command or --metric"
+        )
+    return _regresses(missing) if _is_known_to_regress(store) else ""
+
+
+def _regresses(missing: Sequence[PlannedTrial]) -> str:
+    return (
+        "stopped: a count rose, which makes it a regression, so the other"
+        f" {len(missing)} trials are not started; --repeats measures all"
+    )
+
+
+def _is_known_to_regress(store: Store) -> bool:
+    """Whether a count rose in a gate that ends at the first clear verdict."""
+    design = store.read_plan().measuring.gate
+    return bool(design and design.looks) and look.has_risen(load_study(store))
 
 
 def _is_all_void(

@@ -29,14 +29,22 @@ def of_plan(study: Study) -> Gate | None:
     return gate.of_revisions(study, rule, baseline=design.baseline)
 
 
+def has_risen(study: Study) -> bool:
+    """Whether a count that is judged rose, which no further generation changes."""
+    found = of_plan(study)
+    return found is not None and found.has_risen
+
+
 def is_decided(study: Study) -> bool:
     """Whether a look after the generations so far ends the gate.
 
     It ends with a clear verdict, after the last look, and where the machine disturbed
-    too much for any verdict. Between two looks it goes on.
+    too much for any verdict. Between two looks it goes on, unless a count rose.
     """
     design = study.plan.measuring.gate
     assert design is not None
+    if has_risen(study):
+        return True
     number = study.plan.repeats
     if number >= design.looks[-1] or relay.count_turns(study).is_unfit:
         return True

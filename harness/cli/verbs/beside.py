@@ -164,8 +164,8 @@ def code_of(found: Gate) -> int:
     """Returns the exit code of a gate: trials that are not ok come before a verdict."""
     if found.has_risen:
         return exit_codes.REGRESSION
-    is_disturbed_only = all(": void: " in failure for failure in found.failures)
-    if found.failures and not is_disturbed_only:
+    is_void = any(": void: " in failure for failure in found.failures)
+    if found.failures and (found.has_failed_trials or not is_void):
         return (
             exit_codes.SOME_TRIALS_FAILED
             if found.num_ok

@@ -12,13 +12,16 @@ from replicator._tf.gradients import GRADIENT_SCOPE
 from replicator.engine.graph.origins import Origins
 
 _GIVEN = frozenset({"Placeholder", "Const"})
+# What one kernel writes for its gradient, as large as it likes: the graph does not know
+# it. A CPU writes nothing, cuDNN at most a bit per element.
+_WORKSPACES = frozenset({("FusedBatchNormV3", "5")})
 
 
 def activation_bytes(graph: Any, graph_def: Any) -> int | None:
     """Returns the bytes of activations of a step, where it has one device.
 
     Rumelhart, Hinton and Williams 1986 need them for the gradient; what a kernel needs
-    while it runs, and gradients of activations, come on top.
+    while it runs, its own workspace, and gradients of activations, come on top.
 
     Args:
       graph: The traced step.
@@ -37,7 +40,8 @@ def activation_bytes(graph: Any, graph_def: Any) -> int | None:
             if origin is None or GRADIENT_SCOPE in origin[0]:
                 continue
             name, place, num_bytes = origin
-            if graph.get_operation_by_name(name).type in _GIVEN:
+            op = graph.get_operation_by_name(name).type
+            if op in _GIVEN or (op, place) in _WORKSPACES:
                 continue
             if num_bytes is None:
                 return None

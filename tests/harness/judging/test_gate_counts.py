@@ -10,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+from gate_process import GATE
 
 from harness.cli import exit_codes
 from harness.client.scaling_client import RankFile, rank_path
@@ -18,6 +19,7 @@ from harness.trial.step_counts import exact_metric
 from results.records.models import Control
 
 pytestmark = pytest.mark.processes
+AS_LONG_AS_NEEDED = tuple(of for of in GATE if not of.startswith("--repeats"))
 OF = ("--repeats=2", "--rounds=1", "--baseline=sent_less")
 
 
@@ -90,6 +92,22 @@ def test_what_was_named_fails_on_a_busy_machine_too(gate: Any) -> None:
     assert ("2", "0", "1") == tuple(
         suite.get(name) for name in ("failures", "errors", "skipped")
     )
+
+
+def test_a_gate_ends_with_the_generation_in_which_a_count_rose(gate: Any) -> None:
+    """Others could not change the verdict; the same command shows it again."""
+    arguments = ("--baseline=sent_less", "--rounds=1", "--count=collective_bytes")
+    for is_first in (True, False):
+        code, out, err = gate(*arguments, "--study=g", of=AS_LONG_AS_NEEDED)
+
+        assert exit_codes.REGRESSION == code, err
+        assert "stopped: a count rose, which makes it a regression" in err
+        assert is_first == ("counted in a step" in err)
+        assert re.search(r"collective bytes +\+3.0 % +exact: 1000 to 1030 +1 +reg", out)
+    assert {0} == {
+        json.loads(path.read_text())["repetition_index"]
+        for path in Path("runs/g/trials").glob("*/spec.json")
+    }
 
 
 def test_an_unchanged_tree_reports_nothing(gate: Any, stored: str) -> None:

@@ -109,6 +109,23 @@ def test_a_disturbed_machine_gives_no_verdict(gate: Any) -> None:
     assert re.search(r"^UNFIT: .* turns are void \(noise\), more", out, re.MULTILINE)
 
 
+def test_a_machine_that_disturbs_every_turn_is_unfit(gate: Any) -> None:
+    """Also where the gate stops after its first generation: the others are missing."""
+    code, out, err = gate(
+        "--baseline=same",
+        "--measure-equal",
+        "--repeats=2",
+        "--rounds=1",
+        void_reason=lambda _load, _retraces: "noise",
+    )
+
+    assert exit_codes.UNFIT == code, err
+    assert "stopped: no turn of generation 1 counts" in err
+    assert re.search(
+        r"^UNFIT: .* because (\d+) of \1 turns are void", out, re.MULTILINE
+    )
+
+
 def test_costs_are_measured_alone(gate: Any, tmp_path: Path) -> None:
     """Peak memory in sequence: no twin, no turns, repetitions as requested."""
     of = (*GATE, "--repeats=2")

@@ -61,6 +61,30 @@ def test_each_layer_keeps_its_output():
     assert 4 * ROWS * WIDTH * NUM_LAYERS == activations(repl)
 
 
+def test_a_fused_batch_norm_keeps_its_input_and_statistics():
+    """What else its kernel writes for its gradient has no size in the graph."""
+    channels = 8
+    repl = replicator.create("in_graph", num_replicas=2)
+    with repl.context():
+        kernel = tf.Variable(tf.ones([1, 1, 1, channels]))
+    batch = tf.ones([ROWS, 2, 2, 1])
+
+    def step():
+        with tf.GradientTape() as tape:
+            convolved = tf.nn.conv2d(batch, kernel, 1, "SAME")
+            ones = tf.ones([channels])
+            normal = tf.compat.v1.nn.fused_batch_norm(convolved, ones, ones)[0]
+            loss = tf.reduce_sum(tf.math.tanh(normal))
+        return tape.gradient(loss, kernel)
+
+    repl.run(step)
+
+    of_tanh = of_convolution = ROWS * 2 * 2 * channels
+    mean = variance = channels
+    expected = 4 * (of_tanh + of_convolution + mean + variance)
+    assert expected == repl.counts()["activation_bytes"]
+
+
 def test_rows_that_are_not_known_have_no_activations():
     """Nothing is left out of a sum: there is none."""
     repl, run = trained(ROWS, WIDTH, NUM_LAYERS, is_static=False)
