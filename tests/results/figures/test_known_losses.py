@@ -20,6 +20,9 @@ from results.figures.lost_time import Observed
 from results.study.cases import load_study
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from results.figures.lost_time import LostTime
     from results.study.cases import Entry, Study
 
@@ -95,8 +98,13 @@ OF_CONTROLS = [
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     """A relay of one and two replicas whose turns a test fills."""
+    return make_study(tmp_path_factory.mktemp("relay"))
+
+
+def make_study(folder: Path) -> Study:
+    """Makes that relay."""
     shape = RelayShape(controls=(), generations=GENERATIONS, rounds=6)
-    return load_study(make_store(tmp_path_factory.mktemp("relay"), shape))
+    return load_study(make_store(folder, shape))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,7 +127,8 @@ class Cores:
 ALONE = 0.057
 
 
-def _of_turns(study: Study, truth: Cores, seed: int) -> LostTime:
+def of_turns(study: Study, truth: Cores, seed: int | list[int]) -> LostTime:
+    """The parts of the step of two replicas, from turns of known parts."""
     generator = np.random.default_rng(seed)
     machine = np.exp(generator.normal(0, 0.03, GENERATIONS))
 
@@ -168,13 +177,24 @@ OF_TURNS = [
 ]
 
 
+def held_parts(found: LostTime, truth: Cores) -> Iterator[tuple[str, bool]]:
+    """Yields each part, and whether its interval holds the truth."""
+    truths = {"ideal": ALONE, "unexplained": 0.0}
+    for part in found.parts:
+        wanted = truths.get(part.name)
+        assert part.time is not None
+        if wanted is None:
+            wanted = getattr(truth, part.name)
+        yield part.name, not part.time.excludes(wanted)
+
+
 def test_of_fifty_studies_no_cause_is_wrong(study: Study) -> None:
     """One in eight may stay unexplained: noise is as large as what is looked for."""
     named = [
         (truth, found.main_loss)
         for cases, look in (
             (OF_CONTROLS, _with_controls),
-            (OF_TURNS, lambda lost, seed: _of_turns(study, lost, seed)),
+            (OF_TURNS, lambda lost, seed: of_turns(study, lost, seed)),
         )
         for truth, lost in cases
         for seed in SEEDS
@@ -196,7 +216,7 @@ def test_a_process_that_is_late_in_every_step_is_imbalance_or_unexplained() -> N
 
 def test_cores_without_work_are_idle_and_no_wait_for_a_core(study: Study) -> None:
     """Threads wait longer than others had the cores: they waited for one another."""
-    found = _of_turns(study, Cores(idle=LOST, queue=0.050), 0)
+    found = of_turns(study, Cores(idle=LOST, queue=0.050), 0)
     idle, wait = found.part("idle"), found.part("core_wait")
 
     assert not idle.time.excludes(LOST)
