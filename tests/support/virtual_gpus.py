@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from replicator.engine.graph import convolutions
 from replicator.placement import devices, topology
 
 if TYPE_CHECKING:
@@ -22,3 +23,5 @@ def take_cpus_for_gpus(replace: Callable[[Any, str, Any], None] = setattr) -> No
         lambda self: len(set(self.replica_devices)) == len(self.replica_devices)
     )
     replace(topology.Topology, "has_own_gpus", are_own)
+    # On GPUs, convolutions stay what they are.
+    replace(convolutions, "multiply", lambda *_: None)

@@ -16,6 +16,34 @@ if TYPE_CHECKING:
 
 _SENDS = ("_Send", "_HostSend")
 _RECEIVES = ("_Recv", "_HostRecv")
+# What runs on the host, or passes on what is there.
+_WITHOUT_LAUNCH = frozenset(
+    {
+        *_SENDS,
+        *_RECEIVES,
+        "_Arg",
+        "_DeviceArg",
+        "_DeviceRetval",
+        "_HostRetval",
+        "_Retval",
+        "Assert",
+        "AssignVariableOp",  # takes the tensor as it is
+        "Const",
+        "Identity",
+        "IdentityN",
+        "IteratorGetNext",
+        "NoOp",
+        "PreventGradient",
+        "ReadVariableOp",
+        "Reshape",
+        "Shape",
+        "ShapeN",
+        "Size",
+        "Squeeze",
+        "StopGradient",
+        "VarHandleOp",
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,6 +144,14 @@ def count(graphs: list[Any], *, between_processes: bool = False) -> Executed:
         num_controls=num_controls,
         num_data=len(sources) - num_controls,
     )
+
+
+def launches(graph: Any) -> int:
+    """Counts the nodes of a device that would start a kernel there, if it were a GPU.
+
+    All that is not known to run on the host, or to pass on what is there.
+    """
+    return sum(node.op not in _WITHOUT_LAUNCH for node in graph.node)
 
 
 def _leaves_process(send: Any) -> bool:

@@ -16,6 +16,8 @@ from workloads.resnet50.workload import WORKLOAD
 MOST_OTHERS = 6
 CPUS = [f"CPU:{index}" for index in range(4)]
 MOST_LAUNCHES = 12
+# Of all kernels of a device, by whether it is the whole network.
+MOST_KERNELS = {True: 800, False: 160}
 # On four devices, by whether it is the whole network: that of MirroredStrategy, which
 # was counted in the same way (it is 22,161 on eight, and ours 20,626), and of the short
 # one (2,114).
@@ -87,6 +89,7 @@ def test_devices_that_meet_in_reductions_send_nothing_for_them(monkeypatch, is_w
     assert found.num_controls <= 4 * num_replicas
     assert 1000 < found.num_nodes <= MOST_NODES[is_whole]
     assert num_replicas == len(reads)
+    assert MOST_KERNELS[is_whole] >= max(map(executed_graph.launches, graphs))
     before = executed_graph.before(executed_graph.together(graphs))
     for node in reductions:
         assert reads <= before(node.name)
