@@ -63,7 +63,11 @@ LONG_FIRST = (
 
 
 def _start_quickly() -> None:
-    """Makes the import of TensorFlow quick, here and in processes that tests start."""
+    """Makes imports quick, here and in processes that tests start."""
+    # Where an environment asks not to keep what is compiled, each of 500 processes
+    # would compile our modules again, and each run rewrite the assertions of all tests.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if os.environ.get("IMPORT_AS_USERS"):  # tests/quick_start/test_import_of_users.py
         return
     paths = [
@@ -90,13 +94,17 @@ sys.path[:0] = [
 import covering  # noqa: E402 - the folder is on the path from here on
 
 _NUM_LEFT: dict[str, int] = {}
+_STARTED: dict[str, str] = {}
+
+
+# More objects than a file of quick tests makes.
+_MANY_OBJECTS = 100_000
 
 
 def pytest_collection_finish() -> None:
     """Collects garbage less often: 6 % of the time of tests that trace.
 
-    What imports and graphs have made is visited each time. Tests that look for what is
-    left behind collect by themselves.
+    Tests that look for what is left behind collect by themselves.
     """
     gc.set_threshold(20_000, 20, 100)
 
@@ -115,6 +123,21 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
         return starts[0] if starts else len(LONG_FIRST)
 
     items.sort(key=rank)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: Any) -> None:
+    """Sets aside what imports and other files have left: no collector visits it again.
+
+    Each collection would take seconds in the end. Keras collects for each model that a
+    test makes afresh, and so do tests that look for what is left behind.
+    """
+    if _STARTED.get("file") == (file := _file(item.nodeid)):
+        return
+    _STARTED["file"] = file
+    if len(gc.get_objects()) > _MANY_OBJECTS:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

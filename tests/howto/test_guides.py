@@ -25,13 +25,13 @@ from results.store.study_store import Store
 from results.study.cases import load_study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ROOT / "docs" / "howto"
 TIMEOUT_SEC = 240
 INVENTORIES = "tests/docs/test_inventories.py"
-NOT_COPIED = (".git", ".venv*", "runs", "build", "__pycache__", ".*_cache")
+NOT_COPIED = (".git", ".venv*", "runs", "build", ".*_cache")
 
 _FILE = re.compile(
     r'^```\w+ title="(?P<path>[^"]+)"\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL
@@ -105,6 +105,39 @@ def python(tree: Path, arguments: list[str], *, code: int = 0) -> str:
     return done.stderr if code else done.stdout
 
 
+_SEVERAL = """
+import contextlib, io, json, sys
+from harness.cli.main import main
+answers = []
+for words in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(words)
+    answers.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(answers))
+"""
+
+
+def harness(
+    tree: Path, *lines: Sequence[str], code: int = 0, extra: str = ""
+) -> list[str]:
+    """Runs command lines that are in no guide in one process, which imports once.
+
+    Args:
+      tree: A copy of the project, or a folder of somebody's.
+      lines: Arguments of the harness.
+      code: The exit code of each.
+      extra: A program that runs in the same process before them.
+
+    Returns:
+      What each printed, or its error.
+    """
+    said = python(tree, ["-c", extra + _SEVERAL, json.dumps(lines)])
+    answers = json.loads(said.splitlines()[-1])
+    assert [code] * len(lines) == [answer[0] for answer in answers], answers
+    return [err if code else out for _, out, err in answers]
+
+
 @pytest.fixture
 def followed(tmp_path: Path) -> Callable[[str], tuple[Path, str]]:
     """Makes a copy of the project in which a guide was followed."""
@@ -131,7 +164,7 @@ def test_a_backend_is_added(followed: Any) -> None:
     assert "tf_one_device" in python(tree, plan)
     chosen = conformance[-1]
     if not covering.is_full():
-        chosen = f"{chosen} and not trains"
+        chosen = f"{chosen} and not (trains or fits)"
     # In one process, which imports TensorFlow once.
     chosen = f"({chosen}) or (test_inventories and backend)"
     tested = python(tree, [*conformance[:-2], INVENTORIES, "-k", chosen])
@@ -148,19 +181,27 @@ def test_a_collective_is_added(followed: Any) -> None:
     changed = {*files_of(guide), *re.findall(r"^\+\+\+ b/(.+)$", guide, re.MULTILINE)}
     product = {path for path in changed if path.startswith("replicator/")}
     fuzz, conformance = commands_of(guide)[:2]
+    own = ["tests/replicator/collectives/test_shift.py", INVENTORIES]
+    own += ["tests/architecture/test_kinds.py"]
 
     assert 2 == len(product - {"replicator/README.md"})
-    chosen = conformance[-1]
-    if not covering.is_full():
-        chosen = f"{chosen} and (single or in_graph or tf_) and not worker"
-        fuzz = [*fuzz, "-k", "grammar or agree"]
-    own = "tests/replicator/collectives/test_shift.py"
-    tested = python(tree, [*conformance[:-2], "-k", chosen])
-    assert re.search(r"\d passed", tested), tested
+    if covering.is_full():
+        for arguments in (fuzz, conformance, ["-m", "pytest", "-q", *own]):
+            assert "failed" not in python(tree, arguments)
+        return
+    chosen = f"{conformance[-1]} and (single or in_graph or tf_) and not worker"
+    names = " or ".join(Path(file).stem for file in own)
+    # In one process, which imports TensorFlow once.
+    tested = python(
+        tree,
+        [
+            *("-m", "pytest", "-q", "-rp", *own, conformance[2], fuzz[2], "-k"),
+            f"{names} or (conformance and {chosen}) or (fuzz and (grammar or agree))",
+        ],
+    )
     assert "failed" not in tested
-    kinds = "tests/architecture/test_kinds.py"
-    for arguments in (fuzz, ["-m", "pytest", "-q", own, kinds, INVENTORIES]):
-        assert "failed" not in python(tree, arguments)
+    for path in (*own, conformance[2], fuzz[2]):
+        assert f"PASSED {path}" in tested, path
 
 
 def test_a_workload_is_added(followed: Any) -> None:
@@ -217,24 +258,22 @@ def test_a_metric_is_added(followed: Any) -> None:
     assert "2 passed" in tested
     python(tree, [*sweep, "--study", "new"])
     page = (tree / "runs/new/report/index.html").read_text(encoding="utf-8")
-    report = ["-m", "harness", "report", "new", "--format"]
+    report = ("report", "new", "--format")
+    rule = (
+        "from harness.cli.verbs import gate_request as of\n"
+        "assert 0.02 == of.make_rule(workload='resnet50', metric='reciprocal_rank',"
+        " delta=None, alpha=0.05).delta\n"
+    )
+    as_json, as_csv, of_gate = harness(
+        tree, (*report, "json"), (*report, "csv"), ("gate", "--help"), extra=rule
+    )
     (facts,) = (
-        of
-        for of in json.loads(python(tree, [*report, "json"]))["metrics"]
-        if of["name"] == "reciprocal_rank"
+        of for of in json.loads(as_json)["metrics"] if of["name"] == "reciprocal_rank"
     )
     assert "Mean reciprocal rank" in page
     assert (True, 0.02) == (facts["is_higher_better"], facts["tolerance"])
-    assert ",reciprocal_rank," in python(tree, [*report, "csv"])
-    assert "reciprocal_rank (resnet50)" in " ".join(
-        python(tree, ["-m", "harness", "gate", "--help"]).split()
-    )
-    rule = (
-        "from harness.cli.verbs import gate_request as of;"
-        " print(of.make_rule(workload='resnet50', metric='reciprocal_rank',"
-        " delta=None, alpha=0.05).delta)"
-    )
-    assert "0.02\n" == python(tree, ["-c", rule])
+    assert ",reciprocal_rank," in as_csv
+    assert "reciprocal_rank (resnet50)" in " ".join(of_gate.split())
 
 
 def test_a_section_is_added(followed: Any) -> None:
@@ -344,8 +383,9 @@ def test_no_option_of_an_added_launcher_is_ignored(followed: Any, lsf: Path) -> 
     words = commands_of(guide)[0]
     plain = words[words.index("--workload") :]
 
-    for options, message in REFUSED:
-        said = python(tree, ["-m", "harness", "sweep", *plain, *options], code=2)
+    lines = [("sweep", *plain, *options) for options, _ in REFUSED]
+    answers = harness(tree, *lines, code=2)
+    for said, (_, message) in zip(answers, REFUSED, strict=True):
         assert message in said
     assert not (tree / "runs").exists()
 
@@ -417,21 +457,6 @@ def test_a_guide_that_no_longer_fits_is_noticed(tmp_path: Path) -> None:
         apply('```python title="a.py"\n```\n', tmp_path)
 
 
-def test_the_tutorial_begins_with_somebodys_program(tmp_path: Path) -> None:
-    """The file and the commands before the first workload, in an empty folder."""
-    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-    text = text[: text.index("## 3.")]
-    apply(text, tmp_path)
-    sweep, verify, gate = commands_of(text)
-
-    shown = python(tmp_path, [*sweep, "--repeats=2"])
-    assert "train.py" in shown
-    assert "are as recomputed" in python(tmp_path, verify)
-    page = (tmp_path / "runs" / "mine" / "report" / "index.html").read_text()
-    assert "grade B of A to D" in page
-    assert "is not in a git repository" in python(tmp_path, gate, code=2)
-
-
 _WITHOUT_NOISE = """
 import sys
 from harness.cli.main import main
@@ -440,6 +465,21 @@ rounds.MIN_TURN_SEC = 0.05
 overrides = {"canary": lambda core: 0.2, "void_reason": lambda load, retraces: ""}
 sys.exit(main(sys.argv[1:], run_overrides=overrides))
 """
+
+
+def test_the_tutorial_begins_with_somebodys_program(tmp_path: Path) -> None:
+    """The file and the commands before the first workload, in an empty folder."""
+    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    text = text[: text.index("## 3.")]
+    apply(text, tmp_path)
+    sweep, verify, gate = commands_of(text)
+
+    shown = python(tmp_path, ["-c", _WITHOUT_NOISE, *sweep[2:], "--repeats=2"])
+    assert "train.py" in shown
+    assert "are as recomputed" in python(tmp_path, verify)
+    page = (tmp_path / "runs" / "mine" / "report" / "index.html").read_text()
+    assert "grade B of A to D" in page
+    assert "is not in a git repository" in python(tmp_path, gate, code=2)
 
 
 def test_a_loop_of_ones_own_takes_part(tmp_path: Path, monkeypatch: Any) -> None:
@@ -492,16 +532,19 @@ def test_a_package_of_plugins_is_installed(tmp_path: Path, monkeypatch: Any) -> 
 
     study = there / "runs" / "s"
     shutil.copytree(ROOT / "docs" / "reports" / "sngan", study)
-    listed = python(there, ["-m", "harness", "gate", "--help"])
-    assert "slowest_step_sec (plugins)" in listed
     monkeypatch.setenv("HARNESS_STUDY", str(study))
     quick = ["-k", "not is_measured", "-p", "no:cacheprovider"]
     assert " passed" in python(there, [*check, *quick])
-    report = ["-m", "harness", "report", "s"]
-    assert "in_graph x" in python(there, [*report, "--format", "cases"])
-    python(there, report)
+    of_gate, as_cases, _, verified = harness(
+        there,
+        ("gate", "--help"),
+        ("report", "s", "--format", "cases"),
+        ("report", "s"),
+        ("verify", "s"),
+    )
+    assert "slowest_step_sec (plugins)" in of_gate
+    assert "in_graph x" in as_cases
     page = (study / "report" / "index.html").read_text()
     assert "<p>Slowest step: " in page
     assert "Figures of bench-of-mine 0.1" in page
-    verified = python(there, ["-m", "harness", "verify", "s"])
     assert "section 'slowest' of bench-of-mine 0.1: what a plugin shows" in verified

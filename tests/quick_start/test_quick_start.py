@@ -1,12 +1,14 @@
-"""How tests are started: TensorFlow without what it does not need, long files first."""
+"""How tests are started: quick imports, little garbage to visit, long files first."""
 
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import runpy
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,25 @@ def test_the_order_of_files_names_files_that_exist():
 
     assert named
     assert [] == [path for path in named if not (TESTS.parent / path).exists()]
+
+
+def test_what_is_compiled_is_kept(monkeypatch):
+    """Also where the environment asks not to; processes of tests inherit it."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    runpy.run_path(str(TESTS / "conftest.py"))
+
+    assert not sys.dont_write_bytecode
+    assert "PYTHONDONTWRITEBYTECODE" not in os.environ
+
+
+def test_what_a_file_leaves_is_set_aside_before_the_next_one():
+    """Within a file nothing is: what a test forgets has to be found."""
+    set_up = runpy.run_path(str(TESTS / "conftest.py"))["pytest_runtest_setup"]
+    left, counts = [], []
+    for nodeid in ("a.py::one", "b.py::one", "b.py::two"):
+        left += [[] for _ in range(250_000)]
+        set_up(types.SimpleNamespace(nodeid=nodeid))
+        counts.append(gc.get_freeze_count())
+
+    assert counts[0] + 200_000 < counts[1] == counts[2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -119,14 +118,6 @@ def separate() -> Callable[[int], Any]:
 def _seeded() -> None:
     """Every test draws the same numbers."""
     keras.utils.set_random_seed(1)
-
-
-@pytest.fixture(scope="module")
-def quick_collections() -> Iterator[None]:
-    """Spares ``gc.collect`` the millions of objects that other files left: seconds."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

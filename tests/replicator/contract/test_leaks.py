@@ -19,15 +19,6 @@ def function_names():
     return set(map(str, eager_context.context().list_function_names()))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _few_to_look_through():
-    """Spares ``gc.collect`` all that other files left; here, it is called often."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 def _make_step(repl, width=8, depth=1):
     """A training step over a model of its own, with batch norm (replica-local)."""
     with repl.context():

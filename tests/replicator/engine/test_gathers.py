@@ -7,8 +7,6 @@ import pytest
 from replicator.engine.graph import body as body_lib
 from replicator.engine.graph import gathers
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
-
 
 @pytest.fixture
 def chain(node, make_body):

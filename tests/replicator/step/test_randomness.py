@@ -14,8 +14,6 @@ import replicator
 from replicator import errors
 from replicator._tf import compat as _tf_compat
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
-
 
 def _keras_dropout(repl):
     with repl.context():

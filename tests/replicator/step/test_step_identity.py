@@ -14,8 +14,6 @@ from replicator import errors
 from replicator.contract import programs
 from replicator.step import identity as step_identity
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
-
 
 def _counted():
     """A step of an argument, and how often it was traced."""

@@ -10,8 +10,6 @@ import tensorflow as tf
 from replicator.placement.topology import make_topology
 from replicator.variables.ownership import Owner, Ownership
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
-
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 
 

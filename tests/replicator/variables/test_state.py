@@ -14,8 +14,6 @@ import tensorflow as tf
 import replicator
 from replicator import errors
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
-
 
 def test_drift_is_detected(mirrored, per_replica):
     """A copy that was tampered with is named."""

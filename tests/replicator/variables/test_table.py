@@ -9,8 +9,6 @@ from replicator.placement.topology import make_topology
 from replicator.variables.kinds import Kind
 from replicator.variables.table import VariableTable
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
-
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 
 
