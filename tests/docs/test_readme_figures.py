@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 STUDY = "docs/reports/resnet50-two-cores"
 OF_PEERS = "docs/reports/peers-resnet50"
-TABLES = [("README.md", STUDY, 6), ("workloads/peers/README.md", OF_PEERS, 8)]
+TABLES = [("README.md", STUDY, 6), ("workloads/peers/README.md", OF_PEERS, 16)]
 
 
 @pytest.fixture(scope="module")

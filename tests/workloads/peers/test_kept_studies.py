@@ -29,13 +29,16 @@ def text() -> str:
     return (ROOT / "workloads/peers/README.md").read_text(encoding="utf-8")
 
 
-def test_the_table_of_horovod_is_that_of_its_records(text: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "head"), [("horovod", "\n## Horovod"), ("sngan", "\n### SN-GAN")]
+)
+def test_tables_are_those_of_kept_records(text: str, name: str, head: str) -> None:
     """Rates, speedups and efficiencies, and the ratios below them."""
-    study = opened(KEPT / "horovod.zip")
+    study = opened(KEPT / f"{name}.zip")
     points = {
         (p.backend, p.mode.value, p.num_replicas): p for p in scaling.points(study)
     }
-    section = text.partition("## Horovod")[2].partition("\n## ")[0]
+    section = text.partition(head)[2].partition("\n## ")[0]
     rows = FIGURES["cells"](section, "| backend | mode |")
 
     assert len(points) == len(rows)
