@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import types
@@ -67,26 +68,33 @@ def test_every_application_is_one_of_keras(name):
     assert callable(getattr(keras.applications, name))
 
 
+def _matched(repl, loop):
+    """Losses and changes of the steps of a match."""
+    changes = []
+    options = catalog.WORKLOADS["keras_fit"].matching.options
+    program = matching.MatchedProgram(
+        made(matching.MatchingReplicator(repl), loop=loop, **options),
+        lambda **fields: changes.append(Change(**fields)),
+    )
+    losses = [program.run() for _ in range(matching.NUM_STEPS)]
+    assert all(check.is_passed for check in program.sanity()), program.sanity()
+    program.close()
+    return losses, changes
+
+
+@pytest.fixture(scope="module")
+def one_replica():
+    """Returns a function with what one replica gives, made once for each loop."""
+    return functools.cache(lambda loop: _matched(replicator.create("single"), loop))
+
+
 @pytest.mark.parametrize("loop", config.LOOPS)
 @pytest.mark.parametrize("backend", ["in_graph", "tf_mirrored"])
-def test_two_replicas_match_one(loop, backend):
+def test_two_replicas_match_one(loop, backend, one_replica):
     """Losses and changes, as before every sweep: batch norm, no dropout, float64."""
-    found = []
-    for repl in (
-        replicator.create("single"),
-        replicator.create(backend, num_replicas=2),
-    ):
-        changes = []
-        options = catalog.WORKLOADS["keras_fit"].matching.options
-        program = matching.MatchedProgram(
-            made(matching.MatchingReplicator(repl), loop=loop, **options),
-            lambda changes=changes, **fields: changes.append(Change(**fields)),
-        )
-        losses = [program.run() for _ in range(matching.NUM_STEPS)]
-        assert all(check.is_passed for check in program.sanity()), program.sanity()
-        program.close()
-        found.append((losses, changes))
-    (one, changes_of_one), (two, changes_of_two) = found
+    one, changes_of_one = one_replica(loop)
+    repl = replicator.create(backend, num_replicas=2)
+    two, changes_of_two = _matched(repl, loop)
     differences = verdict.change_differences(changes_of_two, changes_of_one)
 
     assert verdict.loss_difference(two, one) < TOLERANCE
