@@ -9,10 +9,12 @@ its replicas first, and between workers one reduction per type.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator._tf import handles as _tf_handles
 from replicator.collectives import wire_types
 from replicator.collectives.buckets import num_bytes
 from replicator.collectives.kind import Transfer
@@ -25,7 +27,7 @@ from replicator.variables.kinds import Kind, is_averaged, is_summed
 from replicator.variables.vectors import pack, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from replicator.placement.topology import Topology
     from replicator.placement.worker_group import Group
@@ -217,17 +219,16 @@ def _combine_alike(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor
     """Combines the copies of variables of one type that lie on the same devices."""
     first = entries[0]
     vectors = []
+    # Calls: the end of each is one node here, where the end of each read would be one
+    # for which the caller's device waits. Of replicas on one device, one function.
+    read = functools.cache(lambda _: _make_read(entries))
     for replica, copy in enumerate(first.copies):
-
-        def read(replica: int = replica) -> tf.Tensor:
-            of_replica = [entry.copies[replica].value() for entry in entries]
-            vector = of_replica[0] if len(entries) == 1 else pack(of_replica)
-            return to_number(vector)
-
         with tf.device(copy.device):
-            # As a call: its end is one node here, where the end of each read would be
-            # one for which the caller's device waits.
-            vectors.append(read() if len(entries) == 1 else traced_once(read)())
+            if len(entries) == 1:
+                vectors.append(to_number(copy.value()))
+            else:
+                of_replica = [_tf_handles.of(e.copies[replica]) for e in entries]
+                vectors.append(read(copy.device)(*of_replica))
     added = []
     for replicas in _near(first):
         with tf.device(_kernel_device(first, first.copies[replicas[0]].device)):
@@ -240,6 +241,22 @@ def _combine_alike(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor
         if len(entries) == 1:
             return [total]
         return unpack(total, [entry.variable.shape for entry in entries])
+
+
+def _make_read(entries: Sequence[Entry]) -> Callable[..., tf.Tensor]:
+    """A function of the handles of one replica's copies, which reads them as one."""
+    variables = [entry.variable for entry in entries]
+
+    def read(*handles: tf.Tensor) -> tf.Tensor:
+        values = []
+        for handle, variable in zip(handles, variables, strict=True):
+            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
+            value.set_shape(variable.shape)
+            values.append(value)
+        return to_number(pack(values))
+
+    signature = [tf.TensorSpec([], tf.resource)] * len(variables)
+    return traced_once(read, input_signature=signature)
 
 
 def _near(entry: Entry) -> list[list[int]]:
