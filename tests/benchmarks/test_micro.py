@@ -71,7 +71,16 @@ def test_every_micro_benchmark_runs_once() -> None:
 
 def test_what_is_measured(micro: Any) -> None:
     """Each part of the program that runs often."""
-    parts = ["collectives", "engine", "fid", "losses", "replay", "report", "store"]
+    parts = [
+        "collectives",
+        "convolutions",
+        "engine",
+        "fid",
+        "losses",
+        "replay",
+        "report",
+        "store",
+    ]
 
     assert parts == micro.names()
 
@@ -186,7 +195,7 @@ def test_bad_input_is_one_line_and_exit_2(
     with pytest.raises(SystemExit, match="2"):
         micro.main(["run", "-o", str(tmp_path / "x"), "reply"])
     assert re.search(
-        r"unknown micro-benchmark 'reply'; known are collectives, engine, fid",
+        r"unknown micro-benchmark 'reply'; known are collectives, convolutions, engine",
         capsys.readouterr().err,
     )
 

@@ -18,9 +18,11 @@ RUN = """async () =>
 PHONE = (390, 844)
 TABLE = """(() => { const table = document.querySelector(".scroll:has(.measured)");
     return [table.clientWidth, table.scrollWidth]; })()"""
+ROWS = "document.querySelectorAll('.scroll:has(.measured) tbody tr').length"
 LOWEST_MARK = """Math.max(...[...document.querySelectorAll(".trust li")]
     .map((element) => element.getBoundingClientRect().bottom))"""
 
+MOST_ROWS = 4
 SITE = Path(__file__).resolve().parents[2] / "docs" / "reports"
 # The index, and the pages of all studies.
 PAGES = [SITE / "index.html", *sorted(SITE.glob("studies/*/index.html"))]
@@ -57,7 +59,10 @@ def test_axe_finds_nothing_on_any_page(
 
 @pytest.mark.parametrize("path", PAGES[1:], ids=lambda path: path.parent.name)
 def test_the_first_screen_of_a_phone_is_whole(open_page: Any, path: Path) -> None:
-    """Its table is not cut at the right, and the marks below it are on it."""
+    """Its table is not cut at the right, and the marks below it are on it.
+
+    Unless there are more backends and modes than fit above them.
+    """
     width, height = PHONE
     page = open_page(path, width)
     page.set_viewport_size({"width": width, "height": height})
@@ -65,7 +70,7 @@ def test_the_first_screen_of_a_phone_is_whole(open_page: Any, path: Path) -> Non
     lowest = page.evaluate(LOWEST_MARK)
 
     assert whole <= shown
-    assert lowest <= height
+    assert lowest <= height or page.evaluate(ROWS) > MOST_ROWS
 
 
 def test_nothing_overlaps_and_no_page_scrolls_sideways(
