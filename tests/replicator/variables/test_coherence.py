@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 
 import numpy as np
@@ -10,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator._tf import dispatch
-from replicator.variables import fingerprints
+from replicator.step.traced_once import traced_once
+from replicator.variables import fingerprints, outside_values
 
 SUM = tf.VariableAggregation.SUM
 ON_READ = tf.VariableSynchronization.ON_READ
@@ -158,23 +157,24 @@ def test_a_mean_of_large_halves_outside_is_finite(in_graph, per_replica):
     assert 54976.0 == float(value)
 
 
-def test_statistics_of_replicas_on_one_device_are_read_by_one_function():
+def test_statistics_of_replicas_on_one_device_are_read_by_one_function(monkeypatch):
     """32 replicas of a ResNet had 32 functions of 106 reads each."""
+    made = []
 
-    def functions_made(num_replicas):
-        repl = replicator.create("in_graph", num_replicas=num_replicas)
-        with repl.context():
-            statistics = [tf.Variable(0.0, trainable=False) for _ in range(2)]
+    def counting(function, **options):
+        made.append(function)
+        return traced_once(function, **options)
 
-        def step(x):
-            for statistic in statistics:
-                statistic.assign(x)
+    monkeypatch.setattr(outside_values, "traced_once", counting)
+    repl = replicator.create("in_graph", num_replicas=4, devices=["CPU:0"] * 4)
+    with repl.context():
+        statistics = [tf.Variable(0.0, trainable=False) for _ in range(2)]
 
-        xs = replicator.PerReplica([tf.constant(float(r)) for r in range(num_replicas)])
-        gc.collect()  # takes away the functions of programs that are no more
-        before = dispatch.count_functions()
-        repl.run(step, xs)
-        assert [(num_replicas - 1) / 2] * 2 == _floats(statistics)
-        return dispatch.count_functions() - before
+    def step(x):
+        for factor, statistic in enumerate(statistics, 1):
+            statistic.assign(factor * x)
 
-    assert functions_made(2) == functions_made(4)
+    repl.run(step, replicator.PerReplica([tf.constant(float(r)) for r in range(4)]))
+
+    assert [1.5, 3.0] == _floats(statistics)
+    assert 1 == len(made)
