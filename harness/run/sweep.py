@@ -123,17 +123,9 @@ def run_trials(
             missing, progress.stage, timeout_sec=settings.timeout_sec
         )
         settings = dataclasses.replace(settings, exports=exports)
-        if missing and _is_known_to_regress(store):
-            progress.note(_regresses(missing))
-            missing = []
         while missing:
-            if changed := settings.changed_code():
-                progress.note(
-                    f"stopped: the code changed while it was measured ({changed}), and"
-                    " results of different code must not be mixed; go back to that of"
-                    " the study and run the same command with --retry failed, or choose"
-                    " another --study"
-                )
+            if reason := _why_not(store, settings, missing):
+                progress.note(reason)
                 break
             together = _next_together(missing)
             later = missing[len(together) :]
@@ -153,6 +145,24 @@ def run_trials(
                 break
     finally:
         progress.end()
+
+
+def _why_not(
+    store: Store, settings: RunSettings, missing: Sequence[PlannedTrial]
+) -> str:
+    """Returns why nothing else is started, whatever ran before; empty if it is."""
+    if _is_known_to_regress(store):
+        return (
+            "stopped: a count rose, which makes it a regression, so the other"
+            f" {len(missing)} trials are not started; --repeats measures all"
+        )
+    if changed := settings.changed_code():
+        return (
+            f"stopped: the code changed while it was measured ({changed}), and results"
+            " of different code must not be mixed; go back to that of the study and run"
+            " the same command with --retry failed, or choose another --study"
+        )
+    return ""
 
 
 def _why_over(
@@ -182,14 +192,7 @@ def _why_over(
             f"the other {len(missing)} trials are not started, since they would fail"
             " like this one: change the command or --metric"
         )
-    return _regresses(missing) if _is_known_to_regress(store) else ""
-
-
-def _regresses(missing: Sequence[PlannedTrial]) -> str:
-    return (
-        "stopped: a count rose, which makes it a regression, so the other"
-        f" {len(missing)} trials are not started; --repeats measures all"
-    )
+    return ""
 
 
 def _is_known_to_regress(store: Store) -> bool:

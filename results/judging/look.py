@@ -43,14 +43,14 @@ def is_decided(study: Study) -> bool:
     """
     design = study.plan.measuring.gate
     assert design is not None
-    if has_risen(study):
+    found = of_plan(study)
+    if found is not None and found.has_risen:
         return True
     number = study.plan.repeats
     if number >= design.looks[-1] or relay.count_turns(study).is_unfit:
         return True
     if number not in design.looks:
         return False
-    found = of_plan(study)
     return (
         found is not None
         and found.paired is not None

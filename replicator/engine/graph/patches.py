@@ -52,11 +52,13 @@ def uses(patches: np.ndarray, num_pixels: int) -> np.ndarray:
       others are filled with the number that follows the last element's.
     """
     flat = patches.ravel()
-    found = [np.flatnonzero(flat == pixel) for pixel in range(num_pixels)]
-    most = max(1, *map(len, found))
-    table = np.full((num_pixels, most), flat.size, np.int32)
-    for row, elements in zip(table, found, strict=True):
-        row[: len(elements)] = elements
+    elements = np.argsort(flat, kind="stable")  # by pixel, those of the padding last
+    counts = np.bincount(flat, minlength=num_pixels + 1)
+    first = np.cumsum(counts) - counts
+    elements = elements[: first[num_pixels]]
+    of_pixel = flat[elements]
+    table = np.full((num_pixels, max(1, counts[:-1].max())), flat.size, np.int32)
+    table[of_pixel, np.arange(elements.size) - first[of_pixel]] = elements
     return table
 
 
