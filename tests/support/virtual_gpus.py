@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from replicator.engine.graph import convolutions
+from replicator.engine.graph.convolutions import fused, products
 from replicator.placement import devices, topology
 
 if TYPE_CHECKING:
@@ -24,4 +24,5 @@ def take_cpus_for_gpus(replace: Callable[[Any, str, Any], None] = setattr) -> No
     )
     replace(topology.Topology, "has_own_gpus", are_own)
     # On GPUs, convolutions stay what they are.
-    replace(convolutions, "multiply", lambda *_: None)
+    replace(products, "multiply", lambda *_: None)
+    replace(fused, "fuse", lambda *_: None)

@@ -7,37 +7,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-import replicator
+from workloads.common import batch_norm
 
-STATISTICS = ("local", "cross_replica")
-# Values of the published SN-GAN code.
-MOMENTUM = 0.9
+# Of the published SN-GAN code.
 EPSILON = 2e-5
 _CHANNELS_LAST = 4  # rank of images
-
-
-def batch_norm(statistics: str, **options: Any) -> Any:
-    """Creates a layer that normalizes channels by the batch.
-
-    Args:
-      statistics: ``local`` (each replica by its own batch, as in the published code) or
-        ``cross_replica`` (by the global batch).
-      **options: Options of ``keras.layers.BatchNormalization``.
-
-    Raises:
-      ValueError: Unknown statistics.
-    """
-    if statistics not in STATISTICS:
-        raise ValueError(
-            f"statistics {statistics!r} are unknown: use 'local' (each replica by its "
-            "own batch) or 'cross_replica' (by the global batch)"
-        )
-    kind = (
-        keras.layers.BatchNormalization
-        if statistics == "local"
-        else replicator.CrossReplicaBatchNormalization
-    )
-    return kind(**{"momentum": MOMENTUM, "epsilon": EPSILON, **options})
 
 
 class ConditionalBatchNormalization(keras.layers.Layer):
@@ -60,8 +34,9 @@ class ConditionalBatchNormalization(keras.layers.Layer):
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
-        self.norm = batch_norm(statistics, center=False, scale=False)
-        self.norm.build((None, None, None, num_channels))
+        self.norm = batch_norm.make(
+            statistics, num_channels, epsilon=EPSILON, is_affine=False
+        )
         shape = (num_classes, num_channels)
         self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones")
         self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros")

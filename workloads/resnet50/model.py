@@ -17,12 +17,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from workloads.common import precision
-from workloads.resnet50 import batch_norm
+from workloads.common import batch_norm, precision
 
 NUM_BLOCKS = (3, 4, 6, 3)
 WIDTHS = (64, 128, 256, 512)
 EXPANSION = 4
+EPSILON = 1e-5
 _FC_STDDEV = 0.01
 
 
@@ -104,7 +104,9 @@ class ConvBatchNorm(keras.layers.Layer):
             shape=(kernel_size, kernel_size, num_inputs, num_outputs),
             initializer=SeededNormal(math.sqrt(2.0 / fan_in), seeds.draw()),
         )
-        self.norm = batch_norm.make(statistics, num_outputs, gamma_init=gamma_init)
+        self.norm = batch_norm.make(
+            statistics, num_outputs, epsilon=EPSILON, gamma_init=gamma_init
+        )
         self.built = True
 
     def call(self, inputs: Any, training: bool = False) -> Any:

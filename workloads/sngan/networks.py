@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from workloads.common import precision
-from workloads.common.conditional_batch_norm import batch_norm
+from workloads.common import batch_norm, precision
+from workloads.common.conditional_batch_norm import EPSILON
 from workloads.common.spectral_norm import SpectralDense, SpectralEmbedding
 from workloads.sngan import blocks
 from workloads.sngan.config import FIRST_SIZE
@@ -54,8 +54,9 @@ class Generator(keras.Model):
             )
         ]
         # Not conditional on the class, as in the published code.
-        self.last_norm = batch_norm(config.batch_norm, name="last_norm")
-        self.last_norm.build((None, None, None, channels[-1]))
+        self.last_norm = batch_norm.make(
+            config.batch_norm, channels[-1], epsilon=EPSILON, name="last_norm"
+        )
         self.last_conv = keras.layers.Conv2D(
             NUM_CHANNELS,
             3,

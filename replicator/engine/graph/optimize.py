@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import grappler as _tf_grappler
-from replicator.engine.graph import convolutions, tasks
+from replicator.engine.graph import tasks
 from replicator.engine.graph.captures import check_python
+from replicator.engine.graph.convolutions import fused, products
 from replicator.engine.graph.ordering import (
     keep_effects_in_order,
     keep_waits_of_calls,
@@ -59,8 +60,11 @@ def optimize(traced: TracedStep, topology: Topology) -> Any:
     _mark_lowering(graph_def, is_lowered=False)
     keep_waits_of_calls(graph_def)
     stamps = Stamps(graph_def, topology)
+    has_cpu_rules = stamps.is_on_cpus and _tf_grappler.is_on()
     if not stamps.is_on_cpus:  # what a node without a device is taken for
         stamps.add(graph_def)
+    if has_cpu_rules:
+        fused.fuse(graph_def, traced.resampled)
     optimized = _tf_grappler.optimize_graph(
         graph_def,
         keep,
@@ -68,8 +72,8 @@ def optimize(traced: TracedStep, topology: Topology) -> Any:
         has_device_rules=stamps.is_on_cpus or stamps.is_complete,
     )
     stamps.remove(optimized)
-    if stamps.is_on_cpus and _tf_grappler.is_on():
-        convolutions.multiply(optimized, keep)
+    if has_cpu_rules:
+        products.multiply(optimized, keep)
     _mark_lowering(optimized, is_lowered=True)
     tasks.keep_in_order(optimized)
     keep_effects_in_order(optimized)

@@ -21,8 +21,9 @@ from replicator._tf import handles as _tf_handles
 from replicator.collectives import vectorized
 from replicator.collectives.call import Collective
 from replicator.collectives.linking import TENSORS
-from replicator.engine.graph import captures, convolutions, kept, recomputed
+from replicator.engine.graph import captures, kept, recomputed
 from replicator.engine.graph.body import producer
+from replicator.engine.graph.convolutions import products, resampled
 from replicator.engine.graph.effects import READ_OPS
 from replicator.errors import CollectiveControlFlowError
 from replicator.step import context, logical
@@ -61,6 +62,7 @@ class TracedStep:
       required: Nodes that must be the same on every replica, and the error otherwise.
       owned: By node whose value the owner of a variable keeps alone, that variable.
       notes: What the step says of itself in ``explain()``.
+      resampled: Convolutions that may be between two resolutions.
       activations: What is kept for the backward pass on each logical device at most,
         in bytes; empty if that is not known.
     """
@@ -81,6 +83,7 @@ class TracedStep:
     required: dict[str, str]
     owned: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    resampled: tuple[resampled.Resampled | resampled.SumOfPixels, ...] = ()
     activations: tuple[int, ...] = ()
 
 
@@ -252,7 +255,7 @@ def trace(
         markers = {m for c in trace_context.collectives for m in c.markers}
         captures.check_copies(graph, graph_def, markers)
     recomputed.check(graph, captured.variables)
-    convolutions.mark(graph, graph_def)
+    products.mark(graph, graph_def)
     arguments = list(graph.inputs)[: len(graph.inputs) - len(captured.outer)]
     traced = TracedStep(
         graph_def=graph_def,
@@ -278,6 +281,7 @@ def trace(
         required=trace_context.required,
         owned=trace_context.of_owners,
         notes=tuple(trace_context.notes),
+        resampled=resampled.find(graph),
         activations=trace_context.activations
         or _kept(graph, graph_def, num_logical_devices),
     )

@@ -1,4 +1,8 @@
-"""The last blocks of ResNet-50 at 64 px, whose kernels are larger than their images."""
+"""Convolutions that are computed in another way than the user wrote.
+
+The last blocks of ResNet-50 at 64 px, whose kernels are larger than their images, and
+a block of a generator, which repeats the pixels of an image.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ import replicator
 
 BATCH = 8
 LAYERS = ((1, 1, 2048, 512), (3, 3, 512, 512), (1, 1, 512, 2048))
+IMAGES, SIZE, CHANNELS = 128, 8, 32
 UNTIMED = 16  # times fewer channels, of a run that only looks whether it works
 
 
@@ -28,15 +33,40 @@ def test_gradients_of_a_bottleneck_of_2_x_2_pixels(
     fewer = UNTIMED if request.config.getoption("benchmark_disable") else 1
     shapes = [(h, w, a // fewer, b // fewer) for h, w, a, b in LAYERS]
     image, kernels = _floats(BATCH, 2, 2, shapes[0][2]), [_floats(*s) for s in shapes]
+
+    def result(*variables: Any) -> Any:
+        hidden = image
+        for variable in variables:
+            hidden = tf.nn.relu(tf.nn.conv2d(hidden, variable, 1, "SAME"))
+        return hidden
+
+    _compare(benchmark, way, result, image, kernels)
+
+
+@pytest.mark.parametrize("way", ["tensorflow", "in_graph"])
+def test_gradients_of_repeated_pixels(benchmark: Any, way: str) -> None:
+    """As TensorFlow runs them, and from the smaller image (decision 0110)."""
+    image = _floats(IMAGES, SIZE, SIZE, CHANNELS)
+    kernel = _floats(3, 3, CHANNELS, CHANNELS)
+
+    def result(variable: Any) -> Any:
+        size = [2 * SIZE, 2 * SIZE]
+        larger = tf.image.resize(image, size, "nearest")
+        return tf.nn.relu(tf.nn.conv2d(larger, variable, 1, "SAME"))
+
+    _compare(benchmark, way, result, image, [kernel])
+
+
+def _compare(
+    benchmark: Any, way: str, result: Any, image: Any, kernels: list[Any]
+) -> None:
+    """Times gradients to an image and to kernels, after a look at their values."""
     variables = [tf.Variable(kernel) for kernel in kernels]
 
     def step() -> Any:
         with tf.GradientTape() as tape:
             tape.watch(image)
-            result = image
-            for variable in variables:
-                result = tf.nn.relu(tf.nn.conv2d(result, variable, 1, "SAME"))
-            loss = tf.reduce_mean(result)
+            loss = tf.reduce_mean(result(*variables))
         return tape.gradient(loss, [image, *variables])
 
     stock = tf.function(step)

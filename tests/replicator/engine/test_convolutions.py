@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.engine.graph import optimize, patches
+from replicator.engine.graph import optimize
+from replicator.engine.graph.convolutions import patches
 from replicator.engine.graph.trace import trace
 from replicator.placement.topology import make_topology
 

@@ -12,7 +12,6 @@ import replicator
 from workloads.common.conditional_batch_norm import (
     EPSILON,
     ConditionalBatchNormalization,
-    batch_norm,
 )
 
 SHAPE = (4, 3, 3, 2)
@@ -108,7 +107,7 @@ def test_wrong_input_is_refused() -> None:
     """Unknown statistics, wrong ranks, and labels that are no classes."""
     layer = make_layer("local")
     with pytest.raises(ValueError, match="'global' are unknown: use 'local'"):
-        batch_norm("global")
+        make_layer("global")
     with pytest.raises(ValueError, match=r"but got \(4, 2\) and \(4,\)"):
         layer(tf.zeros([4, 2]), tf.zeros([4], tf.int32))
     with pytest.raises(ValueError, match="integer labels, but got 'float32'"):

@@ -10,26 +10,48 @@ import tensorflow as tf
 import replicator
 
 MOMENTUM = 0.9
-EPSILON = 1e-5
+"""Of ResNet (He et al. 2016) and of the published SN-GAN code."""
 
 
-def make(statistics: str, num_channels: int, *, gamma_init: str) -> Any:
+def make(
+    statistics: str,
+    num_channels: int,
+    *,
+    epsilon: float,
+    gamma_init: str = "ones",
+    is_affine: bool = True,
+    name: str | None = None,
+) -> Any:
     """Creates and builds a layer that normalizes channels by the batch.
 
     Args:
       statistics: ``local`` (each replica by its own batch, as published) or
         ``cross_replica`` (by the global batch).
       num_channels: The last dimension of its inputs.
+      epsilon: Added to the variance.
       gamma_init: Initializer of the scale.
+      is_affine: Whether it scales and shifts.
+      name: Of the layer.
 
     Raises:
       ValueError: Unknown statistics.
     """
     if statistics == "local":
-        return FusedBatchNorm(num_channels, gamma_init=gamma_init)
+        return FusedBatchNorm(
+            num_channels,
+            epsilon=epsilon,
+            gamma_init=gamma_init,
+            is_affine=is_affine,
+            name=name,
+        )
     if statistics == "cross_replica":
         layer = replicator.CrossReplicaBatchNormalization(
-            momentum=MOMENTUM, epsilon=EPSILON, gamma_initializer=gamma_init
+            momentum=MOMENTUM,
+            epsilon=epsilon,
+            gamma_initializer=gamma_init,
+            center=is_affine,
+            scale=is_affine,
+            name=name,
         )
         layer.build((None, None, None, num_channels))
         return layer
@@ -43,28 +65,38 @@ class FusedBatchNorm(keras.layers.Layer):
     """Normalization over this replica's batch, by one kernel.
 
     Attributes:
-      gamma, beta: Scale and offset, [num_channels].
+      gamma, beta: Scale and offset, [num_channels], or None.
       moving_mean, moving_variance: Replica-local statistics, [num_channels].
     """
 
-    def __init__(self, num_channels: int, *, gamma_init: str = "ones") -> None:
-        super().__init__()
-        self.gamma = self._channel_weight("gamma", num_channels, gamma_init)
-        self.beta = self._channel_weight("beta", num_channels, "zeros")
-        self.moving_mean = self._channel_weight(
-            "moving_mean", num_channels, "zeros", trainable=False
-        )
+    def __init__(
+        self,
+        num_channels: int,
+        *,
+        epsilon: float,
+        gamma_init: str = "ones",
+        is_affine: bool = True,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        self._epsilon = epsilon
+        self._num_channels = num_channels
+        self.gamma = self.beta = None
+        if is_affine:
+            self.gamma = self._channel_weight("gamma", gamma_init)
+            self.beta = self._channel_weight("beta", "zeros")
+        self.moving_mean = self._channel_weight("moving_mean", "zeros", trainable=False)
         self.moving_variance = self._channel_weight(
-            "moving_variance", num_channels, "ones", trainable=False
+            "moving_variance", "ones", trainable=False
         )
         self.built = True
 
     def _channel_weight(
-        self, name: str, size: int, initializer: str, *, trainable: bool = True
+        self, name: str, initializer: str, *, trainable: bool = True
     ) -> Any:
         return self.add_weight(
             name=name,
-            shape=(size,),
+            shape=(self._num_channels,),
             initializer=initializer,
             trainable=trainable,
             autocast=False,  # statistics stay float32 in mixed precision
@@ -75,13 +107,14 @@ class FusedBatchNorm(keras.layers.Layer):
 
         In training, batch statistics are used and the moving ones are updated.
         """
+        size = [self._num_channels]
         result = tf.raw_ops.FusedBatchNormV3(
             x=inputs,
-            scale=self.gamma.value,
-            offset=self.beta.value,
+            scale=tf.ones(size) if self.gamma is None else self.gamma.value,
+            offset=tf.zeros(size) if self.beta is None else self.beta.value,
             mean=self.moving_mean.value,
             variance=self.moving_variance.value,
-            epsilon=EPSILON,
+            epsilon=self._epsilon,
             # The weight of the batch in the new moving statistics; the kernel mixes.
             exponential_avg_factor=1.0 - MOMENTUM if training else 1.0,
             is_training=training,

@@ -1,0 +1,1 @@
+"""Convolutions computed in other ways than the user wrote, where that is faster."""

@@ -1,0 +1,264 @@
+"""Convolutions of repeated pixels, and averaged ones, are of the smaller image."""
+
+from __future__ import annotations
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.engine.graph import optimize
+from replicator.engine.graph.trace import trace
+from replicator.placement.topology import make_topology
+
+LOCAL = "/job:localhost/replica:0/task:0/device:"
+CPUS = make_topology([[f"{LOCAL}CPU:0"]] * 2)
+GPUS = make_topology([[f"{LOCAL}GPU:{index}"] for index in range(2)])
+NUM_REPLICAS, BATCH, CHANNELS, LAST = 2, 16, 2, 5
+HEIGHT, WIDTH = 16, 18  # the least, times BATCH, is 4096
+KERNELS = [(3, 3), (1, 3), (5, 3)]
+
+
+def tiled(image):
+    """As generators write it."""
+    batch, height, width, channels = image.shape
+    tiles = tf.tile(image[:, :, None, :, None], [1, 1, 2, 1, 2, 1])
+    shape = [-1 if batch is None else batch, 2 * height, 2 * width, channels]
+    return tf.reshape(tiles, shape)
+
+
+def columns_first(image):
+    """Repeats each column, then each row."""
+    return tf.repeat(tf.repeat(image, 2, axis=2), 2, axis=1)
+
+
+def resized(image):
+    """As TensorFlow's function for images."""
+    height, width = image.shape[1:3]
+    return tf.image.resize(image, [2 * height, 2 * width], "nearest")
+
+
+def bias_added(image):
+    """As a layer adds it."""
+    return tf.nn.bias_add(image, tf.range(LAST, dtype=image.dtype))
+
+
+def added_to(image):
+    """As an array is added."""
+    return tf.range(LAST, dtype=image.dtype)[None, None] + image
+
+
+REPEATS = {
+    "tile": tiled,
+    "repeat": columns_first,
+    "resize": resized,
+    "keras": keras.layers.UpSampling2D(),
+    "v1": lambda image: tf.compat.v1.image.resize_nearest_neighbor(
+        image, [2 * HEIGHT, 2 * WIDTH]
+    ),
+}
+BIASES = {"none": tf.identity, "bias_add": bias_added, "add": added_to}
+AVERAGES = {
+    "tf": lambda image: tf.nn.avg_pool2d(image, 2, 2, "VALID"),
+    "keras": keras.layers.AveragePooling2D(2, padding="same"),
+}
+
+
+def convolved(image, kernel):
+    """With stride 1."""
+    return tf.nn.conv2d(image, kernel, 1, "SAME")
+
+
+def repeats(way):
+    """Convolves an image whose pixels are repeated."""
+    return lambda image, kernel: convolved(REPEATS[way](image), kernel)
+
+
+def averages(way, bias="none"):
+    """Averages a convolution with a bias."""
+    add = BIASES[bias] if bias != "none" else lambda image: image
+    return lambda image, kernel: AVERAGES[way](add(convolved(image, kernel)))
+
+
+FUSED = {
+    **{f"repeat {way}": repeats(way) for way in REPEATS},
+    **{
+        f"average {way} {bias}": averages(way, bias)
+        for way, bias in itertools.product(AVERAGES, BIASES)
+    },
+}
+OTHERS = {
+    "activation": lambda image, kernel: AVERAGES["tf"](
+        tf.nn.relu(convolved(image, kernel))
+    ),
+    "overlap": lambda image, kernel: tf.nn.avg_pool2d(
+        convolved(image, kernel), 2, 1, "VALID"
+    ),
+    "larger blocks": lambda image, kernel: tf.nn.avg_pool2d(
+        convolved(image, kernel), 4, 4, "VALID"
+    ),
+    "largest": lambda image, kernel: tf.nn.max_pool2d(
+        convolved(image, kernel), 2, 2, "VALID"
+    ),
+    "no padding": lambda image, kernel: AVERAGES["tf"](
+        tf.nn.conv2d(image, kernel, 1, "VALID")
+    ),
+    "stride": lambda image, kernel: tf.nn.conv2d(tiled(image), kernel, 3, "SAME"),
+    "holes": lambda image, kernel: tf.nn.conv2d(
+        tiled(image), kernel, 1, "SAME", dilations=2
+    ),
+    "other repeats": lambda image, kernel: convolved(
+        tf.tile(image, [1, 2, 2, 1]), kernel
+    ),
+    "more repeats": lambda image, kernel: convolved(
+        tf.repeat(tf.repeat(image, 4, 1), 2, 2), kernel
+    ),
+}
+
+
+def step_of(function):
+    """A step that returns the result, and gradients that are unlike everywhere."""
+
+    def step(image, kernel):
+        with tf.GradientTape() as tape:
+            tape.watch([image, kernel])
+            result = function(image, kernel)
+        weights = tf.reshape(tf.range(tf.size(result)) % 7, tf.shape(result))
+        above = tf.cast(weights, result.dtype)
+        gradients = tape.gradient(result, [image, kernel], output_gradients=above)
+        return result, *gradients
+
+    return step
+
+
+def image_shape(size=(HEIGHT, WIDTH), batch=BATCH):
+    """The smaller image's, or that which is averaged."""
+    return [batch, *size, CHANNELS]
+
+
+def optimized(function, topology=CPUS, kernel=(3, 3), dtype=tf.float32, **image):
+    """The nodes of the optimized step."""
+    specs = [
+        tf.TensorSpec(image_shape(**image), dtype),
+        tf.TensorSpec([*kernel, CHANNELS, LAST], dtype),
+    ]
+    traced = trace(step_of(function), specs, NUM_REPLICAS)
+    return optimize.optimize(traced, topology).node
+
+
+def kernels_with_stride(nodes):
+    """Convolutions between two resolutions, and their gradients."""
+    return [
+        node
+        for node in nodes
+        if "Conv2D" in node.op and list(node.attr["strides"].list.i) == [1, 2, 2, 1]
+    ]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@pytest.mark.parametrize("way", FUSED)
+def test_they_are_computed_from_the_smaller_image(way, kernel):
+    """The result and both gradients, and nothing of the larger image is left."""
+    nodes = optimized(FUSED[way], kernel=kernel)
+
+    assert len(kernels_with_stride(nodes)) == len(["result", "image", "kernel"])
+    assert sum("Conv2D" in node.op for node in nodes) == len(kernels_with_stride(nodes))
+    assert not {"Tile", "AvgPool", "AvgPoolGrad"} & {node.op for node in nodes}
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@pytest.mark.parametrize("way", FUSED)
+def test_results_and_gradients_are_those_of_the_user(way, kernel):
+    """To the last bit, of whole numbers; images of replicas differ."""
+    random = np.random.default_rng(7)
+    shape = (NUM_REPLICAS, *image_shape())
+    images = tf.constant(random.integers(-4, 5, shape), tf.float32)
+    weights = tf.constant(random.integers(-4, 5, [*kernel, CHANNELS, LAST]), tf.float32)
+    step = step_of(FUSED[way])
+    repl = replicator.create("in_graph", num_replicas=NUM_REPLICAS)
+
+    def on_replica():
+        image = tf.gather(images, replicator.get_replica_context().replica_id)
+        return step(tf.ensure_shape(image, image_shape()), weights)
+
+    results = repl.run(on_replica)
+    for index in range(NUM_REPLICAS):
+        for found, expected in zip(results, step(images[index], weights), strict=True):
+            np.testing.assert_array_equal(found.values[index], expected)
+
+
+@pytest.mark.parametrize("way", OTHERS)
+def test_others_stay(way):
+    """What is not a convolution between two resolutions, or not one of averages."""
+    assert not kernels_with_stride(optimized(OTHERS[way]))
+
+
+@pytest.mark.parametrize("way", ["repeat tile", "average tf bias_add"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kernel": (2, 3)},
+        {"kernel": (1, 1)},
+        {"dtype": tf.float64},
+        {"topology": GPUS},
+    ],
+    ids=str,
+)
+def test_they_stay_where_nothing_is_won(way, settings):
+    """Kernels without a middle, of one pixel, other types, and GPUs."""
+    assert not kernels_with_stride(optimized(FUSED[way], **settings))
+
+
+@pytest.mark.parametrize("way", ["repeat tile", "average tf none"])
+@pytest.mark.parametrize("batch", [None, 3])
+def test_they_stay_where_pixels_are_few(way, batch):
+    """Or may be, where the batch is not known."""
+    assert not kernels_with_stride(optimized(FUSED[way], batch=batch))
+
+
+def test_averages_stay_where_a_row_belongs_to_no_block():
+    """The last one, which they leave out."""
+    assert not kernels_with_stride(optimized(averages("tf"), size=(HEIGHT + 1, WIDTH)))
+
+
+USED_ELSEWHERE = {
+    "sum": lambda image: AVERAGES["tf"](image) + tf.reduce_sum(image),
+    "bias": lambda image: AVERAGES["tf"](
+        image + tf.reshape(tf.range(16.0 * 18.0), [1, HEIGHT, WIDTH, 1])
+    ),
+}
+
+
+@pytest.mark.parametrize("way", USED_ELSEWHERE)
+def test_a_convolution_whose_pixels_matter_stays(way):
+    """Something else needs it, or it gets another bias at each pixel."""
+    nodes = optimized(lambda *given: USED_ELSEWHERE[way](convolved(*given)))
+
+    assert [node.op for node in nodes].count("AvgPool") == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(tiled, tf.identity), (tf.identity, AVERAGES["tf"])]
+)
+def test_a_convolution_that_waits_for_something_stays(before, after):
+    """It has to run after another node."""
+
+    def waits(image, kernel):
+        image = before(image)
+        with tf.control_dependencies([tf.debugging.assert_all_finite(image, "")]):
+            result = convolved(image, kernel)
+        return after(result)
+
+    nodes = [node for node in optimized(waits) if node.op == "Conv2D"]
+    assert [1, 1, 1, 1] in [list(node.attr["strides"].list.i) for node in nodes]
+
+
+@pytest.mark.usefixtures("optimizer_settings")
+def test_they_stay_where_the_user_turned_the_optimizer_off():
+    """Fewer multiplications are an optimization as others are."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+    assert not kernels_with_stride(optimized(repeats("tile")))
