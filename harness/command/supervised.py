@@ -46,7 +46,9 @@ def run(
         kept[stream].add(chunk)
         return False
 
-    running, why = Run(), ""
+    # Its processes say themselves what they use; looking through all processes every
+    # second would take from the turns of other trials.
+    running, why = Run(is_sampled=False), ""
     try:
         running.run(words, folder, variables, keep, 0)
     except CommandError as error:
