@@ -3,10 +3,11 @@
     python -m benchmarks.bench_replicator [--repeats N] [--cases NAME...]
 
 ResNet-50, 64 pixels, 8 examples per replica, and SN-GAN, 16 pixels and 64 examples,
-on synthetic data and two cores. Every repeat runs every case once, each in fresh
-processes, the order reversed in every other repeat (ABBA), and ratios are paired within
-a repeat. The *ceiling* is two single-device programs side by side, on TensorFlow's own
-graph, pinned to one core each, that never communicate.
+on synthetic data and two cores. Every repeat starts fresh processes of every case, one
+case after the other, which then take turns of a few steps, in an order that is reversed
+in every other round; ratios are paired within a repeat. The *ceiling* is two
+single-device programs side by side, on TensorFlow's own graph, pinned to one core each,
+that never communicate.
 
 With ``--allocator keep`` the C library keeps freed memory instead of giving it back to
 the kernel, as in sweeps (``harness/run/trial_tree.py``). TensorFlow's CPU allocator is
@@ -17,6 +18,7 @@ would not be fair.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -32,7 +34,7 @@ from results.records.models import Allocator
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-NUM_STEPS = 20
+NUM_TURNS, NUM_STEPS = 10, 5
 NUM_WARMUP_STEPS = 15
 """A heap that keeps freed memory grows until about the 14th step."""
 NUM_BLOCKS = 12
@@ -50,14 +52,14 @@ class Case(NamedTuple):
       num_replicas: In each process.
       cores: Of each process.
       workload: Whose step is measured.
-      num_steps: Of the window.
+      starts_only: Whether nothing but its first step counts.
     """
 
     backend: str
     num_replicas: int
     cores: list[list[int]]
     workload: str = "resnet50"
-    num_steps: int = NUM_STEPS
+    starts_only: bool = False
 
 
 CASES = {
@@ -66,9 +68,8 @@ CASES = {
     "ceiling x2": Case("single", 1, [[core] for core in CORES]),
     "in_graph x4": Case("in_graph", 4, [[*CORES]]),
     "tf_mirrored x4": Case("tf_mirrored", 4, [[*CORES]]),
-    # Measured for their start only, so few steps follow.
-    "in_graph x8": Case("in_graph", 8, [[*CORES]], num_steps=2),
-    "tf_mirrored x8": Case("tf_mirrored", 8, [[*CORES]], num_steps=2),
+    "in_graph x8": Case("in_graph", 8, [[*CORES]], starts_only=True),
+    "tf_mirrored x8": Case("tf_mirrored", 8, [[*CORES]], starts_only=True),
     "SN-GAN, in_graph x2": Case("in_graph", 2, [[*CORES]], "sngan"),
     "SN-GAN, ceiling x2": Case("single", 1, [[core] for core in CORES], "sngan"),
 }
@@ -95,14 +96,12 @@ def main() -> None:
     allocator = Allocator(arguments.allocator)
     os.environ.update(trial_tree.allocator_variables(allocator, os.environ))
     print(f"allocator: {allocator.value}; cores {CORES}", flush=True)
-    measured = runner.take_turns(
-        {name: functools.partial(_run_case, CASES[name]) for name in arguments.cases},
-        arguments.num_repeats,
-        show=lambda figures: (
-            f"{figures['examples_per_sec']:6.1f} images/s, "
-            f"first step {figures['time_to_first_step_sec']:5.1f} s"
-        ),
-    )
+    measured: dict[str, list[dict[str, float]]] = {n: [] for n in arguments.cases}
+    for repeat in range(arguments.num_repeats):
+        found = _generation(arguments.cases[:: -1 if repeat % 2 else 1])
+        for name in arguments.cases:
+            print(f"repeat {repeat} {name:20} {_shown(found[name])}", flush=True)
+            measured[name].append(found[name])
     for (title, metric), first, second, target in FIGURES:
         if first in measured and second in measured:
             runner.print_ratio(
@@ -124,46 +123,63 @@ def main() -> None:
         )
 
 
-def _run_case(case: Case) -> dict[str, float]:
-    """Runs the processes of one case together; throughput is of all of them."""
-    arguments = case._asdict()
-    cores = arguments.pop("cores")
-    outputs = runner.measure_together(
-        [
-            runner.Process(function=measure, arguments=arguments, cores=own)
-            for own in cores
-        ]
-    )
-    windows = [window for _, window in outputs]
-    start = max(window["start_sec"] for window in windows)
-    end = max(window["end_sec"] for window in windows)
-    return {
-        "examples_per_sec": sum(w["num_examples"] for w in windows) / (end - start),
-        "time_to_first_step_sec": max(ready for ready, _ in outputs),
+def _generation(names: list[str]) -> dict[str, dict[str, float]]:
+    """Figures of each case: first steps, one after the other, then turns of all."""
+    figures: dict[str, dict[str, float]] = {}
+    with contextlib.ExitStack() as living:
+        turns = {}
+        for name in names:
+            with contextlib.ExitStack() as stack:
+                together = runner.together(_processes(CASES[name]))
+                ready, resume = stack.enter_context(together)
+                figures[name] = {FIRST_STEP[1]: max(ready)}
+                if not CASES[name].starts_only:
+                    living.enter_context(stack.pop_all())
+                    turns[name] = functools.partial(_rate, resume)
+        found = runner.take_turns(turns, NUM_TURNS, num_warmups=1)
+        for name, rates in found.items():
+            figures[name][THROUGHPUT[1]] = statistics.geometric_mean(rates)
+    return figures
+
+
+def _processes(case: Case) -> list[runner.Process]:
+    arguments = {
+        "backend": case.backend,
+        "num_replicas": case.num_replicas,
+        "workload": case.workload,
     }
+    return [
+        runner.Process(function=measure, arguments=arguments, cores=cores)
+        for cores in case.cores
+    ]
 
 
-def measure(
-    backend: str, num_replicas: int, workload: str, num_steps: int
-) -> Iterator[Any]:
-    """Yields the time to the first step when warm, then the window of all steps."""
+def _rate(resume: Callable[[], list[float]]) -> float:
+    """Examples per second of all processes of a case."""
+    return sum(resume())
+
+
+def _shown(figures: dict[str, float]) -> str:
+    rate, first = figures.get(THROUGHPUT[1]), figures[FIRST_STEP[1]]
+    text = f"first step {first:5.1f} s"
+    return text if rate is None else f"{rate:6.1f} images/s, {text}"
+
+
+def measure(backend: str, num_replicas: int, workload: str) -> Iterator[float]:
+    """Yields the time to the first step, then examples per second of each turn."""
     _set_threads()
     start = time.perf_counter()
     program = _build(backend, num_replicas, workload)
     program.run()
-    time_to_first_step_sec = time.perf_counter() - start
-    if num_steps == NUM_STEPS:  # the others are measured for their start only
-        for _ in range(NUM_WARMUP_STEPS):
-            program.run()
-    yield time_to_first_step_sec
-    start = time.monotonic()
-    for _ in range(num_steps):
+    yield time.perf_counter() - start
+    for _ in range(NUM_WARMUP_STEPS):
         program.run()
-    yield {
-        "start_sec": start,
-        "end_sec": time.monotonic(),
-        "num_examples": program.global_batch_size * num_steps,
-    }
+    while True:
+        start = time.perf_counter()
+        for _ in range(NUM_STEPS):
+            program.run()
+        seconds = time.perf_counter() - start
+        yield program.global_batch_size * NUM_STEPS / seconds
 
 
 def compare_with_plain_loop(num_blocks: int) -> dict[str, list[float]]:

@@ -2,7 +2,8 @@
 
 Pins itself, then imports a module, calls a function of it, and gives back the result:
 as a line of standard output, or in the file that the plan names. A function that is a
-generator yields what it knows when it is ready, and measures when it is resumed.
+generator yields what it knows when it is ready, and measures whenever it is resumed by
+a line of standard input, until that ends.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def main() -> None:
     if isinstance(result, types.GeneratorType):
         for value in result:
             _give(value)
-            sys.stdin.readline()
+            if not sys.stdin.readline():
+                break
     elif not plan["result"]:
         _give(result)
     elif result is not None:  # one process of a cluster has it

@@ -91,28 +91,37 @@ def measure(function: Callable[..., Any], **how: Any) -> Any:
         return _read(running, process)
 
 
-def measure_together(processes: Sequence[Process]) -> list[tuple[Any, Any]]:
-    """Measures in several fresh processes at once, from when all are ready.
+@contextlib.contextmanager
+def together(
+    processes: Sequence[Process],
+) -> Iterator[tuple[list[Any], Callable[[], list[Any]]]]:
+    """Starts fresh processes that measure at once, as often as they are asked.
 
     Args:
-      processes: Their functions are generators that yield twice: when they are ready,
-        and what they have measured then.
+      processes: Their functions are generators that yield when they are ready, and then
+        what they have measured since they were resumed.
 
-    Returns:
-      What each has yielded.
+    Yields:
+      What each has yielded when it was ready, and a function that resumes all of them
+      and returns what they yield next.
 
     Raises:
       BenchmarkError: A process failed; it has said why on standard error.
     """
     with contextlib.ExitStack() as stack:
         running = [stack.enter_context(_started(process)) for process in processes]
-        both = list(zip(running, processes, strict=True))
-        ready = [_read(*one) for one in both]
-        for one in running:
-            assert one.stdin is not None
-            one.stdin.write("go\n")
-            one.stdin.flush()
-        return list(zip(ready, [_read(*one) for one in both], strict=True))
+
+        def read() -> list[Any]:
+            return [_read(*one) for one in zip(running, processes, strict=True)]
+
+        def resume() -> list[Any]:
+            for one in running:
+                assert one.stdin is not None
+                one.stdin.write("go\n")
+                one.stdin.flush()
+            return read()
+
+        yield read(), resume
 
 
 def measure_cluster(

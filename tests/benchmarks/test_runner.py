@@ -22,16 +22,18 @@ def place(word):
 
 def in_two_steps(seconds):
     time.sleep(seconds)
-    yield time.monotonic()
-    yield time.monotonic()
+    while True:
+        yield time.monotonic()
 
 def fail():
     raise ValueError("nothing to measure")
 
 def fail_late():
-    yield 1
-    yield 2
-    sys.exit(3)
+    try:
+        yield 1
+        yield 2
+    finally:
+        os._exit(3)
 
 def index():
     own = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
@@ -74,40 +76,37 @@ def test_a_function_measures_in_a_fresh_process_on_its_cores(runner, timed):
 
 @pytest.mark.processes
 def test_processes_measure_together_when_all_are_ready(runner, timed):
-    """The quick one waits for the slow one."""
-    found = runner.measure_together(
-        [
-            runner.Process(function=timed.in_two_steps, arguments={"seconds": seconds})
-            for seconds in (0.0, 0.5)
-        ]
-    )
+    """The quick one waits for the slow one, and both end when nobody asks any more."""
+    processes = [
+        runner.Process(function=timed.in_two_steps, arguments={"seconds": seconds})
+        for seconds in (0.0, 0.5)
+    ]
 
-    assert max(ready for ready, _ in found) <= min(start for _, start in found)
+    with runner.together(processes) as (ready, resume):
+        first, second = resume(), resume()
+
+    assert max(ready) <= min(first) <= max(first) <= min(second)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("measure", "function", "message"),
-    [
-        (
-            "measure",
-            "fail",
-            r"process of timed_functions.fail ended with exit code 1 before it had",
-        ),
-        (
-            "measure_together",
-            "fail_late",
-            r"timed_functions.fail_late ended with exit code 3 after it had measured",
-        ),
-    ],
-)
-def test_a_process_that_fails_is_an_error(runner, timed, measure, function, message):
-    """Whatever it has measured."""
-    function = getattr(timed, function)
-    asked = function if measure == "measure" else [runner.Process(function=function)]
+def test_a_process_that_fails_is_an_error(runner, timed):
+    """Before it has measured."""
+    message = r"process of timed_functions.fail ended with exit code 1 before it had"
 
     with pytest.raises(runner.BenchmarkError, match=message):
-        getattr(runner, measure)(asked)
+        runner.measure(timed.fail)
+
+
+@pytest.mark.processes
+def test_a_process_that_fails_late_is_an_error(runner, timed):
+    """Whatever it has measured."""
+    message = r"timed_functions.fail_late ended with exit code 3 after it had measured"
+
+    with (
+        pytest.raises(runner.BenchmarkError, match=message),
+        runner.together([runner.Process(function=timed.fail_late)]) as (ready, resume),
+    ):
+        assert ([1], [2]) == (ready, resume())
 
 
 @pytest.mark.processes
