@@ -128,7 +128,9 @@ def program(workload: str, backend: str, unit: str) -> Program | None:
     peer = catalog.peer(backend)
     if peer is None:
         return None
-    return Program(command=peer.command(workload), metric=CLIENT, unit=unit)
+    return Program(
+        command=peer.command(workload), metric=CLIENT, unit=unit, polls=peer.polls
+    )
 
 
 def packages(root: Path, peer: PeerInfo) -> dict[str, str]:
