@@ -107,6 +107,7 @@ PEERS: dict[str, PeerInfo] = {
             launch="",
             programs={
                 "resnet50": "workloads.peers.jax.resnet50",
+                "sngan": "workloads.peers.jax.sngan",
             },
             exporter="workloads.peers.export",
         ),

@@ -90,6 +90,39 @@ def test_each_process_has_its_replicas_of_what_first_steps_draw():
     np.testing.assert_array_equal(whole, np.concatenate(halves))
 
 
+def test_later_draws_are_own_and_of_the_same_kind():
+    """The seed says which; the generator's are there in every other step."""
+    config = {"num_classes": 3, "num_discriminator_steps": 2}
+    export = make_export(config=config)
+    of_both = {
+        "pixels": np.ones((2, 3, 4, 4, 3), "f4"),
+        "generator_latents": np.ones((2, 60, 5), "f4"),
+        "generator_labels": np.ones((2, 60), "i4"),
+    }
+    export.arrays.update({f"draws/{name}": of for name, of in of_both.items()})
+
+    def drawn(process, seed):
+        made = inputs.sngan_draws(export, process=process, num_processes=2, seed=seed)
+        return [next(made) for _ in range(5)]
+
+    found, latents = drawn(1, 0), "generator_latents"
+    for step, of in enumerate(found):
+        names = [*of_both] if step % 2 == 0 else ["pixels"]
+        assert names == [*of]
+        for name in names:
+            assert (of_both[name][0].shape, of_both[name].dtype) == (
+                of[name].shape,
+                of[name].dtype,
+            )
+            assert (step < 3) == np.array_equal(of_both[name][0], of[name])
+    assert {0, 1, 2} == {*found[4]["generator_labels"].tolist()}
+    assert 0 <= found[3]["pixels"].min() < found[3]["pixels"].max() <= 2 / 255
+    assert 0.8 < found[4][latents].std() < 1.2  # 300 numbers: within 5 of their errors
+    np.testing.assert_array_equal(drawn(1, 0)[4][latents], found[4][latents])
+    assert not np.array_equal(drawn(1, 1)[4][latents], found[4][latents])
+    assert not np.array_equal(drawn(0, 0)[4][latents], found[4][latents])
+
+
 @pytest.mark.parametrize("decay_start", [0.0, 0.5, 1.0])
 def test_the_learning_rate_of_sngan_is_ours(decay_start):
     """Before its fall, within, and after its end."""

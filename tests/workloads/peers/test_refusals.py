@@ -20,7 +20,11 @@ def trial(backend="jax", revision=""):
 @pytest.mark.parametrize(
     ("workload", "fields", "message"),
     [
-        ("sngan", {}, "'jax' does not have workload sngan, but has resnet50 only"),
+        (
+            "d4pg",
+            {},
+            "'jax' does not have workload d4pg, but has resnet50 and sngan only",
+        ),
         ("resnet50", {"data": "cifar10"}, "'jax' does not have data 'cifar10'"),
         ("resnet50", {"device": "gpu"}, "'jax' does not have device 'gpu'"),
         ("resnet50", {"steps_per_sync": 4}, "--steps-per-sync 4, but reads each loss"),
