@@ -122,6 +122,7 @@ PEERS: dict[str, PeerInfo] = {
             " build/peers/horovod/bin/python",
             programs={
                 "resnet50": "workloads.peers.horovod.resnet50",
+                "sngan": "workloads.peers.horovod.sngan",
             },
             exporter="workloads.peers.export",
             compiled="horovod",
