@@ -78,6 +78,11 @@ class Process:
         """Returns a model as it is called: compiled, if that is how it is tuned."""
         return torch.compile(model) if self.tuning["compile"] else model
 
+    def precision(self) -> torch.autocast:
+        """Returns a context in which layers compute in the type that ours do."""
+        is_mixed = self.export.settings["config"]["compute_dtype"] == "mixed_bfloat16"
+        return torch.autocast("cpu", torch.bfloat16, enabled=is_mixed)
+
     def batches(self) -> Any:
         """Yields images, as PyTorch has them, and labels."""
         layout = (
