@@ -154,7 +154,7 @@ def why_not_peer(
     if info.name not in of.programs:
         return f"workload {info.name}, but has {' and '.join(of.programs)} only"
     config = workload_catalog.make_config(info.name, preset_name, options)
-    return peer_catalog.unsupported(info.name, config, data)
+    return peer_catalog.unsupported(of.programs[info.name], config, data)
 
 
 def preset(info: WorkloadInfo, name: str) -> PresetInfo:

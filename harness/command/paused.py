@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import os
 import select
-import time
 from typing import TYPE_CHECKING, Any, Final
-
-import psutil
 
 from harness.client.scaling_client import (
     ADDRESS_VARIABLE,
@@ -28,6 +25,7 @@ from harness.command.kept_output import KeptOutput
 from harness.command.program_use import ProgramMemory, ProgramUse
 from harness.command.reader import LineReader, Reading
 from harness.command.running import Run, descendants
+from harness.command.stopping import Stopping
 from harness.trial.ending import signal_name
 from results.records.program import STEP
 
@@ -38,100 +36,18 @@ if TYPE_CHECKING:
     from harness.client.scaling_client import RankFile, TimedStep
     from results.records.models import TrialSpec
 
-_STOP_SEC: Final = 5.0
-"""For all processes to stand: one in a system call of a disk stops after it."""
-_POLL_SEC: Final = 0.0005
 _CHUNK_BYTES: Final = 2**16
-_STANDING: Final = (
-    psutil.STATUS_STOPPED,
-    psutil.STATUS_TRACING_STOP,
-    psutil.STATUS_ZOMBIE,
-    psutil.STATUS_DEAD,
-)
+_CLIENT_SAYS: Final = "scaling_client: "
+"""How the client begins a line on stderr: it has no trial of its own here."""
 _NEW_EPOCH: Final = (0, 1)
 """Numbers at which a program may count anew."""
-
-
-class PausedProgram:
-    """The processes of a program, which run only while its trial has a turn."""
-
-    def __init__(self, running: Run) -> None:
-        self._running = running
-        self._known: list[psutil.Process] = []
-        self.is_stopped = False
-
-    def stop(self) -> list[psutil.Process]:
-        """Stops all processes, and returns them when they stand.
-
-        Raises:
-          CommandError: One does not stop.
-        """
-        if self.is_stopped:
-            return self._known
-        self.is_stopped = True
-        for process in self._known:  # most are these: looking for others takes longer
-            _signal(process, "suspend")
-        deadline = time.monotonic() + _STOP_SEC
-        while left := [one for one in self.find() if not _stands(one)]:
-            for process in left:
-                _signal(process, "suspend")
-            if time.monotonic() > deadline:
-                raise CommandError(
-                    f"process {left[0].pid} of the command does not stop within"
-                    f" {_STOP_SEC:g} s of SIGSTOP; leave --pausable out, and measure"
-                    " what it prints, or let it connect by scaling_client"
-                )
-            time.sleep(_POLL_SEC)
-        return self._known
-
-    def go_on(self) -> None:
-        """Lets all processes continue, if they were stopped."""
-        if self.is_stopped:
-            self.is_stopped = False
-            for process in self._known:
-                _signal(process, "resume")
-
-    def unread(self) -> list[tuple[int, bytes]]:
-        """Returns what it has printed and nobody has read, by stream."""
-        found = []
-        for index, descriptor in enumerate(self._running.streams):
-            while select.select([descriptor], [], [], 0)[0]:
-                chunk = os.read(descriptor, _CHUNK_BYTES)
-                if not chunk:  # its end; whoever reads on sees it again
-                    break
-                found.append((index, chunk))
-        return found
-
-    def find(self) -> list[psutil.Process]:
-        """Looks for its processes: known ones stop at once."""
-        self._known = descendants()
-        return self._known
-
-
-def _signal(process: psutil.Process, method: str) -> None:
-    try:
-        getattr(process, method)()
-    except psutil.NoSuchProcess:
-        pass
-    except psutil.AccessDenied:
-        raise CommandError(
-            f"process {process.pid} of the command belongs to another user, and cannot"
-            " be stopped; leave --pausable out"
-        ) from None
-
-
-def _stands(process: psutil.Process) -> bool:
-    try:
-        return process.status() in _STANDING
-    except psutil.NoSuchProcess:
-        return True
 
 
 class PausingChannel(Channel):
     """The connection to the harness, at whose end a program stands while it waits."""
 
-    program: PausedProgram
-    skip: Callable[[Sequence[tuple[int, bytes]]], None]
+    program: Stopping
+    skip: Callable[[], None]
 
     def ask(self, state: str, **facts: Any) -> dict[str, Any]:
         """Says what was reached; the program stands until the next command and after.
@@ -140,7 +56,7 @@ class PausingChannel(Channel):
           LostHarnessError: There will be none.
         """
         self.program.stop()
-        self.skip(self.program.unread())
+        self.skip()
         return super().ask(state, **facts)
 
 
@@ -172,7 +88,7 @@ class PausedTrial:
         self._lines = [LineReader(pattern, "--metric", _step_number) for _ in range(2)]
         self._kept = (KeptOutput(1), KeptOutput(2))
         self._running = Run(is_sampled=False)
-        self._program = PausedProgram(self._running)
+        self._program = Stopping(descendants)
         self._last: int | None = None
         self._num_steps = self._num_bunched = self._num_pauses = 0
         self._run: StudyRun | None = None
@@ -263,11 +179,15 @@ class PausedTrial:
             self._last = number
         return found
 
-    def _skip(self, unread: Sequence[tuple[int, bytes]]) -> None:
+    def _skip(self) -> None:
         """Reads what was printed before the program stood: it is of no turn."""
         self._num_pauses += 1
-        for stream, chunk in unread:
-            self._read(stream, chunk, 0)
+        for stream, descriptor in enumerate(self._running.streams):
+            while select.select([descriptor], [], [], 0)[0]:
+                chunk = os.read(descriptor, _CHUNK_BYTES)
+                if not chunk:  # its end; whoever reads on sees it again
+                    break
+                self._read(stream, chunk, 0)
 
     def _why_too_early(self) -> str:
         code = self._running.exit_code or 0
@@ -277,6 +197,12 @@ class PausedTrial:
         elif not code:
             how = "ended well"
         said = self._kept[1].last_line or self._kept[0].last_line
+        if said.startswith(_CLIENT_SAYS):
+            return (
+                f"the command {how}: it connects by scaling_client, so its steps are"
+                " not read from lines; give --metric client, with --pausable if its"
+                " threads compute between its turns"
+            )
         last = f"its last line: {said or 'none'!r}"
         if not self._num_steps:
             return (

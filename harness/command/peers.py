@@ -128,7 +128,9 @@ def program(workload: str, backend: str, unit: str) -> Program | None:
     peer = catalog.peer(backend)
     if peer is None:
         return None
-    return Program(command=peer.command(workload), metric=CLIENT, unit=unit)
+    return Program(
+        command=peer.command(workload), metric=CLIENT, unit=unit, polls=peer.polls
+    )
 
 
 def packages(root: Path, peer: PeerInfo) -> dict[str, str]:
@@ -163,7 +165,9 @@ def write_expected(trial_dir: Path, spec: TrialSpec, export: Path) -> None:
     """Writes the losses that a trial of a peer has to repeat into its directory."""
     text = (export / catalog.EXPORT_SETTINGS).read_text(encoding="utf-8")
     of = f"{catalog.EXPORTED_BACKEND} x{spec.num_replicas}"
-    first_losses.write(trial_dir, spec, json.loads(text)["losses"], of)
+    settings = json.loads(text)
+    dtype = settings["config"]["compute_dtype"]
+    first_losses.write(trial_dir, spec, settings["losses"], of, dtype)
 
 
 def main(compiled: Sequence[str]) -> None:

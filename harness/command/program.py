@@ -108,6 +108,7 @@ def make(
     folder: Path,
     left_out: Sequence[Path] = (),
     count_texts: Sequence[str] = (),
+    polls: bool = False,
 ) -> ForeignProgram:
     """Returns the program that a command starts, identified as it is now.
 
@@ -120,6 +121,7 @@ def make(
       folder: Where it starts.
       left_out: Folders whose files are no changes, such as that of the studies.
       count_texts: NAME=PATTERN of what it counts.
+      polls: Whether its processes connect, and are stopped between turns.
 
     Raises:
       PlanError: Command or metric are wrong, or the repository cannot be read.
@@ -136,6 +138,7 @@ def make(
             metric=metric_text,
             unit=unit,
             counts=tuple(count_texts),
+            polls=polls,
             folder=_place(folder, source),
             setup=setup,
         ),

@@ -82,7 +82,8 @@ class ProgramRequest(Options):
             name="pausable",
             help="The program takes turns, and is stopped (SIGSTOP) between them;"
             " `--metric 'step=PATTERN'` finds the line that it prints after each step,"
-            " with its number.",
+            " with its number; `--metric client` is for one that connects, and computes"
+            " while it waits.",
             default="no",
         ),
     ] = False
@@ -178,6 +179,7 @@ def resolved(request: _Request, folder: Path) -> _Request:
         metric_text=request.metric,
         unit=request.unit or UNIT,
         count_texts=request.counts,
+        polls=is_client and request.is_pausable,
         setup=getattr(request, "setup", None) or "",
         replicas=request.replicas,
         folder=folder,
@@ -198,11 +200,12 @@ def resolved(request: _Request, folder: Path) -> _Request:
 def _check_turns(request: SweepRequest, metric: str) -> None:
     """Raises if the metric contradicts how a program takes turns."""
     is_step = metric.partition("=")[0].strip() == STEP
-    if request.is_pausable and not is_step:
+    if request.is_pausable and not (is_step or metric == CLIENT):
         raise PlanError(
             f"--pausable with --metric {metric!r}: where a program is stopped"
             " between its turns, the harness has the clock; name the line that ends a"
-            " step, with its number, such as --metric 'step=step ([0-9]+)'"
+            " step, with its number, such as --metric 'step=step ([0-9]+)', or give"
+            " --metric client if it connects by scaling_client"
         )
     if is_step and not request.is_pausable:
         raise PlanError(

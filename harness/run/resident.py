@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import time
@@ -20,6 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import psutil
 
 from harness.client.scaling_client import ADDRESS_VARIABLE, native_address
+from harness.command.errors import CommandError
+from harness.command.stopping import Stopping
 from harness.run.trial_tree import ProcessTree
 from harness.trial import first_exit
 from harness.trial.first_exit import FirstExit
@@ -29,7 +30,7 @@ from results.records.client import protocol as client_protocol
 from results.records.client.protocol import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from harness.run.prepared import Prepared
     from harness.run.trial_tree import EndElsewhere, TrialExit
@@ -95,7 +96,8 @@ class Resident:
             user=os.getuid(),
         )
         self._ranks: dict[socket.socket, int] = {}
-        self._standing: list[psutil.Process] = []
+        # Without the first: it is ours, and has to see when the harness is killed.
+        self._stopping = Stopping(lambda: self.processes()[1:])
         self._tree = ProcessTree(
             prepared.trial_dir,
             {**prepared.variables, ADDRESS_VARIABLE: self._address},
@@ -138,7 +140,7 @@ class Resident:
 
     def send(self, command: str, **fields: Any) -> None:
         """Gives a command to all ranks; ``receive`` notices one that has ended."""
-        self._go_on()
+        self._stopping.go_on()
         line = json.dumps({"command": command, **fields}).encode("ascii") + b"\n"
         for connection in self._ranks:
             with contextlib.suppress(OSError):
@@ -186,15 +188,12 @@ class Resident:
         return [self._answers[rank] for rank in sorted(self._answers)]
 
     def _stand(self) -> None:
-        """Stops processes that would compute while they wait for the next command."""
+        """Stops a program that would compute while it waits for the next command."""
         if self.prepared.polls:
-            self._standing = self.processes()
-            _signal(self._standing, signal.SIGSTOP)
-
-    def _go_on(self) -> None:
-        """Lets them continue; also to be ended, for which each has to run."""
-        standing, self._standing = self._standing, []
-        _signal(standing, signal.SIGCONT)
+            try:
+                self._stopping.stop()
+            except CommandError as error:
+                self.fail(str(error))
 
     def _message(self, connection: socket.socket, line: bytes) -> dict[str, Any] | None:
         """Returns what a rank says; None if a stranger says what no rank would."""
@@ -306,7 +305,7 @@ class Resident:
 
     def end(self, *, is_timed_out: bool = False) -> None:
         """Ends its processes; harmless if they have ended."""
-        self._go_on()
+        self._stopping.go_on()
         if self.exit is None:
             self.exit = self._tree.end(
                 timeout_sec=self._timeout_sec, is_timed_out=is_timed_out
@@ -315,7 +314,7 @@ class Resident:
 
     def kill(self) -> None:
         """Kills its processes, whatever state they are in; records nothing."""
-        self._go_on()
+        self._stopping.go_on()
         self._tree.kill()
         self.close()
 
@@ -323,12 +322,6 @@ class Resident:
         """Closes all sockets."""
         self._listener.close()
         self._ranks.clear()
-
-
-def _signal(processes: Iterable[psutil.Process], number: int) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(number)
 
 
 def latest(answers: Sequence[dict[str, Any]], name: str) -> int:

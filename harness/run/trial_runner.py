@@ -184,7 +184,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         start_sec=start_sec,
         gpus=chosen,
         is_client=spec.program is not None and spec.program.takes_turns,
-        polls=of_peer is not None and of_peer.polls,
+        polls=spec.program is not None and spec.program.polls,
     )
     if prepared.is_client:
         client_file.write(trial_dir, spec)

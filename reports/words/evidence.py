@@ -49,7 +49,7 @@ def grade(study: Study) -> tuple[Evidence | None, str] | None:
     program = study.program
     if program is not None and program.takes_turns:
         is_measured = any(entry.is_ok for entry in study.planned)
-        words = _OF_CLIENT if program.is_client else _OF_PAUSED
+        words = _OF_PAUSED if program.is_paused or program.polls else _OF_CLIENT
         return (None, words) if is_measured else None
     found = {
         entry.result.readings.evidence

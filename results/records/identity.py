@@ -34,6 +34,7 @@ _ADDED = (
     "plugins",
     *StepSettings.model_fields,
 )
+_ADDED_OF_PROGRAM = ("counts", "polls")
 _NOT_CASE = {"schema_version", "repetition_index", "seed"}
 
 
@@ -61,8 +62,9 @@ def _content(spec: models.TrialSpec, exclude: set[str]) -> dict[str, Any]:
     for name in _ADDED:
         if getattr(spec, name) == defaults[name].get_default(call_default_factory=True):
             del fields[name]
-    if spec.program is not None and not spec.program.counts:
-        fields["program"].pop("counts")
+    for name in _ADDED_OF_PROGRAM:
+        if spec.program is not None and not getattr(spec.program, name):
+            del fields["program"][name]
     return fields
 
 

@@ -54,6 +54,11 @@ class Program(Record):
         max_length=MAX_METRICS,
         description="NAME=PATTERN, as requested: what is the same in each run",
     )
+    polls: bool = Field(
+        default=False,
+        description="its processes connect, and compute while they wait for a turn:"
+        " they are stopped until it begins",
+    )
     folder: Line = Field(
         default="", description="where it starts, relative to its repository"
     )

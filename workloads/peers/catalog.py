@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from replicator.catalog import BackendInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
 LOCK: Final = "requirements.lock"
@@ -17,18 +17,34 @@ REFERENCE: Final = "in_graph"
 """The backend whose first losses every peer has to repeat."""
 BUILTIN_DATA: Final = ("digits", "synthetic")
 
-_STEP: Final = {
-    "compute_dtype": "float32",
-    "jit": "off",
-    "batch_norm": "local",
-    "input_dtype": "float32",
+Settings = Mapping[str, tuple[object, ...]]
+"""The values that a program implements of each setting that could have others."""
+
+_STEP: Final[Settings] = {
+    "compute_dtype": ("float32",),
+    "jit": ("off",),
+    "batch_norm": ("local",),
+    "input_dtype": ("float32",),
 }
-SETTINGS: Final[Mapping[str, Mapping[str, object]]] = {
-    "resnet50": {**_STEP, "optimizer": "momentum", "label_smoothing": 0.0},
-    "sngan": {**_STEP, "layout": "cifar"},
+_RESNET50: Final[Settings] = {
+    **_STEP,
+    "optimizer": ("momentum",),
+    "label_smoothing": (0.0,),
 }
-"""What the programs of the peers implement, by workload: the value of each setting
-that could have another."""
+_SNGAN: Final[Settings] = {**_STEP, "layout": ("cifar",)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PeerStep:
+    """The step of a workload in another framework.
+
+    Attributes:
+      module: What takes the steps.
+      settings: What of the workload's settings it implements.
+    """
+
+    module: str
+    settings: Settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +55,7 @@ class PeerInfo(BackendInfo):
       environment: Name of its environment, which ``make setup-peers`` creates.
       launch: What starts a module with the interpreter of the environment; with the
         placeholders of a command.
-      programs: The module that takes the steps of each workload.
+      programs: Its steps, by workload.
       exporter: The module that writes what they begin with; it needs TensorFlow.
       compiled: The package of its environment that is compiled on the machine; empty if
         there is none.
@@ -49,7 +65,7 @@ class PeerInfo(BackendInfo):
 
     environment: str
     launch: str
-    programs: Mapping[str, str]
+    programs: Mapping[str, PeerStep]
     exporter: str
     compiled: str = ""
     polls: bool = False
@@ -58,7 +74,7 @@ class PeerInfo(BackendInfo):
         """Returns what starts its program, from the folder of the sources."""
         return (
             f"build/peers/{self.environment}/bin/python {self.launch}".rstrip()
-            + f" -m {self.programs[workload]}"
+            + f" -m {self.programs[workload].module}"
         )
 
     @property
@@ -92,8 +108,16 @@ PEERS: dict[str, PeerInfo] = {
             launch="-m torch.distributed.run --nnodes 1 --nproc-per-node {replicas}"
             " --master-addr 127.0.0.1 --master-port {port}",
             programs={
-                "resnet50": "workloads.peers.torch_ddp.resnet50",
-                "sngan": "workloads.peers.torch_ddp.sngan",
+                "resnet50": PeerStep(
+                    module="workloads.peers.torch_ddp.resnet50",
+                    settings={
+                        **_RESNET50,
+                        "compute_dtype": ("float32", "mixed_bfloat16"),
+                    },
+                ),
+                "sngan": PeerStep(
+                    module="workloads.peers.torch_ddp.sngan", settings=_SNGAN
+                ),
             },
             exporter="workloads.peers.export",
         ),
@@ -106,7 +130,10 @@ PEERS: dict[str, PeerInfo] = {
             environment="jax",
             launch="",
             programs={
-                "resnet50": "workloads.peers.jax.resnet50",
+                "resnet50": PeerStep(
+                    module="workloads.peers.jax.resnet50", settings=_RESNET50
+                ),
+                "sngan": PeerStep(module="workloads.peers.jax.sngan", settings=_SNGAN),
             },
             exporter="workloads.peers.export",
         ),
@@ -120,7 +147,12 @@ PEERS: dict[str, PeerInfo] = {
             launch="-m horovod.runner.launch -np {replicas} --gloo"
             " build/peers/horovod/bin/python",
             programs={
-                "resnet50": "workloads.peers.horovod.resnet50",
+                "resnet50": PeerStep(
+                    module="workloads.peers.horovod.resnet50", settings=_RESNET50
+                ),
+                "sngan": PeerStep(
+                    module="workloads.peers.horovod.sngan", settings=_SNGAN
+                ),
             },
             exporter="workloads.peers.export",
             compiled="horovod",
@@ -137,18 +169,19 @@ def exports_dir() -> Path:
     return names.cache_dir() / "peers"
 
 
-def unsupported(workload: str, config: Any, data: str) -> str:
-    """Returns what of a workload's settings no peer implements; empty if all do.
+def unsupported(step: PeerStep, config: Any, data: str) -> str:
+    """Returns what of a workload's settings a step does not implement; empty if all.
 
     Args:
-      workload: One with programs of peers.
-      config: Its configuration.
+      step: That of a peer.
+      config: The configuration of its workload.
       data: The name of its data set.
     """
     if data not in BUILTIN_DATA:
         return f"data {data!r}, but reads {' and '.join(BUILTIN_DATA)} only"
-    for name, value in SETTINGS[workload].items():
+    for name, values in step.settings.items():
         found = getattr(config, name)
-        if found != value:
-            return f"option {name}={found!r}, but implements {name}={value!r} only"
+        if found not in values:
+            allowed = " and ".join(repr(value) for value in values)
+            return f"option {name}={found!r}, but implements {allowed} only"
     return ""

@@ -7,12 +7,15 @@ in one thread beside the step, two batches ahead.
 
 from __future__ import annotations
 
+import itertools
 import math
 import queue
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+
+from workloads.peers.exported import NUM_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -184,6 +187,44 @@ def goyal_rate(export: Export, step: int) -> float:
         return float(rate)
     rest = 1.0 - min(step / ramp, 1.0)
     return float(rate - rest * (target - config["learning_rate_per_256"]))
+
+
+def sngan_draws(
+    export: Export, *, process: int, num_processes: int, seed: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields what each step of SN-GAN draws: the exported arrays, then its own.
+
+    What the generator needs is there in the steps that update it.
+
+    Args:
+      export: The export.
+      process: Index of this process.
+      num_processes: How many there are.
+      seed: Of what follows the exported draws.
+    """
+    config, first = (
+        export.settings["config"],
+        first_draws(export, process, num_processes),
+    )
+    rng = np.random.default_rng([seed, process, 1])  # the batches have another
+    for step in itertools.count():
+        is_both = step % config["num_discriminator_steps"] == 0
+        yield {
+            name: of if step < NUM_STEPS else _drawn(name, of.shape, config, rng)
+            for name, of in first.items()
+            if is_both or not name.startswith("generator")
+        }
+
+
+def _drawn(
+    name: str, shape: tuple[int, ...], config: dict[str, Any], rng: np.random.Generator
+) -> np.ndarray:
+    """Returns latents, classes, or noise as wide as one level of a pixel."""
+    if name.endswith("labels"):
+        return rng.integers(config["num_classes"], size=shape, dtype=np.int32)
+    if name.endswith("latents"):
+        return rng.standard_normal(shape, np.float32)
+    return rng.random(shape, np.float32) * np.float32(2 / _NUM_LEVELS)
 
 
 def linear_decay(config: dict[str, Any], step: int, num_steps: int) -> float:

@@ -100,6 +100,19 @@ def test_a_bad_program_is_told_what_to_do(
     assert [] == process_tree.find_tree(marker)
 
 
+@pytest.mark.parametrize(
+    "program", [{**OPTIONS, "command": f"{sys.executable} start.py {{replicas}}"}]
+)
+def test_one_that_connects_is_told_what_to_give(take_turns, paused_settings, program):
+    """Its lines are not read: the client is another process of the same rank."""
+    trial = take_turns(paused_settings())
+
+    assert re.search(
+        r"with code 1: it connects by scaling_client, .*; give --metric client, with",
+        trial.status.failure.reason,
+    )
+
+
 def test_alone_it_is_never_stopped(run_alone, paused_settings):
     """``--order sequential``: as many steps in a row as were asked for."""
     trial = run_alone(paused_settings())
@@ -113,7 +126,7 @@ def test_alone_it_is_never_stopped(run_alone, paused_settings):
     ("more", "message"),
     [
         ({"metric": "throughput=([0-9]+)"}, "the harness has the clock; name the line"),
-        ({"metric": "client"}, "--pausable with --metric 'client'"),
+        ({"metric": "throughput=([0-9]+)"}, "or give --metric client if it connects"),
         ({"is_pausable": False}, "without --pausable: steps are timed in turns"),
         ({"counts": ("a=([0-9])",)}, "has no effect with --pausable, which does not"),
         ({"controls": (Control.NOSYNC,)}, "--controls has no effect with --command"),

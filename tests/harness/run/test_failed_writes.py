@@ -138,7 +138,7 @@ def test_what_a_killed_writer_left_is_removed(
 
 
 def _write_losses(trial_dir: Path, spec: Any) -> None:
-    first_losses.write(trial_dir, spec, [1.0, 2.0], "in_graph x1")
+    first_losses.write(trial_dir, spec, [1.0, 2.0], "in_graph x1", "float32")
 
 
 def _write_gang(trial_dir: Path, _spec: Any) -> None:

@@ -8,14 +8,13 @@ import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from harness.errors import DoesNotFitError
 from harness.machine.topology import CpuTopology, LogicalCpu
 from harness.planning import cases, plan
 from harness.planning.request import SweepRequest
-from harness.run import rounds, trial_runner
+from harness.run import rounds
 from harness.run.relay import run_generation
 from harness.run.resident import Resident
 from harness.run.rounds import Generation
@@ -120,30 +119,6 @@ def test_every_case_takes_one_turn_per_round(
         assert pytest.approx(sum(rank.step_time_sec)) == trial.result.window_sec
         assert set(range(ROUNDS)) == set(trial.result.rates)
         assert not trial.result.quality
-
-
-def test_processes_that_poll_stand_between_their_turns(
-    relay_store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When a turn has ended, and before the next begins, none of them runs."""
-    prepare, found = trial_runner.prepare, []
-
-    def prepared(store: Store, trial: PlannedTrial, how: RunSettings) -> Any:
-        return dataclasses.replace(prepare(store, trial, how), polls=True)
-
-    def look(_load: Any, _num_retraces: int) -> str:
-        for trial in those_of_two(relay_store):
-            folder = str(relay_store.trial_dir(trial.trial_id).resolve())
-            found.extend(one.status() for one in process_tree.find_tree(folder))
-        return ""
-
-    monkeypatch.setattr(trial_runner, "prepare", prepared)
-    settings = dataclasses.replace(settings, void_reason=look)
-    trials = run(relay_store, settings, trials=those_of_two(relay_store), max_rounds=2)
-
-    assert {TrialStatus.OK} == {trial.status.status for trial in trials}
-    assert len(found) >= len(trials) ** 2
-    assert {psutil.STATUS_STOPPED} == set(found)
 
 
 @forked

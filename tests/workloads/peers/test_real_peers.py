@@ -30,11 +30,15 @@ TIME_LIMIT_SEC = 600
 
 
 @pytest.mark.parametrize(
-    ("workload", "data", "minutes"),
-    [("resnet50", "synthetic", "3"), ("sngan", "digits", "1")],
+    ("workload", "data", "minutes", "dtype"),
+    [
+        ("resnet50", "synthetic", "3", "float32"),
+        ("resnet50", "digits", "1", "mixed_bfloat16"),
+        ("sngan", "digits", "1", "float32"),
+    ],
 )
 def test_peers_repeat_our_first_losses_and_are_measured(
-    tmp_path: Path, workload: str, data: str, minutes: str
+    tmp_path: Path, workload: str, data: str, minutes: str, dtype: str
 ) -> None:
     """Each trial has the check, passed, and images/s of at least one turn.
 
@@ -44,6 +48,7 @@ def test_peers_repeat_our_first_losses_and_are_measured(
         name
         for name, peer in PEERS.items()
         if workload in peer.programs
+        and dtype in peer.programs[workload].settings["compute_dtype"]
         and (not peer.compiled or environment_of(ROOT, peer).is_dir())
     }
     done = subprocess.run(
@@ -52,6 +57,7 @@ def test_peers_repeat_our_first_losses_and_are_measured(
             *("--preset", "smoke", "--data", data, "--replicas", "2"),
             *("--mode", "weak", "--backends", ",".join(["in_graph", *sorted(own)])),
             *("--repeats", "2", "--minutes", minutes, "--no-match"),
+            *("--option", f"compute_dtype={dtype}"),
             *("--study", "peers", "--runs-dir", str(tmp_path)),
         ],
         cwd=ROOT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from types import SimpleNamespace
 
@@ -10,6 +11,8 @@ import pytest
 from harness import catalog
 from harness.command import first_losses, peers
 from harness.errors import PlanError
+from harness.trial.rank_file import rank_path, read_rank
+from results.records.models import Control
 
 
 def trial(backend="jax", revision=""):
@@ -20,7 +23,11 @@ def trial(backend="jax", revision=""):
 @pytest.mark.parametrize(
     ("workload", "fields", "message"),
     [
-        ("sngan", {}, "'jax' does not have workload sngan, but has resnet50 only"),
+        (
+            "d4pg",
+            {},
+            "'jax' does not have workload d4pg, but has resnet50 and sngan only",
+        ),
         ("resnet50", {"data": "cifar10"}, "'jax' does not have data 'cifar10'"),
         ("resnet50", {"device": "gpu"}, "'jax' does not have device 'gpu'"),
         ("resnet50", {"steps_per_sync": 4}, "--steps-per-sync 4, but reads each loss"),
@@ -98,6 +105,42 @@ def test_what_is_compiled_is_made_only_when_it_is_asked_for(capsys):
 )
 def test_first_losses_agree_or_the_step_that_does_not_is_named(found, message):
     """At most 1e-3 apart, relative."""
-    reason = first_losses.disagreement(found, [2.0, 1.0], "in_graph x2")
+    tolerance = first_losses.TOLERANCES["float32"]
+    reason = first_losses.disagreement(found, [2.0, 1.0], "in_graph x2", tolerance)
     assert bool(message) == bool(reason)
     assert reason.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ([6.9694, 5.6718, 8.1705], "3 first losses, from the weights and batches of"),
+        ([6.9694, 5.8435, 7.9880], "the loss of step 1 is 5.8435"),  # 0.8 of its rate
+        ([6.9694, 5.6718, 6.2660], "the loss of step 2 is 6.266"),  # half of its rate
+        (
+            [6.9694, 5.6718, 7.3193],
+            "the loss of step 2 is 7.3193",
+        ),  # momentum 0.5 for 0.9
+    ],
+)
+@pytest.mark.parametrize("dtype", first_losses.TOLERANCES)
+def test_the_check_of_16_bits_finds_a_wrong_step(tmp_path, found, message, dtype):
+    """Losses of PyTorch in bfloat16, right and with errors planted in one step.
+
+    Those of ResNet-50, preset ``laptop``, with one replica of 8 examples, as they were
+    measured; the second are ours. None of them is right in float32.
+    """
+    spec = SimpleNamespace(num_warmup_steps=3, control=Control.NONE)
+    ours = [6.969283, 5.675794, 8.130244]
+    first_losses.write(tmp_path, spec, ours, "in_graph x1", dtype)
+    path = rank_path(tmp_path, 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    times = {"kind": "step", "phase": "warmup", "start_ns": 0, "end_ns": 1}
+    lines = [{**times, "index": step, "loss": of} for step, of in enumerate(found)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    first_losses.check(tmp_path)
+
+    (check,) = read_rank(tmp_path, 0).sanity
+    is_right = message.startswith("3 first") and dtype == "mixed_bfloat16"
+    assert is_right == check["is_passed"]
+    assert check["detail"].startswith(message) or dtype == "float32"

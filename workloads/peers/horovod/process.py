@@ -15,7 +15,7 @@ from workloads.peers import cores, exported, inputs
 from workloads.peers.names import EXPORT_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 DEFAULTS: dict[str, Any] = {
     "own_cores": True,
@@ -62,6 +62,15 @@ class Process:
         tf.config.threading.set_intra_op_parallelism_threads(share)
         tf.config.threading.set_inter_op_parallelism_threads(share)
 
+    def compiled(self, function: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        """Returns a function as it is called: by XLA, if that is how it is tuned."""
+        if not self.tuning["jit"]:
+            return function
+        made: Callable[..., tf.Tensor] = tf.function(
+            function, jit_compile=True, autograph=False
+        )
+        return made
+
     def gradients(
         self, tape: tf.GradientTape, loss: tf.Tensor, variables: list[tf.Variable]
     ) -> list[tf.Tensor]:
@@ -81,6 +90,16 @@ class Process:
             is_repeated=self.run.controls.synthetic,
         ):
             yield tf.constant(images), tf.constant(labels)
+
+    def draws(self) -> Iterator[dict[str, tf.Tensor]]:
+        """Yields what each step of SN-GAN draws, by name."""
+        for found in inputs.sngan_draws(
+            self.export,
+            process=self.rank,
+            num_processes=self.num_ranks,
+            seed=self.run.seed,
+        ):
+            yield {name: tf.constant(value) for name, value in found.items()}
 
     def end(self) -> None:
         """Leaves the group."""

@@ -101,13 +101,12 @@ def make_step(
             )
         )
 
-    if process.tuning["jit"]:
-        loss_of = tf.function(loss_of, jit_compile=True, autograph=False)
+    compiled = process.compiled(loss_of)
 
     @tf.function(autograph=False)
     def step(images: tf.Tensor, labels: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            loss = loss_of(images, labels)
+            loss = compiled(images, labels)
         gradients = process.gradients(tape, loss, network.trained)
         gradients = [
             gradient + decay * variable

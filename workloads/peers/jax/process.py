@@ -35,16 +35,19 @@ DEFAULTS: dict[str, Any] = {
 class Process:
     """Some of the replicas: what they begin with, how they are tuned, and their run.
 
+    Args:
+      **own: At which values this program is best, in place of ``DEFAULTS``.
+
     Attributes:
       export: What they begin with.
-      tuning: As ``DEFAULTS``.
+      tuning: By the names of ``DEFAULTS``.
       run: That of the client.
       num_replicas: Of all processes.
       is_alone: Whether replicas do not communicate: one, or a control.
     """
 
-    def __init__(self) -> None:
-        self.tuning = inputs.tuning(sys.argv[1:], DEFAULTS)
+    def __init__(self, **own: Any) -> None:
+        self.tuning = inputs.tuning(sys.argv[1:], {**DEFAULTS, **own})
         self.export = exported.read(Path(os.environ[EXPORT_VARIABLE]))
         self.num_replicas = int(self.export.settings["num_replicas"])
         self._num_processes = self.num_replicas if self.tuning["processes"] else 1
@@ -132,8 +135,21 @@ class Process:
             seed=self.run.seed,
             is_repeated=self.run.controls.synthetic,
         ):
-            ready = images.transpose(0, 3, 1, 2) if self.tuning["nchw"] else images
-            yield self.placed((ready, labels), is_own=True)
+            yield self.placed((self._in_layout(images), labels), is_own=True)
+
+    def _in_layout(self, images: np.ndarray) -> np.ndarray:
+        return images.transpose(0, 3, 1, 2) if self.tuning["nchw"] else images
+
+    def draws(self) -> Any:
+        """Yields what each step of SN-GAN draws, by name, on own devices."""
+        for found in inputs.sngan_draws(
+            self.export,
+            process=self._rank,
+            num_processes=self._num_processes,
+            seed=self.run.seed,
+        ):
+            pixels = self._in_layout(found["pixels"])
+            yield self.placed({**found, "pixels": pixels}, is_own=True)
 
     def own_mean(self, losses: Any) -> float:
         """Waits for the losses of a step; returns the mean over own replicas."""

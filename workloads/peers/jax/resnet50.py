@@ -12,22 +12,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from workloads.peers import inputs
+from workloads.peers.jax.layers import Layers, Weights
 from workloads.peers.jax.process import Process
 
 _NUM_BLOCKS = (3, 4, 6, 3)
-_WEIGHT_OF_BATCH, _EPSILON = 0.1, 1e-5
+_EPSILON = 1e-5
 """Of batch normalization."""
-
-Weights = dict[str, jax.Array]
 
 
 class ResNet50:
     """The 50-layer residual network of He et al. 2015, as functions of its weights."""
 
-    def __init__(self, version: str, *, is_nchw: bool, size_of_dots: int) -> None:
-        self._version, self._size_of_dots = version, size_of_dots
-        self._layout = "NCHW" if is_nchw else "NHWC"
-        self._channels = 1 if is_nchw else 3
+    def __init__(self, version: str, layers: Layers) -> None:
+        self._version, self._layers = version, layers
 
     def logits(
         self, weights: Weights, moving: Weights, images: jax.Array
@@ -42,8 +39,12 @@ class ResNet50:
         after: Weights = {}
 
         def conv_norm(value: jax.Array, path: str, stride: int) -> jax.Array:
-            value = self._conv(value, weights[f"{path}.kernel"], stride)
-            return self._norm(value, weights, moving, f"{path}.norm", after)
+            value = self._layers.conv(value, weights[f"{path}.kernel"], stride)
+            path = f"{path}.norm"
+            gamma, beta = weights[f"{path}.gamma"], weights[f"{path}.beta"]
+            value, moved = self._layers.norm(value, gamma, beta, moving, path)
+            after.update(moved)
+            return value
 
         features = jax.nn.relu(conv_norm(images, "model.stem", 2))
         features = self._pool(features)
@@ -65,83 +66,16 @@ class ResNet50:
                 inner = conv_norm(jax.nn.relu(inner), f"{path}.convs.2", 1)
                 features = jax.nn.relu(inner + shortcut)
                 index += 1
-        pooled = features.mean(axis=self._places)
+        pooled = features.mean(axis=self._layers.places)
         logits = pooled @ weights["model.classifier.kernel"]
         return logits + weights["model.classifier.bias"], after
 
-    @property
-    def _places(self) -> tuple[int, int]:
-        return (2, 3) if self._channels == 1 else (1, 2)
-
-    def _around(self, pad: int) -> list[tuple[int, int]]:
-        """Returns what is added to each dimension: before and behind."""
-        return [(pad, pad) if axis in self._places else (0, 0) for axis in range(4)]
-
-    def _conv(self, images: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-        size = kernel.shape[0]
-        pad = (size - 1) // 2
-        if size <= self._size_of_dots:
-            # A product of matrices is faster than XLA's convolutions on CPUs.
-            padded = jnp.pad(images, self._around(pad))
-            columns = [
-                self._seen(padded, (row, column), size, stride)
-                for row in range(size)
-                for column in range(size)
-            ]
-            product = "nchw,co->nohw" if self._channels == 1 else "nhwc,co->nhwo"
-            return jnp.einsum(
-                product,
-                jnp.concatenate(columns, axis=self._channels),
-                kernel.reshape(-1, kernel.shape[-1]),
-            )
-        return lax.conv_general_dilated(
-            images,
-            kernel,
-            (stride, stride),
-            [(pad, pad), (pad, pad)],
-            dimension_numbers=(self._layout, "HWIO", self._layout),
-        )
-
-    def _seen(
-        self, padded: jax.Array, at: tuple[int, int], size: int, stride: int
-    ) -> jax.Array:
-        """Returns what one element of a kernel is multiplied with."""
-        found = [slice(None)] * 4
-        for axis, first in zip(self._places, at, strict=True):
-            last = padded.shape[axis] - size + first
-            found[axis] = slice(first, last + 1, stride)
-        return padded[tuple(found)]
-
     def _pool(self, images: jax.Array) -> jax.Array:
-        window = [3 if axis in self._places else 1 for axis in range(4)]
-        strides = [2 if axis in self._places else 1 for axis in range(4)]
+        window = [3 if axis in self._layers.places else 1 for axis in range(4)]
+        strides = [2 if axis in self._layers.places else 1 for axis in range(4)]
         return lax.reduce_window(
-            images, -jnp.inf, lax.max, window, strides, self._around(1)
+            images, -jnp.inf, lax.max, window, strides, self._layers.around(1)
         )
-
-    def _norm(
-        self,
-        images: jax.Array,
-        weights: Weights,
-        moving: Weights,
-        path: str,
-        after: Weights,
-    ) -> jax.Array:
-        axes = tuple(axis for axis in range(4) if axis != self._channels)
-        mean = images.mean(axis=axes)
-        variance = jnp.square(images).mean(axis=axes) - jnp.square(mean)
-        number = images.size // images.shape[self._channels]
-        unbiased = variance * (number / (number - 1))
-        for name, new in (("moving_mean", mean), ("moving_variance", unbiased)):
-            old = moving[f"{path}.{name}"]
-            after[f"{path}.{name}"] = old + _WEIGHT_OF_BATCH * (
-                lax.stop_gradient(new) - old
-            )
-        scale = weights[f"{path}.gamma"] * lax.rsqrt(variance + _EPSILON)
-        shift = weights[f"{path}.beta"] - mean * scale
-        shape = [1] * 4
-        shape[self._channels] = -1
-        return images * scale.reshape(shape) + shift.reshape(shape)
 
 
 def make_step(process: Process, network: ResNet50) -> Any:
@@ -176,9 +110,7 @@ def main() -> None:
     process = Process()
     settings = process.export.settings
     network = ResNet50(
-        settings["config"]["version"],
-        is_nchw=process.tuning["nchw"],
-        size_of_dots=process.tuning["dots"],
+        settings["config"]["version"], Layers(process.tuning, epsilon=_EPSILON)
     )
     weights, moving = {}, {}
     for name, value in process.export.part("weights").items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import scaling_client  # of the harness, which puts its folder into the path
 import torch
@@ -14,6 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from workloads.peers import cores, exported, inputs
 from workloads.peers.names import EXPORT_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 DEFAULTS: dict[str, Any] = {
     "channels_last": True,
@@ -75,6 +78,11 @@ class Process:
         """Returns a model as it is called: compiled, if that is how it is tuned."""
         return torch.compile(model) if self.tuning["compile"] else model
 
+    def precision(self) -> torch.autocast:
+        """Returns a context in which layers compute in the type that ours do."""
+        is_mixed = self.export.settings["config"]["compute_dtype"] == "mixed_bfloat16"
+        return torch.autocast("cpu", torch.bfloat16, enabled=is_mixed)
+
     def batches(self) -> Any:
         """Yields images, as PyTorch has them, and labels."""
         layout = (
@@ -92,10 +100,16 @@ class Process:
             made = torch.from_numpy(images).permute(0, 3, 1, 2)
             yield made.contiguous(memory_format=layout), torch.from_numpy(labels).long()
 
-    def draws(self) -> dict[str, torch.Tensor]:
-        """Returns what the first steps draw, by name, as it was exported."""
-        found = inputs.first_draws(self.export, self.rank, self.num_ranks)
-        return {name: torch.from_numpy(value) for name, value in found.items()}
+    def draws(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Yields what each step of SN-GAN draws, by name."""
+        for found in inputs.sngan_draws(
+            self.export,
+            process=self.rank,
+            num_processes=self.num_ranks,
+            seed=self.run.seed,
+        ):
+            made = {name: torch.from_numpy(value) for name, value in found.items()}
+            yield {**made, "pixels": made["pixels"].permute(0, 3, 1, 2)}
 
     def has_weight(self, name: str) -> bool:
         """Whether there is such a variable of ours."""

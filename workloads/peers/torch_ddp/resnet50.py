@@ -131,7 +131,9 @@ def main() -> None:
     batches = process.batches()
     for step in process.run.steps():
         images, labels = next(batches)
-        loss = loss_of(model(images), labels)
+        with process.precision():
+            logits = model(images)
+        loss = loss_of(logits.float(), labels)
         rate = inputs.goyal_rate(process.export, step.index)
         process.update(optimizer, loss, rate)
         step.done(loss=float(loss.detach()), examples=len(labels) * process.num_ranks)

@@ -5,21 +5,18 @@ torchrun --nproc-per-node 2 -m workloads.peers.torch_ddp.sngan [NAME=VALUE ...]
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 from torch.nn import functional
 
 from workloads.peers import inputs
-from workloads.peers.exported import NUM_STEPS
 from workloads.peers.torch_ddp.process import Process
 
 _MOMENTUM, _EPSILON = 0.1, 2e-5
 """Of batch normalization: the weight of the batch, which TensorFlow calls 1 - 0.9."""
 _OF_ADAM = 1e-7
 """Keras' epsilon."""
-_FIRST_SIZE, _PIXEL_STEP = 4, 2.0 / 255.0
+_FIRST_SIZE = 4
 _NUM_DOWNSAMPLED = 2
 """Blocks of the discriminator that halve the image, of layout ``cifar``."""
 
@@ -182,46 +179,24 @@ class Generator(nn.Module):
         return torch.tanh(self.conv(torch.relu(self.norm(hidden))))
 
 
-class Draws:
-    """Latents, classes and noise: the exported ones in the first steps, then own."""
-
-    def __init__(self, process: Process) -> None:
-        self._config: dict[str, Any] = process.export.settings["config"]
-        self._first = process.draws()
-        torch.manual_seed(1_000 * process.run.seed + process.rank)
-
-    def of(self, name: str, count: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns latents and classes of a network's update."""
-        if step < NUM_STEPS:
-            return self._first[f"{name}_latents"], self._first[f"{name}_labels"].long()
-        latents = torch.randn(count, self._config["latent_size"])
-        return latents, torch.randint(self._config["num_classes"], (count,))
-
-    def noise(self, images: torch.Tensor, step: int) -> torch.Tensor:
-        """Returns noise as wide as one level of a pixel."""
-        if step < NUM_STEPS:
-            return self._first["pixels"].permute(0, 3, 1, 2)
-        return torch.rand_like(images) * _PIXEL_STEP
-
-
 def main() -> None:
     """Takes as many steps as the harness asks for."""
     process = Process()
-    config, draws = process.export.settings["config"], Draws(process)
+    config, draws = process.export.settings["config"], process.draws()
     generator, discriminator = Generator(process), Discriminator(process)
     generated, judged = process.replicated(generator), process.replicated(discriminator)
     # What is not trained in an update is called as it is: no gradients to be summed.
     make, judge = process.compiled(generator), process.compiled(discriminator)
     of_generator = process.adam(generator, config, eps=_OF_ADAM)
     of_discriminator = process.adam(discriminator, config, eps=_OF_ADAM)
-    averages = [value.detach().clone() for value in generator.parameters()]
+    averaged = [*generator.parameters()] if config["ema_decay"] else []
+    averages = [value.detach().clone() for value in averaged]
     every, batches = config["num_discriminator_steps"], process.batches()
     for step in process.run.steps():
-        images, labels = next(batches)
+        (images, labels), drawn = next(batches), next(draws)
         decay = inputs.linear_decay(config, step.index, config["num_steps"])
         if step.index % every == 0:
-            count = len(labels) * config["generator_batch_factor"]
-            latents, classes = draws.of("generator", count, step.index)
+            latents, classes = drawn["generator_latents"], drawn["generator_labels"]
             discriminator.requires_grad_(False)
             loss = -judge(generated(latents, classes), classes).mean()
             discriminator.requires_grad_(True)
@@ -229,12 +204,13 @@ def main() -> None:
                 of_generator, loss, config["generator_learning_rate"] * decay
             )
             with torch.no_grad():
-                for average, value in zip(
-                    averages, generator.parameters(), strict=True
-                ):
+                for average, value in zip(averages, averaged, strict=True):
                     average.lerp_(value, 1 - config["ema_decay"])
-        latents, classes = draws.of("discriminator", len(labels), step.index)
-        real = images + draws.noise(images, step.index)
+        latents, classes = (
+            drawn["discriminator_latents"],
+            drawn["discriminator_labels"],
+        )
+        real = images + drawn["pixels"]
         with torch.no_grad():
             fake = make(latents, classes)
         logits = judged(torch.cat([real, fake]), torch.cat([labels, classes]))

@@ -1,0 +1,149 @@
+"""The training step of SN-GAN, as ``workloads/sngan`` defines it, in JAX.
+
+python -m workloads.peers.jax.sngan [NAME=VALUE ...]
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from workloads.peers import inputs
+from workloads.peers.jax.layers import Layers, Weights
+from workloads.peers.jax.process import Process
+from workloads.peers.jax.sngan_networks import Pass
+
+_EPSILON, _OF_ADAM = 2e-5, 1e-7
+"""Of batch normalization, and of Keras' Adam."""
+
+
+def updated(
+    trained: tuple[Weights, Weights, Weights],
+    gradients: Weights,
+    config: dict[str, Any],
+    rate: jax.Array,
+) -> tuple[Weights, Weights, Weights]:
+    """Returns weights, and means of gradients and of their squares, after Adam.
+
+    Args:
+      trained: The same before it.
+      gradients: Of all replicas.
+      config: Of the workload.
+      rate: The learning rate, with the correction of both means.
+    """
+    weights, firsts, seconds = ({}, {}, {})  # type: tuple[Weights, Weights, Weights]
+    for name, gradient in gradients.items():
+        weight, first, second = (part[name] for part in trained)
+        first += (1 - config["beta_1"]) * (gradient - first)
+        second += (1 - config["beta_2"]) * (jnp.square(gradient) - second)
+        weights[name] = weight - rate * first / (jnp.sqrt(second) + _OF_ADAM)
+        firsts[name], seconds[name] = first, second
+    return weights, firsts, seconds
+
+
+def make_step(process: Process, layers: Layers, *, is_both: bool) -> Any:
+    """Returns the step of a replica: of the discriminator, or of both networks."""
+    config = process.export.settings["config"]
+
+    def generator_loss(
+        weights: Weights, moving: Weights, judge: Any, draws: Any
+    ) -> Any:
+        made, judged = Pass(layers, weights, moving), Pass(layers, *judge)
+        labels = draws["generator_labels"]
+        images = made.images(draws["generator_latents"], labels)
+        return -judged.logits(images, labels).mean(), (made.after, judged.after)
+
+    def discriminator_loss(weights: Weights, norms: Weights, *both: jax.Array) -> Any:
+        judged = Pass(layers, weights, norms)
+        real, fake = jnp.split(judged.logits(*both), 2)
+        loss = jax.nn.relu(1 - real).mean() + jax.nn.relu(1 + fake).mean()
+        return loss, judged.after
+
+    def step(trained: Any, moving: Weights, batch: Any, rates: Any) -> Any:
+        generator, discriminator, norms, averages = trained
+        images, labels, draws = batch
+        if is_both:
+            gradients, (moving, norms) = jax.grad(generator_loss, has_aux=True)(
+                generator[0], moving, (discriminator[0], norms), draws
+            )
+            generator = updated(
+                generator, process.mean(gradients), config, rates["generator"]
+            )
+            averages = {
+                name: value + (1 - config["ema_decay"]) * (generator[0][name] - value)
+                for name, value in averages.items()
+            }
+        made, classes = (
+            Pass(layers, generator[0], moving),
+            draws["discriminator_labels"],
+        )
+        fake = made.images(draws["discriminator_latents"], classes)
+        (loss, norms), gradients = jax.value_and_grad(discriminator_loss, has_aux=True)(
+            discriminator[0],
+            norms,
+            jnp.concatenate([images + draws["pixels"], fake]),
+            jnp.concatenate([labels, classes]),
+        )
+        discriminator = updated(
+            discriminator, process.mean(gradients), config, rates["discriminator"]
+        )
+        return (generator, discriminator, norms, averages), made.after, loss[None]
+
+    return step
+
+
+def rate_of(config: dict[str, Any], network: str, step: int, every: int) -> Any:
+    """Returns the learning rate of an update, with the corrections of Adam's means."""
+    number = step // every + 1
+    rate = config[f"{network}_learning_rate"]
+    rate *= inputs.linear_decay(config, step, config["num_steps"])
+    rate *= math.sqrt(1 - config["beta_2"] ** number) / (1 - config["beta_1"] ** number)
+    return jnp.float32(rate)
+
+
+def main() -> None:
+    """Takes as many steps as the harness asks for."""
+    process = Process(dots=0)  # few channels: a product is narrower than it pays for
+    config = process.export.settings["config"]
+    layers = Layers(process.tuning, epsilon=_EPSILON)
+    weights: dict[str, Any] = {"generator": {}, "discriminator": {}}
+    moving, norms = {}, {}
+    for name, value in process.export.part("weights").items():
+        if name.endswith(".u"):
+            norms[name] = value
+        elif name.rpartition(".")[2].startswith("moving_"):
+            moving[name] = process.for_each_replica(value)
+        else:
+            weights[name.partition(".")[0]][name] = value
+    averages = dict(weights["generator"]) if config["ema_decay"] else {}
+    trained = [
+        (value, *({name: 0 * of for name, of in value.items()} for _ in range(2)))
+        for value in weights.values()
+    ]
+    state = process.placed((*trained, norms, averages), is_own=False)
+    moving = process.placed(moving, is_own=True)
+    steps = [
+        process.compiled(make_step(process, layers, is_both=is_both))
+        for is_both in (False, True)
+    ]
+    batches, every = process.batches(), config["num_discriminator_steps"]
+    draws = process.draws()
+    for step in process.run.steps():
+        is_both = step.index % every == 0
+        images, labels = next(batches)
+        batch = images, labels, next(draws)
+        rates = {
+            "generator": rate_of(config, "generator", step.index, every),
+            "discriminator": rate_of(config, "discriminator", step.index, 1),
+        }
+        state, moving, losses = steps[is_both](state, moving, batch, rates)
+        jax.block_until_ready((state, moving))
+        step.done(loss=process.own_mean(losses), examples=labels.size)
+    process.end()
+
+
+if __name__ == "__main__":
+    main()
