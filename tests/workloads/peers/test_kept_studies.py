@@ -29,6 +29,29 @@ def text() -> str:
     return (ROOT / "workloads/peers/README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(("peer", "title"), [("jax", "JAX"), ("torch_ddp", "PyTorch")])
+def test_tunings_are_those_of_kept_records(text: str, peer: str, title: str) -> None:
+    """Each way over the default, which was measured in the same relay."""
+    section = text.partition("\n## Tuning")[2]
+    stated, current = {}, ""
+    for name, value, ratio, number in FIGURES["cells"](section, "| peer | value |"):
+        current = name or current
+        if current == title:
+            stated[value.split("`")[1]] = ratio, number
+    found = {}
+    for pair in comparisons.of_study(opened(KEPT / f"tuning-{peer}.zip")):
+        if pair.first.spec.backend == peer:
+            way = pair.second.spec.backend.partition("[")[2].removesuffix("]")
+            ratio = pair.ratio
+            low, high = 1 / ratio.high, 1 / ratio.low
+            found[way] = (
+                f"{1 / ratio.value:.2f} [{low:.2f}, {high:.2f}]",
+                str(ratio.n),
+            )
+
+    assert found == stated
+
+
 @pytest.mark.parametrize(
     ("name", "head"), [("horovod", "\n## Horovod"), ("sngan", "\n### SN-GAN")]
 )

@@ -239,7 +239,7 @@ def mirrored() -> tuple[list[int], list[Reduction]]:
 def test_mirrored_strategy_waits_more(
     step, mirrored, num_gpus, bytes_per_sec, share, rule, reduction_sec
 ):
-    """Full run: its real graph reduces all gradients at once, after all kernels."""
+    """Its real graph reduces all gradients at once, after all kernels (full run)."""
     place = machine(num_gpus, bytes_per_sec, reduction_sec, share)
     work, reductions = mirrored
 
