@@ -53,7 +53,12 @@ def test_tunings_are_those_of_kept_records(text: str, peer: str, title: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "head"), [("horovod", "\n## Horovod"), ("sngan", "\n### SN-GAN")]
+    ("name", "head"),
+    [
+        ("bfloat16", "\n## bfloat16"),
+        ("horovod", "\n## Horovod"),
+        ("sngan", "\n### SN-GAN"),
+    ],
 )
 def test_tables_are_those_of_kept_records(text: str, name: str, head: str) -> None:
     """Rates, speedups and efficiencies, and the ratios below them."""
