@@ -18,7 +18,6 @@ from tensorflow.python.distribute.coordinator import (
     cluster_coordinator as coordinator_lib,
 )
 from tensorflow.python.eager import context as eager_context
-from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.framework import config as framework_config
 from tensorflow.python.framework import (
     func_graph,
@@ -163,13 +162,12 @@ def is_function_graph(graph: Any) -> bool:
 
 
 def trace_to_graph(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
-    """Traces a Python function once, with AutoGraph (test_state).
+    """Traces a Python function once, without AutoGraph (test_state).
 
     ``tf.function`` traces a second time when the first trace made variables, and then
     converts the graph to a function that is never called.
     """
-    converted = autograph_util.py_func_from_autograph(function)
-    return func_graph_from_py_func("replica", converted, tuple(specs), {})
+    return func_graph_from_py_func("replica", function, tuple(specs), {})
 
 
 @contextlib.contextmanager

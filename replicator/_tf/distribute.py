@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute import values as values_lib
 from tensorflow.python.eager import context as eager_context
@@ -175,6 +176,17 @@ def converted_as_caller(function: Callable[..., Any]) -> Callable[..., Any]:
     result: Callable[..., Any] = autograph.tf_convert(
         function, autograph.control_status_ctx(), convert_by_default=False
     )
+    return result
+
+
+def converted_inside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that AutoGraph converts as what converted code calls (test_autograph).
+
+    Unlike ``converted``, this leaves alone what AutoGraph does not convert by itself,
+    such as layers of Keras.
+    """
+    context = ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED)
+    result: Callable[..., Any] = tf.__internal__.autograph.tf_convert(function, context)
     return result
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf import distribute as _tf_distribute
 from replicator._tf import stage_seeds
 from replicator._tf.stage_seeds import StageSeeds
 from replicator.errors import (
@@ -67,8 +68,8 @@ class Stage:
         self.index = index
         self.updated: list[Any] = []
         self.casts: dict[tuple[int, str], Any] = {}
-        self._function = function
-        self._loss_fn = loss_fn
+        self._function = _tf_distribute.converted_inside(function)
+        self._loss_fn = loss_fn and _tf_distribute.converted_inside(loss_fn)
         self._recompute = recompute
         self._specs = tf.nest.map_structure(_spec, list(arguments))
         seeds = StageSeeds()
@@ -251,8 +252,10 @@ class Pass:
 
 def _to_function(run: Callable[..., Any], *specs: Any) -> Any:
     # Calls stay calls until the engine has optimized the function, once for all of them
-    # and all replicas; it takes the attribute away then, and TensorFlow inlines.
-    traced = tf.function(run, experimental_attributes={"_noinline": True})
+    # and all replicas; it takes the attribute away then, and inlines.
+    traced = tf.function(
+        run, autograph=False, experimental_attributes={"_noinline": True}
+    )
     return traced.get_concrete_function(*specs)
 
 

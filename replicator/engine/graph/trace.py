@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from replicator._tf import batch_norm as _tf_batch_norm
 from replicator._tf import compat as _tf_compat
+from replicator._tf import distribute as _tf_distribute
 from replicator._tf import gradients as _tf_gradients
 from replicator._tf import handles as _tf_handles
 from replicator.collectives import vectorized
@@ -229,12 +230,15 @@ def trace(
     vectorized.register()
     _tf_batch_norm.keep_statistics_of_nothing(context.in_replica_context)
 
+    # Only what is the user's: to convert the rest takes longer than to run it.
+    called = _tf_distribute.converted_inside(step_fn)
+
     def step(*args: Any) -> Any:
         trace_context.graph = _tf_compat.current_graph()
         # What the step writes is seen in its graph, whose copies write for it.
         own = _tf_handles.own_graph()
         with own, context.enter(trace_context), replica_context.entered():
-            return check_outputs(step_fn(*args), step_fn)
+            return check_outputs(called(*args), step_fn)
 
     def writes_summaries() -> Any:
         # Every replica would write its value under the same step.
