@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -42,6 +43,7 @@ class Dispatch:
         autograph: bool = False,
         is_optimized: bool = True,
         specs: Any = None,
+        rewrite: Callable[[Any], Any] | None = None,
     ) -> None:
         """Prepares a function (test_dispatch).
 
@@ -51,7 +53,10 @@ class Dispatch:
           is_optimized: Whether TensorFlow's graph optimizer runs over it.
           specs: The nest of ``tf.TypeSpec`` that the function takes; by default, that
             of its first argument.
+          rewrite: Makes the ``FunctionDef`` that runs, of another name, from the traced
+            one.
         """
+        self._rewrite = rewrite
         self._function = function
         self._autograph = autograph
         self._is_optimized = is_optimized
@@ -92,6 +97,11 @@ class Dispatch:
             with InterpolateRuntimeError(self._traced._inference_function):  # noqa: SLF001
                 raise
 
+    @property
+    def name(self) -> str:
+        """The name of the function that runs; it has been started."""
+        return self._name
+
     def num_nodes(self) -> int:
         """Returns how many nodes its graph has, before TensorFlow optimizes and places.
 
@@ -105,6 +115,12 @@ class Dispatch:
         specs = source if self._specs is None else self._specs
         traced = function.get_concrete_function(specs)
         self._name = traced._inference_function.name.decode()  # noqa: SLF001
+        if self._rewrite is not None:
+            rewritten = self._rewrite(compat.function_def(self._name))
+            self._name = rewritten.signature.name
+            compat.add_function(rewritten)
+            removed = weakref.finalize(self, compat.remove_functions, [self._name])
+            removed.atexit = False
         self._num_outputs = len(traced.outputs)
         # Stock strategies number their collectives again in every call.
         if not traced.graph.deferred_external_captures:

@@ -1,10 +1,10 @@
 """Tasks: the calls of the stages of a pipeline, in the optimized graph of a step.
 
 The optimizer sees each task as one call, so that a stage is optimized once for all of
-its micro-batches. TensorFlow inlines them when the step's function is instantiated, and
-a control edge from a call then waits for its effects only, not for its results: tasks
-of a device would run side by side, and their activations exist at the same time. So
-what waits for a task waits for each of its results (record 0086).
+its micro-batches. They are inlined before the step runs, and a control edge from a call
+then waits for its effects only, not for its results: tasks of a device would run side
+by side, and their activations exist at the same time. So what waits for a task waits
+for each of its results (record 0086).
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from replicator._tf import dispatch as _tf_dispatch
 from replicator._tf import handles as _tf_handles
 from replicator.engine.analysis import shares
 from replicator.engine.graph import body as body_lib
+from replicator.engine.graph import inlining
 from replicator.engine.graph.replicate import Replicas
 from replicator.engine.link import share_transfer
 from replicator.engine.link.cross_worker import CrossWorker
@@ -28,6 +29,7 @@ from replicator.engine.run.marks import Marks
 from replicator.engine.run.packed_outputs import PackedOutputs
 from replicator.errors import CaptureError
 from replicator.step.per_replica import per_replica_nest
+from replicator.step.stage_names import FUNCTION_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -156,6 +158,17 @@ class Assembly:
         function.attr["_noinline"].b = True
         self._add([function])
         return str(function.signature.name)
+
+    def inlined(self, function: Any) -> Any:
+        """A ``FunctionDef`` with the step, and its tasks, in place of their calls."""
+        tasks = {
+            each.signature.name: each
+            for each in self.copies.library
+            if FUNCTION_PREFIX in each.signature.name
+        }
+        own = {self._name: _tf_compat.function_def(self._name)}
+        name = f"{function.signature.name}_inlined"
+        return inlining.inline(function, name, own | tasks)
 
     def call(
         self,
