@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Virtual devices must exist before TensorFlow runs its first op, so at collection; as
 # many as the replicator's own tests want in the same process.
-devices.split_cpu(8)
+devices.split_cpu(4)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from harness.command import supervised
-from harness.command.running import Run
 
 
 def test_no_processes_are_looked_through(monkeypatch, tmp_path):
-    """Others have their turns meanwhile; a program without clients fails as ever."""
-    looks = []
-    monkeypatch.setattr(Run, "_sample", looks.append)
+    """Others have their turns meanwhile. A program without clients fails as ever."""
+    asked = []
 
-    assert 1 == supervised.run(["true"], tmp_path, {"PATH": "/usr/bin:/bin"}, tmp_path)
-    assert not looks
+    class Ended:
+        """A run that ended well; a real one ends all children of this process."""
+
+        exit_code = 0
+
+        def __init__(self, **how):
+            asked.append(how)
+
+        def run(self, *_):
+            """Does nothing."""
+
+    monkeypatch.setattr(supervised, "Run", Ended)
+
+    assert 1 == supervised.run(["true"], tmp_path, {}, tmp_path)
+    assert [{"is_sampled": False}] == asked
     assert "no process of it had connected" in (tmp_path / "rank_0.jsonl").read_text()

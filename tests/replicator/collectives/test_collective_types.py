@@ -187,7 +187,10 @@ def test_sparse_slices_are_broadcast_as_they_are(repl):
     [
         (lambda: replicator.all_sum(tf.constant(True)), r"'sum' of bool .* 'max' for"),
         (lambda: replicator.all_max(tf.complex(1.0, 1.0)), r"'max' of complex64 .* no"),
-        (lambda: replicator.all_min(tf.constant("a")), r"'min' of string has no mean"),
+        (
+            lambda: replicator.all_min(tf.constant("a")),
+            r"'min' of string is not defined",
+        ),
         (
             lambda: replicator.all_max(
                 tf.IndexedSlices(tf.ones([1]), tf.constant([0]))
