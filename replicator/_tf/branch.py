@@ -8,7 +8,6 @@ one side of a ``Switch`` (test_outside_writes).
 from __future__ import annotations
 
 import itertools
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -37,8 +36,8 @@ class Branch:
         self._traced = traced
         self._name = f"replicator_branch_{next(_COUNTER)}"
         called = self._traced._inference_function.name.decode()  # noqa: SLF001
-        compat.add_function(_function_def(self._name, called, dtypes, device))
-        weakref.finalize(self, compat.remove_functions, [self._name]).atexit = False
+        function = _function_def(self._name, called, dtypes, device)
+        compat.keep_functions(self, [function])
 
     def call(self, condition: tf.Tensor, args: Sequence[Any]) -> None:
         """Emits the call in the graph."""

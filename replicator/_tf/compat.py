@@ -6,6 +6,7 @@ import contextlib
 import gc
 import itertools
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -223,6 +224,17 @@ def op_def(name: str) -> Any:
 def add_function(function_def: Any) -> None:
     """Registers a function with the eager runtime (test_conformance)."""
     eager_context.context().add_function_def(function_def)
+
+
+def keep_functions(owner: object, functions: Sequence[Any]) -> None:
+    """Registers functions as long as an object lives (test_inlining).
+
+    TensorFlow would keep them, and what it made of them, forever.
+    """
+    for function in functions:
+        add_function(function)
+    names = [function.signature.name for function in functions]
+    weakref.finalize(owner, remove_functions, names).atexit = False
 
 
 def function_def(name: str) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -118,9 +117,7 @@ class Dispatch:
         if self._rewrite is not None:
             rewritten = self._rewrite(compat.function_def(self._name))
             self._name = rewritten.signature.name
-            compat.add_function(rewritten)
-            removed = weakref.finalize(self, compat.remove_functions, [self._name])
-            removed.atexit = False
+            compat.keep_functions(self, [rewritten])
         self._num_outputs = len(traced.outputs)
         # Stock strategies number their collectives again in every call.
         if not traced.graph.deferred_external_captures:

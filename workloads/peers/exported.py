@@ -25,7 +25,7 @@ import numpy as np
 from workloads.peers.names import EXPORT_SETTINGS as SETTINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
 
 ARRAYS: Final = "arrays.npz"
 NUM_STEPS: Final = 3
@@ -54,6 +54,19 @@ class Export:
             for name, value in self.arrays.items()
             if name.startswith(first)
         }
+
+
+def block_paths(names: Container[str], network: str) -> list[str]:
+    """Returns the paths of the residual blocks of a network of SN-GAN.
+
+    Args:
+      names: Those of its weights.
+      network: ``generator`` or ``discriminator``.
+    """
+    paths: list[str] = []
+    while f"{network}.blocks.{len(paths)}.conv_1.kernel" in names:
+        paths.append(f"{network}.blocks.{len(paths)}")
+    return paths
 
 
 def write(folder: Path, export: Export) -> None:

@@ -24,7 +24,7 @@ _BEGIN, _END = "input_control_node", "output_control_node"
 _NOTHING: Mapping[str, str] = types.MappingProxyType({})
 
 
-def inline(function: Any, name: str, callees: Mapping[str, Any]) -> Any:
+def inline(function: Any, name: str, callees: Iterable[Any]) -> Any:
     """Inlines calls, and calls in what is inlined.
 
     Nodes get the names that TensorFlow would give them, and those of a function without
@@ -33,7 +33,7 @@ def inline(function: Any, name: str, callees: Mapping[str, Any]) -> Any:
     Args:
       function: A ``FunctionDef``.
       name: Of the new function.
-      callees: By name, the ``FunctionDef``s whose calls are inlined.
+      callees: The ``FunctionDef``s whose calls are inlined.
 
     Returns:
       The new ``FunctionDef``.
@@ -56,12 +56,12 @@ def inline(function: Any, name: str, callees: Mapping[str, Any]) -> Any:
 class _Calls:
     """Nodes of a function and of what it calls, under their new names."""
 
-    def __init__(self, nodes: Any, callees: Mapping[str, Any]) -> None:
+    def __init__(self, nodes: Any, callees: Iterable[Any]) -> None:
         self._nodes = nodes
-        self._callees = callees
+        self._callees = {callee.signature.name: callee for callee in callees}
         self._results: dict[str, str] = {}
         self._ends: dict[str, list[str]] = {}
-        self._awaited: dict[str, list[str]] = {}
+        self._awaited: list[str] = []
 
     def add(
         self,
@@ -124,7 +124,8 @@ class _Calls:
         """The node to wait for in place of a node, which may be a call."""
         if name not in self._ends:
             return name
-        self._awaited[name] = self._ends[name]
+        if name not in self._awaited:
+            self._awaited.append(name)
         return f"{name}/{_END}"
 
     def connect(self) -> None:
@@ -138,12 +139,9 @@ class _Calls:
                     node.input[index] = f"^{producer(self.tensor(text[1:]))}"
                 elif text[1:] in self._ends:
                     node.input[index] = f"^{self.end(text[1:])}"
-        done = 0
-        while done < len(self._awaited):
-            call, ends = list(self._awaited.items())[done]
-            done += 1
+        for call in self._awaited:  # it grows: what a call waits for may be a call
             node = self._nodes.add(name=f"{call}/{_END}", op="NoOp")
-            node.input.extend(f"^{self.end(name)}" for name in ends)
+            node.input.extend(f"^{self.end(name)}" for name in self._ends[call])
 
     def _add_call(
         self, call: str, callee: Any, texts: Sequence[str], device: str

@@ -29,7 +29,7 @@ def keep_in_order(graph_def: Any) -> None:
       graph_def: An optimized ``GraphDef``.
     """
     for function in graph_def.library.function:
-        if FUNCTION_PREFIX in function.signature.name:
+        if is_task(function):
             # What the user marked himself stays marked.
             function.attr.pop("_noinline", None)
     tasks = {node.name: node for node in _tasks(graph_def)}
@@ -45,6 +45,11 @@ def keep_in_order(graph_def: Any) -> None:
             texts = [text for text in node.input if text != f"^{name}"]
             del node.input[:]
             node.input.extend([*texts, f"^{ended}"])
+
+
+def is_task(function: Any) -> bool:
+    """Whether a ``FunctionDef`` is a task, or called by one."""
+    return FUNCTION_PREFIX in function.signature.name
 
 
 def _tasks(graph_def: Any) -> Iterator[Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -18,7 +17,7 @@ from replicator._tf import dispatch as _tf_dispatch
 from replicator._tf import handles as _tf_handles
 from replicator.engine.analysis import shares
 from replicator.engine.graph import body as body_lib
-from replicator.engine.graph import inlining
+from replicator.engine.graph import inlining, tasks
 from replicator.engine.graph.replicate import Replicas
 from replicator.engine.link import share_transfer
 from replicator.engine.link.cross_worker import CrossWorker
@@ -29,7 +28,6 @@ from replicator.engine.run.marks import Marks
 from replicator.engine.run.packed_outputs import PackedOutputs
 from replicator.errors import CaptureError
 from replicator.step.per_replica import per_replica_nest
-from replicator.step.stage_names import FUNCTION_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -137,14 +135,7 @@ class Assembly:
             self.programs = tuple(p.signature.name for p in split.programs)
             functions += split.programs
             function = split.function
-        self._add([*functions, function])
-
-    def _add(self, functions: Sequence[Any]) -> None:
-        for function in functions:
-            _tf_compat.add_function(function)
-        names = [function.signature.name for function in functions]
-        # TensorFlow would keep the functions, and what it made of them, forever.
-        weakref.finalize(self, _tf_compat.remove_functions, names).atexit = False
+        _tf_compat.keep_functions(self, [*functions, function])
 
     @functools.cached_property
     def _kept(self) -> str:
@@ -156,19 +147,15 @@ class Assembly:
         function = _tf_compat.function_def(self._name)
         function.signature.name = f"{self._name}_kept"
         function.attr["_noinline"].b = True
-        self._add([function])
+        _tf_compat.keep_functions(self, [function])
         return str(function.signature.name)
 
     def inlined(self, function: Any) -> Any:
         """A ``FunctionDef`` with the step, and its tasks, in place of their calls."""
-        tasks = {
-            each.signature.name: each
-            for each in self.copies.library
-            if FUNCTION_PREFIX in each.signature.name
-        }
-        own = {self._name: _tf_compat.function_def(self._name)}
+        step = _tf_compat.function_def(self._name)
+        callees = [step, *filter(tasks.is_task, self.copies.library)]
         name = f"{function.signature.name}_inlined"
-        return inlining.inline(function, name, own | tasks)
+        return inlining.inline(function, name, callees)
 
     def call(
         self,

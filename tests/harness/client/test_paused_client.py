@@ -42,15 +42,12 @@ def logging_settings(client_settings, tmp_path, monkeypatch):
     return client_settings(LOG=folder)
 
 
-def test_its_threads_work_in_its_own_turns_only(take_turns, logging_settings, tmp_path):
+def test_its_threads_work_in_its_own_turns_only(
+    take_turns, logging_settings, logged_ns
+):
     """Not one cycle of the case within a turn of its twin, nor the other way round."""
     both = take_turns(logging_settings, Control.NONE, Control.TWIN, num_replicas=2)
-    cycles = {
-        of.trial_id: [
-            int(line) for line in (tmp_path / "log" / of.trial_id).read_text().split()
-        ]
-        for of in both
-    }
+    cycles = logged_ns(both)
 
     assert [(TrialStatus.OK, None)] * 2 == [
         (of.status.status, of.status.failure) for of in both

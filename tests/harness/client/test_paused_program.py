@@ -40,18 +40,13 @@ def paused_settings(client_settings, tmp_path):
 
 
 def test_it_stands_while_others_have_a_turn(
-    take_turns, paused_settings, client_store, tmp_path, monkeypatch
+    take_turns, paused_settings, client_store, logged_ns, monkeypatch
 ):
     """Not one step of the case within a turn of its twin, nor the other way round."""
     # Ten steps in a turn: two could be lost in the 10 ms of a tick at either end.
     monkeypatch.setattr(rounds, "MIN_TURN_SEC", 0.1)
     both = take_turns(paused_settings(), Control.NONE, Control.TWIN, num_replicas=2)
-    steps = {
-        of.trial_id: [
-            int(line) for line in (tmp_path / "log" / of.trial_id).read_text().split()
-        ]
-        for of in both
-    }
+    steps = logged_ns(both)
 
     assert [(TrialStatus.OK, None)] * 2 == [
         (of.status.status, of.status.failure) for of in both

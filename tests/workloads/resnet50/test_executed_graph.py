@@ -14,6 +14,7 @@ from workloads.resnet50.workload import WORKLOAD
 
 # A vector per type of statistics, losses and batches: 6 with 2 and with 4 replicas.
 MOST_OTHERS = 6
+NUM_REPLICAS = 4
 MOST_LAUNCHES = 12
 # Of all kernels of a device, by whether it is the whole network.
 MOST_KERNELS = {True: 800, False: 160}
@@ -21,12 +22,12 @@ MOST_KERNELS = {True: 800, False: 160}
 MOST_NODES = 2_200
 
 
-def create(num_replicas=4):
+def create():
     """Replicas with copies of variables, as on GPUs."""
     return replicator.create(
         "in_graph",
-        num_replicas=num_replicas,
-        devices=[f"CPU:{index}" for index in range(num_replicas)],
+        num_replicas=NUM_REPLICAS,
+        devices=[f"CPU:{index}" for index in range(NUM_REPLICAS)],
         variable_placement="mirrored",
         external_writes="never",
     )
@@ -82,25 +83,23 @@ def test_devices_that_meet_in_reductions_send_nothing_for_them(monkeypatch, is_w
     No reduction runs before all batches are there, although none has an edge from them.
     """
     take_cpus_for_gpus(monkeypatch.setattr)
-    num_replicas, most_nodes = 4, MOST_NODES
-    network = short()
+    most_nodes, network = MOST_NODES, short()
     if is_whole:
-        # On eight it was so, too: in a process by itself, since tests have four.
         network = contextlib.nullcontext()
-        stock = replicator.create("tf_mirrored", num_replicas=num_replicas)
+        stock = replicator.create("tf_mirrored", num_replicas=NUM_REPLICAS)
         _, graphs = graphs_of(stock, network)
         most_nodes = executed_graph.count(graphs).num_nodes
-    _, graphs = graphs_of(create(num_replicas), network)
+    _, graphs = graphs_of(create(), network)
     found = executed_graph.count(graphs)
 
     nodes = [node for graph in graphs for node in graph.node]
     reductions = [node for node in nodes if node.op == "CollectiveReduceV2"]
     reads = {node.name for node in nodes if node.op == "IteratorGetNext"}
-    assert 1 <= len(reductions) / num_replicas <= MOST_LAUNCHES
-    assert found.num_data <= MOST_OTHERS * (num_replicas - 1)
-    assert found.num_controls <= 4 * num_replicas
+    assert 1 <= len(reductions) / NUM_REPLICAS <= MOST_LAUNCHES
+    assert found.num_data <= MOST_OTHERS * (NUM_REPLICAS - 1)
+    assert found.num_controls <= 4 * NUM_REPLICAS
     assert 1000 < found.num_nodes <= most_nodes
-    assert num_replicas == len(reads)
+    assert NUM_REPLICAS == len(reads)
     assert MOST_KERNELS[is_whole] >= max(map(executed_graph.launches, graphs))
     before = executed_graph.before(executed_graph.together(graphs))
     for node in reductions:

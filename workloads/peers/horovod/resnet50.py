@@ -8,10 +8,11 @@ from __future__ import annotations
 import tensorflow as tf
 
 from workloads.peers import inputs
+from workloads.peers.horovod import layers
 from workloads.peers.horovod.process import Process
 
 _NUM_BLOCKS = (3, 4, 6, 3)
-_WEIGHT_OF_BATCH, _EPSILON = 0.1, 1e-5
+_EPSILON = 1e-5
 """Of batch normalization."""
 
 
@@ -65,23 +66,9 @@ class ResNet50:
         if stride > 1 and pad:  # SAME would add nothing before an even size
             images, padding = _padded(images, pad), "VALID"
         outputs = tf.nn.conv2d(images, kernel, stride, padding)
-        moving = [
-            self.variables[f"{path}.norm.moving_{name}"]
-            for name in ("mean", "variance")
-        ]
-        result = tf.raw_ops.FusedBatchNormV3(
-            x=outputs,
-            scale=self.variables[f"{path}.norm.gamma"],
-            offset=self.variables[f"{path}.norm.beta"],
-            mean=moving[0],
-            variance=moving[1],
-            epsilon=_EPSILON,
-            exponential_avg_factor=_WEIGHT_OF_BATCH,
-            is_training=True,
-        )
-        moving[0].assign(result.batch_mean)
-        moving[1].assign(result.batch_variance)
-        return result.y
+        path = f"{path}.norm"
+        gamma, beta = (self.variables[f"{path}.{name}"] for name in ("gamma", "beta"))
+        return layers.norm(outputs, self.variables, path, gamma, beta, _EPSILON)
 
 
 def _padded(images: tf.Tensor, pad: int) -> tf.Tensor:

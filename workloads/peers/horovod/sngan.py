@@ -9,10 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from workloads.peers import inputs
+from workloads.peers import exported, inputs
+from workloads.peers.horovod import layers
 from workloads.peers.horovod.process import Process
 
-_WEIGHT_OF_BATCH, _EPSILON = 0.1, 2e-5
+_EPSILON = 2e-5
 """Of batch normalization."""
 _OF_NORMS = 1e-12  # added to the lengths of vectors of spectral norms
 _FIRST_SIZE = 4
@@ -53,7 +54,7 @@ class Networks:
         of = self.variables
         flat = latents @ of["generator.dense.kernel"] + of["generator.dense.bias"]
         hidden = tf.reshape(flat, [latents.shape[0], _FIRST_SIZE, _FIRST_SIZE, -1])
-        for path in self._blocks("generator"):
+        for path in exported.block_paths(self.variables, "generator"):
             inner = self._conditional(hidden, f"{path}.norm_1", labels)
             inner = self._conv(_doubled(inner), f"{path}.conv_1")
             inner = self._conditional(inner, f"{path}.norm_2", labels)
@@ -65,7 +66,8 @@ class Networks:
 
     def _logits(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         hidden = images
-        paths = ["discriminator.first_block", *self._blocks("discriminator")]
+        blocks = exported.block_paths(self.variables, "discriminator")
+        paths = ["discriminator.first_block", *blocks]
         for index, path in enumerate(paths):
             inner = tf.nn.relu(hidden) if index else hidden
             inner = self._conv(inner, f"{path}.conv_1")
@@ -82,12 +84,6 @@ class Networks:
         path = "discriminator.dense"
         logits = features @ self._divided(path, self.variables[f"{path}.kernel"])
         return logits[:, 0] + tf.reduce_sum(features * of_class, axis=1)
-
-    def _blocks(self, network: str) -> list[str]:
-        paths: list[str] = []
-        while f"{network}.blocks.{len(paths)}.conv_1.kernel" in self.variables:
-            paths.append(f"{network}.blocks.{len(paths)}")
-        return paths
 
     def _conv(self, images: tf.Tensor, path: str) -> tf.Tensor:
         kernel = self.variables[f"{path}.kernel"]
@@ -125,22 +121,7 @@ class Networks:
     def _norm(
         self, images: tf.Tensor, path: str, gamma: tf.Tensor, beta: tf.Tensor
     ) -> tf.Tensor:
-        moving = [
-            self.variables[f"{path}.moving_{name}"] for name in ("mean", "variance")
-        ]
-        result = tf.raw_ops.FusedBatchNormV3(
-            x=images,
-            scale=gamma,
-            offset=beta,
-            mean=moving[0],
-            variance=moving[1],
-            epsilon=_EPSILON,
-            exponential_avg_factor=_WEIGHT_OF_BATCH,
-            is_training=True,
-        )
-        moving[0].assign(result.batch_mean)
-        moving[1].assign(result.batch_variance)
-        return result.y
+        return layers.norm(images, self.variables, path, gamma, beta, _EPSILON)
 
 
 def _chosen(table: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from workloads.peers import exported
+
 if TYPE_CHECKING:
     from workloads.peers.jax.layers import Layers, Weights
 
@@ -43,7 +45,7 @@ class Pass:
         flat = latents @ of["generator.dense.kernel"] + of["generator.dense.bias"]
         hidden = flat.reshape(len(latents), _FIRST_SIZE, _FIRST_SIZE, -1)
         hidden = jnp.moveaxis(hidden, -1, self._layers.channels)
-        for path in self._blocks("generator"):
+        for path in exported.block_paths(self._weights, "generator"):
             inner = self._conditional(hidden, f"{path}.norm_1", labels)
             inner = self._conv(self._doubled(inner), f"{path}.conv_1")
             inner = self._conditional(inner, f"{path}.norm_2", labels)
@@ -56,7 +58,8 @@ class Pass:
     def logits(self, images: jax.Array, labels: jax.Array) -> jax.Array:
         """Returns those of the discriminator."""
         hidden = images
-        paths = ["discriminator.first_block", *self._blocks("discriminator")]
+        blocks = exported.block_paths(self._weights, "discriminator")
+        paths = ["discriminator.first_block", *blocks]
         for index, path in enumerate(paths):
             inner = self._conv(
                 jax.nn.relu(hidden) if index else hidden, f"{path}.conv_1"
@@ -73,12 +76,6 @@ class Pass:
         path = "discriminator.dense"
         logits = features @ self._divided(path, self._weights[f"{path}.kernel"])
         return logits[:, 0] + (features * of_class).sum(axis=1)
-
-    def _blocks(self, network: str) -> list[str]:
-        paths: list[str] = []
-        while f"{network}.blocks.{len(paths)}.conv_1.kernel" in self._weights:
-            paths.append(f"{network}.blocks.{len(paths)}")
-        return paths
 
     def _conv(self, images: jax.Array, path: str) -> jax.Array:
         kernel = self._weights[f"{path}.kernel"]

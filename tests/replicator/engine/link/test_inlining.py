@@ -27,9 +27,8 @@ def run_inlined(caller, callees, *args):
     kept = []
 
     def rewrite(function):
-        by_name = {callee.signature.name: callee for callee in callees}
         name = f"{function.signature.name}_inlined"
-        kept.append(inline(function, name, by_name))
+        kept.append(inline(function, name, callees))
         return kept[0]
 
     outputs = Dispatch(caller, rewrite=rewrite)(list(args))
@@ -172,9 +171,7 @@ def test_the_function_that_runs_is_removed_with_its_program(monkeypatch):
     _, callee = function_def(lambda x: x + 1.0, tf.TensorSpec([]))
     made = Dispatch(
         lambda source: call_function(callee.signature.name, source, [tf.float32]),
-        rewrite=lambda function: inline(
-            function, "what_runs", {callee.signature.name: callee}
-        ),
+        rewrite=lambda function: inline(function, "what_runs", [callee]),
     )
     assert 2.0 == float(made([tf.constant(1.0)])[0])
     assert "what_runs" == made.name
