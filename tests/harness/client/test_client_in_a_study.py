@@ -6,12 +6,14 @@ import dataclasses
 import io
 import re
 import sys
+from unittest import mock
 
 import pytest
 
 from harness.cli import progress
 from harness.planning import estimate, extend
-from harness.run import sweep
+from harness.run import rounds, sweep
+from harness.run.resident import Resident
 from harness.trial import process_tree
 from results.records.client import protocol as client_protocol
 from results.records.models import Control, TrialStatus
@@ -90,24 +92,37 @@ BAD = {
     "raise": r"the reducer is out of paper$",
     "exit": r"the process exited before it completed, with exit code 3: rank 0 was in"
     r" phase measure after",
-    "short": r"a step took \d+ us, less than the 100 us that can be timed: wait for the"
-    r" device before step.done\(\), or do more work per step",
+    "short": r"a step took \d+ us, less than the 100000 us that can be timed: wait for"
+    r" the device before step.done\(\), or do more work per step",
 }
 
 
 @pytest.mark.parametrize("behavior", BAD)
 def test_a_bad_program_is_told_what_to_do(
-    take_turns, client_settings, client_store, behavior
+    take_turns, client_settings, client_store, monkeypatch, behavior
 ):
     """In one line; no process of it is left."""
-    variables = {"STEP_SEC": 0} if behavior == "short" else {"BEHAVIOR": behavior}
-    trial = take_turns(client_settings(**variables))
+    if behavior == "short":  # Its steps of 2 ms are, on a busy machine too.
+        monkeypatch.setattr(rounds, "MIN_STEP_SEC", 0.1)
+    trial = take_turns(client_settings(BEHAVIOR=behavior))
 
     assert TrialStatus.FAILED is trial.status.status
     assert re.search(BAD[behavior], trial.status.failure.reason)
     assert "\n" not in trial.status.failure.reason
     marker = str(client_store.trial_dir(trial.trial_id).resolve())
     assert [] == process_tree.find_tree(marker)
+
+
+@pytest.mark.parametrize(("step_sec", "is_short"), [(0.99e-4, True), (1e-4, False)])
+def test_a_step_is_short_below_100_us(step_sec, is_short):
+    """The message says both lengths in one unit."""
+    resident = mock.create_autospec(Resident, instance=True)
+    resident.prepared = mock.Mock(is_client=True)
+    rounds.check_resolution(resident, step_sec)
+
+    said = [call.args[0] for call in resident.fail.call_args_list]
+    assert is_short == any("took 99 us, less than the 100 us" in line for line in said)
+    assert is_short == bool(said)
 
 
 NEVER = {
