@@ -307,7 +307,8 @@ class VariableTable:
                         tf.identity(variable) if is_mirrored else initial[replica],
                         dtype=variable.dtype,
                         shape=variable.shape,
-                        name=f"{variable.name.partition(':')[0]}/replica_{replica_id}",
+                        # TensorFlow makes a kernel per name (record 0112).
+                        name=f"replica_{replica_id}",
                     )
                 )
         return tuple(copies)

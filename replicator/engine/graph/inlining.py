@@ -5,15 +5,21 @@ every function that the function may call, twice, to look for what is meant for 
 Of a step on many replicas that takes longer than to write its nodes here. It also adds
 an ``Identity`` per argument and result of a call, which are a third of the nodes of a
 pipeline (record 0111).
+
+What all calls of a pipeline's tasks have in common is written once (record 0112).
 """
 
 from __future__ import annotations
 
-import types
+import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 from replicator._tf import compat as _tf_compat
 from replicator.engine.graph.body import producer
+from replicator.engine.graph.common import Common
+from replicator.engine.graph.effects import EffectTable
+from replicator.engine.graph.tasks import calls_task, is_task
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,7 +27,6 @@ if TYPE_CHECKING:
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 # As TensorFlow calls them.
 _BEGIN, _END = "input_control_node", "output_control_node"
-_NOTHING: Mapping[str, str] = types.MappingProxyType({})
 
 
 def inline(function: Any, name: str, callees: Iterable[Any]) -> Any:
@@ -43,7 +48,7 @@ def inline(function: Any, name: str, callees: Iterable[Any]) -> Any:
     inlined.signature.name = name
     del inlined.node_def[:]
     calls = _Calls(inlined.node_def, callees)
-    calls.add(function.node_def)
+    calls.add(_Frame(function=function))
     for key, text in function.ret.items():
         inlined.ret[key] = calls.tensor(text)
     calls.return_where_called({producer(text) for text in function.ret.values()})
@@ -53,53 +58,104 @@ def inline(function: Any, name: str, callees: Iterable[Any]) -> Any:
     return inlined
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Frame:
+    """A function that is being inlined.
+
+    Attributes:
+      function: The ``FunctionDef``.
+      prefix: What the names of its nodes begin with.
+      given: What stands for its arguments; by default they do. A node may wait for an
+        argument, too.
+      waits: Control edges to the call. Nodes that take arguments, or nothing, and calls
+        get them, so that nothing runs before.
+      device: Of the call.
+      common: What it has in common with other functions; None if nothing.
+      instead: By node, the common node that is used in its place.
+    """
+
+    function: Any
+    prefix: str = ""
+    given: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    waits: Sequence[str] = ()
+    device: str = ""
+    common: Common | None = None
+    instead: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def new(self, text: str) -> str:
+        """The new name of a node, of a tensor, or of what stands for an argument."""
+        if text in self.given:
+            return self.given[text]
+        if self.instead:
+            name, colon, port = text.partition(":")
+            if name in self.instead:
+                return f"{self.instead[name]}{colon}{port}"
+        return f"{self.prefix}{text}"
+
+    def inputs(self, node: Any) -> tuple[list[str], bool]:
+        """The inputs of a node, and whether it waits for what the call waits for."""
+        texts, is_first = [], not node.input or node.op in _CALLS
+        for text in node.input:
+            name = text.removeprefix("^")
+            is_first |= name in self.given
+            texts.append(self.new(text) if name == text else f"^{self.new(name)}")
+        if self.common is not None:
+            is_first |= self.common.are_common(texts)
+        return texts, is_first
+
+    @functools.cached_property
+    def awaited(self) -> frozenset[str]:
+        """What nodes of the function wait for."""
+        texts = (text for node in self.function.node_def for text in node.input)
+        return frozenset(text[1:] for text in texts if text.startswith("^"))
+
+
 class _Calls:
     """Nodes of a function and of what it calls, under their new names."""
 
     def __init__(self, nodes: Any, callees: Iterable[Any]) -> None:
         self._nodes = nodes
         self._callees = {callee.signature.name: callee for callee in callees}
+        self._effects = EffectTable(self._callees.values())
+        self._has_tasks = any(map(is_task, self._callees.values()))
         self._results: dict[str, str] = {}
         self._ends: dict[str, list[str]] = {}
         self._awaited: list[str] = []
 
-    def add(
-        self,
-        nodes: Iterable[Any],
-        prefix: str = "",
-        given: Mapping[str, str] = _NOTHING,
-        waits: Sequence[str] = (),
-        device: str = "",
-    ) -> None:
-        """Adds the nodes of a function.
-
-        Args:
-          nodes: They are copied.
-          prefix: What their names begin with.
-          given: What stands for the arguments of the function; by default they do.
-            A node may wait for an argument, too.
-          waits: Control edges to the call. Nodes that take arguments, or nothing, and
-            calls get them, so that nothing runs before.
-          device: Of the call.
-        """
+    def add(self, frame: _Frame) -> None:
+        """Adds the nodes of a function."""
+        nodes = frame.function.node_def
+        common = frame.common  # of the tasks that it calls
+        if common is None and self._has_tasks and any(map(calls_task, nodes)):
+            common = Common(nodes, frame.given, frame.waits, self._effects)
+        used: set[str] = set()  # what nodes so far take: it has its own name already
         for node in nodes:
-            texts, is_first = [], not node.input or node.op in _CALLS
-            for text in node.input:
-                name = text.removeprefix("^")
-                is_argument = name in given
-                is_first |= is_argument
-                value = given[name] if is_argument else f"{prefix}{name}"
-                texts.append(value if name == text else f"^{value}")
-            if is_first:
-                texts += waits
-            new, place = f"{prefix}{node.name}", node.device or device
+            texts, is_first = frame.inputs(node)
+            name, place = f"{frame.prefix}{node.name}", node.device or frame.device
+            waits = frame.waits if is_first else ()
+            if frame.common is not None:
+                used.update(map(producer, node.input))
+                is_awaited = node.name in frame.awaited
+                known = (
+                    ""
+                    if node.name in used
+                    else frame.common.name(
+                        node, name, texts, place, is_awaited=is_awaited
+                    )
+                )
+                if known:
+                    frame.instead[node.name] = known
+                    if known != name:
+                        continue
+                    waits = frame.common.waits_of(texts)
+            texts += waits
             callee = self._callees.get(_called(node))
             if callee is not None:
-                self._add_call(new, callee, texts, place)
+                self._add_call(name, callee, texts, place, common)
                 continue
             copy = self._nodes.add()
             copy.CopyFrom(node)
-            copy.name, copy.device = new, place
+            copy.name, copy.device = name, place
             del copy.input[:]
             copy.input.extend(texts)
 
@@ -144,24 +200,37 @@ class _Calls:
             node.input.extend(f"^{self.end(name)}" for name in self._ends[call])
 
     def _add_call(
-        self, call: str, callee: Any, texts: Sequence[str], device: str
+        self,
+        call: str,
+        callee: Any,
+        texts: Sequence[str],
+        device: str,
+        common: Common | None,
     ) -> None:
-        data = [text for text in texts if not text.startswith("^")]
+        data = [self.tensor(text) for text in texts if not text.startswith("^")]
         waits = [text for text in texts if text.startswith("^")]
-        if len(waits) > 1:  # one edge to each node that waits
-            begin = f"{call}/{_BEGIN}"
+        begin = f"{call}/{_BEGIN}"
+        # One edge to each node that waits.
+        if len(waits) > 1 or (waits and common is not None):
             node = self._nodes.add(name=begin, op="NoOp", device=device)
             node.input.extend(waits)
             waits = [f"^{begin}"]
         names = (arg.name for arg in callee.signature.input_arg)
-        given = dict(zip(names, data, strict=True))
+        frame = _Frame(
+            function=callee,
+            prefix=f"{call}/",
+            given=dict(zip(names, data, strict=True)),
+            waits=waits,
+            device=device,
+            common=common,
+        )
+        self.add(frame)
         for index, arg in enumerate(callee.signature.output_arg):
             text = callee.ret[arg.name]
-            self._results[f"{call}:output:{index}"] = (
-                f"{call}/{text}" if ":" in text else given[text]
-            )
-        self._ends[call] = [f"{call}/{name}" for name in callee.control_ret.values()]
-        self.add(callee.node_def, f"{call}/", given, waits, device)
+            self._results[f"{call}:output:{index}"] = frame.new(text)
+        self._ends[call] = [*map(frame.new, callee.control_ret.values())]
+        if frame.instead and waits:  # common nodes do not wait for this call's turn
+            self._ends[call].append(begin)
 
 
 def _called(node: Any) -> str:

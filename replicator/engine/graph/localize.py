@@ -55,6 +55,11 @@ class Localizer:
         """The device of a replica that a device of the traced graph stands for."""
         return self._devices.device(requested, replica)
 
+    def is_local(self, proto: Any) -> bool:
+        """Whether copies of a node differ in more than names, devices and inputs."""
+        has_own = "seed2" in proto.attr or "token" in proto.attr
+        return has_own or proto.op in self._names or bool(called_functions(proto))
+
     def localize(self, proto: Any, replica: int) -> None:
         """Gives a node the random stream and the functions of a replica, in place."""
         replica_id = self._topology.replica_id(replica)

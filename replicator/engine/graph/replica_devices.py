@@ -42,7 +42,7 @@ class ReplicaDevices:
                 place = spec.device_index or 0
                 other = mine.replace(device_type=spec.device_type, device_index=place)
                 return str(other.to_string())
-        return self._topology.replica_devices[replica]
+        return self._topology.devices[replica][0]
 
     def device_type(self, requested: str) -> str | None:
         """The type of a device, or None where replicas have devices of several."""

@@ -88,10 +88,14 @@ class Replicas:
 
     def nodes(self) -> list[Any]:
         """All nodes of all replicas as ``NodeDef``s."""
-        nodes = []
+        nodes: list[Any] = []
         for node in self._body.nodes:
             copies = self.order.copies(node.name)
-            nodes += [self._copy(node, r, replicas) for r, replicas in copies.items()]
+            made = {r: self._copy(node, r, replicas) for r, replicas in copies.items()}
+            if self._localizer.is_local(node.proto):
+                for replica, proto in made.items():
+                    self._localizer.localize(proto, replica)
+            nodes += made.values()
             writer = self.order.writer(node.name)
             if writer is not None:
                 nodes += self._refresh(node, writer)
@@ -112,7 +116,6 @@ class Replicas:
             earlier = self.order.before(node, waits_for, once)
             edges = list(dict.fromkeys([*edges, *earlier]))
         proto.input.extend(edges)
-        self._localizer.localize(proto, replica)
         return proto
 
     def _refresh(self, node: Node, writer: int) -> list[Any]:

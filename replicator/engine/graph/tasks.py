@@ -32,7 +32,7 @@ def keep_in_order(graph_def: Any) -> None:
         if is_task(function):
             # What the user marked himself stays marked.
             function.attr.pop("_noinline", None)
-    tasks = {node.name: node for node in _tasks(graph_def)}
+    tasks = {node.name: node for node in graph_def.node if calls_task(node)}
     if not tasks:
         return
     waiting: dict[str, list[Any]] = {name: [] for name in tasks}
@@ -52,11 +52,10 @@ def is_task(function: Any) -> bool:
     return FUNCTION_PREFIX in function.signature.name
 
 
-def _tasks(graph_def: Any) -> Iterator[Any]:
-    for node in graph_def.node:
-        names = [node.op, *(called.name for called in called_functions(node))]
-        if any(FUNCTION_PREFIX in name for name in names):
-            yield node
+def calls_task(node: Any) -> bool:
+    """Whether a node calls a task."""
+    names = [node.op, *(called.name for called in called_functions(node))]
+    return any(FUNCTION_PREFIX in name for name in names)
 
 
 def _waits_for(node: Any, tasks: dict[str, Any]) -> Iterator[str]:

@@ -47,13 +47,13 @@ def local_sum(value):
 
 @pytest.mark.parametrize("kind", [Kind.MIRRORED, Kind.PARTIAL])
 def test_replica_0_uses_the_users_own_variable(variable, kind):
-    """The others have copies of its value, on their devices, named after them."""
+    """The others have copies of its value, on their devices, named after those."""
     entry = make().require(variable, kind)
 
     assert entry.copies[0] is variable
     assert [[1.0, 2.0]] * 3 == values(entry)
     assert CPU[:3] == [copy.device for copy in entry.copies]
-    assert "scope/v/replica_2:0" == entry.copies[2].name
+    assert "replica_2:0" == entry.copies[2].name
     assert not entry.copies[1].trainable
 
 
