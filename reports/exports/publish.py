@@ -32,6 +32,7 @@ _CHUNKS: Final = frozenset(
 )
 _CHUNK_BYTES: Final = 12
 _WITHHELD: Final = "withheld"
+_PUBLISHED: Final = "published"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,11 +120,17 @@ def copy_records(store: Store, work: Path) -> Iterator[Shown]:
 
 
 def _seal(store: Store, copy: Store) -> None:
-    """Seals the copy; its first line has the head of the seal that the study has."""
+    """Seals the copy; its first line has the head of the seal of what was measured.
+
+    So a copy of a copy has the same bytes.
+    """
     origin = seal.read(store.root)
     if origin is None:  # of an earlier version: a seal would promise too much
         return
-    seal.append(copy.root, "published", {seal.SEAL_NAME: origin[1]})
+    lines, head = origin
+    if lines and lines[0]["of"] == _PUBLISHED:
+        head = lines[0]["files"].get(seal.SEAL_NAME, head)
+    seal.append(copy.root, _PUBLISHED, {seal.SEAL_NAME: head})
     plan = untrusted.read_bytes(copy.root / PLAN_NAME) or b""
     seal.append(copy.root, PLAN_NAME, {PLAN_NAME: seal.digest(plan)})
     for part in (copy, copy.matching):
