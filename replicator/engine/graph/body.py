@@ -16,7 +16,7 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,6 +175,47 @@ def from_graph_def(graph_def: Any) -> Body:
 def producer(text: str) -> str:
     """The node of a graph's input text: ``a`` of ``a:1``, ``^a`` and ``a``."""
     return text.lstrip("^").partition(":")[0]
+
+
+def users_of(nodes: Iterable[Any]) -> dict[str, list[str]]:
+    """By node or argument, the ``NodeDef``s that take it or wait for it, by name."""
+    users: dict[str, list[str]] = {}
+    for node in nodes:
+        for text in node.input:
+            users.setdefault(producer(text), []).append(node.name)
+    return users
+
+
+def reached(
+    users: Mapping[str, Sequence[str]],
+    start: Iterable[str],
+    without: Container[str] = frozenset(),
+) -> set[str]:
+    """Nodes that need one of these, themselves or through others.
+
+    Args:
+      users: As returned by ``users_of``.
+      start: Names.
+      without: Nodes that are left out, with what needs them alone.
+    """
+    found: set[str] = set()
+    pending = list(start)
+    while pending:
+        for user in users.get(pending.pop(), ()):
+            if user not in found and user not in without:
+                found.add(user)
+                pending.append(user)
+    return found
+
+
+def rewrite(
+    copy: Any, node: Any, name: str, device: str, inputs: Iterable[str]
+) -> None:
+    """Makes a ``NodeDef`` a copy of another one with a name, device and inputs."""
+    copy.CopyFrom(node)
+    copy.name, copy.device = name, device
+    del copy.input[:]
+    copy.input.extend(inputs)
 
 
 def make_node(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.engine.graph.body import producer
+from replicator.engine.graph import body
 from replicator.engine.graph.effects import PASS_THROUGH, EffectTable
 from replicator.engine.graph.tasks import calls_task
 
@@ -51,7 +51,7 @@ class Common:
         self._written_by_tasks = set().union(*(written[name] for name in tasks))
         writers = {name for name in written if written[name] and name not in tasks}
         # A task after a write may read another value than a task before it.
-        is_between = not tasks.isdisjoint(_descendants(nodes, writers))
+        is_between = not tasks.isdisjoint(body.reached(body.users_of(nodes), writers))
         self._may_vary = is_between or _has_aliases(nodes)
 
     def are_common(self, texts: Sequence[str]) -> bool:
@@ -93,10 +93,7 @@ class Common:
         if not may_be or any(text.startswith("^") for text in texts):
             return ""
         copy = _tf_compat.NodeDef()
-        copy.CopyFrom(node)
-        copy.name, copy.device = "", device
-        del copy.input[:]
-        copy.input.extend(texts)
+        body.rewrite(copy, node, "", device, texts)
         found = self._names.setdefault(copy.SerializeToString(deterministic=True), name)
         self._shared.add(found)
         return found
@@ -114,7 +111,7 @@ class Common:
         return effects.is_pure and not effects.is_bound
 
     def _is_common(self, text: str) -> bool:
-        return producer(text) in self._shared
+        return body.producer(text) in self._shared
 
     def _written(self, node: Any) -> set[str]:
         """The arguments of the inlined function that a node may write."""
@@ -136,17 +133,3 @@ def _has_aliases(nodes: Iterable[Any]) -> bool:
 
 def _types(attr: Any) -> Sequence[int]:
     return [attr.type, *attr.list.type]
-
-
-def _descendants(nodes: Iterable[Any], roots: Iterable[str]) -> set[str]:
-    followers: dict[str, list[str]] = {}
-    for node in nodes:
-        for text in node.input:
-            followers.setdefault(producer(text), []).append(node.name)
-    found: set[str] = set()
-    pending = list(roots)
-    while pending:
-        new = [name for name in followers.get(pending.pop(), ()) if name not in found]
-        found.update(new)
-        pending += new
-    return found

@@ -16,7 +16,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from replicator._tf import compat as _tf_compat
-from replicator.engine.graph.body import producer
+from replicator.engine.graph.body import producer, rewrite
 from replicator.engine.graph.common import Common
 from replicator.engine.graph.effects import EffectTable
 from replicator.engine.graph.tasks import calls_task, is_task
@@ -72,6 +72,7 @@ class _Frame:
       device: Of the call.
       common: What it has in common with other functions; None if nothing.
       instead: By node, the common node that is used in its place.
+      used: What its nodes so far take.
     """
 
     function: Any
@@ -81,6 +82,7 @@ class _Frame:
     device: str = ""
     common: Common | None = None
     instead: dict[str, str] = dataclasses.field(default_factory=dict)
+    used: set[str] = dataclasses.field(default_factory=set)
 
     def new(self, text: str) -> str:
         """The new name of a node, of a tensor, or of what stands for an argument."""
@@ -102,6 +104,27 @@ class _Frame:
         if self.common is not None:
             is_first |= self.common.are_common(texts)
         return texts, is_first
+
+    def share(self, node: Any, name: str, texts: Sequence[str], device: str) -> str:
+        """The common node that is used in place of a node; empty if there is none.
+
+        Args:
+          node: Nodes are shared in their order: one that was taken has its own name.
+          name: Of the common node, if this is the first one.
+          texts: Its new inputs.
+          device: Its device.
+        """
+        if self.common is None:
+            return ""
+        self.used.update(map(producer, node.input))
+        if node.name in self.used:
+            return ""
+        known = self.common.name(
+            node, name, texts, device, is_awaited=node.name in self.awaited
+        )
+        if known:
+            self.instead[node.name] = known
+        return known
 
     @functools.cached_property
     def awaited(self) -> frozenset[str]:
@@ -128,36 +151,21 @@ class _Calls:
         common = frame.common  # of the tasks that it calls
         if common is None and self._has_tasks and any(map(calls_task, nodes)):
             common = Common(nodes, frame.given, frame.waits, self._effects)
-        used: set[str] = set()  # what nodes so far take: it has its own name already
         for node in nodes:
             texts, is_first = frame.inputs(node)
             name, place = f"{frame.prefix}{node.name}", node.device or frame.device
             waits = frame.waits if is_first else ()
-            if frame.common is not None:
-                used.update(map(producer, node.input))
-                is_awaited = node.name in frame.awaited
-                known = (
-                    ""
-                    if node.name in used
-                    else frame.common.name(
-                        node, name, texts, place, is_awaited=is_awaited
-                    )
-                )
-                if known:
-                    frame.instead[node.name] = known
-                    if known != name:
-                        continue
-                    waits = frame.common.waits_of(texts)
+            known = frame.share(node, name, texts, place)
+            if known not in ("", name):
+                continue
+            if frame.common is not None and known:
+                waits = frame.common.waits_of(texts)
             texts += waits
             callee = self._callees.get(_called(node))
             if callee is not None:
                 self._add_call(name, callee, texts, place, common)
                 continue
-            copy = self._nodes.add()
-            copy.CopyFrom(node)
-            copy.name, copy.device = name, place
-            del copy.input[:]
-            copy.input.extend(texts)
+            rewrite(self._nodes.add(), node, name, place, texts)
 
     def tensor(self, text: str) -> str:
         """What stands for a tensor, which may be a result of a call."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.engine.graph.body import Ref, make_node
+from replicator.engine.graph.body import Ref, make_node, rewrite
 from replicator.engine.graph.copy_order import CopyOrder
 from replicator.engine.graph.liveness import ELSEWHERE
 from replicator.engine.graph.localize import Localizer
@@ -103,13 +103,11 @@ class Replicas:
 
     def _copy(self, node: Node, replica: int, waits_for: Sequence[int]) -> Any:
         proto = _tf_compat.NodeDef()
-        proto.CopyFrom(node.proto)
-        proto.name = self.order.name(replica, node.name)
-        proto.device = self._device(node, replica)
+        name, device = self.order.name(replica, node.name), self._device(node, replica)
+        inputs = (str(self.ref(replica, ref)) for ref in node.inputs)
+        rewrite(proto, node.proto, name, device, inputs)
         # Colocation is spelled out by devices; names in it would be stale.
         proto.attr.pop("_class", None)
-        del proto.input[:]
-        proto.input.extend(str(self.ref(replica, ref)) for ref in node.inputs)
         edges = self.order.controls(node, waits_for)
         if self.order.writer(node.name) is not None:
             once = self.order.not_copied(node.name)

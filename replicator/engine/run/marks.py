@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf.gradients import GRADIENT_SCOPE
-from replicator.engine.graph.body import Ref, make_node
+from replicator.engine.graph.body import Ref, make_node, producer, reached, users_of
 from replicator.placement.devices import cpu_of
 from replicator.step.stage_names import END, TASK
 
@@ -82,12 +82,9 @@ class Marks:
         self.parts: list[Part] = []
         self._nodes = {node.name: node for node in nodes}
         self._inputs = {
-            node.name: [_source(text) for text in node.input] for node in nodes
+            node.name: [producer(text) for text in node.input] for node in nodes
         }
-        self._users: dict[str, list[str]] = {}
-        for name, sources in self._inputs.items():
-            for source in sources:
-                self._users.setdefault(source, []).append(name)
+        self._users = users_of(nodes)
         self._collective = re.compile(
             rf"{re.escape(prefix)}/(collective_\d+_\d+)(?:/|$)"
         )
@@ -163,7 +160,7 @@ class Marks:
 
     def _add(self, kind: str, name: str, device: str, members: Sequence[str]) -> None:
         inside = set(members)
-        later = self._reached(inside)
+        later = reached(self._users, inside)
         uses: dict[str, set[str]] = {}
         for member in members:
             for text in self._inputs[member]:
@@ -216,32 +213,12 @@ class Marks:
         node = self._nodes.get(source)
         return source in self._batch if node is None else node.op not in _PASSIVE
 
-    def _reached(self, start: set[str]) -> set[str]:
-        """Nodes that need one of these."""
-        found: set[str] = set()
-        pending = list(start)
-        while pending:
-            for user in self._users.get(pending.pop(), ()):
-                if user not in found:
-                    found.add(user)
-                    pending.append(user)
-        return found
-
     def _find_conditional(self) -> frozenset[str]:
         """Nodes that may not run, so that no mark may wait for them."""
-        switches = {n.name for n in self._nodes.values() if n.op == "Switch"}
-        found, pending = set(switches), list(switches)
-        while pending:
-            for user in self._users.get(pending.pop(), ()):
-                if user not in found and self._nodes[user].op != "Merge":
-                    found.add(user)
-                    pending.append(user)
-        return frozenset(found)
-
-
-def _source(text: str) -> str:
-    """The node or argument that an input is from."""
-    return text.removeprefix("^").partition(":")[0]
+        ops = {name: node.op for name, node in self._nodes.items()}
+        switches = {name for name, op in ops.items() if op == "Switch"}
+        merges = {name for name, op in ops.items() if op == "Merge"}
+        return frozenset(switches | reached(self._users, switches, without=merges))
 
 
 def _ready(marks: Marks, times: Sequence[float], part: Part) -> dict[str, float]:
