@@ -255,7 +255,7 @@ def timeline(repl):
 
 
 def exposed_communication(repl):
-    """A timeline, and the time of a step without communication."""
+    """Timelines with communication, and without."""
     control = replicator.create(
         "multi_worker", num_replicas=repl.num_replicas, without_communication=True
     )
@@ -269,19 +269,16 @@ def exposed_communication(repl):
 
     ones = [np.ones([512, 512], np.float32)] * repl.num_replicas
     values = {each: share(each, ones) for each in (repl, control)}
-    alone = []
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        repl.timeline(path, steps=8)
+        paths = [Path(folder) / name for name in ("with.json", "without.json")]
+        for each, path in zip(values, paths, strict=True):
+            each.timeline(path, steps=24)
         while repl.is_recording:  # in turns: others compute on the same cores
-            repl.run(step, values[repl])
-            begin = time.perf_counter()
-            control.run(step, values[control])[0].numpy()
-            alone.append(time.perf_counter() - begin)
-        return {
-            "without": float(np.mean(alone[2:])),
-            "file": json.loads(path.read_text()) if path.exists() else None,
-        }
+            for each, value in values.items():
+                each.run(step, value)
+        return [
+            json.loads(path.read_text()) if path.exists() else None for path in paths
+        ]
 
 
 CASES = {
