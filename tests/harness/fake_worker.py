@@ -72,7 +72,7 @@ class Clock:
 
 
 class Program:
-    """A program whose step times follow from the trial's id."""
+    """A program whose step times follow from the trial's id, whatever the code is."""
 
     num_parameters = 25_557_032
     flops_per_example = 12_000_000_000
@@ -88,7 +88,8 @@ class Program:
         self._clock = clock
         self._num_steps = 0
         self._trial_sec = float(os.environ.get("FAKE_STEP_SEC", "0"))
-        text = identity.trial_id(spec)
+        # Else a verdict would be drawn again with each change of the code.
+        text = identity.trial_id(spec.model_copy(update={"code_digest": ""}))
         jitter = int(text[:4], 16) / 0xFFFF
         self._step_ns = int(1e9 * (0.1 + 0.01 * jitter) * spec.global_batch_size / 8)
 
