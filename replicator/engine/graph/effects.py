@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator.engine.graph.body import producer
 from replicator.engine.graph.stamps import called_functions
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class EffectTable:
             is_pure &= effects.is_pure
             is_bound |= effects.is_bound
             for position, text in enumerate(data):
-                origin = text.partition(":")[0]
+                origin = producer(text)
                 if origin not in handles:
                     continue
                 if proto.op in PASS_THROUGH:

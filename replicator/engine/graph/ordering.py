@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from replicator.engine.graph.body import producer
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
@@ -67,14 +69,10 @@ def _add_edges(nodes: Sequence[Any], with_effects: Collection[str]) -> None:
     if not calls:
         return
     for node in nodes:
-        sources = [_source(text) for text in node.input if not text.startswith("^")]
+        sources = [producer(text) for text in node.input if not text.startswith("^")]
         known = {text for text in node.input if text.startswith("^")}
         for source in dict.fromkeys(sources):
             # Arguments of a function are there before it starts.
             is_edge = node.name in calls or source in calls
             if is_edge and source in names and f"^{source}" not in known:
                 node.input.append(f"^{source}")
-
-
-def _source(text: str) -> str:
-    return text.partition(":")[0]

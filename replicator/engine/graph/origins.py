@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator.engine.graph.body import producer
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -70,7 +72,7 @@ class _Called:
 
 
 def _source(nodes: Mapping[str, Any], source: str) -> str:
-    while (node := nodes.get(source.partition(":")[0])) is not None:
+    while (node := nodes.get(producer(source))) is not None:
         if node.op == "ReadVariableOp":
             return ""
         if node.op not in _PASSED_ON:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator.engine.graph.body import producer
 from replicator.engine.graph.stamps import called_functions
 from replicator.step.stage_names import END, FUNCTION_PREFIX
 
@@ -65,7 +66,7 @@ def _waits_for(node: Any, tasks: dict[str, Any]) -> Iterator[str]:
     that one result when both are inlined.
     """
     for text in node.input:
-        name = text.removeprefix("^").partition(":")[0]
+        name = producer(text)
         if name not in tasks:
             continue
         is_next = node.name in tasks and node.device == tasks[name].device

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
-from replicator.engine.graph.body import producer
+from replicator.engine.graph.body import producer, rewrite
 from replicator.errors import CompiledStepError
 
 if TYPE_CHECKING:
@@ -214,9 +214,8 @@ def _program(
 def _without_controls(node: Any) -> Any:
     """What a constant waits for may be part of a program."""
     copy = _tf_compat.NodeDef()
-    copy.CopyFrom(node)
-    del copy.input[:]
-    copy.input.extend(text for text in node.input if not text.startswith("^"))
+    data = (text for text in node.input if not text.startswith("^"))
+    rewrite(copy, node, node.name, node.device, data)
     return copy
 
 
