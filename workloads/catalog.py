@@ -221,7 +221,6 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             needs=("fit",),
             no_update_because="Keras updates inside fit",
             matching=Matching(
-                # Deep networks at their initial weights amplify rounding to percents.
                 options={
                     **_EXACT,
                     "compute_dtype": "float64",
@@ -229,6 +228,8 @@ WORKLOADS: dict[str, WorkloadInfo] = {
                 },
                 remark=f"{_IMAGES}, in float64, without dropout",
             ),
+            # Deep networks of Keras do at their initial weights, to percents.
+            amplifies_rounding=True,
         ),
         WorkloadInfo(
             name="transformer",

@@ -87,6 +87,8 @@ class WorkloadInfo:
         such as the tokens of a sequence.
       draws_random_numbers: Whether a step does, outside of its pipeline. Each backend
         has its own numbers then, so its losses are not those of another.
+      amplifies_rounding: Whether its models do so much that, after one step, losses of
+        two right backends differ. N replicas are matched with one in float64 then.
       memory_module: Module whose ``held`` says what each replica keeps of the weights,
         from a configuration; without TensorFlow. Empty if that is not counted.
       draws_with: Option that makes a step draw some unless it is 0; empty if none does.
@@ -112,5 +114,6 @@ class WorkloadInfo:
     not_matched_because: str = "the workload does not say how it can be"
     batch_divisors: tuple[str, ...] = ()
     draws_random_numbers: bool = False
+    amplifies_rounding: bool = False
     draws_with: str = ""
     memory_module: str = ""

@@ -134,6 +134,7 @@ def make_plan(
             measuring=sweep.measuring,
             matching=sweep.matching,
             draws_random_numbers=_draws_random_numbers(info, sweep),
+            amplifies_rounding=info.amplifies_rounding,
             metrics=(
                 catalog.metrics(info)
                 if program is None

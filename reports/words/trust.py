@@ -154,22 +154,27 @@ def same_work(view: View) -> Iterator[str]:
             "steps differ, so losses cannot show whether backends do the same work."
         )
     if found.is_drawn:
-        matched = view.study.plan.matching
-        shown = "matching with one replica, on equal numbers, shows it"
-        if matched is None or not matched.trials:
-            shown = "nor does anything else, since replicas were not matched with one"
         yield (
             "Steps draw random numbers, and each backend its own, so losses of the "
-            f"measured runs do not show whether backends do the same work; {shown}."
+            "measured runs do not show whether backends do the same work; "
+            f"{_what_else_shows(view)}."
         )
+    is_amplified = view.study.plan.amplifies_rounding
     if found.pairs and not found.broken:
         largest = max(pair.difference for pair in found.pairs)
         differ = f"differ by at most {largest:.1g}, relatively"
         number = sum(pair.num_pairs for pair in found.pairs)
         yield (
-            "Backends do the same work: with the same replicas, batch and seed their "
-            f"losses of the first {agreement.NUM_STEPS} steps "
-            f"{differ if largest else 'are equal'} (n = {number} pairs of trials)."
+            f"Backends {'begin alike' if is_amplified else 'do the same work'}: with "
+            "the same replicas, batch and seed their losses of the first "
+            f"{_steps(found)} {differ if largest else 'are equal'} "
+            f"(n = {number} pairs of trials)."
+        )
+    if found.pairs and is_amplified:
+        yield (
+            "The model amplifies rounding from its first update on, so later losses "
+            "do not show whether backends do the same work; "
+            f"{_what_else_shows(view)}."
         )
     if found.by_check:
         yield (
@@ -182,8 +187,20 @@ def same_work(view: View) -> Iterator[str]:
             f"{pair.second.label} does not do the same work as "
             f"{pair.first.spec.backend}: their losses differ by up to "
             f"{formats.percent(pair.difference)} within the first "
-            f"{agreement.NUM_STEPS} steps, so their ratio is left out."
+            f"{_steps(found)}, so their ratio is left out."
         )
+
+
+def _steps(found: agreement.Agreements) -> str:
+    return "step" if found.num_steps == 1 else f"{found.num_steps} steps"
+
+
+def _what_else_shows(view: View) -> str:
+    """What shows that backends do the same work, where losses do not."""
+    matched = view.study.plan.matching
+    if matched is None or not matched.trials:
+        return "nor does anything else, since replicas were not matched with one"
+    return "matching with one replica, on equal numbers, shows it"
 
 
 def _main_reason(counts: relay.TurnCounts) -> str:

@@ -70,7 +70,7 @@ def _comparison(comparison: comparisons.Comparison) -> dict[str, Any]:
 
 def _agreements(found: agreement.Agreements) -> dict[str, Any]:
     return {
-        "num_steps": agreement.NUM_STEPS,
+        "num_steps": found.num_steps,
         "tolerance": agreement.TOLERANCE,
         "repeats_itself": found.repeats_itself,
         "pairs": [

@@ -12,7 +12,7 @@ History of ``SCHEMA_VERSION``:
    how many steps are queued; ``RankTimes.peak_flops_per_sec``;
    ``Plan.matching`` and ``TrialResult.changes``.
 5. ``Plan.draws_random_numbers``.
-6. ``Plan.metrics``.
+6. ``Plan.metrics`` and ``Plan.amplifies_rounding``.
 
 Every record is immutable, rejects unknown fields and values outside the bounds
 of ``results/records/bounds.py``, and carries its version. Names and units follow
@@ -243,6 +243,11 @@ class Plan(Record):
     draws_random_numbers: bool = Field(
         default=False,
         description="whether steps do, so that losses of backends are not comparable",
+    )
+    amplifies_rounding: bool = Field(
+        default=False,
+        description="whether models do, so that only the losses of backends before the"
+        " first update are comparable",
     )
     metrics: tuple[MetricFacts, ...] = Field(
         default=(),

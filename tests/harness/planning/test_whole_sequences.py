@@ -154,3 +154,12 @@ def test_losses_of_backends_are_compared_unless_values_are_dropped(
     made = study_module.make_plan(planned, request, study="s", command=("sweep",))
 
     assert made.draws_random_numbers is bool(dropout)
+
+
+@pytest.mark.parametrize("workload", ["keras_fit", "resnet50"])
+def test_a_plan_says_whether_models_amplify_rounding(make: Any, workload: str) -> None:
+    """Those of keras.applications do at their initial weights, ours does not."""
+    request, planned = make(workload=workload)
+    made = study_module.make_plan(planned, request, study="s", command=("sweep",))
+
+    assert made.amplifies_rounding is (workload == "keras_fit")

@@ -158,3 +158,48 @@ def test_losses_are_not_compared_where_steps_draw_random_numbers(store: Store) -
         dataclasses.replace(view, study=dataclasses.replace(drawing, plan=plan))
     )
     assert text.endswith("matching with one replica, on equal numbers, shows it.")
+
+
+def test_only_the_first_losses_of_models_that_amplify_rounding_are_compared(
+    store: Store,
+) -> None:
+    """Later ones differ, the ratio stays, and the page says what shows the rest."""
+
+    def with_factors(factors: list[float]) -> Study:
+        def changed(entry: Entry) -> dict[str, Any]:
+            if entry.spec.backend != "tf_mirrored":
+                return {}
+            (rank,) = entry.result.ranks
+            losses = tuple(
+                loss * factor
+                for loss, factor in zip(rank.losses, factors, strict=False)
+            )
+            return {"ranks": (rank.model_copy(update={"losses": losses}),)}
+
+        study = with_results(load_study(store), changed)
+        plan = study.plan.model_copy(
+            update={
+                "amplifies_rounding": True,
+                "matching": Matching(trials=study.plan.trials[:1]),
+            }
+        )
+        return dataclasses.replace(study, plan=plan)
+
+    study = with_factors([1.0001, 1.2, 1.5])
+    assert not agreement.of_study(study).broken
+    assert 2 == len(comparisons.of_study(study))
+    begins, later = trust.same_work(dataclasses.replace(view_store(store), study=study))
+    assert re.match(
+        "Backends begin alike: .* losses of the first step differ by at most 0.0001",
+        begins,
+    )
+    assert later == (
+        "The model amplifies rounding from its first update on, so later losses do not "
+        "show whether backends do the same work; matching with one replica, on equal "
+        "numbers, shows it."
+    )
+
+    study = with_factors([1.05, 1.05, 1.05])
+    assert 2 == len(agreement.of_study(study).broken)
+    texts = [*trust.same_work(dataclasses.replace(view_store(store), study=study))]
+    assert any("within the first step, so their ratio is left out" in t for t in texts)
