@@ -13,7 +13,6 @@ the copies: that is what makes ``tf.Variable``, Keras and checkpoints work uncha
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -173,12 +172,14 @@ class Coherence:
     def _reset_if(self, is_changed: tf.Tensor, checked: Sequence[Entry]) -> None:
         """Emits the reset where a variable is changed."""
         calls = [self._resets.of(entry, is_certain=False) for entry in checked]
-        handles = [_tf_handles.of(v) for _, variables in calls for v in variables]
+        # Variables of a pack share its vectors.
+        taken = {id(v): v for _, variables in calls for v in variables}
+        handles = [_tf_handles.of(variable) for variable in taken.values()]
 
         def reset(*of_all: tf.Tensor) -> None:
-            rest = iter(of_all)
+            given = dict(zip(taken, of_all, strict=True))
             for call, variables in calls:
-                call(*itertools.islice(rest, len(variables)))
+                call(*(given[id(variable)] for variable in variables))
 
         dtypes = [tf.resource] * len(handles)
         # Not inlined: an untaken branch costs one node a step instead of thousands.

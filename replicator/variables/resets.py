@@ -8,9 +8,11 @@ import tensorflow as tf
 
 from replicator._tf import handles as _tf_handles
 from replicator.step.traced_once import traced_once
+from replicator.variables import packs
 from replicator.variables.copy_values import replica_value
 from replicator.variables.fingerprints import bits, state_of
 from replicator.variables.kinds import Kind, is_summed
+from replicator.variables.packs import PackedCopy, pack_of, stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -44,10 +46,14 @@ class Resets:
             for replica, copy in enumerate(entry.copies)
             if copy is not entry.variable and not self._is_held(entry, replica)
         }
-        variables = (entry.variable, entry.seen, *replicas.values())
+        variables = (entry.variable, entry.seen, *map(stored, replicas.values()))
         # Copies of mirrored variables are equal anyway.
         is_certain = is_certain or entry.kind is Kind.MIRRORED
-        return self._function(entry, tuple(replicas), is_certain), variables
+        function = self._function(entry, tuple(replicas), is_certain)
+        first = entry.copies[0]
+        if not isinstance(first, PackedCopy):
+            return function, variables
+        return lambda *handles: function(*handles, tf.constant(first.offset)), variables
 
     def force(self, entries: Iterable[Entry]) -> None:
         """Resets the copies of variables that were written; in graphs and eagerly."""
@@ -72,11 +78,14 @@ class Resets:
             replicas,
             variable.shape,
             is_certain,
+            pack_of(entry) is not None,
         )
         if key not in self._functions:
+            signature = [tf.TensorSpec([], tf.resource)] * (2 + len(replicas))
+            if pack_of(entry) is not None:  # the offset of its parts
+                signature.append(tf.TensorSpec([], tf.int32))
             self._functions[key] = traced_once(
-                self._make(entry, replicas, is_certain),
-                input_signature=[tf.TensorSpec([], tf.resource)] * (2 + len(replicas)),
+                self._make(entry, replicas, is_certain), input_signature=signature
             )
         return self._functions[key]
 
@@ -86,10 +95,11 @@ class Resets:
         """Returns a function of handles that resets a variable like this one."""
         kind, dtype, device = entry.kind, entry.variable.dtype, entry.variable.device
         shape = entry.variable.shape
-        is_sum = is_summed(entry.variable)
+        is_sum, is_packed = is_summed(entry.variable), pack_of(entry) is not None
         topology, seen_dtype = self._topology, entry.seen.dtype
 
-        def reset(own: tf.Tensor, seen: tf.Tensor, *copies: tf.Tensor) -> None:
+        def reset(own: tf.Tensor, seen: tf.Tensor, *rest: tf.Tensor) -> None:
+            copies, offset = (rest[:-1], rest[-1]) if is_packed else (rest, None)
             value = _read(own, dtype)
             value.set_shape(shape)
             with tf.device(device):
@@ -109,8 +119,17 @@ class Resets:
                     is_sum=is_sum,
                 )
                 if not is_certain:
-                    fresh = _choose(is_changed, fresh, _read(copy, dtype), shape)
-                resets.append(_assign(copy, fresh))
+                    before = (
+                        _read(copy, dtype)
+                        if offset is None
+                        else packs.read(copy, dtype, shape, offset)
+                    )
+                    fresh = _choose(is_changed, fresh, before, shape)
+                resets.append(
+                    _assign(copy, fresh)
+                    if offset is None
+                    else packs.assign(copy, fresh, shape, offset)
+                )
             # Afterwards, so that an interrupted reset is repeated.
             with tf.control_dependencies(resets):
                 _assign(seen, now)

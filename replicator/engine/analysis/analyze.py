@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.engine.analysis import divergence, owned, placement, plan, shares
+from replicator.engine.analysis import (
+    divergence,
+    owned,
+    placement,
+    plan,
+    shares,
+    storage,
+)
 from replicator.engine.graph import body as body_lib
 from replicator.engine.graph import invariance, liveness
 from replicator.engine.graph.effects import READ_OPS
@@ -25,7 +32,7 @@ from replicator.variables.kinds import Kind
 from replicator.variables.ownership import num_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from replicator.engine.analysis.plan import CollectivePlan
     from replicator.engine.analysis.shares import Share
@@ -48,6 +55,7 @@ class Analysis:
       body: Its optimized graph.
       invariance: What has the same value on every replica.
       entries: The variables it uses, by handle placeholder.
+      storage: What the replicas use for each handle placeholder of the body.
       liveness: Who emits what, where variables have owners; None where all emit all.
       plans: How each collective is carried out.
       owners: By handle, who updates a variable that has an owner.
@@ -59,6 +67,7 @@ class Analysis:
     body: Body
     invariance: Invariance
     entries: dict[str, Entry]
+    storage: storage.Storage
     liveness: Liveness | None
     plans: tuple[CollectivePlan, ...]
     shares: tuple[Share, ...]
@@ -142,7 +151,8 @@ def analyze(
         body, gathers = made.body, made.gathers
         nodes = found.nodes.union(made.added)
         found = dataclasses.replace(found, nodes=nodes)
-    entries = _require_variables(traced, found, topology, table)
+    fitting = storage.fitting(traced, body, found, topology, is_compiled=is_compiled)
+    entries = _require_variables(traced, found, fitting, topology, table)
     owners = _owners(traced, table.ownership)
     kept = owned.find(traced, table.ownership, found.nodes)
     live = _find_live(
@@ -150,11 +160,13 @@ def analyze(
     )
     if live is not None and topology.num_programs > 1:
         _check_slots(traced, body, live, owners, table.ownership, topology)
+    stored = storage.find(traced, body, entries, fitting)
     return Analysis(
-        traced=traced,
-        body=body,
+        traced=stored.traced,
+        body=stored.body,
         invariance=found,
         entries=entries,
+        storage=stored,
         liveness=live,
         owners=owners,
         gathers=gathers,
@@ -222,15 +234,21 @@ def _find_invariance(
 
 
 def _require_variables(
-    traced: TracedStep, found: Invariance, topology: Topology, table: VariableTable
+    traced: TracedStep,
+    found: Invariance,
+    fitting: Collection[str],
+    topology: Topology,
+    table: VariableTable,
 ) -> dict[str, Entry]:
-    entries = {}
+    kinds = {}
     for name, variable in traced.variables.items():
-        kind = table.kind(variable)
-        if name in found.local and kind is Kind.MIRRORED and topology.num_replicas > 1:
-            kind = Kind.LOCAL
-        entries[name] = table.require(variable, kind)
-    return entries
+        kinds[name] = table.kind(variable)
+        is_local = name in found.local and topology.num_replicas > 1
+        if is_local and kinds[name] is Kind.MIRRORED:
+            kinds[name] = Kind.LOCAL
+    of_packs = [n for n in kinds if n in fitting and kinds[n] is Kind.LOCAL]
+    table.pack([traced.variables[name] for name in of_packs])
+    return {n: table.require(traced.variables[n], kinds[n]) for n in kinds}
 
 
 def _owners(traced: TracedStep, ownership: Ownership) -> dict[str, Owner]:

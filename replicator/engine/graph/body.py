@@ -8,6 +8,7 @@ Python graph objects, which is what makes linking fast.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,10 +77,7 @@ def depths(body: Body, follows: Mapping[str, Sequence[str]]) -> dict[str, int]:
     Returns:
       Depth by node name.
     """
-    before = {
-        node.name: [*(ref.node for ref in node.inputs), *node.controls]
-        for node in body.nodes
-    }
+    before = {node.name: [*before_of(node)] for node in body.nodes}
     # A cut graph has no way from operand to result, so depths would begin anew at every
     # collective, and the order of transfers (record 0025) would mix early with late.
     before.update((name, list(follows.get(name, ()))) for name in body.placeholders)
@@ -170,6 +168,33 @@ def from_graph_def(graph_def: Any) -> Body:
         library=tuple(graph_def.library.function),
         names=names,
     )
+
+
+def in_order(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Nodes whose inputs came before, as early as they were."""
+    by_name = {node.name: node for node in nodes}
+    place = {name: index for index, name in enumerate(by_name)}
+    missing: dict[str, int] = {}
+    users: dict[str, list[str]] = {}
+    for node in by_name.values():
+        before = {name for name in before_of(node) if name in by_name}
+        missing[node.name] = len(before)
+        for name in before:
+            users.setdefault(name, []).append(node.name)
+    ready = [(place[name], name) for name, count in missing.items() if not count]
+    heapq.heapify(ready)
+    while ready:
+        _, name = heapq.heappop(ready)
+        yield by_name[name]
+        for user in users.get(name, ()):
+            missing[user] -= 1
+            if not missing[user]:
+                heapq.heappush(ready, (place[user], user))
+
+
+def before_of(node: Node) -> tuple[str, ...]:
+    """The nodes and placeholders that a node takes or waits for."""
+    return (*(ref.node for ref in node.inputs), *node.controls)
 
 
 def producer(text: str) -> str:

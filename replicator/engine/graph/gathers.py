@@ -19,10 +19,10 @@ A new edge leads from lesser to greater depth, as all others do, so there is no 
 from __future__ import annotations
 
 import dataclasses
-import heapq
 from typing import TYPE_CHECKING, Any
 
 from replicator._tf import compat as _tf_compat
+from replicator.engine.graph.body import in_order
 from replicator.engine.graph.effects import EffectTable
 
 if TYPE_CHECKING:
@@ -292,35 +292,8 @@ class _ReadGraph:
 
     def made(self) -> Body:
         """The body with all nodes, in topological order."""
-        return dataclasses.replace(self._body, nodes=tuple(self._sorted()))
-
-    def _sorted(self) -> Iterator[Node]:
-        """Nodes whose inputs came before, as early as they were."""
-        first = len(self._place)
-        place = {
-            name: self._place.get(name, first + index)
-            for index, name in enumerate(self._nodes)
-        }
-        missing: dict[str, int] = {}
-        users: dict[str, list[str]] = {}
-        for node in self._nodes.values():
-            before = {
-                name
-                for name in (*(ref.node for ref in node.inputs), *node.controls)
-                if name in self._nodes
-            }
-            missing[node.name] = len(before)
-            for name in before:
-                users.setdefault(name, []).append(node.name)
-        ready = [(place[name], name) for name, count in missing.items() if not count]
-        heapq.heapify(ready)
-        while ready:
-            _, name = heapq.heappop(ready)
-            yield self._nodes[name]
-            for user in users.get(name, ()):
-                missing[user] -= 1
-                if not missing[user]:
-                    heapq.heappush(ready, (place[user], user))
+        nodes = tuple(in_order(self._nodes.values()))
+        return dataclasses.replace(self._body, nodes=nodes)
 
 
 def _writes(body: Body, handles: Collection[str]) -> dict[str, list[str]]:
