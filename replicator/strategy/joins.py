@@ -2,7 +2,8 @@
 
 The mean over replicas of their means is the mean of the batch, and so are its sums and
 multiples. It is not so of a root, a square or a product of such means, nor of the
-largest number of a batch: those of replicas say nothing of those of one device.
+largest number of a batch: those of replicas say nothing of those of one device. Nor is
+it of what a softmax along the batch, or a sort, makes of every example.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import tensorflow as tf
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from replicator.strategy.batch_axes import BatchAxes
+
 _MEANS = frozenset({"Mean", "Sum"})
 _CHOICES = frozenset({"Max", "Min", "Prod"})
+_CONTRACTIONS = frozenset({"Einsum", "MatMul"})
 # What is linear in each operand, so that its result is a mean where one of them is.
 _LINEAR = frozenset(
     {
@@ -35,15 +39,23 @@ _FUNCTIONS = frozenset(
 
 
 class Joined:
-    """Which tensors of a graph are made of means over the batch."""
+    """Which tensors of a graph are made of means over the batch.
 
-    def __init__(self, is_of_examples: Callable[[tf.Tensor], bool]) -> None:
+    Attributes:
+      axes: The dimension of the examples, of the operations that were asked for.
+    """
+
+    def __init__(self, axes: BatchAxes, is_excepted: Callable[[Any], bool]) -> None:
         """Prepares.
 
         Args:
-          is_of_examples: Whether a value depends on the examples of this replica alone.
+          axes: Finds the dimension of the examples.
+          is_excepted: Whether an operation is a batch norm's, whose statistics are to
+            be those of each replica.
         """
-        self._is_of_examples = is_of_examples
+        self.axes = axes
+        self._is_of_examples = axes.is_of_examples
+        self._is_excepted = is_excepted
         self._known: dict[Any, bool] = {}
 
     def is_known(self, tensor: tf.Tensor) -> bool:
@@ -55,12 +67,16 @@ class Joined:
 
         To be asked in the order of the operations.
         """
+        self.axes.add(op)
         result = op.outputs[0] if op.outputs else None
         if result is None or not result.dtype.is_floating:
             return False
         inputs = [one for one in op.inputs if self._known.get(one.op)]
         if op.type in _LINEAR:
             self._known[op] = bool(inputs)
+        if op.type in _CONTRACTIONS and self.axes.joins(op):
+            self._known[op] = True
+            return bool(inputs)
         if op.type in _PRODUCTS and inputs:
             if all(map(self._is_of_examples, op.inputs)):
                 return True
@@ -69,11 +85,12 @@ class Joined:
             if self._is_of_examples(op.inputs[1]):
                 return True
             self._known[op] = True
-        if op.type in _MEANS | _CHOICES and is_of_all(op):
-            is_joined = self._is_of_examples(op.inputs[0])
+        if op.type in _MEANS | _CHOICES and (is_of_all(op) or self.axes.joins(op)):
+            is_own = self._is_of_examples(op.inputs[0])
+            is_joined = is_own and not self._is_excepted(op)
             self._known[op] = is_joined
             return is_joined and op.type in _CHOICES
-        return op.type in _FUNCTIONS and bool(inputs)
+        return self.axes.mixes(op) or (op.type in _FUNCTIONS and bool(inputs))
 
 
 def is_of_all(op: Any) -> bool:

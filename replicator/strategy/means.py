@@ -8,7 +8,8 @@ example alone says. It is not where
 - a loss is divided by a sum over the examples of the batch, as of those that a mask
   leaves: the mean of such quotients is not the quotient of the sums;
 - examples of a batch are compared with each other: a replica has only its own;
-- a loss is a function of such a mean, as its root is, or of the largest of all.
+- a loss is a function of such a mean, as its root is, or of the largest of all; so
+  it is of means by column, and of products of columns.
 
 ``tf.distribute`` trains differently there without a word. Only the graph of the step
 itself is looked at, not what its loops and branches do inside.
@@ -16,6 +17,7 @@ itself is looked at, not what its loops and branches do inside.
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +30,11 @@ from replicator.errors import StrategyError
 from replicator.step import context as context_lib
 from replicator.step.lines import line_of, shown
 from replicator.strategy import joins, sums
+from replicator.strategy.batch_axes import BatchAxes
 from replicator.strategy.derived import passed_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 # Operation -> which input divides.
 _DIVISORS = {"RealDiv": 1, "DivNoNan": 1, "Reciprocal": 0, "Rsqrt": 0}
@@ -50,6 +53,12 @@ _SUM = (
     "over the step's own batch: tf.reduce_mean(loss), or "
     "tf.nn.compute_average_loss(loss) without global_batch_size"
 )
+_COMPARES = (
+    "compares the examples of its batch with each other, but a replica has only its "
+    "own; compare with those of all replicas, as in tf.distribute."
+    "get_replica_context().all_gather(rows, axis=0), or train by repl.run(), where a "
+    "loss is that of the replica's own batch"
+)
 
 
 def check(model: Any, graph: Graph) -> None:
@@ -66,9 +75,7 @@ def check(model: Any, graph: Graph) -> None:
     updates = graph.updates(_not_trained(model))
     if updates:
         _warn_of_own_statistics(model)
-    for op in sums.find(updates, graph.before, graph.is_of_examples, graph.operations):
-        raise StrategyError(_at(model, op, _SUM))
-    joined = joins.Joined(graph.is_of_examples)
+    joined = joins.Joined(graph.axes(), _is_of_batch_norm(model))
     suspects = [
         (op, message)
         for op in graph.operations
@@ -82,6 +89,8 @@ def check(model: Any, graph: Graph) -> None:
         if op in trains:
             first, message = _first(graph, joined, suspects, op)
             raise StrategyError(_at(model, first, message))
+    for op in sums.find(updates, graph.before, graph.is_of_examples, graph.operations):
+        raise StrategyError(_at(model, op, _SUM))
 
 
 def _first(
@@ -135,6 +144,15 @@ def _warn_of_own_statistics(model: Any) -> None:
             "device has, write keras.layers.BatchNormalization(synchronized=True)",
             stacklevel=2,
         )
+
+
+def _is_of_batch_norm(model: Any) -> Callable[[Any], bool]:
+    """Says which operations are those of a batch norm of Keras, forward or back."""
+    layers = _tf_batch_norm.layers_of(model)
+    names = [re.escape(one.name) for one in layers if hasattr(one, "moving_mean")]
+    # A number follows where a scope of that name has been before.
+    scope = re.compile(rf"(^|/)({'|'.join(names)})(_\d+)?/")
+    return lambda op: bool(names) and scope.search(op.name) is not None
 
 
 def _not_trained(model: Any) -> list[Any]:
@@ -195,12 +213,7 @@ def _comparison(graph: Graph, op: Any) -> str | None:
         return None
     if not graph.is_of_examples(left):
         return None
-    return (
-        "compares the examples of its batch with each other, but a replica has only "
-        "its own; compare with those of all replicas, as in tf.distribute."
-        "get_replica_context().all_gather(rows, axis=0), or train by repl.run(), where "
-        "a loss is that of the replica's own batch"
-    )
+    return _COMPARES
 
 
 def _is_across(operand: tf.Tensor) -> bool:
@@ -229,8 +242,11 @@ def _function(joined: joins.Joined, op: Any) -> str | None:
     """What is wrong if an operation is a function of what the whole batch makes."""
     if not joined.is_changed_by(op):
         return None
+    if joined.axes.mixes(op):
+        return _COMPARES
+    what = "numbers" if op.outputs[0].shape.rank else "a number"
     return (
-        f"computes {op.type} of a number that all examples of its batch make, as of "
+        f"computes {op.type} of {what} that all examples of its batch make, as of "
         "their mean, but a replica has only its own, and the mean over replicas of "
         "that is not that of one device; make the loss a mean of what single examples "
         "say, or pass the number through replica = tf.distribute.get_replica_context() "
@@ -262,6 +278,10 @@ class Graph:
             for marker, operand in zip(call.markers, call.operands, strict=True)
         }
         self._is_of_examples: dict[Any, bool] = {}
+
+    def axes(self) -> BatchAxes:
+        """Finds the dimension of the examples, as operations are added."""
+        return BatchAxes(self._sources, self.is_of_examples)
 
     def is_of_examples(self, tensor: Any) -> bool:
         """Whether a value depends on the examples of this replica alone."""

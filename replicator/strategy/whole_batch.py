@@ -147,7 +147,8 @@ class WholeBatch:
     def _is_source(self, tensor: tf.Tensor) -> bool:
         op = tensor.op
         if op.type in _MEANS | _CHOICES:
-            is_number = tensor.dtype.is_floating and is_of_all(op)
+            is_integer = tensor.dtype.is_integer and op.type != "Mean"
+            is_number = (tensor.dtype.is_floating or is_integer) and is_of_all(op)
             return is_number and self._is_of_examples(op.inputs[0])
         if op.type in _DIVISIONS:
             total, size = (passed_on(one).op for one in op.inputs)
@@ -212,8 +213,9 @@ class WholeBatch:
 
 
 def _summed_in(dtype: tf.DType) -> tf.DType:
-    """The type in which sums over a batch are finite."""
-    return dtype if dtype == tf.float64 else tf.float32
+    """The type in which sums over a batch are finite, and those of integers exact."""
+    is_wide = dtype == tf.float64 or dtype.is_integer
+    return tf.float64 if is_wide else tf.float32
 
 
 def _operand(op: Any) -> tf.Tensor:

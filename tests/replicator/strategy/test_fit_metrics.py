@@ -29,6 +29,13 @@ def recall(y, y_pred):
     return hits / (tf.reduce_sum(tf.cast(y > 0, tf.float32)) + 1.0)
 
 
+def counted(y, y_pred):
+    """The same in integers."""
+    hits = tf.math.count_nonzero((y > 0) & (y_pred > 0))
+    number = tf.reduce_sum(tf.cast(y > 0, tf.int32)) + 1
+    return tf.cast(hits, tf.float32) / tf.cast(number, tf.float32)
+
+
 def spread(y, y_pred):
     """A mean within another."""
     return tf.math.reduce_std(y_pred)
@@ -126,7 +133,7 @@ def _trained(kind, metrics, scope, data):
 
 
 def _metrics():
-    return [rmse, recall, spread, largest, "mae", PlainSum()]
+    return [rmse, recall, counted, spread, largest, "mae", PlainSum()]
 
 
 def _of_all():
