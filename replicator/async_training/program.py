@@ -62,7 +62,7 @@ class ServerProgram:
             body=step.body,
             invariance=step.invariance,
             entries=entries,
-            storage=storage.find(step.traced, step.body, entries, fitting=()),
+            storage=storage.find(step.body, entries, fitting=()),
             liveness=None,
             plans=self.plans,
             shares=(),

@@ -45,6 +45,16 @@ def allowed() -> Iterator[None]:
         _STATE.is_allowed = before
 
 
+def own_variable(value: Any, **how: Any) -> tf.Variable:
+    """Makes a variable of the library's own, of which a user's graph knows nothing.
+
+    ``tf.function`` traces twice what makes variables the first time (test_kept_steps).
+    """
+    return tf.Variable(
+        value, trainable=False, experimental_enable_variable_lifting=False, **how
+    )
+
+
 @contextlib.contextmanager
 def created_in(
     scope: Callable[[], contextlib.AbstractContextManager[Any]],

@@ -88,7 +88,7 @@ class BatchAxes:
         """Whether an operation sums, or chooses, along the examples."""
         if op.type in _REDUCTIONS:
             axis = self.of(op.inputs[0])
-            return axis is not None and axis in _reduced(op)
+            return axis is not None and axis in (_reduced(op) or ())
         if op.type == "MatMul":
             return _contracted(op) == [self.of(one) for one in op.inputs]
         if op.type == "Einsum" and len(op.inputs) == 2:  # noqa: PLR2004
@@ -131,9 +131,7 @@ class BatchAxes:
         for one in op.inputs:
             axis = self.of(one)
             if axis is None:
-                if self.is_of_examples(one) and one.shape.rank != 0:
-                    continue  # such as a mean by column: of no example
-                continue
+                continue  # such as a mean by column, which is of no example
             if rank is None or one.shape.rank is None:
                 return None
             found.add(rank - one.shape.rank + axis)
@@ -141,7 +139,7 @@ class BatchAxes:
 
     def _of_second(self, op: Any) -> int | None:
         """That of rows that examples choose from a table."""
-        if op.type not in ("GatherV2", "ResourceGather") or len(op.inputs) == 1:
+        if op.type not in ("GatherV2", "ResourceGather"):
             return None
         axis = self.of(op.inputs[1])
         if axis is None or op.get_attr("batch_dims"):
@@ -152,11 +150,11 @@ class BatchAxes:
         return axis
 
 
-def _reduced(op: Any) -> set[int]:
-    """The dimensions that a reduction leaves out; none if they are not known."""
+def _reduced(op: Any) -> set[int] | None:
+    """The dimensions that a reduction leaves out; None if they are not known."""
     rank, axes = op.inputs[0].shape.rank, _tf_compat.constant_of(op.inputs[1])
     if not rank or axes is None:
-        return set()
+        return None
     return {int(axis) % rank for axis in np.ravel(axes)}
 
 
@@ -170,10 +168,8 @@ def _of_images(op: Any, axis: int, axes: BatchAxes) -> int | None:
 
 
 def _after_reduction(op: Any, axis: int, _: BatchAxes) -> int | None:
-    if _tf_compat.constant_of(op.inputs[1]) is None:
-        return None
     gone = _reduced(op)
-    if axis in gone:
+    if gone is None or axis in gone:
         return None
     return axis if op.get_attr("keep_dims") else axis - sum(one < axis for one in gone)
 
@@ -276,9 +272,8 @@ def _of_slice(op: Any, axis: int, _: BatchAxes) -> int | None:
             continue
         is_gone = bits["shrink_axis"] >> place & 1
         if old == axis:
-            is_whole = bits["begin"] & bits["end"] & ~is_gone
-            is_all = is_whole >> place & 1 and not is_gone and int(stride) == 1
-            return new if is_all else None
+            is_whole = (bits["begin"] & bits["end"]) >> place & 1 and not is_gone
+            return new if is_whole and int(stride) == 1 else None
         old, new = old + 1, new + (not is_gone)
     return new + axis - old
 

@@ -89,6 +89,7 @@ def check(model: Any, graph: Graph) -> None:
         if op in trains:
             first, message = _first(graph, joined, suspects, op)
             raise StrategyError(_at(model, first, message))
+    # Last: the gradient of a sum over columns looks like that of one over examples.
     for op in sums.find(updates, graph.before, graph.is_of_examples, graph.operations):
         raise StrategyError(_at(model, op, _SUM))
 

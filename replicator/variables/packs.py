@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import handles as _tf_handles
+from replicator.step import creation
 from replicator.variables.kinds import is_averaged, is_summed
 
 if TYPE_CHECKING:
@@ -47,15 +48,9 @@ class Pack:
         if index not in self._unpacked:
             made = []
             for copy in self.copies(index):
+                name = copy.vector.name.partition(":")[0]
                 with tf.device(copy.device):
-                    made.append(
-                        tf.Variable(
-                            copy.value(),
-                            trainable=False,
-                            experimental_enable_variable_lifting=False,
-                            name=copy.vector.name.partition(":")[0],
-                        )
-                    )
+                    made.append(creation.own_variable(copy.value(), name=name))
             self._unpacked[index] = tuple(made)
         return self._unpacked[index]
 
@@ -67,14 +62,14 @@ class PackedCopy:
       pack: What it is a part of.
       index: Of the variable in the pack.
       vector: The variable that holds it.
-      offset: Its first element there.
+      part: Its place there.
     """
 
     def __init__(self, pack: Pack, index: int, replica: int) -> None:
         self.pack = pack
         self.index = index
         self.vector = pack.vectors[replica]
-        self.offset = pack.offsets[index]
+        self.part = pack.offsets[index], pack.sizes[index]
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -93,11 +88,7 @@ class PackedCopy:
 
     def value(self) -> tf.Tensor:
         """Its value, as an op of the graph that is being built, or eagerly."""
-        return read(_tf_handles.of(self.vector), self.dtype, self.shape, self.offset)
-
-    def read_value(self) -> tf.Tensor:
-        """The same."""
-        return self.value()
+        return read(_tf_handles.of(self.vector), self.dtype, self.part)
 
     def numpy(self) -> Any:
         """Its value, eagerly."""
@@ -106,7 +97,7 @@ class PackedCopy:
     def assign(self, value: Any) -> None:
         """Sets it, in a graph or eagerly."""
         value = tf.convert_to_tensor(value, self.dtype)
-        assign(_tf_handles.of(self.vector), value, self.shape, self.offset)
+        assign(_tf_handles.of(self.vector), value, self.part)
 
 
 def groups(variables: Sequence[Any]) -> list[list[Any]]:
@@ -132,24 +123,31 @@ def stored(copy: Any) -> Any:
     return copy.vector if isinstance(copy, PackedCopy) else copy
 
 
-def read(
-    handle: tf.Tensor, dtype: tf.DType, shape: tf.TensorShape, offset: Any
-) -> tf.Tensor:
-    """Emits the read of a part of a vector."""
-    vector = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-    return tf.slice(vector, [offset], shape)
+# Offset, which may be a tensor, and number of elements.
+_Part = tuple[Any, int]
+
+
+def read(handle: tf.Tensor, dtype: tf.DType, part: _Part | None = None) -> tf.Tensor:
+    """Emits the read of a variable, or of a part of a vector."""
+    value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+    if part is None:
+        return value
+    offset, size = part
+    return tf.slice(value, [offset], [size])
 
 
 def assign(
-    handle: tf.Tensor, value: tf.Tensor, shape: tf.TensorShape, offset: Any
+    handle: tf.Tensor, value: tf.Tensor, part: _Part | None = None
 ) -> tf.Operation:
-    """Emits the write of a part of a vector; others may be written meanwhile."""
+    """Emits the write of a variable, or of a part of a vector.
+
+    Other parts may be written meanwhile.
+    """
+    if part is None:
+        return tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+    offset, size = part
     return tf.raw_ops.ResourceStridedSliceAssign(
-        ref=handle,
-        begin=[offset],
-        end=[offset + shape[0]],
-        strides=[1],
-        value=value,
+        ref=handle, begin=[offset], end=[offset + size], strides=[1], value=value
     )
 
 
@@ -159,12 +157,9 @@ class Unpacked:
     A step may use a variable in ways that a pack does not have, such as in a branch.
     """
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        self._pairs = [
-            pair
-            for entry in entries
-            for pair in zip(entry.copies, variables_of(entry), strict=True)
-        ]
+    def __init__(self, pairs: Sequence[tuple[PackedCopy, Any]]) -> None:
+        """Takes copies, and the variables that stand for them."""
+        self._pairs = pairs
 
     def load(self) -> None:
         """Emits what comes before the program."""
@@ -177,13 +172,3 @@ class Unpacked:
         with _tf_handles.own():
             for copy, variable in self._pairs:
                 copy.assign(variable.value())
-
-
-def variables_of(entry: Entry) -> tuple[Any, ...]:
-    """The copies of a variable, by replica, as variables of their own."""
-    first = entry.copies[0]
-    return (
-        first.pack.unpacked(first.index)
-        if isinstance(first, PackedCopy)
-        else entry.copies
-    )

@@ -53,7 +53,8 @@ class Resets:
         first = entry.copies[0]
         if not isinstance(first, PackedCopy):
             return function, variables
-        return lambda *handles: function(*handles, tf.constant(first.offset)), variables
+        offset, _ = first.part
+        return lambda *handles: function(*handles, tf.constant(offset)), variables
 
     def force(self, entries: Iterable[Entry]) -> None:
         """Resets the copies of variables that were written; in graphs and eagerly."""
@@ -99,15 +100,17 @@ class Resets:
         topology, seen_dtype = self._topology, entry.seen.dtype
 
         def reset(own: tf.Tensor, seen: tf.Tensor, *rest: tf.Tensor) -> None:
-            copies, offset = (rest[:-1], rest[-1]) if is_packed else (rest, None)
-            value = _read(own, dtype)
+            copies, part = rest, None
+            if is_packed:  # the offset comes last
+                copies, part = rest[:-1], (rest[-1], shape[0])
+            value = packs.read(own, dtype)
             value.set_shape(shape)
             with tf.device(device):
                 now = state_of(value, kind, device, shape)
             # Asked again, of this variable alone: any other one may have led here, and
             # statistics that differ between replicas by right must survive that.
             is_changed = is_certain or tf.reduce_any(
-                bits(now) != bits(_read(seen, seen_dtype))
+                bits(now) != bits(packs.read(seen, seen_dtype))
             )
             resets = []
             for replica, copy in zip(replicas, copies, strict=True):
@@ -119,20 +122,12 @@ class Resets:
                     is_sum=is_sum,
                 )
                 if not is_certain:
-                    before = (
-                        _read(copy, dtype)
-                        if offset is None
-                        else packs.read(copy, dtype, shape, offset)
-                    )
+                    before = packs.read(copy, dtype, part)
                     fresh = _choose(is_changed, fresh, before, shape)
-                resets.append(
-                    _assign(copy, fresh)
-                    if offset is None
-                    else packs.assign(copy, fresh, shape, offset)
-                )
+                resets.append(packs.assign(copy, fresh, part))
             # Afterwards, so that an interrupted reset is repeated.
             with tf.control_dependencies(resets):
-                _assign(seen, now)
+                packs.assign(seen, now)
 
         return reset
 
@@ -144,11 +139,3 @@ def _choose(
     if shape.is_fully_defined():
         return tf.where(condition, one, other)
     return tf.cond(condition, lambda: one, lambda: other)
-
-
-def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-
-
-def _assign(handle: tf.Tensor, value: tf.Tensor) -> tf.Operation:
-    return tf.raw_ops.AssignVariableOp(resource=handle, value=value)

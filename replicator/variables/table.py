@@ -156,7 +156,7 @@ class VariableTable:
             with tf.device(devices[0]):
                 value = tf.concat([values[replica] for values in initial], axis=0)
                 name = f"replica_{self._topology.replica_id(replica)}"
-                vectors.append(_make(value, name=name))
+                vectors.append(creation.own_variable(value, name=name))
         pack = packs.Pack(vectors, [variable.shape[0] for variable in members])
         for index, variable in enumerate(members):
             self._enter(variable, Kind.LOCAL, pack.copies(index))
@@ -227,7 +227,7 @@ class VariableTable:
         if self._switch is None:
             place = device_lib.cpu_of(self._topology.replica_devices[0])
             with tf.init_scope(), tf.device(place), creation.allowed():
-                self._switch = _make(False)
+                self._switch = creation.own_variable(False)
         self._in_graphs.update({id(entry): entry for entry in copied})
         return self._switch
 
@@ -301,7 +301,7 @@ class VariableTable:
     def _seen(self, variable: Any, kind: Kind) -> tf.Variable:
         """Makes what the state of a variable is recorded in, where it is compared."""
         with tf.device(variable.device) if is_compiled(variable) else _ANYWHERE:
-            return _make(state(variable, kind))
+            return creation.own_variable(state(variable, kind))
 
     def _initial_values(self, variable: Any, kind: Kind) -> list[Any]:
         """Initial values of the copies of this program's replicas."""
@@ -337,7 +337,7 @@ class VariableTable:
             place = topology.logical_device_of(variable.device)
             with tf.device(devices[place]):
                 copies.append(
-                    _make(
+                    creation.own_variable(
                         tf.identity(variable) if is_mirrored else initial[replica],
                         dtype=variable.dtype,
                         shape=variable.shape,
@@ -346,16 +346,6 @@ class VariableTable:
                     )
                 )
         return tuple(copies)
-
-
-def _make(value: Any, **how: Any) -> tf.Variable:
-    """Makes a variable of the library's own, of which a user's graph knows nothing.
-
-    ``tf.function`` traces twice what makes variables the first time (test_kept_steps).
-    """
-    return tf.Variable(
-        value, trainable=False, experimental_enable_variable_lifting=False, **how
-    )
 
 
 def _expose(variable: Any) -> None:

@@ -160,10 +160,11 @@ def analyze(
     )
     if live is not None and topology.num_programs > 1:
         _check_slots(traced, body, live, owners, table.ownership, topology)
-    stored = storage.find(traced, body, entries, fitting)
+    stored = storage.find(body, entries, fitting)
+    packed_step, packed_body = storage.use(traced, body, stored.layouts)
     return Analysis(
-        traced=stored.traced,
-        body=stored.body,
+        traced=packed_step,
+        body=packed_body,
         invariance=found,
         entries=entries,
         storage=stored,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from replicator.collectives import buckets
 from replicator.engine.analysis.plan import WORKER_BUCKET_BYTES
+from replicator.engine.graph.body import before_of
 from replicator.engine.graph.liveness import ELSEWHERE
 from replicator.errors import OptimizerOptionError
 
@@ -70,7 +71,7 @@ def schedule(
     first = {name: c.index for c in reversed(collectives) for name in c.read}
     for node in reversed(body.nodes):
         index = first.get(node.name, last)
-        for name in (*(ref.node for ref in node.inputs), *node.controls):
+        for name in before_of(node):
             first[name] = min(first.get(name, last), index)
     places: dict[int, list[Share]] = {}
     for share in shares:
@@ -87,8 +88,7 @@ def levels(body: Body, shares: Iterable[Share]) -> dict[str, int]:
     updates = {share.node for share in shares}
     found: dict[str, int] = {}
     for node in body.nodes:
-        before = (*(ref.node for ref in node.inputs), *node.controls)
-        level = max((found.get(name, 0) for name in before), default=0)
+        level = max((found.get(name, 0) for name in before_of(node)), default=0)
         found[node.name] = level + (node.name in updates)
     return found
 

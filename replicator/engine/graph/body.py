@@ -174,22 +174,29 @@ def in_order(nodes: Iterable[Node]) -> Iterator[Node]:
     """Nodes whose inputs came before, as early as they were."""
     by_name = {node.name: node for node in nodes}
     place = {name: index for index, name in enumerate(by_name)}
-    missing: dict[str, int] = {}
-    users: dict[str, list[str]] = {}
-    for node in by_name.values():
-        before = {name for name in before_of(node) if name in by_name}
-        missing[node.name] = len(before)
-        for name in before:
-            users.setdefault(name, []).append(node.name)
+    missing = {
+        node.name: sum(name in by_name for name in {*before_of(node)})
+        for node in by_name.values()
+    }
+    uses = uses_of(by_name.values())
     ready = [(place[name], name) for name, count in missing.items() if not count]
     heapq.heapify(ready)
     while ready:
         _, name = heapq.heappop(ready)
         yield by_name[name]
-        for user in users.get(name, ()):
-            missing[user] -= 1
-            if not missing[user]:
-                heapq.heappush(ready, (place[user], user))
+        for user in uses.get(name, ()):
+            missing[user.name] -= 1
+            if not missing[user.name]:
+                heapq.heappush(ready, (place[user.name], user.name))
+
+
+def uses_of(nodes: Iterable[Node]) -> dict[str, list[Node]]:
+    """By node or placeholder, the nodes that take it or wait for it."""
+    uses: dict[str, list[Node]] = {}
+    for node in nodes:
+        for name in dict.fromkeys(before_of(node)):
+            uses.setdefault(name, []).append(node)
+    return uses
 
 
 def before_of(node: Node) -> tuple[str, ...]:

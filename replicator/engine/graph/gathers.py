@@ -22,7 +22,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from replicator._tf import compat as _tf_compat
-from replicator.engine.graph.body import in_order
+from replicator.engine.graph.body import in_order, uses_of
 from replicator.engine.graph.effects import EffectTable
 
 if TYPE_CHECKING:
@@ -190,10 +190,7 @@ class _ReadGraph:
         self._depth = depth
         self._nodes = {node.name: node for node in body.nodes}
         self._place = {node.name: place for place, node in enumerate(body.nodes)}
-        self._users: dict[str, list[Node]] = {}
-        for node in body.nodes:
-            for name in dict.fromkeys((*(r.node for r in node.inputs), *node.controls)):
-                self._users.setdefault(name, []).append(node)
+        self._users = uses_of(body.nodes)
         self._writes = _writes(body, handles)
         self.added: dict[str, str] = {}
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from replicator.engine.graph.body import before_of
 from replicator.engine.graph.effects import READ_OPS, EffectTable
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def analyze(
             where = everyone
         if node.name in invariant:
             emitted[node.name] = tuple(sorted(where))
-        for name in (*(ref.node for ref in node.inputs), *node.controls):
+        for name in before_of(node):
             needs.setdefault(name, set()).update(where)
     return Liveness(
         emitted=emitted,

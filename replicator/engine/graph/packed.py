@@ -26,6 +26,7 @@ from replicator.engine.graph.body import (
     make_const,
     make_node,
     reached,
+    uses_of,
 )
 
 if TYPE_CHECKING:
@@ -61,20 +62,15 @@ def fitting(
       handles: Placeholders of handles.
       named: Nodes whose results are used by name, and so have to stay.
     """
-    uses: dict[str, list[Node]] = {handle: [] for handle in handles}
-    for node in body.nodes:
-        for name in before_of(node):
-            if name in uses:
-                uses[name].append(node)
+    uses = uses_of(body.nodes)
     found = {
         handle
-        for handle, nodes in uses.items()
-        if nodes
-        and all(_is_plain(node, handle, named) for node in nodes)
-        and sum(node.op == _WRITE for node in nodes) <= 1
+        for handle in uses.keys() & {*handles}
+        if all(_is_plain(node, handle, named) for node in uses[handle])
+        and sum(node.op == _WRITE for node in uses[handle]) <= 1
     }
     writes = {n.name for handle in found for n in uses[handle] if n.op == _WRITE}
-    late = reached(_users(body), writes)
+    late = reached({name: [n.name for n in of] for name, of in uses.items()}, writes)
     return frozenset(
         handle for handle in found if not any(n.name in late for n in uses[handle])
     )
@@ -167,16 +163,16 @@ class _Edges:
 
     def last(self, name: str) -> list[Node]:
         """The write of a pack: new values, and what was read of all others."""
-        layout, written = self._layouts[name], self._written[name]
+        layout = self._layouts[name]
+        written = {i: self.moved(node) for i, node in self._written[name].items()}
         values = [
-            self._moved_ref(written[index].inputs[1])
+            written[index].inputs[1]
             if index in written
             else Ref(node=f"{name}/parts", port=f"output:{index}")
             for index in range(len(layout.sizes))
         ]
         whole = Ref(node=f"{name}/whole", port="output:0")
         waits = [f"{name}/read", *(c for n in written.values() for c in n.controls)]
-        waits += [c for n in written.values() for c in self._waits_of(n)]
         types = {"T": layout.dtype, "Tidx": tf.int32, "N": len(values)}
         return [
             _node(whole.node, "ConcatV2", [*values, _const(name, "axis")], types),
@@ -185,14 +181,17 @@ class _Edges:
                 _WRITE,
                 [_handle(name), whole],
                 {"dtype": layout.dtype},
-                self.resolved(waits),
+                tuple(dict.fromkeys(waits)),
             ),
         ]
 
     def moved(self, node: Node) -> Node:
         """A node that takes parts, and waits for packs."""
-        waits = self.resolved([*node.controls, *self._waits_of(node)])
-        inputs = tuple(map(self._moved_ref, node.inputs))
+        taken = [ref.node for ref in node.inputs if ref.node in self._reads]
+        # What reads waited for; their values are there from the beginning.
+        of_reads = [wait for name in taken for wait in self._instead[name][1:]]
+        waits = self.resolved([*node.controls, *of_reads])
+        inputs = tuple(self._reads.get(ref.node, ref) for ref in node.inputs)
         if waits == node.controls and inputs == node.inputs:
             return node
         return dataclasses.replace(node, inputs=inputs, controls=waits)
@@ -208,14 +207,6 @@ class _Edges:
                 found[name] = None
         return tuple(found)
 
-    def _waits_of(self, node: Node) -> list[str]:
-        """What the reads that a node takes waited for."""
-        taken = {ref.node for ref in node.inputs if ref.node in self._reads}
-        return [wait for name in taken for wait in self._instead[name][1:]]
-
-    def _moved_ref(self, ref: Ref) -> Ref:
-        return self._reads.get(ref.node, ref)
-
 
 def _is_plain(node: Node, handle: str, named: Collection[str]) -> bool:
     """Whether a node reads or writes a variable, and does nothing else with it."""
@@ -223,14 +214,6 @@ def _is_plain(node: Node, handle: str, named: Collection[str]) -> bool:
     is_only = before_of(node).count(handle) == 1
     is_read = node.op == _READ and node.name not in named
     return is_first and is_only and (is_read or node.op == _WRITE)
-
-
-def _users(body: Body) -> dict[str, list[str]]:
-    users: dict[str, list[str]] = {}
-    for node in body.nodes:
-        for name in before_of(node):
-            users.setdefault(name, []).append(node.name)
-    return users
 
 
 def _handle(name: str) -> Ref:
