@@ -52,7 +52,7 @@ $(STAMP_GPU): $(STAMP) requirements-gpu.lock
 	@touch $@
 
 # The stamp of each environment has the digest of its lock, which sweeps look at. What is compiled needs the others first.
-setup-peers: setup  ## Create the environments of other frameworks (PyTorch, JAX), checked by hash; COMPILED=horovod also compiles Horovod (a quarter of an hour; CMake, GCC).
+setup-peers: setup  # Create the environments of other frameworks (PyTorch, JAX), checked by hash; COMPILED=horovod also compiles Horovod (a quarter of an hour; CMake, GCC).
 	@$(BIN)/python -m harness.command.peers $(COMPILED) | while read -r name lock digest source; do \
 		[ "$$(cat $(PEERS)/$$name/.installed 2>/dev/null)" = "$$digest" ] && continue; \
 		echo "$(PEERS)/$$name from $$lock"; \
@@ -79,10 +79,10 @@ test-full: setup  ## Run every test with the whole of its products (40 minutes o
 test-gpu: setup-gpu  ## Run the tests that need GPUs; fails where there are none.
 	REQUIRE_GPU=1 $(BIN)/python -m pytest tests/gpu
 
-test-communities: $(COMMUNITIES)/.installed  ## Run programs of tf_keras, Sonnet, Orbit, TF-Agents, TFP, KerasTuner and KerasHub, and TensorBoard (6 minutes).
+test-communities: $(COMMUNITIES)/.installed  # Run programs of tf_keras, Sonnet, Orbit, TF-Agents, TFP, KerasTuner and KerasHub, and TensorBoard (6 minutes).
 	FULL_TESTS=1 TF_USE_LEGACY_KERAS=1 $(COMMUNITIES)/bin/python -m pytest -p no:cacheprovider tests/programs/test_communities.py tests/programs/test_refused_communities.py tests/programs/test_communities_on_workers.py tests/replicator/optimizer/test_other_libraries.py tests/replicator/strategy/test_tf_keras.py tests/replicator/strategy/test_tensorboard.py
 
-test-peers: setup-peers $(CALLBACKS)/.installed  ## Compare the first losses of other frameworks with ours, and run the callbacks of Lightning, Transformers and JAX, each in its environment (6 minutes).
+test-peers: setup-peers $(CALLBACKS)/.installed  # Compare the first losses of other frameworks with ours, and run the callbacks of Lightning, Transformers and JAX, each in its environment (6 minutes).
 	FULL_TESTS=1 REQUIRE_PEERS=1 $(BIN)/python -m pytest -p no:cacheprovider tests/workloads/peers
 	REQUIRE_PEERS=1 $(CALLBACKS)/bin/python -m pytest -p no:cacheprovider tests/harness/client/test_callbacks.py
 
@@ -95,7 +95,7 @@ $(COMMUNITIES)/.installed $(CALLBACKS)/.installed: $(STAMP)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(filter %.lock,$^)
 	@touch $@
 
-fuzz: setup  ## Compare FUZZ_PROGRAMS random steps and trainings with an interpreter.
+fuzz: setup  # Compare FUZZ_PROGRAMS random steps and trainings with an interpreter.
 	$(BIN)/python tests/fuzz/run_series.py $(FUZZ_PROGRAMS) $(FUZZ_SEED)
 
 check: lint types docs test  ## All checks of a change: format, lint, imports, types, site, tests.
@@ -108,6 +108,7 @@ lint: setup  ## Check format, lint rules, spelling, import contracts and pipelin
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
+	$(BIN)/python .ci/ceilings.py
 	$(BIN)/lint-imports
 	$(BIN)/zizmor --offline --quiet .github/workflows .github/actions/gate/action.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
@@ -115,11 +116,11 @@ lint: setup  ## Check format, lint rules, spelling, import contracts and pipelin
 	$(BIN)/check-jsonschema --builtin-schema vendor.gitlab-ci --data-transform gitlab-ci .gitlab-ci.yml
 	$(BIN)/hadolint Dockerfile Dockerfile.gpu
 
-fuzz-records: setup  ## Read 2,000 damaged studies and 2,000 other damaged files, parse 5,000 hostile command lines, kill 100 sweeps (an hour).
+fuzz-records: setup  # Read 2,000 damaged studies and 2,000 other damaged files, parse 5,000 hostile command lines, kill 100 sweeps (an hour).
 	HOSTILE_RECORDS=2000 HOSTILE_COMMAND_LINES=5000 DAMAGED_FILES=2000 $(BIN)/python -m pytest tests/harness/run/test_hostile_records.py tests/harness/hostile/test_hostile_command_lines.py tests/harness/hostile/test_damaged_files.py
 	HARNESS_KILLS=100 $(BIN)/python -m pytest tests/harness/run/test_kill_and_leave_nothing.py
 
-faults: setup  ## Inject faults: FAULTS trials on each of LAUNCHERS, kills of 100 gates, 1,000 failed writes, 9,000 failed reads, 120 power cuts, 14 faults of Slurm (two hours).
+faults: setup  # Inject faults: FAULTS trials on each of LAUNCHERS, kills of 100 gates, 1,000 failed writes, 9,000 failed reads, 120 power cuts, 14 faults of Slurm (two hours).
 	for launcher in $(LAUNCHERS); do $(BIN)/python tests/faults/run_series.py $$launcher $(FAULTS) --faults || exit 1; done
 	GATE_KILLS=100 $(BIN)/python -m pytest tests/harness/judging/test_killed_gates.py
 	WRITE_FAULTS=1000 READ_FAULTS=400 $(BIN)/python -m pytest tests/harness/run/test_failed_writes.py tests/harness/run/test_failed_reads_on_resume.py
@@ -127,10 +128,10 @@ faults: setup  ## Inject faults: FAULTS trials on each of LAUNCHERS, kills of 10
 	FULL_TESTS=1 $(BIN)/python -m pytest tests/harness/hostile/test_failed_calls.py tests/harness/cli/test_little_memory.py
 	FULL_TESTS=1 SLURM_KILLS=20 $(BIN)/python -m pytest tests/cluster_engines/test_slurm_faults.py
 
-failures: setup  ## Make FAILURES steps fail on all backends, and compare with undisturbed runs (half an hour).
+failures: setup  # Make FAILURES steps fail on all backends, and compare with undisturbed runs (half an hour).
 	$(BIN)/python tests/failed_steps/run_series.py $(FAILURES) $(FAILURES_SEED)
 
-series: setup  ## Run SERIES trials of two processes in a row on each of LAUNCHERS (20 minutes).
+series: setup  # Run SERIES trials of two processes in a row on each of LAUNCHERS (20 minutes).
 	for launcher in $(LAUNCHERS); do $(BIN)/python tests/faults/run_series.py $$launcher $(SERIES) || exit 1; done
 
 statistics: setup  ## Simulate thousands of sweeps and gates: how often intervals and verdicts are right.
@@ -145,13 +146,13 @@ docs: setup  ## Write the documentation site to build/site, with every link chec
 bench: setup  ## Measure the figures of docs/benchmarks (quiet machine, about 20 minutes).
 	$(BIN)/python -m benchmarks
 
-bench-micro: setup  ## Measure micro-benchmarks in fresh processes, into BENCH_OUT (quiet machine, 6 minutes).
+bench-micro: setup  # Measure micro-benchmarks in fresh processes, into BENCH_OUT (quiet machine, 6 minutes).
 	$(BIN)/python -m benchmarks.micro run -o $(BENCH_OUT) $(BENCH_FLAGS)
 
-bench-compare: setup  ## Judge BENCH_OUT against BENCH_BASE by the rule of gate (its exit codes: python -m benchmarks.micro compare).
+bench-compare: setup  # Judge BENCH_OUT against BENCH_BASE by the rule of gate (its exit codes: python -m benchmarks.micro compare).
 	$(BIN)/python -m benchmarks.micro compare $(BENCH_OUT) $(BENCH_BASE) $(BENCH_FLAGS)
 
-dist: $(DIST_TOOLS)/.installed  ## Build wheels and source archives twice from the commit, check them, and run the quick start from an empty environment (3 minutes).
+dist: $(DIST_TOOLS)/.installed  # Build wheels and source archives twice from the commit, check them, and run the quick start from an empty environment (3 minutes).
 	$(BIN)/python release/dist.py build/dist --twine $(DIST_TOOLS)/bin/twine
 	$(BIN)/python release/quick_start.py build/dist/replicator_harness-*.whl
 
@@ -182,5 +183,5 @@ lock: setup  ## Resolve the newest allowed versions again and write all locks.
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
 		--output-file release/twine.lock
 
-clean:  ## Remove the environment and caches; records in runs/ stay.
+clean:  # Remove the environment and caches; records in runs/ stay.
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis
