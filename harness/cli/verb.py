@@ -108,7 +108,6 @@ class DeclaredOption(click.Option):
             # Not False: click would take a last option without a value as given.
             is_flag=kind.is_flag or None,
             multiple=kind.is_multiple,
-            nargs=kind.num_values,
             type=_type_of(of, is_text=self.is_deferred),
             metavar=of.metavar or None,
             **settings,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from harness.command.program import ForeignProgram
     from harness.command.repository import Repository
 
+HERE: Final = "this tree"
 SETUP_SEC: Final = 3600.0
 """Of ``--setup`` in each revision: enough to compile a large project."""
 _POINTER: Final = b"version https://git-lfs.github.com/spec/"
@@ -103,7 +104,6 @@ def side_by_side(
     revision: str,
     commit: str,
     note: Callable[[str], None],
-    name_here: str = "this tree",
 ) -> Iterator[Sides]:
     """Checks both revisions out and prepares them, for as long as the block lasts.
 
@@ -114,7 +114,6 @@ def side_by_side(
       revision: The baseline as the user named it, for messages.
       commit: Its full id.
       note: Receives what takes long, one line.
-      name_here: What messages call the side that is not the baseline.
 
     Raises:
       RevisionError: One cannot be checked out or prepared.
@@ -127,10 +126,10 @@ def side_by_side(
         here, there = folder.path / "this", folder.path / "base"
         record = program.record
         try:
-            _check_out(source, here, source.commit, name_here, folder)
+            _check_out(source, here, source.commit, HERE, folder)
             _copy_changes(source, here)
             _check_out(source, there, commit, f"revision {revision!r}", folder)
-            sides = ((here, name_here), (there, f"revision {revision!r}"))
+            sides = ((here, HERE), (there, f"revision {revision!r}"))
             for root, name in sides:
                 _check_complete(root, name)
                 start = root / record.folder
@@ -142,7 +141,7 @@ def side_by_side(
                     )
                 if record.setup:
                     note(f"--setup in {name}: {record.setup}")
-                    other = name_here if root == there else ""
+                    other = HERE if root == there else ""
                     _prepare(record.setup, start, name, folder, works_on=other)
             for root, name in sides:
                 start = root / record.folder

@@ -42,7 +42,6 @@ class Kind:
       choices: All values, where there are few.
       is_flag: Whether the option has no value.
       is_multiple: Whether it can be repeated; ``read`` then takes all texts.
-      num_values: Values after the name; ``read`` takes one of them at a time.
     """
 
     read: Callable[[Any, str], Any]
@@ -53,7 +52,6 @@ class Kind:
     choices: tuple[str, ...] = ()
     is_flag: bool = False
     is_multiple: bool = False
-    num_values: int = 1
 
 
 def shown(text: object) -> str:
@@ -79,14 +77,6 @@ TEXTS = Kind(
     metavar="TEXT",
     write=",".join,
     is_multiple=True,
-)
-RANGE_OF_COMMITS = Kind(
-    read=lambda value, _: str(value),
-    annotation=list[str],
-    must_be="two revisions",
-    metavar="GOOD BAD",
-    write=" ".join,
-    num_values=2,
 )
 PATH = Kind(
     read=lambda value, _: Path(value), annotation=str, must_be="text", metavar="PATH"

@@ -1,4 +1,4 @@
-"""Measures one revision beside another, and judges it: a gate, or a step of one."""
+"""Measures one revision beside another, and judges it."""
 
 from __future__ import annotations
 
@@ -27,18 +27,16 @@ if TYPE_CHECKING:
     from harness.planning.plan import PlannedSweep
     from results.judging.gate import Gate
     from results.judging.gate_metrics import Rule
-    from results.records.gate_record import GateRecord
     from results.store.study_store import Store
     from results.study.cases import Study
 
-    # Receives a gate with its study, or without one where the code of both sides is
-    # the same; returns the exit code.
-    Conclude = Callable[[Gate, "Store | None", "Study | None"], int]
+    # Receives a gate with its store, or none where the code of both sides is the same;
+    # returns the exit code.
+    Conclude = Callable[[Gate, "Store | None"], int]
 
 NAME_PREFIX = "gate-"
 QUALITY_NAME_PREFIX = "gate-quality-"
 """Of the study of a gate whose name is derived: on speed and memory, or on quality."""
-HERE = "this tree"
 
 _CODES = {
     Verdict.PASS: exit_codes.OK,
@@ -65,7 +63,6 @@ def measure(
     commit: str,
     source: Repository | None,
     conclude: Conclude,
-    name_here: str = HERE,
 ) -> int:
     """Measures two revisions beside each other; returns what ``conclude`` does.
 
@@ -77,7 +74,6 @@ def measure(
       commit: Its full id.
       source: The user's repository at what is judged; None for this project.
       conclude: Shows the gate.
-      name_here: What messages call the side that is judged.
 
     Raises:
       HarnessError: The request cannot be carried out.
@@ -87,7 +83,7 @@ def measure(
 
     def judge_revisions(store: Store, study: Study, _trials: object) -> int:
         found = gate_module.of_revisions(study, rule, baseline=baseline)
-        return conclude(found, store, study)
+        return conclude(found, store)
 
     def check(update: dict[str, Any], planned: PlannedSweep) -> None:
         equal = same_code.equal_digests(planned.trials)
@@ -97,7 +93,7 @@ def measure(
             tree, spec = update["baseline"], planned.trials[-1].spec
             revisions.check_runs(name, tree, spec)
 
-    sides = _sides(request, source, name, commit, name_here)
+    sides = _sides(request, source, name, commit)
     design = design_of(request, rule, baseline)
     try:
         with stop_signals(), sides as update:
@@ -110,7 +106,7 @@ def measure(
             )
     except _EqualCodeError as error:
         found = gate_module.of_equal_code(rule, error.digests, baseline=baseline)
-        return conclude(found, None, None)
+        return conclude(found, None)
 
 
 @contextlib.contextmanager
@@ -119,7 +115,6 @@ def _sides(
     source: Repository | None,
     name: str,
     commit: str,
-    name_here: str,
 ) -> Iterator[dict[str, Any]]:
     """Yields the fields of the request that say where both revisions are."""
 
@@ -131,7 +126,7 @@ def _sides(
             yield {"baseline": tree}
         return
     with program_revisions.side_by_side(
-        request.program, source, name, commit, note, name_here
+        request.program, source, name, commit, note
     ) as sides:
         yield {
             "baseline": sides.baseline,
@@ -145,7 +140,7 @@ def name_prefix(rule: Rule) -> str:
     return QUALITY_NAME_PREFIX if rule.metric.is_quality else NAME_PREFIX
 
 
-def keep(store: Store, found: Gate) -> GateRecord:
+def keep(store: Store, found: Gate) -> None:
     """Writes what a gate concluded, and the page of its study."""
     from reports.page import build
 
@@ -157,7 +152,6 @@ def keep(store: Store, found: Gate) -> GateRecord:
     )
     gate_file.write(store, record)
     build.write_report(store, store.report_path)
-    return record
 
 
 def code_of(found: Gate) -> int:

@@ -134,16 +134,6 @@ class GateRequest(RunRequest):
             default="the baseline named `default`",
         ),
     ] = None
-    bisect: Annotated[
-        tuple[str, ...] | None,
-        Option(
-            group=JUDGING,
-            kind=kinds.RANGE_OF_COMMITS,
-            help="With `--command`, in place of `--baseline`: find the first commit"
-            " after GOOD, up to BAD, that is worse than GOOD, at one error rate over"
-            " all steps.",
-        ),
-    ] = None
     delta: Annotated[
         float | None,
         Option(

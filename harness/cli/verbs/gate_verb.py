@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli import commands, exit_codes
-from harness.cli.verbs import beside, bisecting
+from harness.cli.verbs import beside
 from harness.cli.verbs.compare_verb import check_comparable
 from harness.cli.verbs.gate_design import design_of, of_gate
 from harness.cli.verbs.gate_request import GateRequest, files_of, make_rule
@@ -59,8 +59,6 @@ def run(request: GateRequest, call: Call) -> int:
             f"--setup {request.setup!r} has no effect without --command: the harness"
             " prepares its own revisions; leave it out"
         )
-    if request.bisect is not None:
-        return bisecting.run(request, call)
     files_of(request, _WRITE_GATE)  # before anything is measured
     request = resolved(request, Path.cwd())
     rule = make_rule(
@@ -81,7 +79,7 @@ def run(request: GateRequest, call: Call) -> int:
         source = program_revisions.source_of(Path.cwd(), name, request.runs_dir)
         commit = program_revisions.find_commit(source, name)
 
-    def show(found: Gate, store: Store | None, _: Study | None) -> int:
+    def show(found: Gate, store: Store | None) -> int:
         return _conclude(store, found, request)
 
     try:

@@ -1,1 +1,1 @@
-"""The words of gates, comparisons, bisections and power."""
+"""The words of gates, comparisons and power."""
