@@ -27,7 +27,7 @@ BENCH_OUT ?= .benchmarks/new.json
 BENCH_BASE ?= .benchmarks/old.json
 BENCH_FLAGS ?=
 
-.PHONY: help dist setup setup-gpu setup-peers sweep sweep-gpu test test-full test-gpu test-communities test-peers fuzz check fmt lint types docs fuzz-records faults failures series statistics bench bench-micro bench-compare lock clean
+.PHONY: help dist setup setup-gpu setup-peers sweep sweep-gpu test test-full test-gpu test-communities test-peers fuzz check fmt lint types docs site fuzz-records faults failures series statistics bench bench-micro bench-compare lock clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -44,7 +44,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip check > $(VENV)/pip-check.txt || ! grep -v ' requires labmaze, ' $(VENV)/pip-check.txt
 	@touch $@
 
-setup-gpu: $(STAMP_GPU)  ## Add the locked libraries of CUDA (several GB), checked by hash; compile once what TensorFlow lacks for these GPUs.
+setup-gpu: $(STAMP_GPU)  # Add the locked libraries of CUDA (several GB), checked by hash; compile once what TensorFlow lacks for these GPUs.
 	$(BIN)/python -m harness.doctor.gpu_code
 
 $(STAMP_GPU): $(STAMP) requirements-gpu.lock
@@ -139,6 +139,9 @@ statistics: setup  ## Simulate thousands of sweeps and gates: how often interval
 
 types: setup  ## Check types.
 	$(BIN)/mypy
+
+site: setup  ## Write the published studies' pages again, from their records.
+	$(BIN)/python -m harness report docs/reports/studies/*/records.zip -o docs/reports
 
 docs: setup  ## Write the documentation site to build/site, with every link checked.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -6,6 +6,7 @@ import re
 import runpy
 from typing import TYPE_CHECKING
 
+import published
 import pytest
 
 from results.figures import comparisons, relay, scaling
@@ -17,15 +18,15 @@ if TYPE_CHECKING:
 
     from results.statistics.estimates import Estimate
 
-STUDY = "docs/reports/resnet50-two-cores"
-OF_PEERS = "docs/reports/peers-resnet50"
+STUDY = "resnet50-two-cores"
+OF_PEERS = "peers-resnet50"
 TABLES = [("README.md", STUDY, 6), ("workloads/peers/README.md", OF_PEERS, 16)]
 
 
 @pytest.fixture(scope="module")
 def study(root: Path) -> object:
     """Returns the study."""
-    return load_study(Store.open(root / STUDY))
+    return load_study(Store.open(published.study(STUDY)))
 
 
 def cells(text: str, head: str) -> list[list[str]]:
@@ -49,7 +50,7 @@ def test_every_figure_of_the_table_is_that_of_the_study(
     root: Path, document: str, folder: str, fewest: int
 ) -> None:
     """Rows in any order; one per case and mode."""
-    study = load_study(Store.open(root / folder))
+    study = load_study(Store.open(published.study(folder)))
     points = {
         (p.backend, p.mode.value, p.num_replicas): p for p in scaling.points(study)
     }
@@ -108,7 +109,7 @@ def test_the_primary_contrast_and_the_twin_are_those_of_the_study(
 
 def test_ratios_of_peers_are_those_of_their_study(root: Path) -> None:
     """Each pair of backends at each size, and the twin."""
-    study = load_study(Store.open(root / OF_PEERS))
+    study = load_study(Store.open(published.study(OF_PEERS)))
     text = (root / "workloads/peers/README.md").read_text(encoding="utf-8")
     found = {row[0]: row[1:] for row in cells(text, "| throughput | 1 replica |")}
     expected: dict[str, list[str]] = {}
@@ -129,8 +130,7 @@ def test_the_table_of_workloads_is_that_of_their_studies(root: Path) -> None:
     """All but that of peers; efficiency, ratio of backends, and the twin."""
     text = (root / "README.md").read_text(encoding="utf-8")
     found = {row[0]: row[1:] for row in cells(text, "| study | `in_graph`, weak |")}
-    plans = (root / "docs/reports").glob("*/plan.json")
-    kept = sorted(path.parent for path in plans if path.parent != root / OF_PEERS)
+    kept = [published.study(name) for name in published.NAMES if name != OF_PEERS]
 
     assert len(kept) == len(found) >= 3
     for folder in kept:

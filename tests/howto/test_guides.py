@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import covering
+import published
 import pytest
 
 from results.figures import frame
@@ -531,7 +532,7 @@ def test_a_package_of_plugins_is_installed(tmp_path: Path, monkeypatch: Any) -> 
     assert ("bench:WORKLOAD", "bench-of-mine 0.1") == (of["object"], of["package"])
 
     study = there / "runs" / "s"
-    shutil.copytree(ROOT / "docs" / "reports" / "sngan", study)
+    shutil.copytree(published.study("sngan"), study)
     monkeypatch.setenv("HARNESS_STUDY", str(study))
     quick = ["-k", "not is_measured", "-p", "no:cacheprovider"]
     assert " passed" in python(there, [*check, *quick])

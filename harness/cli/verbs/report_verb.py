@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -13,10 +14,12 @@ from harness.cli import exit_codes, running, terminal, varied
 from harness.cli.arguments import one_line
 from harness.cli.verbs import compare_verb, status_verb
 from harness.cli.verbs.report_request import ReportRequest, check
+from harness.errors import StudyError
 from harness.planning import study as study_module
 from reports import output_file
 from reports.exports.export_formats import Output
 from results.judging import gate_metrics
+from results.store import zipped
 from results.store.study_store import Store
 from results.study.cases import load_study
 
@@ -43,12 +46,28 @@ def run(request: ReportRequest, _: Call) -> int:
     names = tuple(varied.expanded(request.studies, request.runs_dir))
     request = request.model_copy(update={"studies": names})
     check(request)
-    stores = [
-        Store.open(study_module.find_study(name, request.runs_dir))
-        for name in request.studies
-    ]
-    for store in stores:
-        store.read_plan()
+    with contextlib.ExitStack() as unpacked:
+        stores = [_opened(name, request, unpacked) for name in request.studies]
+        return _report(request, stores)
+
+
+def _opened(name: str, request: ReportRequest, unpacked: contextlib.ExitStack) -> Store:
+    """Returns a study that is named, or whose folder or zip file is.
+
+    Raises:
+      ResultsError: There is none, or the output would go into what is unpacked.
+    """
+    path = study_module.find_study(name, request.runs_dir)
+    root = unpacked.enter_context(zipped.opened(path))
+    is_page = request.format.output is Output.PAGE and not request.is_private_checked
+    if root != path and path.is_file() and is_page and request.output is None:
+        raise StudyError(f"{name!r} is a zip file; name the page with -o, -o page.html")
+    store = Store.open(root)
+    store.read_plan()
+    return store
+
+
+def _report(request: ReportRequest, stores: Sequence[Store]) -> int:
     if request.is_private_checked:
         return _check_private(request, stores)
     if request.format.writer:

@@ -9,13 +9,14 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import published
 import pytest
 
 from harness.cli import exit_codes
 from reports.exports import publish
 from results.store.study_store import Store
 
-STUDY = Path(__file__).resolve().parents[3] / "docs" / "reports" / "sngan"
+STUDY = published.study("sngan")
 TOKEN = "hf_" + "aB" * 17
 QUICK = "<html><body><p>a page</p></body></html>"
 

@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import published
 import pytest
 
 from harness.cli import exit_codes
 
 ROOT = Path(__file__).resolve().parents[3]
-STUDY = ROOT / "docs" / "reports" / "d4pg"
+STUDY = published.study("d4pg")
 
 
 @pytest.mark.processes

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import re
 import zipfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import published
 import pytest
 from click.testing import CliRunner
 
@@ -20,8 +20,8 @@ from results.store.study_store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-PUBLISHED = Path(__file__).resolve().parents[3] / "docs" / "reports"
 STUDY = "resnet50-two-cores"
 PAGE = "<!DOCTYPE html>\n<html>\n<body>\n<main>a study</main>\n</body>\n</html>\n"
 
@@ -29,7 +29,7 @@ PAGE = "<!DOCTYPE html>\n<html>\n<body>\n<main>a study</main>\n</body>\n</html>\
 @pytest.fixture(scope="module")
 def content() -> bytes:
     """The records of a published study."""
-    found, reason = archive.of_study(Store.open(PUBLISHED / STUDY))
+    found, reason = archive.of_study(Store.open(published.study(STUDY)))
     assert found is not None, reason
     return found
 
@@ -39,11 +39,13 @@ def test_verify_accepts_what_was_downloaded(content: bytes, tmp_path: Path) -> N
     with zipfile.ZipFile(io.BytesIO(content)) as file:
         names = file.namelist()
         file.extractall(tmp_path)
-    original = PUBLISHED / STUDY
+    original = published.study(STUDY)
     for name in names:
-        assert (tmp_path / name).read_bytes() == (PUBLISHED / name).read_bytes(), name
+        assert (tmp_path / name).read_bytes() == (
+            original.parent / name
+        ).read_bytes(), name
     records = {p for p in original.rglob("*") if p.suffix in {".json", ".jsonl"}}
-    assert {PUBLISHED / name for name in names} >= records
+    assert {original.parent / name for name in names} >= records
     with zipped.opened(tmp_path) as unpacked:
         assert tmp_path / STUDY == unpacked
     path = tmp_path / build.RECORDS
@@ -55,11 +57,11 @@ def test_verify_accepts_what_was_downloaded(content: bytes, tmp_path: Path) -> N
 
 def test_published_pages_link_what_is_beside_them(content: bytes) -> None:
     """The files of the site; their records are those of the folders."""
-    for path in PUBLISHED.glob("studies/*/index.html"):
+    for path in published.SITE.glob("studies/*/index.html"):
         beside = path.with_name(build.RECORDS)
         assert f'<a href="{build.RECORDS}">{build.RAW_DATA}</a>' in path.read_text()
         assert beside.stat().st_size <= archive.MOST_BYTES
-    with zipfile.ZipFile(PUBLISHED / "studies" / STUDY / build.RECORDS) as file:
+    with zipfile.ZipFile(published.SITE / "studies" / STUDY / build.RECORDS) as file:
         again = zipfile.ZipFile(io.BytesIO(content))
         assert again.namelist() == file.namelist()
         assert all(again.read(name) == file.read(name) for name in file.namelist())

@@ -1,129 +1,129 @@
-"""The site under docs/reports is what the records beside it give."""
+"""The published site: what its records give when it is built again."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import covering
+import published
 import pytest
+from click.testing import CliRunner
 
+from harness.cli import main
 from reports.site import build
 from reports.words import reproduce
-from results.judging import gate_metrics
 from results.store.study_store import Store
 from results.study.cases import load_study
 
-MOST_BYTES_OF_A_STUDY = 8_000_000  # D4PG has 60 steps a second, and each is kept
-DRAWN = "resnet50-two-cores"
-"""The study whose page is built in every run."""
-NOT_DRAWN = "<!DOCTYPE html>\n<html>\n<body>\nLEFT OUT\n</body>\n</html>\n"
-AGAIN = (
-    "write it again: python -m harness report --runs-dir docs/reports NAMES -o "
-    "docs/reports, with the names of all its studies"
-)
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MOST_BYTES_OF_A_STUDY = 10_000_000  # D4PG has 60 steps a second, and each is kept
+DRAWN = ("resnet50-two-cores",)
+LINK = re.compile(r'(?:href|src)="([^"#]+)(?:#[^"]*)?"')
+INTERVAL = re.compile(r"\[\d[\d.]*, \d[\d.]*\]")
 
 
 @pytest.fixture(scope="module")
-def published() -> Path:
-    """The folder of the site, and of its studies."""
-    return Path(__file__).resolve().parents[3] / "docs" / "reports"
-
-
-@pytest.fixture(scope="module")
-def studies(published: Path) -> list[Store]:
-    """Every study in it."""
-    return [Store.open(plan.parent) for plan in sorted(published.glob("*/plan.json"))]
-
-
-@pytest.fixture(scope="module")
-def site(studies: list[Store]) -> dict[str, str]:
-    """Its pages, built from the records now; figures of one study only, or of all."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site of one study and another without figures, or of all, from the zips."""
+    folder = tmp_path_factory.mktemp("site")
+    zips = [
+        str(published.SITE / "studies" / name / "records.zip")
+        for name in published.NAMES
+    ]
     report = build.build.build_report
 
     def build_report(store: Store, *args: Any) -> str:
-        return report(store, *args) if store.root.name == DRAWN else NOT_DRAWN
+        if store.root.name in DRAWN or covering.is_full():
+            return report(store, *args)
+        return "<!DOCTYPE html>\n<html>\n<body>\nLEFT OUT\n</body>\n</html>\n"
 
     with pytest.MonkeyPatch.context() as patch:
-        if not covering.is_full():
-            patch.setattr(build.build, "build_report", build_report)
-        data = {store.root: build.RECORDS for store in studies}
-        return dict(build.pages(studies, gate_metrics.THROUGHPUT, (), data))
+        patch.setattr(build.build, "build_report", build_report)
+        done = CliRunner().invoke(main.cli, ["report", *zips, "-o", str(folder)])
+    assert 0 == done.exit_code, done.output
+    return folder
 
 
 @pytest.fixture(scope="module")
-def drawn(site: dict[str, str]) -> dict[str, str]:
-    """Those pages of it that were built: the index, and one study or all of them."""
-    pages = {name: page for name, page in site.items() if "\nLEFT OUT\n" not in page}
-    assert {"index.html", f"studies/{DRAWN}/index.html"} <= set(pages)
-    assert not covering.is_full() or pages == site
-    return pages
-
-
-def test_the_published_pages_are_those_that_the_records_give(
-    published: Path, site: dict[str, str], drawn: dict[str, str]
-) -> None:
-    """Byte for byte, with no page too few and none too many.
-
-    The full run builds the pages of all studies, each of which draws the same figures.
-    """
-    found = {
-        path.relative_to(published).as_posix(): path.read_bytes()
-        for path in published.rglob("*.html")
+def drawn(built: Path) -> dict[str, str]:
+    """The pages that were built, by their paths."""
+    pages = {
+        path.relative_to(built).as_posix(): path.read_text("utf-8")
+        for path in built.rglob("*.html")
     }
-
-    assert sorted(site) == sorted(found), AGAIN
-    changed = [name for name, page in drawn.items() if page.encode() != found[name]]
-    assert [] == changed, AGAIN
+    return {name: page for name, page in pages.items() if "LEFT OUT" not in page}
 
 
-def test_pages_of_studies_have_one_place_for_the_link(drawn: dict[str, str]) -> None:
-    """After the link that skips to the content, which is the first of every page."""
-    skip = '<a class="skip" href="#verdict">Skip to the verdict</a>'
-    pages = [page for name, page in drawn.items() if name.startswith("studies/")]
+def test_every_published_page_is_built_again(built: Path) -> None:
+    """From nothing but the zip files."""
 
-    assert pages
-    for page in pages:
-        assert 1 == page.count(f'<body>\n{skip}\n<nav aria-label="Site"')
+    def pages(folder: Path) -> list[str]:
+        return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.html"))
+
+    assert pages(published.SITE) == pages(built)
 
 
-def test_a_page_that_was_changed_by_hand_would_be_noticed(
-    site: dict[str, str],
+def test_the_figures_are_those_that_are_published(drawn: dict[str, str]) -> None:
+    """Each interval of a first screen and of the index."""
+    assert {"index.html", f"studies/{DRAWN[0]}/index.html"} <= set(drawn)
+    for name, page in drawn.items():
+        kept = (published.SITE / name).read_text("utf-8")
+        found = [INTERVAL.findall(of.partition("</section>")[0]) for of in (page, kept)]
+
+        assert found[0] == found[1], f"{name}: write it again with make site"
+
+
+def test_every_link_leads_somewhere(built: Path, drawn: dict[str, str]) -> None:
+    """Within the site; nothing else is loaded."""
+    for name, page in drawn.items():
+        for target in LINK.findall(page):
+            if not re.match(r"https?:|data:|mailto:", target):
+                assert ((built / name).parent / target).exists(), (name, target)
+
+
+@pytest.mark.parametrize("name", published.NAMES)
+def test_records_are_the_same_bytes_beside_a_page_built_again(
+    built: Path, name: str
 ) -> None:
-    """Every figure of the verdict is in the page that is compared."""
-    index = site["index.html"]
-    verdicts = [line for line in index.splitlines() if " efficiency on " in line]
+    """So a site can be kept under version control."""
+    beside = f"studies/{name}/records.zip"
 
-    assert verdicts
-    assert all("%" in verdict for verdict in verdicts)
+    assert (published.SITE / beside).read_bytes() == (built / beside).read_bytes()
 
 
-def test_what_is_published_of_a_study_is_small(studies: list[Store]) -> None:
-    """Records and observations, no logs: a clone has them all."""
-    for store in studies:
-        files = [path for path in store.root.rglob("*") if path.is_file()]
-        kinds = {path.suffix for path in files}
+@pytest.mark.parametrize("name", published.NAMES)
+def test_what_is_published_of_a_study_is_small(name: str) -> None:
+    """Records and observations, no logs."""
+    files = [path for path in published.study(name).rglob("*") if path.is_file()]
 
-        assert sum(path.stat().st_size for path in files) <= MOST_BYTES_OF_A_STUDY
-        assert kinds <= {".json", ".jsonl", ".png"}, store.root.name
+    assert sum(path.stat().st_size for path in files) <= MOST_BYTES_OF_A_STUDY
+    assert {path.suffix for path in files} <= {".json", ".jsonl", ".png"}
 
 
-def test_a_page_says_whose_it_is_without_a_click(
-    published: Path, studies: list[Store]
-) -> None:
+def test_a_page_says_whose_it_is_without_a_click(drawn: dict[str, str]) -> None:
     """Project, backends in words, licence, commit, citation, preview, records."""
-    for store in studies:
-        path = published / "studies" / store.root.name / "index.html"
-        page = path.read_text(encoding="utf-8")
+    for name in DRAWN:
+        page = drawn[f"studies/{name}/index.html"]
         closed = re.sub(r"<details(?! open).*?</details>", "", page, flags=re.DOTALL)
-        commits = reproduce.commits_of(load_study(store).cases)
+        study = load_study(Store.open(published.study(name)))
+        commits = reproduce.commits_of(study.cases)
 
         assert "TF-Replicator (Buchlovsky et al. 2019)" in closed
         assert "tf.distribute.MirroredStrategy with the stock Keras update" in closed
         assert "(Apache-2.0)" in closed
         assert commits
         assert all(f"<code>{commit}</code>" in closed for commit in commits)
-        assert f"@misc{{{store.root.name}," in closed
+        assert f"@misc{{{name}," in closed
         assert '<meta property="og:description" content="With caution' in page
         assert '<a href="records.zip">' in closed
+
+
+def test_a_zip_needs_a_name_for_its_page() -> None:
+    """What is unpacked is removed, and a page within would be lost."""
+    path = published.SITE / "studies" / DRAWN[0] / "records.zip"
+    done = CliRunner().invoke(main.cli, ["report", str(path)])
+
+    assert "is a zip file; name the page with -o" in str(done.exception)

@@ -10,6 +10,7 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+import published
 import pytest
 from relay_study import ALL, Lost, RelayShape, make_store
 
@@ -30,7 +31,6 @@ import number_claims  # noqa: E402
 import page_claims  # noqa: E402
 
 DOCUMENT = ROOT / "docs/archive/claims-of-gates.md"
-PUBLISHED = ("resnet50-two-cores", "peers-resnet50", "sngan", "d4pg")
 
 
 def _sentences(view: View) -> Iterator[str]:
@@ -53,10 +53,10 @@ def _rows(view: View) -> set[str | None]:
     }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", published.NAMES)
 def test_published_studies_say_only_what_has_a_row(name: str) -> None:
     """Figures, causes and comparisons."""
-    found = _rows(view_store(Store.open(ROOT / "docs/reports" / name)))
+    found = _rows(view_store(Store.open(published.study(name))))
 
     assert page_claims.INTERVAL in found
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import published
 import pytest
 from click.testing import CliRunner
 
@@ -25,7 +26,7 @@ from results.records.models import TrialStatus
 from results.store.study_store import Store
 
 ROOT = Path(__file__).resolve().parents[3]
-PUBLISHED = sorted((ROOT / "docs" / "reports" / "studies").glob("*/index.html"))
+PUBLISHED = sorted(published.SITE.glob("studies/*/index.html"))
 COMMAND = re.compile(r"<(?:code|pre)[^>]*>(python -m harness [^<]+)</")
 IN_MARKDOWN = re.compile(r"`(python -m harness [^`]+)`")
 
@@ -52,7 +53,7 @@ def test_commands_of_published_pages_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``Next``, ``Reproduce this point`` and ``Reproduce``, each of them once."""
-    study = ROOT / "docs" / "reports" / page.parent.name
+    study = published.study(page.parent.name)
     shutil.copytree(study, tmp_path / study.name)
     text = page.read_text(encoding="utf-8")
     found = {html.unescape(of) for of in COMMAND.findall(text)}

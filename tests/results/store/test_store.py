@@ -7,6 +7,7 @@ import os
 import pathlib
 from typing import Any
 
+import published
 import pytest
 from ended import ended_ids
 
@@ -14,8 +15,6 @@ from results import errors
 from results.records import step_counts, upgrade
 from results.records.models import SCHEMA_VERSION, TrialStatus
 from results.store.study_store import Store
-
-KEPT = pathlib.Path(__file__).resolve().parents[3] / "docs" / "reports"
 
 
 @pytest.fixture
@@ -276,7 +275,7 @@ def test_plans_of_workloads_that_draw_say_so_after_an_upgrade(
 @pytest.mark.parametrize("name", ["d4pg", "resnet50-two-cores", "sngan"])
 def test_kept_studies_know_what_their_metrics_mean(name: str) -> None:
     """All that their trials recorded; counts of steps mean the same in all of them."""
-    store = Store.open(KEPT / name)
+    store = Store.open(published.study(name))
     known = {facts.name for facts in store.read_plan().metrics} | {*step_counts.UNITS}
     recorded = {
         metric.name

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+import published
 import pytest
 
 from results.store.study_store import Store
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from results.study.cases import Study
     from results.verify.raw_trial import RawTrial
 
-PUBLISHED = Path(__file__).resolve().parents[3] / "docs" / "reports"
+PUBLISHED = published.study("resnet50-two-cores")
 
 
 @pytest.fixture(scope="module")
 def study() -> Study:
     """A published relay of two backends in both modes."""
-    return load_study(Store.open(PUBLISHED / "resnet50-two-cores"))
+    return load_study(Store.open(PUBLISHED))
 
 
 @pytest.fixture(scope="module")
 def raws(study: Study) -> dict[str, RawTrial]:
     """What its files of raw observations say."""
-    folder = PUBLISHED / "resnet50-two-cores" / "trials"
+    folder = PUBLISHED / "trials"
     return {
         entry.trial_id: read_trial(folder / entry.trial_id, entry.spec.num_warmup_steps)
         for case in study.cases
