@@ -113,8 +113,8 @@ lint: setup  ## Check format, lint rules, spelling, import contracts and pipelin
 	$(BIN)/zizmor --offline --quiet .github/workflows .github/actions/gate/action.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-actions .github/actions/gate/action.yml
-	$(BIN)/check-jsonschema --builtin-schema vendor.gitlab-ci --data-transform gitlab-ci .gitlab-ci.yml
-	$(BIN)/hadolint Dockerfile Dockerfile.gpu
+	$(BIN)/check-jsonschema --builtin-schema vendor.gitlab-ci --data-transform gitlab-ci docs/gitlab/pipeline.yml
+	$(BIN)/hadolint Dockerfile
 
 fuzz-records: setup  # Read 2,000 damaged studies and 2,000 other damaged files, parse 5,000 hostile command lines, kill 100 sweeps (an hour).
 	HOSTILE_RECORDS=2000 HOSTILE_COMMAND_LINES=5000 DAMAGED_FILES=2000 $(BIN)/python -m pytest tests/harness/run/test_hostile_records.py tests/harness/hostile/test_hostile_command_lines.py tests/harness/hostile/test_damaged_files.py
@@ -156,12 +156,12 @@ bench-compare: setup  # Judge BENCH_OUT against BENCH_BASE by the rule of gate (
 	$(BIN)/python -m benchmarks.micro compare $(BENCH_OUT) $(BENCH_BASE) $(BENCH_FLAGS)
 
 dist: $(DIST_TOOLS)/.installed  # Build wheels and source archives twice from the commit, check them, and run the quick start from an empty environment (3 minutes).
-	$(BIN)/python release/dist.py build/dist --twine $(DIST_TOOLS)/bin/twine
-	$(BIN)/python release/quick_start.py build/dist/replicator_harness-*.whl
+	$(BIN)/python .ci/release/dist.py build/dist --twine $(DIST_TOOLS)/bin/twine
+	$(BIN)/python .ci/release/quick_start.py build/dist/replicator_harness-*.whl
 
-$(DIST_TOOLS)/.installed: $(STAMP) release/twine.lock
+$(DIST_TOOLS)/.installed: $(STAMP) .ci/release/twine.lock
 	$(BIN)/python -m venv --clear $(DIST_TOOLS)
-	$(DIST_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r release/twine.lock
+	$(DIST_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r .ci/release/twine.lock
 	@touch $@
 
 lock: setup  ## Resolve the newest allowed versions again and write all locks.
@@ -169,22 +169,17 @@ lock: setup  ## Resolve the newest allowed versions again and write all locks.
 	$(BIN)/uv pip compile pyproject.toml --extra tensorflow --extra dev --universal --python-version 3.10 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
 		--output-file requirements.lock
-	@# The same versions, and the libraries of CUDA.
+	@# The libraries of CUDA, on top of the same versions.
 	$(BIN)/uv pip compile pyproject.toml --extra tensorflow --extra dev --extra gpu --universal --python-version 3.10 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
-		--constraint requirements.lock --output-file requirements-gpu.lock
-	@# Of the images: what runs, without what checks it, in the same versions.
-	for extra in "image --extra distributed" "image-gpu --extra distributed --extra gpu"; do \
-		$(BIN)/uv pip compile pyproject.toml --extra tensorflow $${extra#* } --universal --python-version 3.10 \
-			--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
-			--constraint requirements-gpu.lock --output-file requirements-$${extra%% *}.lock || exit 1; \
-	done
+		--constraint requirements.lock --output-file build/with-cuda.lock
+	$(BIN)/python .ci/only_in_first.py build/with-cuda.lock requirements.lock > requirements-gpu.lock
 	$(BIN)/uv pip compile tests/programs/communities.in --no-deps --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
 		--output-file tests/programs/communities.lock
-	$(BIN)/uv pip compile release/twine.in --universal --python-version 3.10 \
+	$(BIN)/uv pip compile .ci/release/twine.in --universal --python-version 3.10 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
-		--output-file release/twine.lock
+		--output-file .ci/release/twine.lock
 
 clean:  # Remove the environment and caches; records in runs/ stay.
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis

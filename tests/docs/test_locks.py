@@ -13,14 +13,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOCKS = ("requirements.lock", "requirements-gpu.lock")
-LENGTHS = {**dict.fromkeys(LOCKS, 100), "tests/programs/communities.lock": 15}
-LENGTHS["release/twine.lock"] = 15
-LENGTHS["tests/harness/client/callbacks.lock"] = 25
-OF_IMAGES = {
-    "requirements-image.lock": "requirements.lock",
-    "requirements-image-gpu.lock": "requirements-gpu.lock",
+LENGTHS = {
+    "requirements.lock": 100,
+    "requirements-gpu.lock": 10,
+    "tests/programs/communities.lock": 15,
 }
-LENGTHS |= dict.fromkeys(OF_IMAGES, 100)
+LENGTHS[".ci/release/twine.lock"] = 15
+LENGTHS["tests/harness/client/callbacks.lock"] = 25
 ELSEWHERE = {"pytest", "torch", "jax", "flax", "optax", "mpi4py", "horovod"}
 """Of programs, plugins and peers, each in an environment of its own."""
 _HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
@@ -50,36 +49,17 @@ def test_a_lock_has_versions_with_hashes_and_nothing_else(
 
 
 def test_the_lock_for_gpus_adds_libraries_of_cuda_only(root: Path) -> None:
-    """What both have is the same, so the same program runs on both."""
     cpu, gpu = (requirements_of(root, name) for name in LOCKS)
-    added = sorted(gpu.keys() - cpu.keys())
 
-    assert [] == [text for text in cpu if cpu[text] != gpu.get(text)]
-    assert [] == [text for text in added if not text.startswith("nvidia-")]
+    assert set() == gpu.keys() & cpu.keys()
+    assert [] == [text for text in gpu if not text.startswith("nvidia-")]
     for library in ("cudnn", "nccl", "cuda-runtime", "cublas"):
-        assert any(text.startswith(f"nvidia-{library}-cu12==") for text in added)
-
-
-@pytest.mark.parametrize("name", OF_IMAGES)
-def test_an_image_has_what_runs_and_not_what_checks_it(root: Path, name: str) -> None:
-    """The same versions as in development, for Linux."""
-    all_of_it = requirements_of(root, OF_IMAGES[name])
-    image = requirements_of(root, name)
-    others = {text: hashes for text, hashes in image.items() if "win32" not in text}
-    names = {text.split("==")[0] for text in others}
-
-    assert [] == [text for text in others if others[text] != all_of_it.get(text)]
-    assert {"tensorflow", "ray", "setuptools"} <= names
-    assert names.isdisjoint(
-        {"pytest", "mypy", "ruff", "hypothesis", "playwright", "zizmor", "mkdocs"}
-    )
+        assert any(text.startswith(f"nvidia-{library}-cu12==") for text in gpu)
 
 
 def test_an_image_has_each_package_that_is_imported(root: Path) -> None:
     """In every module of every package, also within functions."""
-    names = {
-        text.split("==")[0] for text in requirements_of(root, "requirements-image.lock")
-    }
+    names = {text.split("==")[0] for text in requirements_of(root, "requirements.lock")}
     found = metadata.packages_distributions()
     lacking = {}
     for package in ("replicator", "workloads", "harness", "results", "reports"):

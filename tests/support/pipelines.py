@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-GITLAB = ROOT / ".gitlab-ci.yml"
+GITLAB = ROOT / "docs" / "gitlab" / "pipeline.yml"
 PIPELINES = [*WORKFLOWS, GITLAB]
 
 _OPERATORS = {"|", "||", "&&", ";", "&", ">", ">>", "<", "(", ")", "{", "}", ";;"}

@@ -1,6 +1,6 @@
 """Runs the quick start of the README from an environment with the wheel only.
 
-    python release/quick_start.py WHEEL
+    python .ci/release/quick_start.py WHEEL
 
 The environment is new: pip resolves what the wheel requires. TensorFlow must not be
 among it, and a program of a repository of its own is measured, judged, shown and
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-README: Final = Path(__file__).resolve().parents[1] / "README.md"
+README: Final = Path(__file__).resolve().parents[2] / "README.md"
 NEVER: Final = ("tensorflow", "keras", "tensorflow_datasets", "dm_control")
 _QUICK_START: Final = re.compile(
     r"^ {4}python -m harness (sweep --command .*)$", re.MULTILINE

@@ -1,6 +1,6 @@
 """Builds what a release uploads: ``make dist``.
 
-    python release/dist.py FOLDER [--twine PROGRAM]
+    python .ci/release/dist.py FOLDER [--twine PROGRAM]
 
 Harness and client, each as a wheel and as a source archive, are built from the commit.
 Then again in another folder, the wheels from the source archives: all must be the same
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-ROOT: Final = Path(__file__).resolve().parents[1]
+ROOT: Final = Path(__file__).resolve().parents[2]
 PROJECTS: Final = (".", "harness/client")
 """Folders with a ``pyproject.toml``, the client last."""
 MOST_OF_CLIENT: Final = 20_000
@@ -161,7 +161,7 @@ def why_not(
 
 def main(argv: Sequence[str]) -> int:
     """Builds and checks; returns 1 if something is not as it must be."""
-    parser = argparse.ArgumentParser(prog="python release/dist.py")
+    parser = argparse.ArgumentParser(prog="python .ci/release/dist.py")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--twine", help="checks what an index would show")
     arguments = parser.parse_args(argv)
