@@ -33,8 +33,8 @@ FOLDERS = (
     "studies",
     "workloads",
 )
-# Documents that a page of their folder lists: records of decisions, and the archive.
-INDEXED = ("docs/decisions/0", "docs/archive/")
+# Documents that other pages link.
+INDEXED = ("docs/archive/",)
 
 # Page -> title, introduction, modules.
 REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {

@@ -41,7 +41,7 @@ LEAST_SEC: Final = 30.0
 NUM_CASES: Final = 6
 """Cases of the sweep that is predicted: the default one has so many on two cores."""
 PROCESS_SPREAD: Final = 0.02
-"""Assumed deviation between processes of one case (docs/decisions/0022-relay.md)."""
+"""Assumed deviation between processes of one case."""
 WIDEST_GOOD: Final = 0.06
 """Half width that the primary ratio of a default sweep should not exceed."""
 

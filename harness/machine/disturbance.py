@@ -12,7 +12,7 @@ not corrected: their mean over turns has no such error.
 A synchronous step waits for its slowest core, so one core decides: a mean over 16 cores
 hides an endless process on one of them. The kernel does not count which thread ran on
 which core. So two limits hold: of the mean, and of what one core may have lost if all
-of the others' time was on it (record 0070).
+of the others' time was on it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Noise of a shared machine lasts for seconds. Cases that are measured within the same
 second see the same noise, so their ratio does not; cases measured a minute apart do
-not (``docs/measuring.md``, ``docs/decisions/0022-relay.md``). In one generation:
+not (``docs/measuring.md``). In one generation:
 
 1. Each case starts a fresh process, as many at a time as there are cores
    (``harness/run/starting.py``). Each runs its last warm-up step alone: it tells how

@@ -2,7 +2,7 @@
 
 A commit instead would be new with every word of a document, and no interrupted sweep
 could go on; without any of the two, code could change in the middle of a study, and its
-records would be taken for repetitions (record 0003).
+records would be taken for repetitions.
 
 The rule, for a trial of one workload on one backend:
 

@@ -16,7 +16,6 @@ from typing import Final
 FRACTION: Final = 0.25
 """Of the memory that a process has after its first steps.
 
-``docs/archive/measuring-details.md`` has the measurements.
 """
 _PAGE_BYTES: Final = 4096
 _FIELDS = (

@@ -42,7 +42,7 @@ def variables_of(handles: Iterable[Any]) -> Mapping[int, Any]:
     if not wanted:
         return {}
     # A table that creation fills would have to replace TensorFlow's constructor, and
-    # still not know what was made before: record 0047.
+    # still not know what was made before.
     found: dict[int, Any] = {}
     for thing in gc.get_objects():
         kind = type(thing)

@@ -59,7 +59,7 @@ _ACTIVE: contextvars.ContextVar[StageSeeds | None] = contextvars.ContextVar(
 @functools.cache  # once per process: what is replaced answers as before elsewhere
 def _replace_next() -> None:
     # Inside Keras a layer holds its own generator, so that nothing less than the method
-    # reaches every draw (record 0086).
+    # reaches every draw.
     from keras.src.random.seed_generator import SeedGenerator
 
     following = SeedGenerator.next

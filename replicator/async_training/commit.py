@@ -101,7 +101,7 @@ def commit(
         )
         # One op for all: the lock is requested only when everything is here. A worker
         # that is killed while it sends holds no lock then, and others never wait for
-        # the network of one that holds it (record 0013).
+        # the network of one that holds it.
         arrived = tf.raw_ops.IdentityN(input=[clock, *unpack.messages])
         with tf.control_dependencies([arrived[0].op]):
             lock = tf.raw_ops.MutexLock(mutex=commit_state.mutex)

@@ -170,7 +170,7 @@ class Dispatcher:
         self._sequence_numbers[worker] = batch.sequence_numbers_after(batch.num_steps)
 
     def _count_failed(self, batch: Batch) -> None:
-        """Notes what a failed step has read: it is not read again (record 0048)."""
+        """Notes what a failed step has read: it is not read again."""
         # Where a server is lost, the job is over, and its error comes from elsewhere.
         with contextlib.suppress(tf.errors.OpError):
             numbers = self._read_sequence_numbers(batch.first.worker)

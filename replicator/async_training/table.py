@@ -7,7 +7,7 @@ copy per replica of every worker, on the server of the user's own variable, beca
 workers that overwrite each other's values would lose some. Between steps the user's own
 variable reads as their mean; see ``variables.table``. The graph of each run of other
 backends keeps both coherent (``variables.coherence``). Here dispatches are concurrent,
-so it is done before the first and after the last of them (record 0013).
+so it is done before the first and after the last of them.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ class InGraphReplicator(base.Replicator):
     def _transact(
         self, program: Program, source: Any, num_steps: int, *, may_end: bool = False
     ) -> Any:
-        """Runs steps; where they fail, variables are coherent again (record 0048)."""
+        """Runs steps; where they fail, variables are coherent again."""
         timeline = self._timeline
         try:
             if timeline is None:

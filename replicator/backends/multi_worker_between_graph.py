@@ -154,7 +154,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             return super()._build(step_fn, specs, num_steps)
         # Collectives of different workers meet by keys that each draws for itself, so a
         # program that one of them did not get must give its keys back, or all later
-        # ones would sum tensors that do not belong together (record 0011).
+        # ones would sum tensors that do not belong together.
         before = self._group.keys.value
         name = name_of(step_fn)
         what = f"the first run of step {name!r}"
@@ -221,7 +221,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         is_first = program not in self._started
         self._started.add(program)
         # Not in every run: what could differ is compared once, before a collective
-        # could hang, and a step then costs no message (record 0011).
+        # could hang, and a step then costs no message.
         if num_steps not in self._agreed[program]:
             what = f"a run of step {name!r}"
             self._runtime.agree(what, {"num_steps": num_steps})
@@ -256,7 +256,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
                 lambda sums: worker_values.add_up(sums, self.topology, group),
             )
             # One after the other, in the order of the variables, which is that of all
-            # workers: a move is a collective (record 0012).
+            # workers: a move is a collective.
             for slot in filter(owned.is_slot, variables):
                 owner = owned.owner(slot)
                 assert owner is not None

@@ -175,7 +175,7 @@ class StrategyReplicator(base.Replicator):
     def _repair(self) -> None:
         """Makes copies that are to be equal the first one's, after a step that failed.
 
-        Only some may have been written (record 0048).
+        Only some may have been written.
         """
         for variable in self._mirrored.values():
             if declared_kind(variable) is Kind.MIRRORED:

@@ -132,7 +132,7 @@ def restore(
         return "exact, from the state of the iterators"
     # States count elements of one pipeline each. Dealt to other pipelines or replicas,
     # the same examples are other elements; what stays is how many examples all have
-    # read (record 0051).
+    # read.
     divided = division.of(inputs)
     num_steps = steps_here(saved, here, divided)
     is_at_end = has_read_all(saved, divided)

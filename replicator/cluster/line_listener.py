@@ -3,8 +3,8 @@
 Whoever may connect must be expected to: port scanners, health checks, floods. So a
 connection is a stranger's until its owner admits it (by a secret, a registration, the
 user of the other end). Strangers are few, have little time, and send short lines; the
-packets of hosts that cannot be meant do not arrive at all (``port_filter``, decision
-0018). Decision 0063 says which limits there are, and why. Free of TensorFlow.
+packets of hosts that cannot be meant do not arrive at all (``port_filter``).
+Free of TensorFlow.
 """
 
 from __future__ import annotations

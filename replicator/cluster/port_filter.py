@@ -43,7 +43,7 @@ def guarded(config: ClusterConfig) -> Iterator[None]:
         yield
         return
     # TensorFlow answers from the moment it listens, with Python's lock held, so a
-    # filter that is added afterwards is too late (record 0018). Ports that other parts
+    # filter that is added afterwards is too late. Ports that other parts
     # of it open meanwhile, such as its profiler, are none of the cluster's.
     _, port = split_address(config.address)
     ports = []

@@ -2,7 +2,7 @@
 
 The engine, the plan, traffic, vectorized loops and backends never compare the names of
 collectives: they ask the kind. So an answer that is missing is an error when the class
-is made, and never the answer of another kind (record 0040).
+is made, and never the answer of another kind.
 """
 
 from __future__ import annotations

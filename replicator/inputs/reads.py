@@ -1,7 +1,7 @@
 """Reads: how many elements each iterator of a job was asked for.
 
 A step that fails has consumed its batches, like one that succeeds: the next step reads
-the next ones, and positions count it (record 0048). So the graph counts, before each
+the next ones, and positions count it. So the graph counts, before each
 read, on the device of the iterator. The count is exact, but for pipelines of which one
 raises while another is read: whether that read was ended before it began is unknown.
 """

@@ -1,6 +1,6 @@
 """sharded_update: each replica updates a part of the variables for all replicas.
 
-These are the stages of ZeRO (Rajbhandari et al. 2020; records 0012, 0096 and 0097). The
+These are the stages of ZeRO (Rajbhandari et al. 2020). The
 update is traced as for one device, and each node is emitted only where its result is
 needed; this module only says where state is, and what owners keep. Every variable gets
 an owner among the replicas that keep copies, balanced by bytes.

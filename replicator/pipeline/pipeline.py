@@ -4,7 +4,7 @@ The batch of a replica is cut into micro-batches, so that stages work at the sam
 each on another one (GPipe, Huang et al. 2019). All of it is emitted while the step is
 traced: calls of the stages, data edges between stages, and control edges along the
 order of the schedule on each device. Nothing of it exists at run time, so the engine
-proves, places and links a pipeline as any other step (record 0086).
+proves, places and links a pipeline as any other step.
 """
 
 from __future__ import annotations

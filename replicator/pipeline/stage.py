@@ -143,7 +143,7 @@ class Stage:
         is_first = isinstance(seeds, StageSeeds)
 
         def run(arguments: list[Any], given: list[Any], weights: list[Any]) -> Any:
-            # What calls the function says where it runs (record 0086).
+            # What calls the function says where it runs.
             used = seeds if is_first else StageSeeds(given)
             read = updates_lib.noted(dict(zip(self.casts, weights, strict=True)))
             with tf.device(None), used.installed():

@@ -2,12 +2,12 @@
 
 Users read and write ordinary variables: they restore checkpoints, set weights, print
 statistics. Before a run, ``refresh`` detects changes of variables that others can write
-(record 0080) and resets the replicas' copies from them; after it, ``publish`` updates
+and resets the replicas' copies from them; after it, ``publish`` updates
 the user's variables from the replicas' results. Both are part of the graph of the run,
 so there is no call that a user could forget. After a run that failed, ``repair`` does
-what is left of both (record 0048). Variables that replicas share need none of them.
+what is left of both. Variables that replicas share need none of them.
 
-The user's own variable is authoritative (record 0002), although replicas compute with
+The user's own variable is authoritative, although replicas compute with
 the copies: that is what makes ``tf.Variable``, Keras and checkpoints work unchanged.
 """
 

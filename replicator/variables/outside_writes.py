@@ -8,7 +8,7 @@ write (``VariableTable.is_checked``), has a state with which the copies agree
 themselves do not tell: a mean of statistics equals none of them. On GPUs this is one
 compiled function per device, whatever the number of variables: as single ops it was 12
 kernels for each of them, twice. CPUs hash each variable by one op, and XLA would be
-slower there (record 0025).
+slower there.
 """
 
 from __future__ import annotations

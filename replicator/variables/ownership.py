@@ -1,6 +1,6 @@
 """Ownership: which replica updates a variable, and keeps its optimizer state.
 
-Owners have whole variables (record 0012): Keras has no optimizer for slices, and with
+Owners have whole variables: Keras has no optimizer for slices, and with
 slices a checkpoint would be one of R shards.
 """
 

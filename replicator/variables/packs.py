@@ -2,7 +2,7 @@
 
 A network has two statistics per batch norm, and each replica has copies of them. With a
 variable each, R replicas of ResNet-50 have 106 x R variables, and their handles, reads
-and writes are a third of the first step of 32 replicas (record 0113). Steps read a pack
+and writes are a third of the first step of 32 replicas. Steps read a pack
 once and write it once (``engine/graph/packed.py``).
 """
 

@@ -341,7 +341,7 @@ class VariableTable:
                         tf.identity(variable) if is_mirrored else initial[replica],
                         dtype=variable.dtype,
                         shape=variable.shape,
-                        # TensorFlow makes a kernel per name (record 0112).
+                        # TensorFlow makes a kernel per name.
                         name=f"replica_{replica_id}",
                     )
                 )

@@ -1,7 +1,7 @@
 """Step counts: what a step of a workload has, alike in each run of the same code.
 
 They are figures of the window of a trial, beside its rates. A gate compares them
-exactly; ``docs/decisions/0106-counts-of-steps.md`` says why these, and no others.
+exactly.
 """
 
 from __future__ import annotations

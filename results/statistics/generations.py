@@ -9,9 +9,9 @@ Student's t over these numbers, because what one process has and the next has no
 memory layout, the placement of its threads) differs only between generations; rounds
 repeat it. Taking rounds for repetitions is precise and wrong: by simulation an interval
 of 95 % over the rounds of one generation holds the truth in 45 of 100 studies, one over
-three generations in 95 (record 0022; ``make statistics``). Few generations can agree by
+three generations in 95. Few generations can agree by
 chance better than their rounds allow, so the interval is at least as wide as if
-processes did not differ at all (record 0102). Kalibera and Jones,
+processes did not differ at all. Kalibera and Jones,
 "Rigorous benchmarking in reasonable time" (ISMM 2013): repeat at every level that
 varies by chance, and above all at the highest.
 

@@ -12,7 +12,7 @@ the logarithms of the variances differ beyond chance.
 A gate has a handful of cases, whose spreads can look alike by chance: then a case that
 is noisier than the others would be judged by their spread, and equal programs regress
 in 7 % of gates where 5 % are stated. So a case borrows at most ``MOST_PRIOR`` degrees
-of freedom, whatever its prior says (record 0076; ``make statistics``).
+of freedom, whatever its prior says.
 """
 
 from __future__ import annotations

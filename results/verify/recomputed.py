@@ -2,7 +2,7 @@
 
 For ``verify``. ``results/figures/scaling.py`` and its modules compute the same figures
 from the records; nothing of theirs is used here. Quantiles and standard errors are
-those of ``scipy.stats``. Definitions: ``docs/archive/measuring-details.md``.
+those of ``scipy.stats``.
 """
 
 from __future__ import annotations

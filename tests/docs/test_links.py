@@ -61,18 +61,6 @@ def test_documents_hold_no_path_of_one_machine(path: Path) -> None:
     assert [] == found
 
 
-def test_decision_records_are_numbered_without_gaps_and_listed() -> None:
-    """The index has each record once, in order."""
-    folder = ROOT / "docs" / "decisions"
-    names = sorted(p.name for p in folder.glob("[0-9]*.md"))
-    listed = re.findall(
-        r"\((\d{4}-[\w-]+\.md)\)", (folder / "README.md").read_text(encoding="utf-8")
-    )
-
-    assert names == listed
-    assert [f"{n:04d}" for n in range(1, len(names) + 1)] == [n[:4] for n in names]
-
-
 def test_every_section_of_the_report_is_in_its_document() -> None:
     """In reading order."""
     package = ROOT / "reports" / "page" / "sections" / "__init__.py"

@@ -73,8 +73,6 @@ def test_every_figure_of_the_table_is_that_of_the_study(
     ("short", "whole"),
     [
         ("README.md", "docs/benchmarks/README.md"),
-        ("docs/benchmarks/README.md", "docs/archive/benchmarks.md"),
-        ("docs/measuring.md", "docs/archive/measuring-details.md"),
     ],
 )
 def test_figures_that_a_short_document_repeats_are_those_of_the_whole(

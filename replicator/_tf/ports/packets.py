@@ -2,7 +2,7 @@
 
 A listening socket gets a kernel filter (classic BPF, ``SO_ATTACH_FILTER``; Linux, no
 privileges needed): a packet whose source is not in an allowed network is dropped before
-a connection exists, as by a firewall (docs/decisions/0018).
+a connection exists, as by a firewall.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class ClientWatch:
         A connection can break although the client still runs.
         """
         # More than one attempt: what broke the connection may be a network that takes a
-        # moment, and to take that for the client's end would end the job (record 0018).
+        # moment, and to take that for the client's end would end the job.
         lost = time.monotonic()
         limit_sec, reason = CLOSED_SEC, LEFT
         while time.monotonic() - lost < limit_sec:

@@ -9,7 +9,7 @@ process a random number, its incarnation, which is unique to the process.
 The query uses the server's own protocol, gRPC over HTTP/2 (RFC 9113), as far as one
 call needs it. Not grpcio's channel: it has no keepalive that the server allows and that
 a stopped process passes, and its threads wake 240 times a second beside the steps that
-are timed (docs/decisions/0041). Does not import TensorFlow.
+are timed. Does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Peer:
                 return False
         # The kernel keeps the connection to a process that is busy or stopped, so a
         # lost one means little by itself: a network may have dropped it. Only a closed
-        # port, or another process at the same one, proves the end (record 0018).
+        # port, or another process at the same one, proves the end.
         try:
             link = Link(self._address, _CONNECT_SEC)
         except ConnectionRefusedError:

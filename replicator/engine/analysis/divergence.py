@@ -3,8 +3,7 @@
 A queue, a codebook or a probability that every replica updates from its own batch comes
 to differ between replicas. The gradients that depend on it are averaged, and the
 weights stay the same everywhere, but they are not those that one device would have:
-nothing else in the step shows it. So such a step is refused, while it is traced
-(record 0049).
+nothing else in the step shows it. So such a step is refused, while it is traced.
 
 What is refused is narrow, because most replica-local state is harmless:
 

@@ -35,7 +35,7 @@ def place(traced: TracedStep, topology: Topology) -> None:
     nodes = traced.graph_def.node
     _bypass_tuples(nodes)
     # Before the optimizer runs, which renames gradients, and merges only nodes of one
-    # device: it has to know them (record 0024). What nobody placed is placed here, too,
+    # device: it has to know them. What nobody placed is placed here, too,
     # since TensorFlow would put it on the first device, and send activations there and
     # back. Devices are those of no replica yet: copies get theirs from the topology.
     placed = _Placed(nodes, handles)

@@ -79,7 +79,7 @@ def depths(body: Body, follows: Mapping[str, Sequence[str]]) -> dict[str, int]:
     """
     before = {node.name: [*before_of(node)] for node in body.nodes}
     # A cut graph has no way from operand to result, so depths would begin anew at every
-    # collective, and the order of transfers (record 0025) would mix early with late.
+    # collective, and the order of transfers would mix early with late.
     before.update((name, list(follows.get(name, ()))) for name in body.placeholders)
     found: dict[str, int] = {}
     for root in before:
@@ -141,7 +141,7 @@ def from_graph_def(graph_def: Any) -> Body:
     """
     # The step is traced as a graph, because the optimizer takes graphs, and linked as a
     # function, because TensorFlow registers those without a Python object for each node
-    # of each replica (record 0001). The two forms name tensors differently: ``names``.
+    # of each replica. The two forms name tensors differently: ``names``.
     names = TensorNames(graph_def)
     protos = {node.name: node for node in graph_def.node}
     # Variables, batches, the replica id and, cut there, results of collectives: all

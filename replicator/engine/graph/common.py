@@ -2,7 +2,7 @@
 
 A stage of a pipeline is called once per micro-batch. Constants, reads of variables that
 nobody writes meanwhile, and what follows from these alone are the same in all calls, so
-inlined calls share one node per device (record 0112).
+inlined calls share one node per device.
 """
 
 from __future__ import annotations

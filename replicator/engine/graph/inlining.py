@@ -4,9 +4,9 @@ TensorFlow does this when it instantiates a function, and before that makes a gr
 every function that the function may call, twice, to look for what is meant for TPUs.
 Of a step on many replicas that takes longer than to write its nodes here. It also adds
 an ``Identity`` per argument and result of a call, which are a third of the nodes of a
-pipeline (record 0111).
+pipeline.
 
-What all calls of a pipeline's tasks have in common is written once (record 0112).
+What all calls of a pipeline's tasks have in common is written once.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def analyze(
     found = dict.fromkeys(local, "")
     # The least fixed point from below: all variables count as mirrored until a write
     # that varies is found, which may make other writes vary. Starting from above (all
-    # local) would never find one mirrored that is updated from itself (record 0002).
+    # local) would never find one mirrored that is updated from itself.
     while True:
         nodes, varying_writes = _pass(
             body, set(invariant_inputs), set(handles), set(found), effects
@@ -141,7 +141,7 @@ def _pass(
         of_node = effects.of(node.proto, len(node.inputs))
         # An effect is never invariant, even of the same values: printing, drawing and
         # reading a file happen once per replica. Writes are excepted by ``is_pure``:
-        # one for all replicas is what sharing a variable means (record 0002).
+        # one for all replicas is what sharing a variable means.
         if of_node.is_pure and all(map(known.is_same, node.inputs)):
             known.same.add(node.name)
             invariant.add(node.name)

@@ -4,7 +4,7 @@ The optimizer sees each task as one call, so that a stage is optimized once for 
 its micro-batches. They are inlined before the step runs, and a control edge from a call
 then waits for its effects only, not for its results: tasks of a device would run side
 by side, and their activations exist at the same time. So what waits for a task waits
-for each of its results (record 0086).
+for each of its results.
 """
 
 from __future__ import annotations

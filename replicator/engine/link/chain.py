@@ -75,7 +75,7 @@ class Chain:
         self._emit = emit
         # One order for all, although transfers could overlap: TensorFlow starts ops as
         # their inputs come, which differs from worker to worker, and two workers that
-        # hold all threads of a ring in different ones wait forever (record 0011).
+        # hold all threads of a ring in different ones wait forever.
         self._before = list(first_controls)
         self._first_controls = tuple(first_controls)
         # By device, what replaces that where the last op ran on several devices.

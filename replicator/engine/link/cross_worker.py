@@ -56,7 +56,7 @@ class CrossWorker:
         """
         # Nodes of their own: an op here waits for its peers in other processes, so what
         # it is called, its keys and its order follow from the plan alone and never from
-        # what this worker happens to have (record 0011). A worker that emits one more,
+        # what this worker happens to have. A worker that emits one more,
         # one less, or two in another order stops all of them without an error.
         self._group = group
         self._emit = Emitter()

@@ -142,7 +142,7 @@ class Assembly:
         """The same function, not inlined where it is called.
 
         TensorFlow would optimize the graph that runs once more, with all replicas: of
-        ``fit``, a third of the first step (record 0107).
+        ``fit``, a third of the first step.
         """
         function = _tf_compat.function_def(self._name)
         function.signature.name = f"{self._name}_kept"

@@ -4,7 +4,7 @@ An exchange in which no worker returns before all have called it orders events: 
 of each worker is before the return of every other. With the times of calls and returns
 by each worker's own clock, what has to be added to a clock has a lower and an upper
 limit, as with the four times of NTP (Mills 1991); of many exchanges, the narrowest
-limits hold. No delay of the network is assumed (record 0084).
+limits hold. No delay of the network is assumed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Horovod's timeline (Sergeev and Del Balso 2018) for a linked step: rows of replicas on
 their devices, the buckets of collectives, the wait for input and for stragglers. Marks
 hold up what they date, so a step with them is a second function, beside that which is
-trained with (record 0084).
+trained with.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A graph runs what it can at the same time. Two steps that do would meet those of
 workers in another order than theirs, and two calls of one step under the same keys. So
 each writes a variable that nobody reads before it and after it, which TensorFlow keeps
 in the order of the program, in loops and branches too. Control edges between the calls
-would not reach into those (record 0074).
+would not reach into those.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def _floats(*shape: int) -> Any:
 def test_gradients_of_a_bottleneck_of_2_x_2_pixels(
     benchmark: Any, request: Any, way: str
 ) -> None:
-    """As TensorFlow runs them, and as products of matrices (decision 0109)."""
+    """As TensorFlow runs them, and as products of matrices."""
     fewer = UNTIMED if request.config.getoption("benchmark_disable") else 1
     shapes = [(h, w, a // fewer, b // fewer) for h, w, a, b in LAYERS]
     image, kernels = _floats(BATCH, 2, 2, shapes[0][2]), [_floats(*s) for s in shapes]
@@ -45,7 +45,7 @@ def test_gradients_of_a_bottleneck_of_2_x_2_pixels(
 
 @pytest.mark.parametrize("way", ["tensorflow", "in_graph"])
 def test_gradients_of_repeated_pixels(benchmark: Any, way: str) -> None:
-    """As TensorFlow runs them, and from the smaller image (decision 0110)."""
+    """As TensorFlow runs them, and from the smaller image."""
     image = _floats(IMAGES, SIZE, SIZE, CHANNELS)
     kernel = _floats(3, 3, CHANNELS, CHANNELS)
 

@@ -106,7 +106,7 @@ def test_the_pair_is_a_case_and_its_twin(num_cores: int) -> None:
 
 
 def test_the_prediction_on_the_documented_machine() -> None:
-    """Noise and times of decision 0022, started side by side: half a width of 4 %."""
+    """Times of a shared machine, started side by side: half a width of 4 %."""
     found = pair.predict(deviation=0.106, turn_sec=0.4, start_sec=8.0)
     spread = math.sqrt(2 * 0.02**2 + 0.106**2 / found.num_rounds)
 

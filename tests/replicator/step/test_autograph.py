@@ -28,7 +28,7 @@ def converted_by(call, monkeypatch):
 
 
 def test_a_step_and_stages_are_converted_and_what_calls_them_is_not(monkeypatch):
-    """Of a pipeline that was a third of what was converted (record 0111)."""
+    """Of a pipeline that was a third of what was converted."""
     repl = replicator.create("in_graph", num_replicas=1, logical_devices_per_replica=2)
 
     def stage(x):

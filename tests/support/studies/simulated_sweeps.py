@@ -10,7 +10,7 @@ The log time of a step is that of its case, plus
 * a constant of each process, which only fresh processes draw anew.
 
 The figures were fitted to a shared machine with two cores, see
-docs/decisions/0022-relay.md. Many sweeps run at once, one per element of the arrays,
+docs/design.md. Many sweeps run at once, one per element of the arrays,
 each on a clock of its own.
 """
 

@@ -269,7 +269,7 @@ def test_a_step_starts_at_most_twelve_reductions(step):
 @pytest.mark.parametrize("share", [1.0, 0.25])
 @pytest.mark.parametrize("num_nodes", [2, 4])
 def test_levels_of_our_own_would_not_help_nccl(step, num_nodes, share, reduction_sec):
-    """Two starts more per bucket, where what is sent hides anyway (record 0093)."""
+    """Two starts more per bucket, where what is sent hides anyway."""
     flat = machine(8 * num_nodes, NIC, reduction_sec, share)
     levels = Levels(
         **dataclasses.asdict(flat), num_nodes=num_nodes, near_bytes_per_sec=NVLINK

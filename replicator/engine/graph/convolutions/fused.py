@@ -5,7 +5,7 @@ convolve, and average blocks of the result. Both are linear, as their gradients 
 each is one convolution between the two resolutions (Karras, Aila, Laine and Lehtinen
 2018 wrote their networks so): it has stride 2, and its kernel is the sum of the user's
 moved by no and by one pixel in both directions. For each pixel of the smaller image it
-multiplies 4 x 4 numbers in place of 4 times 3 x 3 (record 0110).
+multiplies 4 x 4 numbers in place of 4 times 3 x 3.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 In every step oneDNN rearranges the kernel of a convolution, and of its two gradients,
 since a variable changes in every step; for a product of matrices it does not. But the
 product needs patches of the image as rows. Under a kernel of one pixel they are the
-pixels, and where there are few of them, they are smaller than the kernel (record 0109).
+pixels, and where there are few of them, they are smaller than the kernel.
 """
 
 from __future__ import annotations
