@@ -10,7 +10,7 @@ import tensorflow as tf
 from replicator._tf import dispatch as _tf_dispatch
 from replicator.async_training import pull
 from replicator.async_training.connection import client_device
-from replicator.engine.analysis import plan, storage
+from replicator.engine.analysis import plan
 from replicator.engine.analysis.analyze import Analysis
 from replicator.engine.run.assembly import Assembly
 from replicator.inputs.reads import next_batches
@@ -62,7 +62,6 @@ class ServerProgram:
             body=step.body,
             invariance=step.invariance,
             entries=entries,
-            storage=storage.find(step.body, entries, fitting=()),
             liveness=None,
             plans=self.plans,
             shares=(),

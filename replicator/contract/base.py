@@ -6,6 +6,8 @@ import abc
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from replicator._tf.dispatch import profiled
 from replicator.contract import (
     compiled_steps,
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Hashable, Iterator
 
-    import tensorflow as tf
-
     from replicator.checkpoint.manager import CheckpointManager
 
 
@@ -50,7 +50,8 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
       num_workers: Worker processes of the job, usually one per machine.
       worker_id: Index of this process among them.
       logical_devices_per_replica: Devices that one replica is split over.
-      num_steps_run: Steps that ``run`` has finished.
+      num_steps_run: Steps that ``run`` has finished; of a dispatch without an
+        ``InputIterator`` that failed, none.
       without_communication: Whether this is a measuring control: its replicas do not
         communicate, and diverge.
       is_recording: Whether a timeline is not yet complete.
@@ -114,13 +115,21 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         signature, specs = programs.split_inputs(
             inputs, self.num_local_replicas, self.maker
         )
+        begun = getattr(inputs, "num_steps", 0)
         # A profile shows the range "replicator/run" as a step of this number.
-        with (
-            running(self.maker),
-            counted(inputs, num_steps),
-            profiled("replicator/run", self.num_steps_run),
-        ):
-            outputs = self._run(step_fn, inputs, signature, specs, num_steps)
+        try:
+            with (
+                running(self.maker),
+                counted(inputs, num_steps),
+                profiled("replicator/run", self.num_steps_run),
+            ):
+                outputs = self._run(step_fn, inputs, signature, specs, num_steps)
+        except BaseException as error:
+            # The step that failed has a batch, and one without data has none.
+            is_end = isinstance(error, tf.errors.OutOfRangeError)
+            read = getattr(inputs, "num_steps", 0) - begun
+            self.num_steps_run += read if is_end else max(read - 1, 0)
+            raise
         self.num_steps_run += num_steps
         return outputs
 

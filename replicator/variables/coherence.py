@@ -13,6 +13,7 @@ the copies: that is what makes ``tf.Variable``, Keras and checkpoints work uncha
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -172,14 +173,12 @@ class Coherence:
     def _reset_if(self, is_changed: tf.Tensor, checked: Sequence[Entry]) -> None:
         """Emits the reset where a variable is changed."""
         calls = [self._resets.of(entry, is_certain=False) for entry in checked]
-        # Variables of a pack share its vectors.
-        taken = {id(v): v for _, variables in calls for v in variables}
-        handles = [_tf_handles.of(variable) for variable in taken.values()]
+        handles = [_tf_handles.of(v) for _, variables in calls for v in variables]
 
         def reset(*of_all: tf.Tensor) -> None:
-            given = dict(zip(taken, of_all, strict=True))
+            rest = iter(of_all)
             for call, variables in calls:
-                call(*(given[id(variable)] for variable in variables))
+                call(*itertools.islice(rest, len(variables)))
 
         dtypes = [tf.resource] * len(handles)
         # Not inlined: an untaken branch costs one node a step instead of thousands.

@@ -24,9 +24,7 @@ from replicator.step.traced_once import traced_once
 from replicator.variables import worker_values
 from replicator.variables.copy_values import replica_value
 from replicator.variables.kinds import Kind, is_averaged, is_summed
-from replicator.variables.packs import pack_of
-from replicator.variables.vectors import pack as pack_values
-from replicator.variables.vectors import unpack
+from replicator.variables.vectors import pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,8 +77,8 @@ class OutsideValues:
                 source=replicas[0],
                 target=0,
                 num_bytes=sum(
-                    num_bytes(shape, first.variable.dtype)
-                    for shape in _sent([self._entries[place] for place in places])
+                    num_bytes(self._entries[place].variable.shape, first.variable.dtype)
+                    for place in places
                 ),
             )
             for places in _alike(self._entries)
@@ -212,7 +210,7 @@ def _alike(entries: Sequence[Entry]) -> list[list[int]]:
             devices = tuple(copy.device for copy in entry.copies)
             alone = -1 if is_static else place
             what = entry.variable.dtype, is_summed(entry.variable)
-            key = what, _sum_device(entry), devices, alone, id(pack_of(entry))
+            key = what, _sum_device(entry), devices, alone
             groups.setdefault(key, []).append(place)
     return list(groups.values())
 
@@ -224,12 +222,9 @@ def _combine_alike(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor
     # Calls: the end of each is one node here, where the end of each read would be one
     # for which the caller's device waits. Of replicas on one device, one function.
     read = functools.cache(lambda _: _make_read(entries))
-    pack = pack_of(first)
     for replica, copy in enumerate(first.copies):
         with tf.device(copy.device):
-            if pack is not None:
-                vectors.append(to_number(pack.vectors[replica].value()))
-            elif len(entries) == 1:
+            if len(entries) == 1:
                 vectors.append(to_number(copy.value()))
             else:
                 of_replica = [_tf_handles.of(e.copies[replica]) for e in entries]
@@ -243,20 +238,9 @@ def _combine_alike(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor
         total = tf.add_n(added)
         if not is_sent:
             total = _of_total(first.variable, total, len(first.copies))
-        if pack is None and len(entries) == 1:
+        if len(entries) == 1:
             return [total]
-        values = unpack(total, _sent(entries))
-        if pack is None:
-            return values
-        return [values[entry.copies[0].index] for entry in entries]
-
-
-def _sent(entries: Sequence[Entry]) -> list[tf.TensorShape]:
-    """The shapes of what is sent: a pack is sent as a whole."""
-    pack = pack_of(entries[0])
-    if pack is not None:
-        return [tf.TensorShape([size]) for size in pack.sizes]
-    return [entry.variable.shape for entry in entries]
+        return unpack(total, [entry.variable.shape for entry in entries])
 
 
 def _make_read(entries: Sequence[Entry]) -> Callable[..., tf.Tensor]:
@@ -269,7 +253,7 @@ def _make_read(entries: Sequence[Entry]) -> Callable[..., tf.Tensor]:
             value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
             value.set_shape(variable.shape)
             values.append(value)
-        return to_number(pack_values(values))
+        return to_number(pack(values))
 
     signature = [tf.TensorSpec([], tf.resource)] * len(variables)
     return traced_once(read, input_signature=signature)

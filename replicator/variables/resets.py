@@ -8,11 +8,9 @@ import tensorflow as tf
 
 from replicator._tf import handles as _tf_handles
 from replicator.step.traced_once import traced_once
-from replicator.variables import packs
 from replicator.variables.copy_values import replica_value
 from replicator.variables.fingerprints import bits, state_of
 from replicator.variables.kinds import Kind, is_summed
-from replicator.variables.packs import PackedCopy, pack_of, stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -46,15 +44,10 @@ class Resets:
             for replica, copy in enumerate(entry.copies)
             if copy is not entry.variable and not self._is_held(entry, replica)
         }
-        variables = (entry.variable, entry.seen, *map(stored, replicas.values()))
+        variables = (entry.variable, entry.seen, *replicas.values())
         # Copies of mirrored variables are equal anyway.
         is_certain = is_certain or entry.kind is Kind.MIRRORED
-        function = self._function(entry, tuple(replicas), is_certain)
-        first = entry.copies[0]
-        if not isinstance(first, PackedCopy):
-            return function, variables
-        offset, _ = first.part
-        return lambda *handles: function(*handles, tf.constant(offset)), variables
+        return self._function(entry, tuple(replicas), is_certain), variables
 
     def force(self, entries: Iterable[Entry]) -> None:
         """Resets the copies of variables that were written; in graphs and eagerly."""
@@ -79,14 +72,11 @@ class Resets:
             replicas,
             variable.shape,
             is_certain,
-            pack_of(entry) is not None,
         )
         if key not in self._functions:
-            signature = [tf.TensorSpec([], tf.resource)] * (2 + len(replicas))
-            if pack_of(entry) is not None:  # the offset of its parts
-                signature.append(tf.TensorSpec([], tf.int32))
             self._functions[key] = traced_once(
-                self._make(entry, replicas, is_certain), input_signature=signature
+                self._make(entry, replicas, is_certain),
+                input_signature=[tf.TensorSpec([], tf.resource)] * (2 + len(replicas)),
             )
         return self._functions[key]
 
@@ -96,21 +86,18 @@ class Resets:
         """Returns a function of handles that resets a variable like this one."""
         kind, dtype, device = entry.kind, entry.variable.dtype, entry.variable.device
         shape = entry.variable.shape
-        is_sum, is_packed = is_summed(entry.variable), pack_of(entry) is not None
+        is_sum = is_summed(entry.variable)
         topology, seen_dtype = self._topology, entry.seen.dtype
 
-        def reset(own: tf.Tensor, seen: tf.Tensor, *rest: tf.Tensor) -> None:
-            copies, part = rest, None
-            if is_packed:  # the offset comes last
-                copies, part = rest[:-1], (rest[-1], shape[0])
-            value = packs.read(own, dtype)
+        def reset(own: tf.Tensor, seen: tf.Tensor, *copies: tf.Tensor) -> None:
+            value = _read(own, dtype)
             value.set_shape(shape)
             with tf.device(device):
                 now = state_of(value, kind, device, shape)
             # Asked again, of this variable alone: any other one may have led here, and
             # statistics that differ between replicas by right must survive that.
             is_changed = is_certain or tf.reduce_any(
-                bits(now) != bits(packs.read(seen, seen_dtype))
+                bits(now) != bits(_read(seen, seen_dtype))
             )
             resets = []
             for replica, copy in zip(replicas, copies, strict=True):
@@ -122,14 +109,21 @@ class Resets:
                     is_sum=is_sum,
                 )
                 if not is_certain:
-                    before = packs.read(copy, dtype, part)
-                    fresh = _choose(is_changed, fresh, before, shape)
-                resets.append(packs.assign(copy, fresh, part))
+                    fresh = _choose(is_changed, fresh, _read(copy, dtype), shape)
+                resets.append(_assign(copy, fresh))
             # Afterwards, so that an interrupted reset is repeated.
             with tf.control_dependencies(resets):
-                packs.assign(seen, now)
+                _assign(seen, now)
 
         return reset
+
+
+def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+
+def _assign(handle: tf.Tensor, value: tf.Tensor) -> tf.Operation:
+    return tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
 def _choose(

@@ -20,7 +20,7 @@ from replicator._tf import handles as _tf_handles
 from replicator._tf.writes import tell_of_writes
 from replicator.placement import devices as device_lib
 from replicator.step import creation
-from replicator.variables import foreign, packs
+from replicator.variables import foreign
 from replicator.variables.copy_values import replica_value
 from replicator.variables.fingerprints import is_compiled, state
 from replicator.variables.kinds import Kind, declared_kind, is_summed
@@ -46,8 +46,7 @@ class Entry:
       variable: The user's own.
       kind: How the copies relate.
       copies: By replica of the program; the user's own may be among them, and
-        replicas that share memory share a copy of a mirrored variable. Variables, or
-        ``PackedCopy``s of those that a pack holds.
+        replicas that share memory share a copy of a mirrored variable.
       seen: The state of the user's own variable with which the copies agree: its last
         value, or a fingerprint of it for mirrored and partial variables; None if there
         are no other copies.
@@ -128,47 +127,14 @@ class VariableTable:
         if entry is not None:
             self.version += 1
         with tf.init_scope(), creation.allowed():
-            return self._enter(variable, kind, self._copies(variable, kind))
-
-    def pack(self, variables: Iterable[Any]) -> None:
-        """Creates the copies of new local variables together, where they fit a pack.
-
-        Args:
-          variables: Those that a step reads before it writes them, and writes once.
-        """
-        place_of = self._topology.logical_device_of
-        new = [
-            variable
-            for variable in variables
-            if id(variable) not in self._entries and not place_of(variable.device)
-        ]
-        with tf.init_scope(), creation.allowed():
-            for members in packs.groups(new):
-                self._pack(members)
-
-    def _pack(self, members: Sequence[Any]) -> None:
-        with _tf_handles.own():
-            for variable in members:
-                foreign.check(variable)
-        initial = [self._initial_values(v, Kind.LOCAL) for v in members]
-        vectors = []
-        for replica, devices in enumerate(self._topology.devices):
-            with tf.device(devices[0]):
-                value = tf.concat([values[replica] for values in initial], axis=0)
-                name = f"replica_{self._topology.replica_id(replica)}"
-                vectors.append(creation.own_variable(value, name=name))
-        pack = packs.Pack(vectors, [variable.shape[0] for variable in members])
-        for index, variable in enumerate(members):
-            self._enter(variable, Kind.LOCAL, pack.copies(index))
-
-    def _enter(self, variable: Any, kind: Kind, copies: tuple[Any, ...]) -> Entry:
-        has_copies = any(copy is not variable for copy in copies)
-        entry = Entry(
-            variable=variable,
-            kind=kind,
-            copies=copies,
-            seen=self._seen(variable, kind) if has_copies else None,
-        )
+            copies = self._copies(variable, kind)
+            has_copies = any(copy is not variable for copy in copies)
+            entry = Entry(
+                variable=variable,
+                kind=kind,
+                copies=copies,
+                seen=self._seen(variable, kind) if has_copies else None,
+            )
         self._entries[id(variable)] = entry
         if not hasattr(variable, _ENTRIES):
             setattr(variable, _ENTRIES, weakref.WeakKeyDictionary())

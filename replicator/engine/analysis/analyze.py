@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.engine.analysis import (
-    divergence,
-    owned,
-    placement,
-    plan,
-    shares,
-    storage,
-)
+from replicator.engine.analysis import divergence, owned, placement, plan, shares
 from replicator.engine.graph import body as body_lib
 from replicator.engine.graph import invariance, liveness
 from replicator.engine.graph.effects import READ_OPS
@@ -32,7 +25,7 @@ from replicator.variables.kinds import Kind
 from replicator.variables.ownership import num_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from replicator.engine.analysis.plan import CollectivePlan
     from replicator.engine.analysis.shares import Share
@@ -55,7 +48,6 @@ class Analysis:
       body: Its optimized graph.
       invariance: What has the same value on every replica.
       entries: The variables it uses, by handle placeholder.
-      storage: What the replicas use for each handle placeholder of the body.
       liveness: Who emits what, where variables have owners; None where all emit all.
       plans: How each collective is carried out.
       owners: By handle, who updates a variable that has an owner.
@@ -67,7 +59,6 @@ class Analysis:
     body: Body
     invariance: Invariance
     entries: dict[str, Entry]
-    storage: storage.Storage
     liveness: Liveness | None
     plans: tuple[CollectivePlan, ...]
     shares: tuple[Share, ...]
@@ -151,8 +142,7 @@ def analyze(
         body, gathers = made.body, made.gathers
         nodes = found.nodes.union(made.added)
         found = dataclasses.replace(found, nodes=nodes)
-    fitting = storage.fitting(traced, body, found, topology, is_compiled=is_compiled)
-    entries = _require_variables(traced, found, fitting, topology, table)
+    entries = _require_variables(traced, found, topology, table)
     owners = _owners(traced, table.ownership)
     kept = owned.find(traced, table.ownership, found.nodes)
     live = _find_live(
@@ -160,14 +150,11 @@ def analyze(
     )
     if live is not None and topology.num_programs > 1:
         _check_slots(traced, body, live, owners, table.ownership, topology)
-    stored = storage.find(body, entries, fitting)
-    packed_step, packed_body = storage.use(traced, body, stored.layouts)
     return Analysis(
-        traced=packed_step,
-        body=packed_body,
+        traced=traced,
+        body=body,
         invariance=found,
         entries=entries,
-        storage=stored,
         liveness=live,
         owners=owners,
         gathers=gathers,
@@ -235,21 +222,15 @@ def _find_invariance(
 
 
 def _require_variables(
-    traced: TracedStep,
-    found: Invariance,
-    fitting: Collection[str],
-    topology: Topology,
-    table: VariableTable,
+    traced: TracedStep, found: Invariance, topology: Topology, table: VariableTable
 ) -> dict[str, Entry]:
-    kinds = {}
+    entries = {}
     for name, variable in traced.variables.items():
-        kinds[name] = table.kind(variable)
-        is_local = name in found.local and topology.num_replicas > 1
-        if is_local and kinds[name] is Kind.MIRRORED:
-            kinds[name] = Kind.LOCAL
-    of_packs = [n for n in kinds if n in fitting and kinds[n] is Kind.LOCAL]
-    table.pack([traced.variables[name] for name in of_packs])
-    return {n: table.require(traced.variables[n], kinds[n]) for n in kinds}
+        kind = table.kind(variable)
+        if name in found.local and kind is Kind.MIRRORED and topology.num_replicas > 1:
+            kind = Kind.LOCAL
+        entries[name] = table.require(variable, kind)
+    return entries
 
 
 def _owners(traced: TracedStep, ownership: Ownership) -> dict[str, Owner]:

@@ -315,8 +315,8 @@ class Assembly:
         if placeholder in self._traced.argument_names:
             index = self._traced.argument_names.index(placeholder)
             return f"batch_{replica}_{index}"
-        copies = self._analysis.storage.variables.get(placeholder)
-        if copies is None:
+        entry = self._analysis.entries.get(placeholder)
+        if entry is None:
             outer = self._traced.captures.get(placeholder)
             if outer is None:
                 raise CaptureError(
@@ -326,8 +326,8 @@ class Assembly:
                 )
             return self._argument((-1, placeholder), outer)
         # The same copy is one argument, however many replicas use it.
-        copy = copies[replica]
-        first = [id(other) for other in copies].index(id(copy))
+        copy = entry.copies[replica]
+        first = [id(other) for other in entry.copies].index(id(copy))
         return self._argument((first, placeholder), _tf_handles.of(copy))
 
     def _argument(self, key: tuple[int, str], outer: Any) -> str:
@@ -345,9 +345,9 @@ class Assembly:
         return body_lib.Ref(node=name, port="output:0")
 
     def _handle_device(self, replica: int, placeholder: str) -> str | None:
-        copies = self._analysis.storage.variables.get(placeholder)
-        if copies is not None:
-            return str(copies[replica].device)
+        entry = self._analysis.entries.get(placeholder)
+        if entry is not None:
+            return str(entry.copies[replica].device)
         # What exists once, such as a table, is used where it is.
         outer = self._traced.captures.get(placeholder)
         return (

@@ -23,7 +23,6 @@ from replicator.inputs.reads import Source
 from replicator.placement import devices as device_lib
 from replicator.step import loop
 from replicator.variables.coherence import Coherence
-from replicator.variables.packs import Unpacked
 from replicator.variables.used import UsedVariables
 
 if TYPE_CHECKING:
@@ -97,7 +96,6 @@ class Program:
         self._assembly.register()
         # What variables read as outside steps is a mean over workers: communication.
         self._coherence = self._make_coherence(None if without_communication else group)
-        self._unpacked = Unpacked(self._analysis.storage.unpacked)
         self._functions: dict[tuple[int, bool], Dispatch] = {}
         self._without_communication = without_communication
         self._is_compiled = is_compiled
@@ -300,11 +298,9 @@ class Program:
         with self._in_turn():
             switch = self._table.switch(list(self.entries.values()))
             self._coherence.refresh(switch)
-            self._unpacked.load()
             flat = self._assembly.call(
                 self._assembly.captured, batches, kept_on=self._kept_on()
             )
-            self._unpacked.store()
             self._coherence.publish(switch)
         size = len(flat) // len(batches)
         return [flat[r * size : (r + 1) * size] for r in range(len(batches))]
@@ -346,9 +342,7 @@ class Program:
                     return assembly.call(assembly.captured, batch)
 
             self._coherence.refresh()
-            self._unpacked.load()
             outputs = loop.repeat(one_step, num_steps, assembly.output_specs)
-            self._unpacked.store()
             self._coherence.publish()
             return outputs
 

@@ -214,6 +214,58 @@ def split_in_order(global_batch_size, *arrays):
     return input_fn
 
 
+def _sums_of_finished_steps(topology):
+    count = topology.num_replicas
+    mean = total = 0.0
+    for start in (0, count, 0):  # two steps of three, and the first of two
+        mean = mean * 0.5 + start + (count - 1) / 2
+        total = total * 0.5 + start * count + count * (count - 1) / 2
+    each = {"mean": np.float32([mean] * 2), "sum": np.float32([total] * 2)}
+    return {"errors": 2, **each}
+
+
+@case(
+    "end_of_data",
+    "input_per_worker",
+    "replica_local_state",
+    "steps_per_execution",
+    reference=_sums_of_finished_steps,
+)
+def steps_that_ended_survive_the_end_of_the_data(repl):
+    """After the data of two of three steps, and again of one of two, in a branch."""
+    local = {"trainable": False, "synchronization": tf.VariableSynchronization.ON_READ}
+    with repl.context():
+        of_all = [
+            tf.Variable(tf.zeros([2]), aggregation=aggregation, **local)
+            for aggregation in (
+                tf.VariableAggregation.MEAN,
+                tf.VariableAggregation.SUM,
+            )
+        ]
+
+    def write(x):
+        for variable in of_all:
+            variable.assign(variable * 0.5 + tf.cast(x, tf.float32))
+        return x
+
+    def branch(x):
+        return tf.cond(x >= 0, lambda: write(x), lambda: x)
+
+    num_errors = 0
+    for step, num_steps, finished in ((write, 3, 2), (branch, 2, 1)):
+
+        def input_fn(ctx, size=finished * repl.num_replicas):
+            numbers = tf.data.Dataset.range(size)
+            return numbers.shard(ctx.num_input_pipelines, ctx.input_pipeline_id)
+
+        try:
+            repl.run(step, repl.make_input_iterator(input_fn), num_steps=num_steps)
+        except tf.errors.OutOfRangeError:
+            num_errors += 1
+    mean, total = of_all
+    return {"errors": num_errors, "mean": mean.numpy(), "sum": total.numpy()}
+
+
 @case(
     "new_shapes",
     "synchronous_training",
