@@ -123,13 +123,6 @@ VERBS = (
         Exit code 4, and nothing is written, if a file may have something private.
         """,
     ),
-    Verb(
-        "history",
-        """Shows how cases changed from study to study, one table per machine class.
-
-        Without names, of all studies in the runs directory.
-        """,
-    ),
     click.Group(
         "store",
         help="Merges the stores of several machines.",

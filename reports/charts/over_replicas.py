@@ -19,8 +19,6 @@ from reports.charts.replica_panel import describe, tip_of
 from reports.words import formats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from markupsafe import Markup
     from matplotlib.axes import Axes
 
@@ -196,27 +194,15 @@ def _hatch_oversubscribed(
     )
 
 
-def draw(
-    panel: Panel,
-    *,
-    slug: str,
-    title: str,
-    more: str = "",
-    draw_more: Callable[[Axes], None] = lambda _: None,
-) -> Markup:
+def draw(panel: Panel, *, slug: str, title: str) -> Markup:
     """Draws one panel as a figure of a page.
 
     Args:
       panel: The panel.
       slug: Prefix of its ids; unique in the page.
       title: Its accessible name.
-      more: What its description says beyond ``describe``.
-      draw_more: Draws what else is on the axes.
     """
     with svg.style():
         figure, axes = svg.new_axes(WIDTH, HEIGHT)
         draw_on(axes, panel, look.PAGE)
-        draw_more(axes)
-        return svg.inline(
-            figure, slug=slug, title=title, description=describe(panel) + more
-        )
+        return svg.inline(figure, slug=slug, title=title, description=describe(panel))

@@ -1,4 +1,4 @@
-"""Throughput over studies in order of time: machine classes, means and changes."""
+"""Throughput over studies in order of time: one line per machine class."""
 
 from __future__ import annotations
 
@@ -22,16 +22,11 @@ MOST_CHARACTERS: Final = 30
 """Of all labels of the time axis together; of more, some are left out."""
 MARGIN: Final = 0.4
 
-Level = tuple[float, float, float, int]
-"""The mean of a segment: from, to, value, index of the colour."""
-
 
 def draw(
     drawn: Sequence[Line],
     *,
     dates: Sequence[str],
-    levels: Sequence[Level],
-    changes: Sequence[float],
     slug: str,
     title: str,
     description: str,
@@ -42,8 +37,6 @@ def draw(
     Args:
       drawn: Their places are the indices of studies.
       dates: Labels of the studies.
-      levels: Means of segments.
-      changes: Places of changes.
       slug: Prefix of its ids; unique in the page.
       title: Its accessible name.
       description: Its content in words, for screen readers.
@@ -61,17 +54,6 @@ def draw(
         axes.set_xticks(shown, [svg.short(dates[at]) for at in shown])
         axes.grid(visible=False, axis="x")
         axes.set_xlabel(label)
-        for at in changes:
-            axes.axvline(at, color=svg.WARN, linewidth=1.3, dashes=(2, 2), zorder=1)
-        for start, end, value, series in levels:
-            axes.hlines(
-                value,
-                start - MARGIN / 2,
-                end + MARGIN / 2,
-                color=svg.SERIES[series],
-                linewidth=1.6,
-                zorder=1.5,
-            )
         for line in drawn:
             lines.draw(axes, line, look.PAGE)
         lines.write_labels(axes, drawn, HEIGHT, look.PAGE)

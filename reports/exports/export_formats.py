@@ -107,32 +107,11 @@ FORMATS: dict[str, ExportFormat] = {
             writer="reports.exports.exports:csv_of_studies",
         ),
         ExportFormat(
-            name="parquet",
-            output=Output.FILE,
-            writer="reports.exports.exports:parquet_of_studies",
-            readable="reports.exports.exports:csv_of_studies",
-        ),
-        ExportFormat(name="badge", output=Output.TEXT, takes_one=True),
-        ExportFormat(
-            name="tensorboard",
-            output=Output.FOLDER,
-            writer="reports.exports.tensorboard:export",
-            files="event files; 'tensorboard --logdir' shows them",
-        ),
-        ExportFormat(
             name="mlperf",
             output=Output.FOLDER,
             writer="reports.exports.mlperf:export",
             files="log files of trials; they are no submission",
             readable="reports.exports.mlperf:export",
-        ),
-        ExportFormat(
-            name="otava",
-            output=Output.FOLDER,
-            writer="reports.exports.otava:export",
-            files="files; in their directory, 'otava list-tests' with"
-            " OTAVA_CONFIG=otava.yaml shows the tests",
-            readable="reports.exports.otava:export",
         ),
         ExportFormat(
             name="pytest-benchmark",

@@ -1,12 +1,9 @@
-"""A study in other formats: Markdown, a badge, JSON, CSV, Parquet."""
+"""A study in other formats: Markdown, JSON, CSV."""
 
 from __future__ import annotations
 
-import io
 import json
 from typing import TYPE_CHECKING, Any, Final
-
-from markupsafe import escape
 
 from reports.view.view import view_store
 from reports.words import (
@@ -22,7 +19,6 @@ from reports.words import (
 from reports.words.judging import gate_brief
 from reports.words.lead import lead_point
 from reports.words.marks import Level
-from results import errors
 from results.figures import frame, table
 from results.figures.summary import summarize
 
@@ -44,9 +40,6 @@ _MOST_ROWS: Final = 18
 _MOST_LIMITS: Final = 6
 
 NO_VERDICT: Final = "no verdict"
-_GOOD, _BAD, _UNSURE, _NONE = "#1a7f4b", "#b3261e", "#8a5a00", "#58616c"
-_DEFAULT_TARGET: Final = 0.8
-_CHARACTER, _PADDING, _HEIGHT = 6.6, 7, 20
 
 
 def as_json(store: Store) -> str:
@@ -111,24 +104,6 @@ def _frame(stores: Sequence[Store]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def parquet_of_studies(stores: Sequence[Store], _metric: Metric) -> bytes:
-    """Returns the frame of ``csv_of_studies`` as a Parquet file, with its types.
-
-    Raises:
-      ResultsError: A plan is missing, unreadable or contradictory, or pyarrow is not
-        installed.
-    """
-    stream = io.BytesIO()
-    try:
-        _frame(stores).to_parquet(stream, engine="pyarrow", index=False)
-    except ImportError as error:
-        raise errors.ResultsError(
-            f"--format parquet needs pyarrow ({error}); install it with 'pip install"
-            " pyarrow', or use --format csv"
-        ) from error
-    return stream.getvalue()
-
-
 def as_markdown(store: Store) -> str:
     """Returns the report of a study for a pull request, in at most ``MOST_LINES``.
 
@@ -137,12 +112,11 @@ def as_markdown(store: Store) -> str:
     """
     view = view_store(store)
     judged = verdict.judge(view)
-    left, right, _ = badge_parts(view)
     measured = [point for point in view.points if point.throughput is not None]
     lines = [
         f"### {markdown.escaped(view.study.plan.study)}",
         "",
-        f"`{left}: {right}`",
+        f"`{headline(view)}`",
         "",
         f"**{markdown.escaped(brief.judge(view).text)}**",
         "",
@@ -198,64 +172,20 @@ def _cell(estimate: Estimate | None, write: Callable[[float], str]) -> str:
     return formats.estimate(estimate, write)
 
 
-def badge_parts(view: View) -> tuple[str, str, str]:
-    """Returns both texts of a badge, and the colour of the second.
-
-    Green says that the whole interval meets the efficiency target of the study (80 % by
-    default), red that it is below, amber that this is inconclusive or not reliable.
-    """
+def headline(view: View) -> str:
+    """Returns the figure of a study, or the verdict of a gate, in one line."""
     gate = gate_brief.of_view(view)
     if gate is not None:
-        colors = {Level.OK: _GOOD, Level.BAD: _BAD, Level.CAUTION: _UNSURE}
-        return "gate", gate.verdict, colors[gate.level]
+        return f"gate: {gate.verdict}"
     point = None if trust.why_unfit(view) else lead_point(view)
     if point is None or point.efficiency is None:
-        return "scaling", NO_VERDICT, _NONE
-    efficiency = point.efficiency
-    target = view.study.plan.measuring.efficiency_target or _DEFAULT_TARGET
-    color = _UNSURE
-    if efficiency.excludes(target):
-        color = _GOOD if efficiency.value > target else _BAD
+        return f"scaling: {NO_VERDICT}"
     replicas = formats.count(point.num_replicas, "replica")
-    right = f"{_plain(formats.estimate(efficiency, formats.percent))} at {replicas}"
-    if marks.worst(marks.of_view(view)) is Level.BAD:
-        right, color = f"{right}, not reliable", _UNSURE
-    return f"{point.mode.value} scaling efficiency", right, color
+    figure = _plain(formats.estimate(point.efficiency, formats.percent))
+    unsure = marks.worst(marks.of_view(view)) is Level.BAD
+    end = ", not reliable" if unsure else ""
+    return f"{point.mode.value} scaling efficiency: {figure} at {replicas}{end}"
 
 
 def _plain(text: str) -> str:
     return text.replace(formats.THIN_SPACE, " ").replace(formats.HARD_SPACE, " ")
-
-
-def as_badge(store: Store) -> str:
-    """Returns a badge as an SVG file that loads nothing.
-
-    Raises:
-      ResultsError: The plan is missing, unreadable or contradictory.
-    """
-    view = view_store(store)
-    left, right, color = badge_parts(view)
-    first, second = (
-        round(_CHARACTER * len(text)) + 2 * _PADDING for text in (left, right)
-    )
-    label = escape(f"{left}: {right}")
-    width = first + second
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{_HEIGHT}" '
-        f'role="img" aria-label="{label}"><title>{label}</title>'
-        f'<rect width="{width}" height="{_HEIGHT}" rx="3" fill="#3a4048"/>'
-        f'<path d="M{first} 0h{second - 3}a3 3 0 0 1 3 3v{_HEIGHT - 6}a3 3 0 0 1-3 3'
-        f'h-{second - 3}z" fill="{color}"/>'
-        '<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11" '
-        'text-anchor="middle">'
-        f"{_centred(first / 2, first, left)}"
-        f"{_centred(first + second / 2, second, right)}"
-        "</g></svg>"
-    )
-
-
-def _centred(x: float, width: int, text: str) -> str:
-    return (
-        f'<text x="{x:g}" y="14" textLength="{width - 2 * _PADDING}">{escape(text)}'
-        "</text>"
-    )

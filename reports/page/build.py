@@ -12,25 +12,16 @@ from reports.view.view import view_store
 from reports.words import brief, names, reproduce
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from results.store.study_store import Store
 
 
-def build_report(store: Store, references: Sequence[str] = ()) -> str:
+def build_report(store: Store) -> str:
     """Returns the report of a study as HTML; the same store gives the same bytes.
 
-    Args:
-      store: The study.
-      references: Files of published figures to show, their names in
-        ``reports/references``, or "none"; by default those of this project for studies
-        on GPUs.
-
     Raises:
-      ResultsError: The plan is missing, unreadable or contradictory, or references
-        cannot be used.
+      ResultsError: The plan is missing, unreadable or contradictory.
     """
-    view = view_store(store, references)
+    view = view_store(store)
     sections = [
         {"slug": section.SLUG, "title": section.TITLE, "body": body}
         for section in SECTIONS
@@ -50,24 +41,17 @@ def build_report(store: Store, references: Sequence[str] = ()) -> str:
     return f"{document}\n"
 
 
-def write_report(
-    store: Store,
-    path: pathlib.Path | None = None,
-    *,
-    references: Sequence[str] = (),
-) -> pathlib.Path:
+def write_report(store: Store, path: pathlib.Path | None = None) -> pathlib.Path:
     """Writes the report and returns its path (default: in the study's directory).
 
     Args:
       store: The study.
       path: The file.
-      references: As ``build_report`` takes them.
 
     Raises:
-      ResultsError: The plan is missing, unreadable or contradictory, or references
-        cannot be used.
+      ResultsError: The plan is missing, unreadable or contradictory.
       WriteStoreError: ``path`` cannot be written.
     """
     path = store.report_path if path is None else pathlib.Path(path)
-    output_file.write(path, build_report(store, references), what="report")
+    output_file.write(path, build_report(store), what="report")
     return path

@@ -60,7 +60,6 @@ class Pair:
 def pages(
     stores: Sequence[Store],
     metric: Metric,
-    references: Sequence[str] = (),
     data: Mapping[pathlib.Path, str] | None = None,
     *,
     source_url: str = "",
@@ -72,13 +71,12 @@ def pages(
     Args:
       stores: The studies.
       metric: What pairs of them are compared by.
-      references: Published figures on the pages, as ``build_report`` takes them.
       data: Where the raw records of studies are, by their folders.
       source_url: As of ``source_links``.
 
     Raises:
-      ResultsError: A plan is missing, unreadable or contradictory, a study is given
-        twice, or references cannot be used.
+      ResultsError: A plan is missing, unreadable or contradictory, or a study is given
+        twice.
     """
     _check_different(stores)
     placed = _placed(stores)
@@ -87,7 +85,7 @@ def pages(
     cards = []
     for (store, view), slug in zip(loaded, names, strict=True):
         cards.append(make_card(view, slug))
-        html = build.build_report(store, references)
+        html = build.build_report(store)
         links = {"All studies": f"../../{INDEX}"}
         if data and store.root in data:
             links[RAW_DATA] = data[store.root]
@@ -108,7 +106,6 @@ def write_site(
     stores: Sequence[Store],
     folder: pathlib.Path,
     metric: Metric,
-    references: Sequence[str] = (),
     records: Mapping[pathlib.Path, bytes | str] | None = None,
     *,
     source_url: str = "",
@@ -119,7 +116,6 @@ def write_site(
       stores: The studies.
       folder: Where to.
       metric: What pairs of them are compared by.
-      references: As of ``pages``.
       records: Raw records of studies, by their folders: a zip file that is written
         beside the page, or its address.
       source_url: As of ``source_links``.
@@ -133,7 +129,7 @@ def write_site(
         root: RECORDS if isinstance(of, bytes) else of for root, of in records.items()
     }
     written: dict[str, bytes | str] = dict(
-        pages(stores, metric, references, data, source_url=source_url)
+        pages(stores, metric, data, source_url=source_url)
     )
     for slug, store in _placed(stores).items():
         content = records.get(store.root)

@@ -1,9 +1,8 @@
-"""The history of a site: each case over its studies, with changes and machines."""
+"""The history of a site: each case over its studies, and its machines."""
 
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from typing import TYPE_CHECKING, Final
 
 from reports.charts import lines, over_time
@@ -11,7 +10,6 @@ from reports.charts.drawing import tips
 from reports.site.card import day
 from reports.words import formats
 from results.figures.history import history
-from results.statistics import change_points
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,9 +32,8 @@ class CaseHistory:
       title: Workload, preset and case.
       unit: Of its throughput.
       drawing: Its chart.
-      rows: Of the table: date, study, commit, throughput, interval, machine, change.
+      rows: Of the table: date, study, commit, throughput, interval, machine.
       machines: The machine classes: letter and words.
-      conclusion: How many changes, or how many studies it takes.
     """
 
     title: str
@@ -44,7 +41,6 @@ class CaseHistory:
     drawing: Markup
     rows: tuple[tuple[str, ...], ...]
     machines: tuple[tuple[str, str], ...]
-    conclusion: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +107,6 @@ def _case(segments: Sequence[Series], index: int) -> CaseHistory:
             (_letter(place), f"{series.machine_name} ({series.machine[:8]})")
             for place, series in enumerate(ordered)
         ),
-        conclusion=_conclusion(ordered),
     )
 
 
@@ -119,10 +114,8 @@ def _draw(
     seen: Sequence[tuple[Observation, int]], number: int, *, slug: str, title: str
 ) -> Markup:
     drawn = []
-    changes = []
     for machine in range(number):
         own = [(x, of) for x, (of, place) in enumerate(seen) if place == machine]
-        changes += [x - 0.5 for x, of in own if of.change is not None]
         drawn.append(
             lines.Line(
                 label=_letter(machine) if number > 1 else "",
@@ -134,8 +127,6 @@ def _draw(
     return over_time.draw(
         drawn,
         dates=_labels([of.date for of, _ in seen]),
-        levels=_levels(seen, number),
-        changes=changes,
         slug=slug,
         title=f"Throughput of {title} over time",
         description="; ".join(
@@ -173,24 +164,8 @@ def _dot(x: int, seen: Observation) -> lines.Dot:
     )
 
 
-def _levels(
-    seen: Sequence[tuple[Observation, int]], number: int
-) -> list[over_time.Level]:
-    """Returns the geometric mean of every segment."""
-    found: list[over_time.Level] = []
-    for machine in range(number):
-        own = [(x, of) for x, (of, place) in enumerate(seen) if place == machine]
-        starts = [i for i, (_, of) in enumerate(own) if i == 0 or of.change is not None]
-        for start, end in zip(starts, [*starts[1:], len(own)], strict=True):
-            part = own[start:end]
-            mean = statistics.geometric_mean(of.throughput.value for _, of in part)
-            found.append((part[0][0], part[-1][0], mean, machine % _NUM_COLORS))
-    return found
-
-
 def _row(seen: Observation, machine: int) -> tuple[str, ...]:
     throughput = seen.throughput
-    change = "" if seen.change is None else formats.change(seen.change)
     return (
         formats.minute(seen.date),
         seen.study,
@@ -198,23 +173,4 @@ def _row(seen: Observation, machine: int) -> tuple[str, ...]:
         f"{formats.significant(throughput.value)} {throughput.unit}",
         formats.interval_if_any(throughput.low, throughput.high, formats.significant),
         _letter(machine),
-        change,
     )
-
-
-def _conclusion(segments: Sequence[Series]) -> str:
-    parts = []
-    for place, series in enumerate(segments):
-        number = len(series.observations)
-        studies = formats.count(number, "study", "studies")
-        if series.num_missing:
-            text = (
-                f"{studies}: no change points, which take at least"
-                f" {change_points.FEWEST} on one machine class"
-            )
-        else:
-            changes = sum(seen.change is not None for seen in series.observations)
-            text = f"{formats.count(changes, 'change') if changes else 'no change'}"
-            text += f" in {studies}"
-        parts.append(f"{_letter(place)}: {text}" if len(segments) > 1 else text)
-    return "; ".join(parts)

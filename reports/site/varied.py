@@ -242,8 +242,6 @@ def _panels(
                 drawing=over_time.draw(
                     _lines(own, values),
                     dates=list(values),
-                    levels=(),
-                    changes=(),
                     slug=f"{slug}-{number}",
                     title=f"{title} for each value",
                     description="; ".join(

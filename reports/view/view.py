@@ -6,17 +6,13 @@ import dataclasses
 import zlib
 from typing import TYPE_CHECKING
 
-from reports.view import reference_points
 from results.figures import comparisons, explain, points, scaling
 from results.records.models import Control, Order
 from results.study.cases import load_study
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pandas as pd
 
-    from reports.view.reference_points import Source
     from results.figures.comparisons import Comparison
     from results.figures.explain import Explained
     from results.figures.recorded_loss import RecordedLoss
@@ -64,7 +60,6 @@ class View:
       frame: What the figures draw: ``results.figures.frame.points_frame``.
       recorded: The others of a relay, and what their turns record about their loss.
       store: The store of the study.
-      references: Published figures to show beside those of the study.
     """
 
     study: Study
@@ -74,7 +69,6 @@ class View:
     frame: pd.DataFrame
     recorded: tuple[RecordedLoss, ...]
     store: Store
-    references: tuple[Source, ...] = ()
 
     @property
     def rate_unit(self) -> str:
@@ -162,16 +156,14 @@ def modes_text(modes: tuple[ScalingMode, ...]) -> str:
     return " and ".join(mode.value for mode in modes) or "not planned"
 
 
-def view_store(store: Store, references: Sequence[str] = ()) -> View:
+def view_store(store: Store) -> View:
     """Reads a store once and computes the data that sections share.
 
     Args:
       store: The study.
-      references: Files of published figures, as ``reference_points.choose`` takes them.
 
     Raises:
-      ResultsError: The plan is missing, unreadable or contradictory, or references
-        cannot be used.
+      ResultsError: The plan is missing, unreadable or contradictory.
     """
     study = load_study(store)
     measured = scaling.points(study)
@@ -186,5 +178,4 @@ def view_store(store: Store, references: Sequence[str] = ()) -> View:
         frame=points.frame_of(study, measured, compared, (*explained, *recorded)),
         recorded=recorded,
         store=store,
-        references=reference_points.choose(references, study.plan),
     )

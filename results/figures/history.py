@@ -1,19 +1,17 @@
-"""Studies of the same case over time, and where its throughput changed.
+"""Studies of the same case over time.
 
 A *series* has one case (all that a spec says, except its code, repetition, seed and
 number of steps) on one machine class (``machine_class``): figures of different machines
-are never compared. Change points are searched in the logarithms of the throughput.
+are never compared.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from results.figures import table
 from results.records import identity
-from results.statistics import change_points, estimates
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -42,15 +40,12 @@ class Observation:
       date: Start of its first trial, RFC 3339, UTC.
       commit: As ``MachineState.commit_text``; empty if unknown.
       throughput: With its interval.
-      change: Factor from the segment before to the one that begins here, with its
-        interval; None where none begins.
     """
 
     study: str
     date: str
     commit: str
     throughput: Estimate
-    change: Estimate | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,11 +69,6 @@ class Series:
     machine: str
     machine_name: str
     observations: tuple[Observation, ...]
-
-    @property
-    def num_missing(self) -> int:
-        """How many more studies it takes before changes can be found."""
-        return max(0, change_points.FEWEST - len(self.observations))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,25 +186,5 @@ def _make_series(
         case_key=case_key,
         machine=machine,
         machine_name=machine_name,
-        observations=tuple(_with_changes(ordered)),
+        observations=tuple(ordered),
     )
-
-
-def _with_changes(ordered: Sequence[Observation]) -> list[Observation]:
-    """Marks the observations at which a segment begins."""
-    found = list(ordered)
-    if len(found) < change_points.FEWEST:
-        return found
-    logs = [math.log(of.throughput.value) for of in found]
-    for point in change_points.change_points(logs):
-        change = estimates.from_logs(point.difference)
-        found[point.start] = dataclasses.replace(found[point.start], change=change)
-    return found
-
-
-def as_data(found: History) -> dict[str, Any]:
-    """Returns the series as plain data, for ``--json``."""
-    return {
-        "fewest_for_change_points": change_points.FEWEST,
-        **dataclasses.asdict(found),
-    }

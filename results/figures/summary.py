@@ -8,7 +8,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from results.figures import (
-    amdahl_fits,
     comparisons,
     explain,
     learning_gains,
@@ -174,34 +173,6 @@ def _ends(estimate: Estimate) -> dict[str, Any]:
     return {name: _finite(getattr(estimate, name)) for name in ("value", "low", "high")}
 
 
-def _law(found: amdahl_fits.AmdahlFit) -> dict[str, Any]:
-    fits = []
-    if found.fit is not None:
-        fit, test = found.fit, found.fit.backtest
-        fits.append(
-            {
-                "law": "amdahl",
-                "sigma": _ends(fit.sigma),
-                "spread": fit.spread,
-                "num_numbers": fit.sigma.n,
-                "curve": dataclasses.asdict(fit.curve),
-                "backtest": {
-                    "num_replicas": test.num_replicas,
-                    "predicted": _ends(test.predicted),
-                    "measured": test.measured,
-                    "is_inside": test.is_inside,
-                },
-                "confidence": fit.sigma.confidence,
-            }
-        )
-    return {
-        "backend": found.backend,
-        "mode": found.mode.value,
-        "fits": fits,
-        "refusal": found.refusal,
-    }
-
-
 def _gains(found: learning_gains.Gains) -> dict[str, Any]:
     num_fewest = len(found.cases[0].case.ok_entries)
     return {
@@ -257,7 +228,6 @@ def summarize(study: study_module.Study) -> dict[str, Any]:
         "agreement": _agreements(agreement.of_study(study)),
         "matches": [_match(match) for match in study.matches],
         "lost_time": [_explained(item) for item in explain.explain(study)],
-        "laws": [_law(found) for found in amdahl_fits.of_points(points)],
         "metrics": [facts.model_dump(mode="json") for facts in study.plan.metrics],
         **_of_plugins(points),
         "learning_gains": [_gains(gains) for gains in learning_gains.of_study(study)],

@@ -1,7 +1,7 @@
 """Figures of one trial that plugins compute from its records.
 
 An entry point of ``replicator_harness.metrics`` names a ``TrialMetric``. Its values are
-a column of ``results.trials_frame``, and so of ``report --format csv`` and ``parquet``;
+a column of ``results.trials_frame``, and so of ``report --format csv``;
 their means over trials, with intervals, are in the page and in ``--format json``. One
 that says which way is better is judged by ``gate --metric`` and by comparisons. What
 it computes is the plugin's: ``verify`` has no second computation of it.

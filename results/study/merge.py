@@ -197,7 +197,7 @@ def _unlike(
         f"{places} measured on unlike machines ({env.machine_name} /"
         f" {other_env.machine_name}; they differ in {listed}), and unlike machines"
         " never share a figure; keep one study per kind of machine, and show them"
-        " beside each other with 'history' or 'report'"
+        " beside each other with 'report'"
     )
 
 

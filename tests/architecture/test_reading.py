@@ -50,7 +50,6 @@ OURS = {
     "harness/trial/worker.py": TRIAL,
     "reports/page/page.py": "styles and scripts of this tree",
     "reports/site/assets.py": "styles and scripts of this tree",
-    "reports/view/reference_points.py": "published figures of this tree",
     "results/store/atomic.py": "opens only to sync",
     "results/store/heartbeat.py": "the identity of this kernel, and its own file",
 }

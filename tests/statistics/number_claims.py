@@ -12,12 +12,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "results/statistics
 import known_parts
 import numpy as np
 import page_claims
-import test_amdahl
 from page_claims import Row
 
 from results.figures import input_bound, recorded_loss, table
 from results.figures.lost_time import PARTS
-from results.statistics import amdahl, repetitions, run_scores
+from results.statistics import repetitions, run_scores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +25,6 @@ PART = "waiting for collectives: 10 ms [9, 11]: a part of the waterfall"
 TRIALS = "512 MiB [500, 524]: peak memory, time to first step, FLOP utilisation"
 OF_TURNS = "computing: 4 ms [3, 5]: a part of the waterfall without controls"
 ALONE = "pipelines alone take 93 % [91, 95] of a step: input-bound, or not"
-FRACTION = "serial fraction 5 % [4, 6]: Amdahl's law"
-BAND = "the band of Amdahl's law, and what it predicts of the most replicas"
 PROFILE = "80 % [49, 94] of runs reach 600: the band of a profile"
 ROWS: dict[str, str] = {
     **dict.fromkeys(table.RATIOS, page_claims.INTERVAL),
@@ -36,12 +33,9 @@ ROWS: dict[str, str] = {
     **dict.fromkeys(PARTS, PART),
     **dict.fromkeys(recorded_loss.PARTS, OF_TURNS),
     "input_bound": ALONE,
-    "sigma": FRACTION,
-    "law": BAND,
     "profile": PROFILE,
 }
 """Row of each number, by its name in the code."""
-SIGMAS = (0.05, 0.2)
 NUMBERS_OF_TRIALS = (3, 5, 10)
 BOUNDS = {"least": 0.93, "most": 0.98}
 
@@ -52,7 +46,6 @@ def rows(num: int, seed: int) -> Iterator[Row]:
     yield _parts_of_turns(num, seed)
     yield _input_bound(num, seed)
     yield _trials(num, seed)
-    yield from _laws(num, seed)
     yield _profile(num, seed)
 
 
@@ -144,28 +137,6 @@ def _trials(num: int, seed: int) -> Row:
         **BOUNDS,
         n=num,
     )
-
-
-def _laws(num: int, seed: int) -> Iterator[Row]:
-    shares: dict[str, list[float]] = {FRACTION: [], BAND: []}
-    for index, sigma in enumerate(SIGMAS):
-        generator = np.random.default_rng([seed, index])
-        held: dict[str, int] = {}
-        for _ in range(num):
-            for name, is_held in test_amdahl.held_by_fit(generator, sigma).items():
-                held[name] = held.get(name, 0) + is_held
-        shares[FRACTION].append(held.pop("sigma") / num)
-        shares[BAND] += [of / num for of in held.values()]
-    for name, of in shares.items():
-        yield Row(
-            name=name,
-            claimed="holds the truth in 95 %",
-            simulated="a serial fraction of 5 % and of 20 %, 2 % of noise, six numbers"
-            f" of replicas ({amdahl.FEWEST_NUMBERS} are needed)",
-            shares=tuple(of),
-            **BOUNDS,
-            n=num,
-        )
 
 
 def _profile(num: int, seed: int) -> Row:

@@ -19,7 +19,6 @@ from noise_models import Change
 from results.judging import day_effect, quality_gate
 from results.judging.gate_metrics import THROUGHPUT, Rule
 from results.statistics import (
-    change_points,
     generations,
     improvement,
     run_scores,
@@ -153,7 +152,6 @@ def rows(num: int, seed: int) -> Iterator[Row]:
     yield from _of_a_relay(num, seed)
     yield _causes()
     yield from _over_days(num, seed)
-    yield from _over_time(num // 4, seed)
     yield from _learned(num, seed)
     yield from _quality_gates(num, seed)
 
@@ -306,42 +304,6 @@ def _against_days(num: int, seed: int, num_days: int) -> tuple[float, float]:
         costs[-1, -1] += math.log1p(rule.delta)
         passed += verdict(costs, NUM_CASES - 1).is_pass
     return regressed / num, passed / num
-
-
-def _over_time(num: int, seed: int) -> Iterator[Row]:
-    generator = np.random.default_rng(seed)
-    alarms = 0
-    for values in generator.standard_normal((num, 100)):
-        was_shown = False
-        for number in range(8, 101):
-            is_shown = bool(change_points.change_points(list(values[:number])))
-            alarms += is_shown and not was_shown
-            was_shown = is_shown
-    yield Row(
-        name="+3 % from here on (a history)",
-        claimed="at most 0.1 false ones in 100 studies, looked at after each",
-        simulated="no change; normal noise",
-        shares=(alarms / num,),
-        most=0.1,
-        n=num,
-    )
-    covered = []
-    for values in generator.standard_normal((2 * num, 40)):
-        values[20:] += 2.5
-        covered += [
-            point.difference.low <= 2.5 <= point.difference.high
-            for point in change_points.change_points(list(values))
-            if abs(point.start - 20) <= 3
-        ]
-    yield Row(
-        name="+3 % [1, 5]: the interval of a change",
-        claimed="holds the truth in 95 %",
-        simulated="a change by 2.5 deviations that is found",
-        shares=(float(np.mean(covered)),),
-        least=0.93,
-        most=0.98,
-        n=len(covered),
-    )
 
 
 def returns(generator: np.random.Generator, *size: int) -> np.ndarray:

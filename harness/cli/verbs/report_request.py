@@ -16,7 +16,7 @@ from harness.cli.shared_options import (
     StudyArguments,
 )
 from harness.errors import StudyError
-from harness.options.kinds import TEXTS, choice
+from harness.options.kinds import choice
 from harness.options.option import Option, Options
 from reports.exports import export_formats
 from reports.exports.export_formats import FORMATS, Output
@@ -63,19 +63,6 @@ class ReportRequest(Options):
             default="`html`",
         ),
     ] = None
-    references: Annotated[
-        tuple[str, ...],
-        Option(
-            kind=TEXTS,
-            metavar="FILE|nvidia|mlperf|none",
-            help="Published figures to show beside those of the study: `nvidia`,"
-            " `mlperf`, a YAML file of your own ([how to write one]"
-            "(../reports/README.md#published-figures)), or `none`; can be given several"
-            " times.",
-            default="`nvidia` and `mlperf` for studies on GPUs, where they have the"
-            " workload",
-        ),
-    ] = ()
     data_url: Annotated[
         str | None,
         Option(

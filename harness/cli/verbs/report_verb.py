@@ -97,7 +97,6 @@ def _write_pages(request: ReportRequest, stores: Sequence[Store]) -> int:
             stores,
             request.output,
             metric,
-            request.references,
             records,
             source_url=request.source_url or "",
         )
@@ -109,7 +108,7 @@ def _write_pages(request: ReportRequest, stores: Sequence[Store]) -> int:
         path = request.output or stores[0].report_path
         if path.is_dir():
             path /= "index.html"
-        html = build.build_report(stores[0], request.references)
+        html = build.build_report(stores[0])
         links = {}
         if request.data_url is not None:
             name = stores[0].root.name
@@ -166,7 +165,6 @@ def _text(request: ReportRequest, stores: Sequence[Store]) -> tuple[str, int]:
         write = {
             "markdown": exports.as_markdown,
             "json": exports.as_json,
-            "badge": exports.as_badge,
         }[str(form)]
         return write(stores[0]), exit_codes.OK
     if len(stores) == _TWO:
@@ -253,9 +251,9 @@ def _outputs(
         return [(request.format.name, _text(request, stores)[0])]
     pages: Sequence[tuple[str, str]]
     if len(stores) == 1:
-        pages = [("index.html", build.build_report(stores[0], request.references))]
+        pages = [("index.html", build.build_report(stores[0]))]
     elif len(stores) == _TWO and not request.is_site:
         pages = [("comparison", comparison.build(_compared(request, stores)))]
     else:
-        pages = list(site.pages(stores, metric, request.references))
+        pages = list(site.pages(stores, metric))
     return [(where, private.visible_text(html)) for where, html in pages]

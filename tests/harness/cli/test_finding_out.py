@@ -125,10 +125,10 @@ def test_a_shell_completes_verbs_options_and_studies(
 
     assert ["report"] == complete([], "rep")
     assert "--format" in complete(["report"], "--f")
-    assert "tensorboard" in complete(["report", "--format"], "")
+    assert "mlperf" in complete(["report", "--format"], "")
     assert [] == complete(["report"], "")
     assert ["part", "whole"] == complete(["report", "--runs-dir", "others"], "")
-    assert ["whole"] == complete(["history", "--runs-dir", "others", "part"], "w")
+    assert ["whole"] == complete(["report", "--runs-dir", "others", "part"], "w")
 
 
 @pytest.mark.processes

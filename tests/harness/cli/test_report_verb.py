@@ -57,7 +57,6 @@ def quick_page(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("json", r'\A\{\n  "report_version": 1,\n  "verdict": \{\n    "headline"'),
         ("csv", r"\Astudy,figure,quantity,kind,"),
-        ("badge", r"\A<svg xmlns="),
     ],
 )
 def test_a_study_is_written_in_every_format(
@@ -72,19 +71,6 @@ def test_a_study_is_written_in_every_format(
     assert re.search(expected, out, re.DOTALL)
     assert (exit_codes.OK, "folder/out\n", "") == again
     assert out == (tmp_path / "folder" / "out").read_text()
-
-
-def test_event_files_go_to_a_directory(
-    harness: Any, make_study: Any, tmp_path: Path
-) -> None:
-    """How to look at them is said."""
-    make_study("a")
-    code, out, err = harness("report", "a", "--format=tensorboard", "-o", "events")
-    files = list((tmp_path / "events").rglob("events.out.tfevents.*"))
-
-    assert (exit_codes.OK, "events\n") == (code, out)
-    assert f"{len(files)} event files; 'tensorboard --logdir' shows them\n" == err
-    assert 3 == len(files)
 
 
 def test_two_studies_are_compared_in_a_page(
@@ -200,8 +186,8 @@ def test_three_studies_are_listed_in_other_formats(
 BAD = [
     (("a", "b", "c"), r"3 studies need a site; name its directory with -o, such as"),
     (("a", "b", "c", "-o", "x.html"), r"3 studies need a site; name its directory"),
-    (("a", "--format=tensorboard"), r"--format tensorboard writes several files; name"),
-    (("a", "b", "--format=badge"), r"--format badge is for one study, not for 2; name"),
+    (("a", "--format=mlperf"), r"--format mlperf writes several files; name"),
+    (("a", "b", "--format=pytest-benchmark"), r"--format pytest-benchmark is for one"),
     (("a", "--json", "--format=csv"), r"--json is for the report of one study and ex"),
     (("a", "b", "--json"), r"--json is for the report of one study and excludes"),
     (("a", "b", "--metric=speed"), r"unknown metric 'speed'; allowed are throughput"),

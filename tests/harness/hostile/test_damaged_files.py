@@ -25,7 +25,6 @@ from loads import QUIET
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
 from harness.machine import cuda_cache, disturbance
-from reports.view import reference_points
 from results.judging import gate_file
 from results.records.gate_record import GateCase, GateRecord
 from results.records.timeline_record import Span, Timeline
@@ -121,8 +120,6 @@ def whole(tmp_path_factory: Any, overrides: Any) -> Path:
     (study / ".lock-heartbeat").write_text("another 0123\n")
     (root / "study.toml").write_text(TOML)
     (root / "signers").write_text(SIGNERS)
-    published = reference_points._FOLDER / f"{reference_points.names()[0]}.yaml"
-    (root / "references.yaml").write_bytes(published.read_bytes())
     (root / "numbers.json").write_text('{"a": {"b": [1.5, 2]}}\n{"a": {"b": 3}}\n')
     (root / "numbers.csv").write_text("step,rate\n1,20.5\n2,21\n")
     note = root / "cuda"
@@ -200,7 +197,6 @@ READERS: dict[str, tuple[str, tuple[str | Callable[[Path], None], ...]]] = {
         (read_files.of_timeline, "status r"),
     ),
     "study file": ("study.toml", ("plan --file study.toml",)),
-    "references": ("references.yaml", (read_files.of_references,)),
     "numbers in JSON": ("numbers.json", (read_files.of_numbers("json", "a.b"),)),
     "numbers in CSV": ("numbers.csv", (read_files.of_numbers("csv", "rate"),)),
     "note of compiled code": ("cuda/*", (read_files.of_note,)),

@@ -134,7 +134,6 @@ VALUES: dict[str, Any] = {
     "--vary": st.builds("{}={},{}".format, texts | st.just("data"), anything, anything),
     "--format": st.sampled_from(sorted(FORMATS)) | texts,
     "--metric": st.sampled_from(("throughput", "peak_memory", "top_1")) | texts,
-    "--references": st.sampled_from(("nvidia", "mlperf", "none")) | paths,
     "--baseline": st.sampled_from(("s", "HEAD", "main~1")) | texts,
     "--launcher": st.sampled_from((*LAUNCHERS, "slrum")) | texts,
 }
@@ -403,10 +402,8 @@ def test_a_required_option_without_a_value_is_named(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("history", "loop"),
         ("store", "merge", "loop", "runs/s", "-o", "new"),
         ("store", "merge", "runs/s", "runs/t", "-o", "loop"),
-        ("report", "s", "--references=loop"),
     ],
 )
 def test_a_link_to_itself_is_reported_in_one_line(

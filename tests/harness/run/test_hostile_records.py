@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.run import trial_tree
-from reports.charts import ecdf, heat, law, over_replicas, profiles
+from reports.charts import ecdf, heat, over_replicas, profiles
 from reports.charts.drawing import svg
 from results.records import identity
 from results.records.limits import MAX_REAL, MAX_SEC, MAX_TOTAL, MIN_SEC
@@ -49,11 +49,8 @@ OTHERS = (
     ("compare", "replicas=1", "replicas=2", "--study={}"),
     ("compare", "{}", "5"),
     ("power", "{}"),
-    ("history", "{}", "5"),
-    ("history",),
     ("list", "studies"),
     ("report", "{}", "--check-private"),
-    ("report", "{}", "--format=parquet", "-o", "written"),
     ("publish", "{}", "-o", "written"),
     ("init", "{}", "-o", "written"),
     ("store", "merge", "{}", "5", "-o", "written"),
@@ -269,7 +266,7 @@ def draw_once(patch: pytest.MonkeyPatch, drawn: dict[bytes, Any]) -> None:
 
         return drawing
 
-    for place in (svg, profiles, over_replicas, ecdf, heat, law):
+    for place in (svg, profiles, over_replicas, ecdf, heat):
         patch.setattr(place, "draw", once(place.draw))
 
 

@@ -1,4 +1,4 @@
-"""Figures of step times, and of laws: what they draw, and when they vanish."""
+"""Figures of step times: what they draw, and when they vanish."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from relay_study import RelayShape, make_store
 
 from reports.charts import heat
 from reports.charts.drawing import look
-from reports.page.sections import laws, lost_time, scaling, variation
+from reports.page.sections import lost_time, variation
 from reports.view.view import view_store
 
 if TYPE_CHECKING:
@@ -91,29 +91,6 @@ def test_a_case_of_several_processes_has_a_heat_map(tmp_path: pathlib.Path) -> N
 
     assert "Step time by process and step" in variation.render(view_store(several))
     assert "Step time by process" not in variation.render(view_store(one))
-
-
-def test_six_numbers_of_replicas_have_a_law_with_a_band(
-    tmp_path: pathlib.Path, synthetic: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fewer have none: the section vanishes."""
-    few = view_store(synthetic.make_store(tmp_path / "few"))
-    shape = RelayShape(replicas=(1, 2, 3, 4, 5, 6), controls=())
-    many = view_store(make_store(tmp_path / "many", shape))
-    monkeypatch.setattr(
-        type(many.points[0].case), "is_oversubscribed", property(lambda _: False)
-    )
-    many = view_store(many.store)
-    shown = _plain(laws.render(many))
-
-    assert laws.render(few) == ""
-    assert "Amdahl" not in scaling.render(few)
-    three = RelayShape(replicas=(1, 2, 3), controls=())
-    refused = scaling.render(view_store(make_store(tmp_path / "three", three)))
-    assert "not fitted: measured at 3 numbers of replicas (1, 2, 3); " in refused
-    assert "law of throughput, in_graph, weak" in shown
-    assert "Amdahl: sigma" in shown
-    assert re.search(r"held out: (in|out)side the prediction", shown)
 
 
 def test_a_study_without_controls_and_cpu_time_explains_no_loss(

@@ -139,7 +139,7 @@ def test_too_large_or_private_records_are_not_put_there(
         (("a", "--data-url=file"), r"--data-url 'file' is no address; give one that"),
         (("a", "--source-url=x"), r"--source-url 'x' is no address; give one that"),
         (
-            ("a", "--format=badge", "--source-url=https://example.org"),
+            ("a", "--format=csv", "--source-url=https://example.org"),
             r"--source-url is a link on the page of a study, and none is written here",
         ),
         (

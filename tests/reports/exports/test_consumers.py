@@ -1,27 +1,20 @@
-"""Each export is read back by the program that it is for.
-
-Apache Otava requires one exact version of NumPy, which is not ours: ``OTAVA`` names its
-command in an environment of its own (``pip install apache-otava``).
-"""
+"""Each export is read back by the program that it is for."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-import io
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
-import pandas as pd
 import pytest
 from changed_study import with_results
 
-from reports.exports import benchmark_formats, export_formats, exports, mlperf, otava
+from reports.exports import benchmark_formats, export_formats, mlperf
 from reports.words.judging import judgement
 from results.errors import ResultsError
 from results.figures import scaling
@@ -200,30 +193,6 @@ def test_a_metric_that_no_trial_has_is_refused_by_name(
         benchmark_formats.github_action_benchmark([store], metric)
 
 
-def test_pandas_reads_parquet_with_the_types_of_the_frame(store: Store) -> None:
-    """All columns of CSV, and nothing is turned into text."""
-    content = exports.parquet_of_studies([store], THROUGHPUT)
-    found = pd.read_parquet(io.BytesIO(content))
-    text = exports.csv_of_studies([store], THROUGHPUT)
-    expected = pd.read_csv(io.StringIO(text))
-
-    assert list(expected.columns) == list(found.columns)
-    assert len(expected) == len(found) > 0
-    numbers = expected.dropna(axis="columns", how="all").select_dtypes("number")
-    assert len(numbers.columns) > 5
-    for column in numbers.columns:
-        assert pd.api.types.is_numeric_dtype(found[column]), column
-
-
-def test_without_pyarrow_parquet_is_one_line(store: Store, monkeypatch: Any) -> None:
-    """What to install, or to use instead."""
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(
-        ResultsError, match=r"--format parquet needs pyarrow .*pip install pyarrow'"
-    ):
-        exports.parquet_of_studies([store], THROUGHPUT)
-
-
 def test_junitparser_counts_the_verdicts_of_a_gate(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -254,71 +223,6 @@ def test_junitparser_counts_the_verdicts_of_a_gate(
     assert 1 == found.skipped
 
 
-@pytest.fixture(scope="module")
-def month(tmp_path_factory: Any, synthetic: Any) -> list[Store]:
-    """Ten studies of one case; from the sixth on it is slower."""
-    stores = []
-    for day in range(10):
-        shape = synthetic.Shape(
-            backends=("in_graph",),
-            modes=(synthetic.WEAK,),
-            replicas=(1,),
-            repeats=3,
-            is_evaluated=False,
-            name=f"day-{day}",
-        )
-        made = synthetic.make_store(tmp_path_factory.mktemp("day"), shape)
-        for path in made.root.glob("trials/*/*.json"):
-            fields = json.loads(path.read_text())
-            if path.name == "result.json":
-                fields["window_sec"] *= (1.0 if day < 5 else 1.5) * (1 + day % 3 / 400)
-            if path.name == "status.json":
-                fields["started_at"] = f"2026-01-{day + 1:02}T12:00:00+00:00"
-            path.write_text(json.dumps(fields))
-        stores.append(made)
-    return stores
-
-
-def test_a_series_for_otava_has_every_study_and_no_gap(month: list[Store]) -> None:
-    """A file per case and machine class, and the settings that name it."""
-    files = otava.export(month, THROUGHPUT)
-    (name,) = (name for name in files if name.endswith(".csv"))
-    rows = pd.read_csv(io.BytesIO(files[name]))
-    yaml = importlib.import_module("yaml")
-    tests = yaml.safe_load(files["otava.yaml"])["tests"]
-
-    assert [f"day-{day}" for day in range(10)] == list(rows["study"])
-    assert not rows["throughput"].isna().any()
-    assert {name.removesuffix(".csv"): name} == {
-        test: settings["file"] for test, settings in tests.items()
-    }
-
-
-def test_otava_finds_the_change(month: list[Store], tmp_path: Path) -> None:
-    """On the day on which it happened."""
-    command = os.environ.get("OTAVA")
-    if command is None:
-        pytest.skip("OTAVA does not name the command of an installed apache-otava")
-    write(tmp_path, otava.export(month, THROUGHPUT))
-    (path,) = tmp_path.glob("*.csv")
-    environment = {**os.environ, "OTAVA_CONFIG": "otava.yaml"}
-    environment.pop("PYTHONPATH", None)
-    done = subprocess.run(
-        [command, "analyze", path.stem, "--since=2025-12-01", "--until=2026-03-01"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    lines = done.stdout.splitlines()
-
-    assert 0 == done.returncode, done.stdout + done.stderr
-    (change,) = (number for number, line in enumerate(lines) if "-33." in line)
-    following = next(line for line in lines[change:] if "2026-01-" in line)
-    assert "2026-01-06" in following
-
-
 @pytest.mark.parametrize(
     "name", [name for name, of in export_formats.FORMATS.items() if of.writer]
 )
@@ -327,7 +231,7 @@ def test_a_study_without_a_figure_is_one_line_or_an_empty_table(
 ) -> None:
     """Never a traceback of something else."""
     export = export_formats.FORMATS[name].export
-    if name in ("csv", "parquet", "tensorboard"):
+    if name == "csv":
         assert export([failed], THROUGHPUT)
         return
     with pytest.raises(ResultsError, match=r"(no trial that is ok|no case of these)"):

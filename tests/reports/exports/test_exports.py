@@ -1,4 +1,4 @@
-"""Markdown, badge, JSON and CSV of a study."""
+"""Markdown, JSON and CSV of a study."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree as ET
 
 import jsonschema
 import pandas as pd
@@ -129,41 +128,6 @@ def test_markdown_of_a_failed_study_says_so(failed: Store) -> None:
 def test_text_of_records_is_no_markdown(text: str, expected: str) -> None:
     """Names and reasons are free text; intervals stay readable."""
     assert expected == markdown.escaped(text)
-
-
-def test_the_badge_is_an_svg_that_loads_nothing(good: Store) -> None:
-    """Its text is its label, and fits."""
-    badge = exports.as_badge(good)
-    root = ET.fromstring(badge)
-    texts = [element.text for element in root.iter() if element.tag.endswith("text")]
-
-    assert ["weak scaling efficiency"] == texts[:1]
-    assert f"{texts[0]}: {texts[1]}" == root.attrib["aria-label"]
-    assert "://" not in badge.replace("http://www.w3.org/2000/svg", "")
-    assert "url(" not in badge
-
-
-@pytest.mark.parametrize(
-    ("target", "color"), [(0.8, "#1a7f4b"), (0.99, "#b3261e"), (0.905, "#8a5a00")]
-)
-def test_the_badge_is_green_where_the_whole_interval_meets_the_target(
-    make: Any, target: float, color: str
-) -> None:
-    """Red below, amber where that is inconclusive."""
-    store = make(noise=0.01)
-    plan = json.loads((store.root / "plan.json").read_text())
-    plan["measuring"]["efficiency_target"] = target
-    (store.root / "plan.json").write_text(json.dumps(plan))
-
-    assert f'fill="{color}"' in exports.as_badge(store)
-
-
-def test_the_badge_of_a_failed_study_has_no_figure(failed: Store) -> None:
-    """Grey."""
-    badge = exports.as_badge(failed)
-
-    assert "no verdict" in badge
-    assert "#58616c" in badge
 
 
 def test_csv_is_the_frame_that_figures_draw(good: Store, broken: Store) -> None:

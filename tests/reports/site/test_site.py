@@ -172,35 +172,10 @@ def test_history_keeps_machines_apart(index: str) -> None:
     history = index.split('id="history"')[1]
 
     assert 6 == history.count("<figure>")
-    assert "M1: 2 studies: no change points, which take at least 8 on one" in history
-    assert "M2: 1 study: no change points" in history
     assert ">M1</text>" in history
     assert "Other X9, 2 cores" in history
     assert "4 cases left out" not in history
     assert "6 cases left out" in history
-
-
-def test_a_change_is_drawn_and_named(make_study: Any, slow_down: Any) -> None:
-    """Ten studies, the last four a quarter slower."""
-    from reports.site.timeline import histories
-    from results.study.cases import load_study
-
-    stores = [
-        slow_down(
-            make_study(
-                f"day-{day}", day=day, backends=("in_graph",), repeats=2, replicas=(1,)
-            ),
-            (1.25 if day > 6 else 1.0) * (1 + 0.001 * (day * 7 % 5)),
-        )
-        for day in range(1, 11)
-    ]
-    (case,) = histories(map(load_study, stores)).cases
-    changes = [row for row in case.rows if row[-1]]
-
-    assert "1 change in 10 studies" == case.conclusion
-    assert ["day-7"] == [row[1] for row in changes]
-    assert re.fullmatch(r"-(19|20)\.\d.% \[-2\d\.\d,.-19\.\d\]", changes[0][-1])
-    assert 1 == case.drawing.count("stroke:var(--warn)")
 
 
 def test_equal_names_get_folders_of_their_own() -> None:

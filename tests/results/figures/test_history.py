@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 
 from results.figures.history import History, history, machine_class
 from results.records.models import TrialStatus
-from results.statistics import change_points
 from results.store.study_store import Store
 from results.study.cases import load_study
 
@@ -67,46 +64,8 @@ def factors(length: int) -> np.ndarray:
     return np.exp(np.random.default_rng(1).normal(0, NOISE, length))
 
 
-def test_a_slower_version_is_a_change_where_it_began(make_studies: Any) -> None:
-    """Ten studies, the last four 10 % slower; whatever their order."""
-    values = factors(10)
-    values[6:] *= 0.9
-    (series,) = history(make_studies(values)).series
-    seen = series.observations
-
-    assert [f"2026-01-{day:02}T12:00:00+00:00" for day in range(1, 11)] == [
-        of.date for of in seen
-    ]
-    assert [6] == [i for i, of in enumerate(seen) if of.change is not None]
-    change = seen[6].change
-    assert pytest.approx(0.9, abs=0.02) == change.value
-    assert change.low < 0.9 < change.high < 1
-    assert ("resnet50", "laptop") == (series.workload, series.preset)
-    assert "in_graph, 1 replica x 8" == series.case
-    assert "0123456789ab" == seen[0].commit
-    assert "1123456789ab with changes" == seen[1].commit
-    assert all(of.throughput.n == 2 and of.throughput.has_interval for of in seen)
-
-
-def test_equal_versions_have_no_change(make_studies: Any) -> None:
-    """Noise alone."""
-    (series,) = history(make_studies(factors(10))).series
-
-    assert all(of.change is None for of in series.observations)
-    assert 0 == series.num_missing
-
-
-def test_too_few_studies_have_no_change_points(make_studies: Any) -> None:
-    """However large the step is; the series says how many are missing."""
-    values = [1.0, 1.01, 0.99, 1.0, 0.5, 0.51, 0.5]
-    (series,) = history(make_studies(values)).series
-
-    assert all(of.change is None for of in series.observations)
-    assert change_points.FEWEST - len(values) == series.num_missing == 1
-
-
 def test_machines_are_never_compared(make_studies: Any) -> None:
-    """The last six ran on a faster CPU: two series, no change."""
+    """The last six ran on a faster CPU: two series."""
     values = factors(14)
     values[8:] *= 3
     faster = {index: {"cpu_model": "Faster CPU"} for index in range(8, 14)}
@@ -117,7 +76,6 @@ def test_machines_are_never_compared(make_studies: Any) -> None:
     assert {"Synthetic CPU @ 2.00GHz", "Faster CPU"} == {
         series.machine_name.split(",")[0] for series in found
     }
-    assert all(of.change is None for series in found for of in series.observations)
 
 
 @pytest.mark.parametrize(
@@ -170,15 +128,3 @@ def test_what_has_no_place_in_a_series_is_said(tmp_path: Path, synthetic: Any) -
             "its trials ran on 2 machine classes"
         ),
     ] == list(found.left_out)
-
-
-def test_the_change_is_the_ratio_of_the_segments(make_studies: Any) -> None:
-    """Of their geometric means."""
-    values = factors(12)
-    values[6:] *= 1.2
-    (series,) = history(make_studies(values)).series
-    logs = [math.log(of.throughput.value) for of in series.observations]
-    expected = math.exp(sum(logs[6:]) / 6 - sum(logs[:6]) / 6)
-
-    assert pytest.approx(expected) == series.observations[6].change.value
-    assert dataclasses.asdict(series)["observations"][6]["change"] is not None

@@ -12,7 +12,7 @@ from reports.exports import text
 from reports.page import build
 from reports.view.view import view_store
 from reports.words import trust
-from results.figures import amdahl_fits, comparisons, scaling, summary
+from results.figures import comparisons, scaling, summary
 from results.records import identity
 from results.records.changes import Change
 from results.records.models import (
@@ -203,8 +203,6 @@ def test_what_does_not_match_is_crossed_out_and_never_fitted(
     }
     assert ratios[2] is None
     assert ratios[1] is not None
-    fitted = amdahl_fits.of_points(scaling.points(study))
-    assert "in_graph" not in {of.backend for of in fitted}
 
 
 def test_the_report_crosses_it_out(store: Store) -> None:

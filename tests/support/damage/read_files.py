@@ -11,7 +11,6 @@ from harness.machine import cuda_cache
 from harness.run.aggregate import conclude
 from harness.run.trial_tree import TrialExit
 from reports.page.sections import timelines
-from reports.view import reference_points
 from reports.view.view import view_store
 from reports.words.judging import gate_brief
 from results.errors import ResultsError
@@ -32,12 +31,6 @@ def of_numbers(kind: str, key: str) -> Callable[[Path], None]:
             files.numbers(kind, files.content(path), key, path.name)
 
     return read
-
-
-def of_references(path: Path) -> None:
-    """Reads published figures, as ``report --references`` does."""
-    with contextlib.suppress(reference_points.ReferencesError):
-        reference_points.read(str(path))
 
 
 def of_note(path: Path) -> None:
