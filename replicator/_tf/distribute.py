@@ -92,6 +92,29 @@ def updating_optimizer() -> Any:
     return None
 
 
+def layer_in_call() -> Any:
+    """The innermost layer of Keras that is called in this thread, or None.
+
+    See test_kept_by_keras.
+    """
+    state = sys.modules.get(_KERAS_STATE)
+    scopes = state and state.get_global_attribute("name_scope_stack")
+    callers = [scope.caller for scope in scopes or [] if scope.caller is not None]
+    return callers[-1] if callers else None
+
+
+@contextlib.contextmanager
+def outside_stateless_scopes() -> Iterator[None]:
+    """Lets variables of Keras be made in a scope without (test_kept_by_keras)."""
+    state = sys.modules[_KERAS_STATE]
+    before = state.get_global_attribute("stateless_scope")
+    state.set_global_attribute("stateless_scope", None)
+    try:
+        yield
+    finally:
+        state.set_global_attribute("stateless_scope", before)
+
+
 def loss_scaler_of(merge_fn: Any) -> Any:
     """The ``LossScaleOptimizer`` of Keras that passes a ``merge_call``, or None.
 

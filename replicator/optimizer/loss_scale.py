@@ -9,11 +9,14 @@ identical on all replicas.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
+from replicator._tf import distribute as _tf_distribute
 from replicator.optimizer.gradients import times, values_of
 from replicator.optimizer.keras_saving import OptionVariable
 from replicator.optimizer.options import DYNAMIC
@@ -21,11 +24,32 @@ from replicator.step import creation
 from replicator.step.tensors import tensor_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 INITIAL_SCALE = 2.0**15
 GROWTH_STEPS = 2000
 _LARGEST_SCALE = 2.0**100
+_SCALES: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar(
+    "replicator_loss_scales", default=None
+)
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[list[Any]]:
+    """Notes what scales a loss inside, each a function of a loss."""
+    found: list[Any] = []
+    token = _SCALES.set(found)
+    try:
+        yield found
+    finally:
+        _SCALES.reset(token)
+
+
+def note(scale: Callable[[Any], Any]) -> None:
+    """Notes that a loss is scaled."""
+    found = _SCALES.get()
+    if found is not None:
+        found.append(scale)
 
 
 class LossScale:
@@ -50,7 +74,8 @@ class LossScale:
         if self.is_dynamic and self.num_finite_steps is None:
             # Before the optimizer's own state: the loss is scaled before the variables
             # that get gradients are known.
-            with tf.init_scope(), creation.allowed():
+            stateful = _tf_distribute.outside_stateless_scopes()
+            with tf.init_scope(), creation.allowed(), stateful:
                 self.scale = _scalar(INITIAL_SCALE, "float32", "loss_scale")
                 self.num_finite_steps = _scalar(0, "int64", "num_finite_steps")
                 self.num_skipped_steps = _scalar(0, "int64", "num_skipped_steps")

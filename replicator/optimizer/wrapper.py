@@ -36,7 +36,7 @@ from replicator.optimizer.keras_spelling import (
     check_in_replica,
 )
 from replicator.optimizer.levels import PARAMETERS
-from replicator.optimizer.loss_scale import LossScale
+from replicator.optimizer.loss_scale import LossScale, note
 from replicator.optimizer.options import OptimizerOptions
 from replicator.optimizer.pairs import (
     check_are_optimized,
@@ -152,10 +152,11 @@ class ReplicatedOptimizer(KerasSpelling):
         Returns:
           The scaled loss, in the type of the loss.
         """
-        if self.loss_scale is None:
-            return self.wrapped.scale_loss(loss)
-        self._is_loss_scaled = True
-        return self.loss_scale.scaled(loss)
+        scale = self.wrapped.scale_loss
+        if self.loss_scale is not None:
+            self._is_loss_scaled, scale = True, self.loss_scale.scaled
+        note(scale)
+        return scale(loss)
 
     @tf.autograph.experimental.do_not_convert  # as Keras' own updates
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:

@@ -9,7 +9,6 @@ proves, places and links a pipeline as any other step.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -18,7 +17,8 @@ from replicator._tf import compat as _tf_compat
 from replicator.errors import PipelineError
 from replicator.pipeline import activations, checks
 from replicator.pipeline import schedule as schedule_lib
-from replicator.pipeline.stage import Stage, dense, floating, operations, same
+from replicator.pipeline import updates as updates_lib
+from replicator.pipeline.stage import Stage, dense, floating, layer_of, operations
 from replicator.step import context as context_lib
 from replicator.step.logical import logical_device
 from replicator.step.stage_names import task_name
@@ -68,7 +68,7 @@ class Pipeline:
                 "function, layer or model"
             )
         self._stages = list(stages)
-        self._balance = getattr(_layer(self._stages[0]), "balance_of_stages", "")
+        self._balance = getattr(layer_of(self._stages[0]), "balance_of_stages", "")
         if not is_integer(num_microbatches, least=1) or (
             num_microbatches > MOST_MICROBATCHES
         ):
@@ -85,7 +85,8 @@ class Pipeline:
     @property
     def trainable_variables(self) -> list[Any]:
         """Those of the stages that are layers, models or modules, in their order."""
-        return [v for stage in self._stages for v in _held(stage)]
+        layers = map(layer_of, self._stages)
+        return [v for x in layers for v in getattr(x, "trainable_variables", ())]
 
     def describe(self) -> str:
         """The schedule as text: a row per stage, F and B with the micro-batch."""
@@ -110,8 +111,9 @@ class Pipeline:
 
         Returns:
           The loss, a scalar, and pairs of gradient and variable for
-          ``apply_gradients``. Gradients are those of this replica, summed over
-          micro-batches in float32, on the device of their variable.
+          ``apply_gradients``. Regularizers of weights are added to both. Gradients are
+          those of this replica, summed over micro-batches in float32, on the device of
+          their variable.
 
         Raises:
           PipelineError: A stage does not fit; the message says which and why.
@@ -129,14 +131,14 @@ class Pipeline:
                 f"with logical_devices_per_replica={len(self._stages)}"
             )
         for index, stage in enumerate(self._stages):
-            checks.check_built(index, _layer(stage))
+            checks.check_built(index, layer_of(stage))
         inputs, targets = _pair(batch)
         parts = self._cut((inputs, targets))
         emitted = _Emitted(self._stages, loss_fn, parts, recompute=self._recompute)
         for unit in schedule_lib.in_time(self.schedule):
             for index, task in unit:
                 emitted.emit(index, task)
-        emitted.update()
+        emitted.finish()
         kept = activations.peaks(tf.compat.v1.get_default_graph(), self.schedule)
         context_lib.get_replica_context().note(self._explained(kept), kept)
         return emitted.loss(), self._pairs(emitted)
@@ -167,6 +169,10 @@ class Pipeline:
                     "and drop_remainder=True"
                 )
         pieces = [tf.split(tensor, count) for tensor in flat]
+        for place, mask in updates_lib.with_masks(flat)[1].items():
+            is_of_rows = mask.shape[:1] == flat[place].shape[:1]
+            masks = tf.split(mask, count) if is_of_rows else [mask] * count
+            updates_lib.masked((pieces[place], dict(enumerate(masks))))
         return [
             tf.nest.pack_sequence_as(batch, [piece[m] for piece in pieces])
             for m in range(count)
@@ -183,16 +189,14 @@ class Pipeline:
                 for stage in stages
             ],
         )
-        for function, stage in zip(self._stages, stages, strict=True):
-            held = _held(function)
+        for stage in stages:
             with logical_device(stage.index):
-                found = {
-                    id(same(variable, held)): (gradient, same(variable, held))
-                    for variable, gradient in zip(
-                        stage.variables, emitted.mean(stage.index), strict=True
-                    )
-                }
-            unused = [(None, v) for v in held if id(v) not in found]
+                gradients = zip(stage.variables, emitted.mean(stage.index), strict=True)
+                found = {id(stage.named(v)): (g, stage.named(v)) for v, g in gradients}
+            held = stage.held()
+            unused = [
+                (emitted.penalty(stage.index, v), v) for v in held if id(v) not in found
+            ]
             in_order = [found.pop(id(v)) for v in held if id(v) in found]
             pairs += [*in_order, *found.values(), *unused]
         return pairs
@@ -222,6 +226,7 @@ class _Emitted:
         self._updates: dict[int, list[Any]] = {}
         self._last: dict[int, list[Any]] = {}
         self._seeds: dict[int, list[Any]] = {}
+        self._penalties: dict[int, tuple[Any, dict[int, Any]]] = {}
         with logical_device(len(functions) - 1):
             # One node for all micro-batches: the optimizer would make a function for
             # each constant that it is called with.
@@ -251,17 +256,45 @@ class _Emitted:
     def loss(self) -> tf.Tensor:
         """The mean over micro-batches."""
         with logical_device(len(self._functions) - 1):
-            losses = [_widened(self._losses[m]) for m in range(len(self._parts))]
-            mean = tf.add_n(losses) / len(losses)
-            return tf.cast(mean, self._losses[0].dtype)
+            losses = [_widened(self._losses[m][0]) for m in range(len(self._parts))]
+            mean = self._mean(tf.add_n(losses))
+            for penalty, _ in self._penalties.values():
+                mean += tf.cast(penalty, mean.dtype)
+            return tf.cast(mean, self._losses[0][0].dtype)
 
-    def update(self) -> None:
-        """Assigns what stages keep beside weights: means over micro-batches."""
+    def _mean(self, total: Any) -> Any:
+        """Of a sum over micro-batches: by their number, or by what is valid in them."""
+        if len(self._losses[0]) == 1:
+            return total / len(self._parts)
+        valid = tf.add_n([_widened(share) for _, share in self._losses.values()])
+        return tf.math.divide_no_nan(total, tf.cast(valid, total.dtype))
+
+    def finish(self) -> None:
+        """Assigns what stages keep beside weights, and regularizes weights once."""
         for stage in self.stages:
             values = zip(*self._updates[stage.index], strict=True)
-            for variable, of_parts in zip(stage.updated, values, strict=True):
-                with logical_device(stage.index):
-                    variable.assign(tf.add_n(list(of_parts)) / len(of_parts))
+            with logical_device(stage.index):
+                self._regularize(stage)
+                for variable, of_parts in zip(stage.updated, values, strict=True):
+                    variable.assign(updates_lib.joined(variable, list(of_parts)))
+
+    def _regularize(self, stage: Stage) -> None:
+        """Computes what Keras adds to a loss for weights that are trained."""
+        trained = {
+            id(v): v for v in [*map(stage.named, stage.variables), *stage.held()]
+        }
+        found = [v for v in trained.values() if getattr(v, "regularizer", None)]
+        if not found:
+            return
+        inner = [_tf_compat.unwrap(v) for v in found]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(inner)
+            penalty = tf.add_n([v.regularizer(v) for v in found])
+            for scale in self.stages[-1].scales[-1:]:  # as loss_fn has scaled its loss
+                penalty = scale(penalty)
+        gradients = tape.gradient(penalty, inner)
+        by_id = {id(v): dense(g) for v, g in zip(inner, gradients, strict=True)}
+        self._penalties[stage.index] = penalty, by_id
 
     def mean(self, index: int) -> list[Any]:
         """The gradients of a stage's variables, means over micro-batches."""
@@ -272,14 +305,25 @@ class _Emitted:
             of = id(_tf_compat.unwrap(variable))
             if of in found:
                 found[of] = _sum(found[of], one)
-        return [
-            None if one is None else tf.cast(one / len(self._parts), variable.dtype)
-            for variable, one in zip(stage.variables, found.values(), strict=True)
-        ]
+        means = []
+        for variable, one in zip(stage.variables, found.values(), strict=True):
+            mean = None if one is None else self._mean(one)
+            mean = _sum(mean, _widened(self.penalty(index, variable)))
+            means.append(None if mean is None else tf.cast(mean, variable.dtype))
+        return means
+
+    def penalty(self, index: int, variable: Any) -> Any:
+        """The gradient of what regularizes a variable of a stage, or None."""
+        _, found = self._penalties.get(index, (None, {}))
+        return found.get(id(_tf_compat.unwrap(variable)))
 
     def _arguments(self, index: int, m: int) -> list[Any]:
         inputs, targets = self._parts[m]
-        values = inputs if index == 0 else self._outputs.pop((index - 1, m))
+        values = (
+            self._outputs.pop((index - 1, m))
+            if index
+            else updates_lib.with_masks(inputs)
+        )
         return [values, targets] if index + 1 == len(self._functions) else [values]
 
     def _stage(self, index: int, arguments: Sequence[Any]) -> tuple[Stage, Any]:
@@ -301,7 +345,7 @@ class _Emitted:
         stage, made = self.stages[index], self._passes.pop((index, m))
         is_last = index + 1 == len(self._functions)
         given = (
-            [tf.cast(self._one, made.outputs.dtype)]
+            [tf.cast(self._one, made.outputs[0].dtype), *[None] * len(made.outputs[1:])]
             if is_last
             else self._upstream.pop((index + 1, m))
         )
@@ -331,18 +375,6 @@ def _pair(batch: Any) -> tuple[Any, Any]:
             "targets"
         )
     return batch[0], batch[1]
-
-
-def _held(stage: Any) -> list[Any]:
-    """What a layer trains."""
-    return list(getattr(_layer(stage), "trainable_variables", ()))
-
-
-def _layer(stage: Any) -> Any:
-    """The layer of a stage, also in ``functools.partial(layer, training=True)``."""
-    while isinstance(stage, functools.partial):
-        stage = stage.func
-    return stage
 
 
 def _sum(one: Any, other: Any) -> Any:

@@ -7,13 +7,14 @@ and the graph has M x K x 2 of them, however large the stages are.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
-from replicator._tf import stage_seeds
+from replicator._tf import stage_losses, stage_seeds
 from replicator._tf.stage_seeds import StageSeeds
 from replicator.errors import (
     CollectiveControlFlowError,
@@ -21,6 +22,7 @@ from replicator.errors import (
     PipelineError,
     ReplicatorError,
 )
+from replicator.optimizer import loss_scale
 from replicator.pipeline import checks
 from replicator.pipeline import updates as updates_lib
 from replicator.step.stage_names import FUNCTION_PREFIX
@@ -38,9 +40,11 @@ class Stage:
 
     Attributes:
       index: Its place in the pipeline, and its logical device.
-      variables: What it trains, as ``tf.Variable``.
+      variables: What it trains, as ``tf.Variable``. Of Keras' flag of a layer, and not
+        that of the ``tf.Variable``, depends what that is.
       casts: Variables that it reads in another type, as mixed precision does.
       updated: Variables of Keras that it assigns, such as averages of batch norm.
+      scales: Functions that have scaled the loss.
     """
 
     def __init__(
@@ -59,7 +63,8 @@ class Stage:
           function: Takes what the first argument stands for.
           loss_fn: Of the last stage: takes what the function returns, and what the
             second argument stands for.
-          arguments: Nests of tensors: those of the first micro-batch.
+          arguments: Nests of tensors: those of the first micro-batch, the first one
+            with its masks.
           recompute: Whether the backward pass runs the forward pass again.
 
         Raises:
@@ -68,6 +73,9 @@ class Stage:
         self.index = index
         self.updated: list[Any] = []
         self.casts: dict[tuple[int, str], Any] = {}
+        self.scales: list[Any] = []
+        self._read: dict[int, Any] = {}
+        self._layer = layer_of(function)
         self._function = _tf_distribute.converted_inside(function)
         self._loss_fn = loss_fn and _tf_distribute.converted_inside(loss_fn)
         self._recompute = recompute
@@ -75,7 +83,7 @@ class Stage:
         seeds = StageSeeds()
         self._forward = self._trace(seeds)
         self.generators = seeds.generators
-        self.variables = [v for v in self._forward.graph.variables if v.trainable]
+        self.variables = self._trained(self._forward.graph.variables)
         if self.generators or self.casts:  # again: these are arguments now
             self._forward = self._trace(self.generators)
         checks.check_stage(index, self._forward)
@@ -96,9 +104,9 @@ class Stage:
     def forward(self, arguments: Sequence[Any], seeds: Sequence[Any]) -> Pass:
         """Emits the forward pass of one micro-batch."""
         flat = floating(arguments)
-        with tf.GradientTape(watch_accessed_variables=not self._recompute) as tape:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
             if not self._recompute:
-                tape.watch([*flat, *self._weights])
+                tape.watch([*flat, *self._weights, *self.variables])
             outputs, updates = self._forward(
                 list(arguments), list(seeds), self._weights
             )
@@ -146,13 +154,13 @@ class Stage:
             # What calls the function says where it runs.
             used = seeds if is_first else StageSeeds(given)
             read = updates_lib.noted(dict(zip(self.casts, weights, strict=True)))
-            with tf.device(None), used.installed():
-                with read as updates:
-                    outputs = self._function(arguments[0])
-                outputs = self._loss(outputs, arguments)
-            self.updated, found = updates.variables, updates.casts
+            with tf.device(None), used.installed(), read as updates:
+                outputs = self._outputs(arguments)
+            if updates.refused:
+                raise PipelineError(f"stage {self.index} {updates.refused[0]}")
+            self.updated, self._read = updates.variables, updates.read
             if is_first:
-                first_casts.update(found)
+                first_casts.update(updates.casts)
             return outputs, [tf.convert_to_tensor(x) for x in updates.values]
 
         run.__name__ = f"{FUNCTION_PREFIX}_{self.index}"
@@ -174,24 +182,56 @@ class Stage:
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
             if _KERAS_CREATES in str(error):
                 raise checks.creates_variable(self.index) from None
-            raise checks.rejected(self.index, self._specs[0], error) from error
+            raise checks.rejected(self.index, self._specs[0][0], error) from error
         self.casts = self.casts or first_casts
         return made
 
-    def _loss(self, outputs: Any, arguments: list[Any]) -> Any:
-        """What the stage returns: of the last one, the loss of a micro-batch.
+    def _outputs(self, arguments: list[Any]) -> Any:
+        """What the stage returns, with its masks; of the last one, a list with a loss.
 
-        It may make what an optimizer needs, such as a scale of the loss.
+        The loss may make what an optimizer needs, such as a scale of the loss. One that
+        is a mean over what is valid comes with the share of what is.
         """
+        outputs = self._function(updates_lib.masked(arguments[0]))
         if self._loss_fn is None:
-            return outputs
-        loss: Any = tf.convert_to_tensor(self._loss_fn(outputs, arguments[1]))
+            return updates_lib.with_masks(outputs)
+        with stage_losses.noted() as means, loss_scale.noted() as self.scales:
+            loss: Any = tf.convert_to_tensor(self._loss_fn(outputs, arguments[1]))
         if loss.shape.rank != 0 or not loss.dtype.is_floating:
             raise PipelineError(
                 f"loss_fn returned {shown(loss)}, but the loss of a micro-batch is a "
                 "floating-point scalar; return the mean over its examples"
             )
-        return loss
+        if not means:
+            return [loss]
+        if len(means) > 1 or not stage_losses.is_multiple(loss, means[0][0]):
+            raise PipelineError(
+                "loss_fn adds to a loss of Keras that is a mean over what a mask or "
+                "sample weights leave valid, which is another share of each "
+                "micro-batch; return that loss alone, or create it with reduction=None "
+                "and return the mean of what it returns"
+            )
+        return [loss, means[0][1]]
+
+    def _trained(self, variables: Sequence[Any]) -> list[Any]:
+        """Those of variables that Keras, or the stage, does not keep as they are."""
+        held = {id(_tf_compat.unwrap(v)) for v in getattr(self._layer, "variables", ())}
+        trained = {id(_tf_compat.unwrap(v)) for v in self.held()}
+        return [
+            variable
+            for variable in variables
+            if self._read.get(id(variable), variable).trainable
+            and (id(variable) in trained or id(variable) not in held)
+        ]
+
+    def held(self) -> list[Any]:
+        """What a layer or a module trains, whether the stage uses it or not."""
+        return list(getattr(self._layer, "trainable_variables", ()))
+
+    def named(self, variable: Any) -> Any:
+        """The object by which the user holds a variable, such as that of Keras."""
+        held = {id(_tf_compat.unwrap(v)): v for v in self.held()}
+        return (self._read | held).get(id(variable), variable)
 
     def _weight_specs(self) -> list[tf.TensorSpec]:
         return [
@@ -207,14 +247,11 @@ class Stage:
             given: list[Any],
         ) -> Any:
             read = updates_lib.noted(dict(zip(self.casts, weights, strict=True)))
-            with tf.device(None), tf.GradientTape() as tape:
-                sources = [*floating(arguments), *weights]
-                tape.watch(sources)
-                with StageSeeds(seeds).installed():
-                    with read:
-                        made = self._function(arguments[0])
-                    outputs = floating(self._loss(made, arguments))
             of = [*floating(arguments), *self.variables, *weights]
+            with tf.device(None), tf.GradientTape() as tape:
+                tape.watch(of)
+                with StageSeeds(seeds).installed(), read:
+                    outputs = floating(self._outputs(arguments))
             with tf.device(None):
                 found = _gradients(tape, outputs, of, given)
                 return list(map(dense, found))
@@ -292,6 +329,8 @@ def operations(tensors: Any) -> list[Any]:
     return list(found.values())
 
 
-def same(variable: Any, held: Sequence[Any]) -> Any:
-    """The object by which the user holds a variable, such as that of Keras."""
-    return next((v for v in held if _tf_compat.unwrap(v) is variable), variable)
+def layer_of(stage: Any) -> Any:
+    """The layer of a stage, also in ``functools.partial(layer, training=True)``."""
+    while isinstance(stage, functools.partial):
+        stage = stage.func
+    return stage

@@ -130,7 +130,9 @@ class Counting(keras.layers.Layer):
 
     def build(self, _):
         """Makes the sum."""
-        self.seen = self.add_weight(name="seen", initializer="zeros", trainable=False)
+        self.seen = self.add_weight(
+            name="seen", initializer="zeros", trainable=False, aggregation="sum"
+        )
 
     def call(self, values):
         """Adds to it."""
