@@ -7,19 +7,22 @@ last counts.
 
 from __future__ import annotations
 
-import math
 import re
 from typing import TYPE_CHECKING, Final
 
-from harness.command.errors import CommandError, ReadingError
-from harness.command.reader import SHOWN, LineReader
+from harness.command import metric
+from harness.command.errors import CommandError
+from harness.command.reader import LineReader, check_missed
+from harness.command.units import Quantity
 from harness.errors import PlanError
 from harness.trial.step_counts import exact_metric
-from results.records.limits import MAX_METRICS, MAX_REAL
+from results.records.limits import MAX_METRICS
 from results.records.models import MetricFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from harness.command.numbers import Notation
 
 OPTION: Final = "--count"
 UNIT: Final = "count"
@@ -27,8 +30,8 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_ -]{0,39}")
 _PROTOCOL: Final = "printed by the program; the number that it printed last"
 
 
-def parse(texts: Sequence[str]) -> dict[str, re.Pattern[str]]:
-    """Returns the patterns of ``--count``, by name.
+def parse(texts: Sequence[str]) -> dict[str, tuple[re.Pattern[str], Notation]]:
+    """Returns the patterns of ``--count`` and what is declared, by name.
 
     Args:
       texts: NAME=PATTERN, one each.
@@ -36,9 +39,10 @@ def parse(texts: Sequence[str]) -> dict[str, re.Pattern[str]]:
     Raises:
       PlanError: One is not, or two have one name.
     """
-    found: dict[str, re.Pattern[str]] = {}
+    found: dict[str, tuple[re.Pattern[str], Notation]] = {}
     for text in texts:
-        name, equals, where = text.partition("=")
+        left, equals, where = text.partition("=")
+        name, notation, _ = metric.declared(left, OPTION, text)
         if not equals or not where or not _NAME.fullmatch(name):
             raise PlanError(
                 f"{OPTION} {text!r} is not NAME=PATTERN; write a name of letters and"
@@ -47,18 +51,7 @@ def parse(texts: Sequence[str]) -> dict[str, re.Pattern[str]]:
             )
         if name in found:
             raise PlanError(f"{OPTION} {name!r} is given twice; give two names")
-        try:
-            found[name] = re.compile(where)
-        except re.error as error:
-            raise PlanError(
-                f"{OPTION} {text!r} has no regular expression: {error}; write brackets"
-                r" and stops of the text as \( and \."
-            ) from error
-        if found[name].groups != 1:
-            raise PlanError(
-                f"{OPTION} {text!r} has {found[name].groups} groups, and needs one,"
-                " around the number; write others as (?:...)"
-            )
+        found[name] = metric.compiled(where, OPTION, text), notation
     if len(found) > MAX_METRICS:
         raise PlanError(f"{len(found)} {OPTION} are too many; give {MAX_METRICS}")
     return found
@@ -80,31 +73,13 @@ def facts(texts: Sequence[str]) -> tuple[MetricFacts, ...]:
     )
 
 
-def number(text: str, where: str) -> float:
-    """Returns a count.
-
-    Raises:
-      ReadingError: It is no number, or below zero.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= MAX_REAL:
-        raise ReadingError(
-            f"{where} has {text[:SHOWN]!r}, which is no count: a number of 0 or more;"
-            f" put the group of {OPTION} around the number alone"
-        )
-    return value
-
-
 class CountReader:
     """Looks for the counts in the lines of both streams of a program."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._lines = {
-            name: [LineReader(pattern, OPTION, number) for _ in range(2)]
-            for name, pattern in parse(texts).items()
+            name: [LineReader(pattern, OPTION, Quantity.COUNT, notation) for _ in "12"]
+            for name, (pattern, notation) in parse(texts).items()
         }
         self._found: dict[str, list[float]] = {name: [] for name in self._lines}
 
@@ -123,8 +98,10 @@ class CountReader:
 
         Raises:
           CommandError: The program never printed one.
+          ReadingError: A line has none where one should stand.
         """
         for name, values in self._found.items():
+            check_missed(self._lines[name])
             if not values:
                 raise CommandError(
                     f"no line that the command printed matches {OPTION} {name!r}; print"

@@ -10,7 +10,11 @@ class CommandError(RuntimeError):
 
 
 class ReadingError(ValueError):
-    """Output that says nothing clear."""
+    """Output that says nothing clear; its detail shows the place in lines."""
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
 
 
 OWN_ERRORS: Final = (CommandError.__name__, ReadingError.__name__)

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from harness.command.errors import ReadingError
 from harness.command.file_tail import FileTail
+from harness.command.numbers import PLAIN, Notation, Place
 from harness.command.reader import Reading, number
+from harness.command.units import Quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,13 +35,22 @@ class MetricFile:
       key: Keys joined by dots, or a column.
     """
 
-    def __init__(self, kind: str, path: Path, key: str) -> None:
+    def __init__(
+        self,
+        kind: str,
+        path: Path,
+        key: str,
+        quantity: Quantity = Quantity.RATE,
+        notation: Notation = PLAIN,
+    ) -> None:
         self._kind, self._path, self._key = kind, path, key
+        self._meant = quantity, notation
+        self._where = f"the file {path.name!r} of --metric"
         self._written, self._before = 0, b""
         with contextlib.suppress(OSError, ReadingError):
             self._written = path.stat().st_mtime_ns
             before = content(path)
-            numbers(kind, before, key, path.name)
+            numbers(kind, before, key, path.name, *self._meant)
             self._before = before
         self._tail = FileTail(path, self._written)
         self._beginning, self._num_taken = 0, 0
@@ -63,11 +74,14 @@ class MetricFile:
             if self._timed is not None and line.strip() and not is_head:
                 text = line if self._kind == "json" else lines[0][1] + b"\n" + line
                 try:
-                    found = _numbers(self._kind, text, self._key, self._path.name)
+                    found = _numbers(
+                        self._kind, text, self._key, self._path.name, *self._meant
+                    )
                 except ReadingError:  # a document of several lines, or said by read()
                     self._timed = None
                 else:
-                    self._timed += [Reading(ns, value) for value in found]
+                    where = self._where
+                    self._timed += [Reading(ns, value, where) for value in found]
         self._num_taken = len(lines)
 
     def read(self) -> list[Reading]:
@@ -79,7 +93,7 @@ class MetricFile:
           ReadingError: It wrote none, or behind those of a run before.
         """
         now = content(self._path)
-        found = numbers(self._kind, now, self._key, self._path.name)
+        found = numbers(self._kind, now, self._key, self._path.name, *self._meant)
         if self._path.stat().st_mtime_ns == self._written:
             raise ReadingError(
                 f"the file {self._path.name!r} of --metric was there before the program"
@@ -96,7 +110,7 @@ class MetricFile:
         timed = self._timed or []
         if [reading.value for reading in timed] == found:
             return timed
-        return [Reading(0, value) for value in found]
+        return [Reading(0, value, self._where) for value in found]
 
 
 def content(path: Path) -> bytes:
@@ -127,7 +141,14 @@ def content(path: Path) -> bytes:
         ) from error
 
 
-def numbers(kind: str, text: bytes, key: str, name: str) -> list[float]:
+def numbers(
+    kind: str,
+    text: bytes,
+    key: str,
+    name: str,
+    quantity: Quantity = Quantity.RATE,
+    notation: Notation = PLAIN,
+) -> list[float]:
     """Returns the numbers in a file, in order.
 
     Args:
@@ -135,11 +156,13 @@ def numbers(kind: str, text: bytes, key: str, name: str) -> list[float]:
       text: Its content.
       key: Keys joined by dots, or a column.
       name: Of the file, for messages.
+      quantity: What its numbers are.
+      notation: What is declared of them.
 
     Raises:
       ReadingError: It is not of that kind, or does not have the key.
     """
-    found = _numbers(kind, text, key, name)
+    found = _numbers(kind, text, key, name, quantity, notation)
     if not found:
         raise ReadingError(
             f"the file {name!r} of --metric has no number {key!r}; name one that it has"
@@ -147,7 +170,14 @@ def numbers(kind: str, text: bytes, key: str, name: str) -> list[float]:
     return found
 
 
-def _numbers(kind: str, text: bytes, key: str, name: str) -> list[float]:
+def _numbers(
+    kind: str,
+    text: bytes,
+    key: str,
+    name: str,
+    quantity: Quantity,
+    notation: Notation,
+) -> list[float]:
     where = f"the file {name!r} of --metric"
     try:
         decoded = text.decode("utf-8")
@@ -163,7 +193,12 @@ def _numbers(kind: str, text: bytes, key: str, name: str) -> list[float]:
         raise ReadingError(
             f"{where} is nested too deeply; write numbers only"
         ) from error
-    return [number(str(value), where) for value in found]
+    return [
+        number(Place(text, 0), where, "--metric", quantity, notation)
+        for text in (
+            value if isinstance(value, str) else repr(value) for value in found
+        )
+    ]
 
 
 def _columns(text: str, key: str, where: str) -> Iterator[str]:

@@ -23,7 +23,7 @@ from harness.command import metric
 from harness.command.errors import CommandError, ReadingError
 from harness.command.kept_output import KeptOutput
 from harness.command.program_use import ProgramMemory, ProgramUse
-from harness.command.reader import LineReader, Reading
+from harness.command.reader import LineReader, Reading, check_missed
 from harness.command.running import Run, descendants
 from harness.command.stopping import Stopping
 from harness.trial.ending import signal_name
@@ -83,9 +83,11 @@ class PausedTrial:
         self._variables = {**variables}
         self._variables.pop(ADDRESS_VARIABLE, None)
         self._metric_text = spec.program.metric
-        pattern = metric.parse(self._metric_text).pattern
-        assert pattern is not None
-        self._lines = [LineReader(pattern, "--metric", _step_number) for _ in range(2)]
+        of = metric.parse(self._metric_text)
+        assert of.pattern is not None
+        self._lines = [
+            LineReader(of.pattern, "--metric", of.quantity, of.notation) for _ in "12"
+        ]
         self._kept = (KeptOutput(1), KeptOutput(2))
         self._running = Run(is_sampled=False)
         self._program = Stopping(descendants)
@@ -112,6 +114,7 @@ class PausedTrial:
                 kept.end()
         if not self._running.is_ended:
             raise CommandError(self._why_too_early())
+        check_missed(self._lines)
         if 2 * self._num_bunched > self._num_steps:
             raise ReadingError(
                 f"{self._num_bunched} of {self._num_steps} lines came in one piece with"
@@ -170,6 +173,11 @@ class PausedTrial:
         found = list(self._lines[stream].feed(chunk, ns))
         for reading in found:
             number, before = int(reading.value), self._last
+            if number != reading.value:
+                raise ReadingError(
+                    f"{reading.where} has {reading.value:g}, which is not the number of"
+                    f" a step; put the group of --metric {STEP}= around it"
+                )
             if before is not None and number not in (before + 1, *_NEW_EPOCH):
                 raise ReadingError(
                     f"the number of {self._metric_text!r} went from {before} to"
@@ -214,17 +222,3 @@ class PausedTrial:
             " seen enough; give it more steps than a study takes, it is ended then;"
             f" {last}"
         )
-
-
-def _step_number(text: str, where: str) -> float:
-    """Returns the number of a step.
-
-    Raises:
-      ReadingError: It is none.
-    """
-    if not text.isdecimal():
-        raise ReadingError(
-            f"{where} has {text!r}, which is not the number of a step; put the group of"
-            f" --metric {STEP}= around it alone"
-        )
-    return float(text)

@@ -5,31 +5,35 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from harness.command.errors import ReadingError
+from harness.command.numbers import PLAIN, Notation, Place, read
+from harness.command.units import NumberError, Quantity
 from results.records.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterable, Iterator
 
 MOST_OF_LINE: Final = 20_000
 """Characters of a line that are looked at: a pattern could take for ever on more."""
 SHOWN: Final = 120
 """Characters of a line or number that a message shows."""
+_BEFORE: Final = 60
+"""Characters before a number that a message shows."""
+_EXACT_DIGITS: Final = 15
+"""Decimal digits that a float always keeps."""
 _END = re.compile(rb"[\r\n]")  # progress bars end lines by a carriage return
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_BEGINNING = re.compile(r"[0-9]+\.?$|[0-9.]*[0-9][eE][+-]?$")
-_BEGINNING_UNSAID = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})*,$|(?<!\w)-$")
-"""The same where the pattern does not say what stands before its group."""
-_OF_A_THOUSAND = re.compile(r"[0-9]{3}(?![0-9])")
-_END_OF_NUMBER = re.compile(
-    r"[.0-9]*[0-9]|\.?[0-9]*[eE][+-]?[0-9]+|(?:[,'][0-9]{3})+(?![0-9,])[0-9.]*"
-    r"|(?::[0-9]{2})+\b[0-9.]*|[kKMG]\b"
+_GROUP = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P<|\(\?|\(|\)", re.DOTALL)
+_NO_NUMBER: Final = (
+    r"(?:(?i:[-+]?(?:nan|inf|infinity|none|null|n/a)\b|[-+]?\u221e|[-\u2013\u2014]+)"
+    r"|[-+\u2212]?[.,]?\d\S*?{empty}){end}"
 )
-"""What stands behind the part of a number that a pattern takes."""
-_OF_THOUSANDS: Final = 3
-"""The most digits before the first comma of 1,234,567."""
+_PER = re.compile(
+    r"(?P<gap>(?:\\s| )?[*+?]?)(?P<first>[a-z\u00b5]+)/(?P<second>[a-z\u00b5]+)"
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,51 +42,103 @@ class Reading:
 
     Attributes:
       ns: When it was printed, in nanoseconds; 0 of a file that was not seen to grow.
-      value: As it was printed.
+      value: In the unit of the metric.
+      where: The line or the file, for messages.
     """
 
     ns: int
     value: float
+    where: str = dataclasses.field(default="", compare=False)
 
 
-def number(text: str, where: str) -> float:
-    """Returns a positive number.
+def number(
+    place: Place, where: str, option: str, quantity: Quantity, notation: Notation
+) -> float:
+    """Returns a number that is finite and not below zero.
 
     Raises:
-      ReadingError: It is none.
+      ReadingError: It is none, or may mean two things; its detail has a caret.
     """
     try:
-        value = float(text)
-    except ValueError:
+        value = read(place, quantity, notation)
+        _check_range(place, value, quantity)
+    except NumberError as error:
+        shown = printable(place.text[error.start : error.end])[:SHOWN]
+        first = max(0, error.start - _BEFORE)
+        line = printable(place.text[first : first + SHOWN])
+        caret = " " * (error.start - first) + "^" * max(1, min(len(shown), SHOWN))
         raise ReadingError(
-            f"{where} has {text[:SHOWN]!r}, which is not a number; put the group of"
-            " --metric around the number alone"
-        ) from None
-    if not math.isfinite(value) or value <= 0:
-        raise ReadingError(
-            f"{where} has {text[:SHOWN]!r}, which is not a rate or a time; they are"
-            " positive and finite: look at what the program did"
+            f"{where} has {shown!r}, {_why(str(error), shown, option)}",
+            detail=f"{line}\n{caret}",
+        ) from error
+    return float(value)
+
+
+def _why(reason: str, shown: str, option: str) -> str:
+    if reason.startswith("of which"):
+        return reason
+    if re.fullmatch(r"[-+]?(?:nan|inf(?:inity)?)", shown, re.IGNORECASE):
+        reason = "is not a rate or a time; they are positive and finite: look at what"
+        return f"which {reason} the program did"
+    if reason == "is not a number":
+        return f"which {reason}; put the group of {option} around the number alone"
+    return f"which {reason} (spellings: docs/command.md)"
+
+
+def _check_range(place: Place, value: Decimal, quantity: Quantity) -> None:
+    span = place.start, len(place.text)
+    if not math.isfinite(float(value)):
+        raise NumberError("is too large", *span)
+    digits = "".join(map(str, value.as_tuple().digits)).strip("0")
+    is_exact = len(digits) <= _EXACT_DIGITS or Decimal(float(value)) == value
+    if quantity is Quantity.COUNT and not is_exact:
+        raise NumberError(
+            f"has {len(digits)} digits and cannot be compared exactly; print at most"
+            f" {_EXACT_DIGITS}",
+            *span,
         )
-    return value
+
+
+def check_positive(reading: Reading) -> None:
+    """Checks that a number is a rate or a time.
+
+    Raises:
+      ReadingError: It is zero.
+    """
+    if not reading.value:
+        raise ReadingError(
+            f"{reading.where} has 0, which is not a rate or a time; they are positive"
+            " and finite: look at what the program did"
+        )
 
 
 class LineReader:
     """Splits one stream into lines, and finds the number in each.
 
     Args:
-      pattern: Of a line, with one group.
+      pattern: Of a line, with one group: where the number begins.
       option: What it was given by, for messages.
-      read: Returns a number from its text, and where it is; raises ReadingError.
+      quantity: What its numbers are.
+      notation: What is declared of them.
+
+    Attributes:
+      missed: Lines that match but for the number.
+      num_read: Lines that have one.
     """
 
     def __init__(
         self,
         pattern: re.Pattern[str],
         option: str = "--metric",
-        read: Callable[[str, str], float] = number,
+        quantity: Quantity = Quantity.RATE,
+        notation: Notation = PLAIN,
     ) -> None:
-        self._pattern, self._option, self._number = pattern, option, read
+        self._pattern, self.option = pattern, option
+        self._quantity, self._notation = quantity, notation
+        self._inverse, self._near = _inverse(pattern), _near(pattern)
         self._rest = b""
+        self.missed: list[str] = []
+        self.num_read = 0
 
     def feed(self, chunk: bytes, ns: int) -> Iterator[Reading]:
         """Yields the numbers of the lines that a chunk completes.
@@ -97,46 +153,123 @@ class LineReader:
         *lines, rest = _END.split(self._rest + chunk)
         if not chunk:
             lines, rest = [*lines, rest], b""
-        self._rest = rest[:MOST_OF_LINE]
+        self._rest = rest[: MOST_OF_LINE + 1]
         for line in lines:
             if line:
-                yield from self._read(line[:MOST_OF_LINE], ns)
+                yield from self._read(line, ns)
 
     def _read(self, line: bytes, ns: int) -> Iterator[Reading]:
         text = _COLOURS.sub("", line.decode("utf-8", errors="replace"))
-        found = [*self._pattern.finditer(text)]
+        is_cut, text = len(text) > MOST_OF_LINE, text[:MOST_OF_LINE]
+        pattern = self._pattern
+        found = [*pattern.finditer(text)]
+        if not found and self._inverse is not None:
+            pattern = self._inverse
+            found = [*pattern.finditer(text)]
         shown = printable(text.strip())[:SHOWN]
         if len(found) > 1:
             raise ReadingError(
-                f"the pattern of {self._option} matches {len(found)} times in the line"
+                f"the pattern of {self.option} matches {len(found)} times in the line"
                 f" {shown!r}; add what stands before the number that you mean"
             )
+        where = f"the line {shown!r}"
         for match in found:
-            where = f"the line {shown!r}"
-            self._check_whole(match, where)
-            yield Reading(ns, self._number(match[1] or "", where))
+            self.num_read += 1
+            place = _place(pattern, match, is_cut=is_cut)
+            value = number(place, where, self.option, self._quantity, self._notation)
+            yield Reading(ns, value, where)
+        near = None if found else self._near
+        if near is not None and any(map(near.search, (text, text + " "))):
+            self.missed.append(shown)
 
-    def _check_whole(self, match: re.Match[str], where: str) -> None:
-        """Raises if the group takes a part of a number: 1.2 of 1.2e+04, 4 of 123.4.
 
-        A pattern that goes on behind its group says itself what follows.
-        """
-        text, (start, end) = match.string, match.span(1)
-        if not match[1] or not match[1].replace(".", "").isdecimal():
-            return
-        before = _BEGINNING.search(text[:start])
-        if before is None and start == match.start():
-            before = _BEGINNING_UNSAID.search(text[:start])
-            if before and "," in before[0] and not _OF_A_THOUSAND.match(match[1]):
-                before = None  # the column before
-        after = _END_OF_NUMBER.match(text, end) if end == match.end() else None
-        first = "" if before is None else before[0]
-        last = "" if after is None else after[0]
-        if last.startswith(",") and ("." in match[1] or len(match[1]) > _OF_THOUSANDS):
-            last = ""  # the next column
-        if first.strip("0") or last:
+def check_missed(readers: Iterable[LineReader]) -> None:
+    """Checks that no line lacked its number, once the program has printed enough.
+
+    Raises:
+      ReadingError: One did.
+    """
+    for reader in readers:
+        if reader.missed:
+            number_of = len(reader.missed)
             raise ReadingError(
-                f"{where} has {first + match[1] + last!r}, of which the group of"
-                f" {self._option} takes {match[1]!r} alone; let it take the whole"
-                " number, such as '[^0-9]([0-9.e+-]+)', printed without separators or k"
+                f"{number_of} of {number_of + reader.num_read} lines that"
+                f" {reader.option} looks for have no number, such as"
+                f" {reader.missed[0]!r}: what was computed there failed, or the pattern"
+                " is too narrow; look at what the program did"
             )
+
+
+def _place(pattern: re.Pattern[str], match: re.Match[str], *, is_cut: bool) -> Place:
+    text, start = match.string, max(match.start(1), 0)
+
+    def asks(first: int, last: int) -> bool:
+        """Whether the pattern finds the number only where digits stand here."""
+        other = text[:first] + "x" * (last - first) + text[last:]
+        return all(found.start(1) != start for found in pattern.finditer(other))
+
+    return Place(
+        text=text + "\u2026" * is_cut,
+        start=start,
+        is_led=match.start() < start,
+        said=(match.end(1), match.end()),
+        asks=asks,
+    )
+
+
+def _group(source: str) -> tuple[int, int] | None:
+    """Returns where the capturing group of a pattern stands, brackets included."""
+    opened: list[int | None] = []
+    for token in _GROUP.finditer(source):
+        if token[0][0] == "(":
+            opened.append(token.start() if token[0] in ("(", "(?P<") else None)
+        elif token[0] == ")" and opened:
+            start = opened.pop()
+            if start is not None:
+                return start, token.end()
+    return None
+
+
+def _replaced(
+    pattern: re.Pattern[str], prefix: str, rest: str
+) -> re.Pattern[str] | None:
+    try:
+        return re.compile(prefix + rest, pattern.flags & ~re.UNICODE)
+    except re.error:
+        return None
+
+
+def _near(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
+    """Returns what finds the lines that match but for the number; None if any would."""
+    group = _group(pattern.pattern)
+    if group is None:
+        return None
+    prefix, suffix = pattern.pattern[: group[0]], pattern.pattern[group[1] :]
+    literals = [
+        re.search(r"\w", re.sub(r"\\\w|\[[^\]]*\]|\(\?\w*", "", part))
+        for part in (prefix, suffix)
+    ]
+    is_whole = prefix.startswith("^") and suffix.endswith("$")
+    if not (any(literals) or is_whole):
+        return None
+    end = "" if suffix else r"(?=[\s,;|)\]}]|$)"
+    empty = r"|(?=\s*$)" if literals[0] and not suffix.strip("$") else ""
+    return _replaced(
+        pattern,
+        prefix,
+        _NO_NUMBER.replace("{empty}", empty).replace("{end}", end) + suffix,
+    )
+
+
+def _inverse(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
+    """Returns the pattern for s/it where the text of one asks for it/s, or the reverse.
+
+    Progress bars change between the two.
+    """
+    group = _group(pattern.pattern)
+    per = _PER.match(pattern.pattern, group[1]) if group else None
+    if per is None or group is None or "s" not in (per["first"], per["second"]):
+        return None
+    prefix = pattern.pattern[: group[1]] + per["gap"]
+    rest = f"{per['second']}/{per['first']}" + pattern.pattern[per.end() :]
+    return _replaced(pattern, prefix, rest)

@@ -41,11 +41,16 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
     num_warmup, evidence, remarks = judge(
         [reading["ns"] for reading in log.readings], spec.num_warmup_steps
     )
-    times = tuple(
-        of.seconds(reading["value"], spec.global_batch_size, spec.num_replicas)
-        for reading in log.readings
+    warmup, measured = (
+        tuple(
+            of.seconds(reading["value"], spec.global_batch_size, spec.num_replicas)
+            for reading in part
+            if reading["value"]  # a rate of 0 is none yet
+        )
+        for part in (log.readings[:num_warmup], log.readings[num_warmup:])
     )
-    measured = times[num_warmup:]
+    if not measured:
+        raise ValueError("the command printed no number above 0")
     return TrialResult(
         trial_id=trial_id,
         example_unit=spec.program.unit,
@@ -57,7 +62,7 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
             RankTimes(
                 rank=0,
                 time_to_first_step_sec=0.0,
-                warmup_step_time_sec=times[:num_warmup],
+                warmup_step_time_sec=warmup,
                 step_time_sec=measured,
                 window_start_ns=log.readings[max(0, num_warmup - 1)]["ns"],
                 window_end_ns=log.readings[-1]["ns"],
@@ -69,7 +74,7 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
         window_metrics=tuple(map(QualityMetric.model_validate, log.window_metrics)),
         readings=Readings(
             evidence=evidence,
-            num_readings=len(times),
+            num_readings=len(warmup) + len(measured),
             num_processes=log.used["num_processes"],
             busy_cores=log.used["busy_cores"],
             remarks=(*remarks, *log.used["remarks"]),

@@ -27,7 +27,7 @@ from harness.command.files import MetricFile
 from harness.command.kept_output import KeptOutput
 from harness.command.other_gpus import VISIBLE, OtherGpus
 from harness.command.paused import PausedTrial
-from harness.command.reader import LineReader, Reading
+from harness.command.reader import LineReader, Reading, check_missed, check_positive
 from harness.command.running import Run
 from harness.placement import processes
 from harness.trial import process_tree
@@ -58,8 +58,12 @@ class Trial:
         self._metric: Metric = metric.parse(spec.program.metric)
         self._readings: list[Reading] = []
         self._kept = (KeptOutput(1), KeptOutput(2))
-        pattern = self._metric.pattern
-        self._lines = [LineReader(pattern) for _ in range(2)] if pattern else []
+        of = self._metric
+        self._lines = [
+            LineReader(of.pattern, "--metric", of.quantity, of.notation)
+            for _ in range(2)
+            if of.pattern is not None
+        ]
         self._counts = CountReader(spec.program.counts)
         self._other_gpus = OtherGpus(os.environ.get(VISIBLE))
         self._file: MetricFile | None = None
@@ -86,8 +90,10 @@ class Trial:
         words = placeholders.fill(self._program.command, values)
         if not self._metric.pattern:
             (path,) = placeholders.fill(_quoted(self._metric.path), values)
-            kind, key = self._metric.file_kind, self._metric.key
-            self._file = MetricFile(kind, folder / path, key)
+            of = self._metric
+            self._file = MetricFile(
+                of.file_kind, folder / path, of.key, of.quantity, of.notation
+            )
             self._run = Run(
                 self._other_gpus.look, look_often=self._look, period_sec=POLL_SEC
             )
@@ -109,6 +115,7 @@ class Trial:
             self._file.look(time.monotonic_ns())
             self._take_rows(self._file.read())
         self._check_number()
+        check_missed(self._lines)
         for count in self._counts.metrics():
             self._writer.write("window_metric", **count)
         self._write_use()
@@ -155,6 +162,8 @@ class Trial:
             self._writer.enter(Phase.WARMUP)
         if len(self._readings) == self._spec.num_warmup_steps:
             self._writer.enter(Phase.MEASURE)
+        if len(self._readings) >= self._spec.num_warmup_steps:
+            check_positive(reading)
         self._readings.append(reading)
         self._writer.write("reading", ns=reading.ns, value=reading.value)
 
@@ -175,6 +184,7 @@ class Trial:
         number, wanted = len(self._readings), self._spec.num_measured_steps
         if not number:
             said = self._kept[0].last_line or self._kept[1].last_line
+            check_missed(self._lines)
             raise CommandError(
                 "the command ended well, and no line that it printed matches"
                 f" --metric {self._program.metric!r}; its last line: {said or 'none'!r}"
@@ -334,7 +344,9 @@ def main(argv: Sequence[str]) -> int:
             reason=one_line(str(error)) or type(error).__name__,
             exception_type=type(error).__name__,
             traceback=(
-                trial.tail() if is_ours else "".join(traceback.format_exception(error))
+                "\n".join(filter(None, (getattr(error, "detail", ""), trial.tail())))
+                if is_ours
+                else "".join(traceback.format_exception(error))
             ),
         )
         return 1

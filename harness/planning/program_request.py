@@ -199,7 +199,7 @@ def resolved(request: _Request, folder: Path) -> _Request:
 
 def _check_turns(request: SweepRequest, metric: str) -> None:
     """Raises if the metric contradicts how a program takes turns."""
-    is_step = metric.partition("=")[0].strip() == STEP
+    is_step = metric.partition("=")[0].partition("[")[0].strip() == STEP
     if request.is_pausable and not (is_step or metric == CLIENT):
         raise PlanError(
             f"--pausable with --metric {metric!r}: where a program is stopped"

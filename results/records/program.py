@@ -39,6 +39,11 @@ class Evidence(str, Enum):
     LAST = "last"
 
 
+def _name(text: str) -> str:
+    """Returns NAME of ``NAME[WORDS]=PATTERN``."""
+    return text.partition("=")[0].partition("[")[0].strip()
+
+
 class Program(Record):
     """What the trials of a program have in common."""
 
@@ -67,7 +72,7 @@ class Program(Record):
     @property
     def count_names(self) -> tuple[str, ...]:
         """Names of what it counts, in order."""
-        return tuple(text.partition("=")[0] for text in self.counts)
+        return tuple(map(_name, self.counts))
 
     @property
     def is_client(self) -> bool:
@@ -77,7 +82,7 @@ class Program(Record):
     @property
     def is_paused(self) -> bool:
         """Whether it is stopped between turns, and a line of it ends a step."""
-        return self.metric.partition("=")[0].strip() == STEP
+        return _name(self.metric) == STEP
 
     @property
     def takes_turns(self) -> bool:

@@ -48,6 +48,13 @@ class Failure(Record):
     exception_type: Name | None = None
     traceback: Text | None = None
 
+    @property
+    def place(self) -> tuple[str, ...]:
+        """A line that was refused, and the carets under it; empty if there is none."""
+        lines = tuple((self.traceback or "").splitlines()[:2])
+        is_place = len(lines) == 2 and set(lines[1].strip()) == {"^"}  # noqa: PLR2004
+        return lines if is_place else ()
+
 
 class StatusRecord(Record):
     """How a trial ended; written last, so its presence means that the trial is over."""

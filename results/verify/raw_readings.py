@@ -32,8 +32,11 @@ def derive(trial_id: str, lines: Sequence[Fields], num_warmup: int) -> Fields:
     facts, used = of["facts"], of["used"]
     readings = [line for line in lines if line["kind"] == "reading"]
     batch, replicas = facts["global_batch_size"], facts["num_replicas"]
-    times = [
-        _seconds(facts["metric"], line["value"], batch, replicas) for line in readings
+    times = [  # none of a rate of 0, which stands in the warm-up only
+        _seconds(facts["metric"], line["value"], batch, replicas)
+        if line["value"]
+        else None
+        for line in readings
     ]
     printed = [line["ns"] for line in readings]
     is_window = len(times) >= num_warmup + _FEWEST
@@ -51,13 +54,13 @@ def derive(trial_id: str, lines: Sequence[Fields], num_warmup: int) -> Fields:
         "flops_per_example": None,
         "global_batch_size": batch,
         "num_measured_steps": len(times) - first,
-        "window_sec": math.fsum(times[first:]),
+        "window_sec": math.fsum(filter(None, times[first:])),
         "turns": [],
         "ranks": [
             {
                 "rank": 0,
                 "time_to_first_step_sec": 0.0,
-                "warmup_step_time_sec": times[:first],
+                "warmup_step_time_sec": [time for time in times[:first] if time],
                 "step_time_sec": times[first:],
                 "window_start_ns": printed[max(first - 1, 0)],
                 "window_end_ns": printed[-1],
@@ -73,7 +76,7 @@ def derive(trial_id: str, lines: Sequence[Fields], num_warmup: int) -> Fields:
         ],
         "readings": {
             "evidence": evidence,
-            "num_readings": len(times),
+            "num_readings": len([time for time in times if time]),
             "num_processes": used["num_processes"],
             "busy_cores": used["busy_cores"],
             "num_remarks": num_why + len(used["remarks"]),

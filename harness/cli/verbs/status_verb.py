@@ -20,6 +20,7 @@ from harness.planning import study as study_module
 from harness.run import turn_file
 from results.errors import CorruptRecordError, MissingRecordError
 from results.records.models import Order, PlannedTrial
+from results.records.texts import printable
 from results.store import earlier, lock
 from results.store.study_store import Store
 from results.study.cases import load_study
@@ -114,6 +115,7 @@ def _read(store: Store) -> _State:
     is_running = _is_held(store)
     counts: collections.Counter[str] = collections.Counter()
     failures: list[dict[str, Any]] = []
+    shown: list[str] = []
     for planned in trials:
         trial = found.get(planned.trial_id)
         record = trial.status if trial is not None else None
@@ -128,6 +130,14 @@ def _read(store: Store) -> _State:
                     "reason": record.failure.reason,
                 }
             )
+            shown += [
+                (
+                    f"  {planned.trial_id[:8]}  {progress.describe_trial(planned)}:"
+                    f" {record.status.value} in {record.failure.phase.value}:"
+                    f" {record.failure.reason}"
+                ),
+                *(f"    {printable(line)}" for line in record.failure.place),
+            ]
     data = {
         "study": name,
         "num_trials": len(trials),
@@ -142,11 +152,7 @@ def _read(store: Store) -> _State:
     listed = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
     now = _now(store, trials, found) if is_running else ""
     lines = [one_line(f"{name}: {len(trials)} trials: {listed}{now}")]
-    lines += [
-        f"  {failure['trial_id'][:8]}  {failure['trial']}:"
-        f" {failure['status']} in {failure['phase']}: {failure['reason']}"
-        for failure in failures
-    ]
+    lines += shown
     lines += [one_line(line) for line in matches]
     if num_earlier:
         attempts = "attempt" if num_earlier == 1 else "attempts"

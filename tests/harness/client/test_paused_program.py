@@ -74,7 +74,7 @@ BAD = {
     r" enough; give it more steps .*; its last line: 'step 2'",
     "exits": r"the command exited with code 3 after \d+ steps, before the harness",
     "each tenth": r"the number of 'step=.*' went from 0 to 10: a line ends one step",
-    "no number": r"the line 'step one' has 'one', which is not the number of a step",
+    "no number": r"the line 'step one' has 'one', which is not a number; put the",
     "other words": r"no line that it printed matches --metric 'step=.*'; its last line:"
     r" 'speed 2'",
     "bursts": r"(came in one piece|that can be timed).*: flush the output after each",

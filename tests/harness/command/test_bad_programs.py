@@ -54,6 +54,17 @@ PROGRAMS: dict[str, tuple[str, TrialStatus, str]] = {
         TrialStatus.FAILED,
         r"the line 'rate nan' has 'nan', which is not a rate or a time",
     ),
+    "prints what may be two numbers": (
+        "print('rate 1,234', flush=True); time.sleep(987)",
+        TrialStatus.FAILED,
+        r"the line 'rate 1,234' has '1,234', which may mean two things: print it with",
+    ),
+    "begins at zero": (f"print('rate 0.0', flush=True)\n{GOOD}", TrialStatus.OK, ""),
+    "ends at zero": (
+        f"{GOOD}\nprint('rate 0.0')",
+        TrialStatus.FAILED,
+        r"the line 'rate 0.0' has 0, which is not a rate or a time",
+    ),
     "matches twice": (
         "print('rate 3 rate 4', flush=True); time.sleep(987)",
         TrialStatus.FAILED,

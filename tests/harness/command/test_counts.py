@@ -148,7 +148,7 @@ def test_a_count_that_says_nothing_fails_its_trial() -> None:
     reader = counts.CountReader(["a=n ([^ ]+)"])
     with pytest.raises(CommandError, match=r"no line that .* matches --count 'a'"):
         list(reader.metrics())
-    with pytest.raises(ReadingError, match="has '-1', which is no count: a number of"):
+    with pytest.raises(ReadingError, match="has '-1', which is below zero"):
         reader.feed(0, b"n -1\n", 1)
     with pytest.raises(ReadingError, match="pattern of --count matches 2 times"):
         reader.feed(1, b"n 1 n 2\n", 1)
