@@ -180,7 +180,7 @@ def _numbers(
 ) -> list[float]:
     where = f"the file {name!r} of --metric"
     try:
-        decoded = text.decode("utf-8")
+        decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ReadingError(f"{where} is not UTF-8 text: {error}") from error
     try:
@@ -202,13 +202,23 @@ def _numbers(
 
 
 def _columns(text: str, key: str, where: str) -> Iterator[str]:
-    rows = csv.DictReader(io.StringIO(text))
-    names = rows.fieldnames or []
-    if key not in names:
+    head = text.partition("\n")[0]
+    separator = next((one for one in ",;\t" if key in _names(head, one)), ",")
+    names = _names(head, separator)
+    if names.count(key) != 1:
+        what = f"{names.count(key)} columns" if key in names else "no column"
         raise ReadingError(
-            f"{where} has no column {key!r}; it has {', '.join(names)[:200] or 'none'}"
+            f"{where} has {what} {key!r}; it has {', '.join(names)[:200] or 'none'}"
         )
-    yield from (row[key] for row in rows if row[key])
+    column = names.index(key)
+    rows = csv.reader(io.StringIO(text), delimiter=separator, skipinitialspace=True)
+    next(rows, None)
+    yield from (row[column] for row in rows if len(row) > column and row[column])
+
+
+def _names(head: str, separator: str) -> list[str]:
+    rows = csv.reader([head], delimiter=separator, skipinitialspace=True)
+    return [name.strip() for name in next(rows, [])]
 
 
 def _members(text: str, key: str, where: str) -> Iterator[Any]:
@@ -222,14 +232,27 @@ def _members(text: str, key: str, where: str) -> Iterator[Any]:
                 f"{where} is not JSON: {error}; write one document, or one per line"
             ) from error
     for document in documents:
-        yield from _follow(document, key.split("."))
+        yield from _follow(document, key, where)
 
 
-def _follow(value: Any, keys: list[str]) -> Iterator[Any]:
+def _follow(value: Any, key: str, where: str) -> list[Any]:
+    """Returns what a key leads to; its dots may be of names, or between them."""
     if isinstance(value, list):
-        for member in value:
-            yield from _follow(member, keys)
-    elif not keys:
-        yield value
-    elif isinstance(value, dict) and keys[0] in value:
-        yield from _follow(value[keys[0]], keys[1:])
+        return [found for member in value for found in _follow(member, key, where)]
+    if not key:
+        return [value]
+    if not isinstance(value, dict):
+        return []
+    ends = [index for index, one in enumerate(key + ".") if one == "."]
+    found = [
+        _follow(value[key[:end]], key[end + 1 :], where)
+        for end in ends
+        if key[:end] in value
+    ]
+    ways = [way for way in found if way]
+    if len(ways) > 1:
+        raise ReadingError(
+            f"{where} has {key!r} in {len(ways)} ways, since names have dots; rename"
+            " one of them"
+        )
+    return ways[0] if ways else []

@@ -10,22 +10,19 @@ from typing import TYPE_CHECKING, Final
 
 from harness.command.errors import ReadingError
 from harness.command.numbers import PLAIN, Notation, Place, read
+from harness.command.terminal_line import MOST_COLUMNS, TerminalLine
 from harness.command.units import NumberError, Quantity
 from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-MOST_OF_LINE: Final = 20_000
-"""Characters of a line that are looked at: a pattern could take for ever on more."""
 SHOWN: Final = 120
 """Characters of a line or number that a message shows."""
 _BEFORE: Final = 60
 """Characters before a number that a message shows."""
 _EXACT_DIGITS: Final = 15
 """Decimal digits that a float always keeps."""
-_END = re.compile(rb"[\r\n]")  # progress bars end lines by a carriage return
-_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _GROUP = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P<|\(\?|\(|\)", re.DOTALL)
 _NO_NUMBER: Final = (
     r"(?:(?i:[-+]?(?:nan|inf|infinity|none|null|n/a)\b|[-+]?\u221e|[-\u2013\u2014]+)"
@@ -136,7 +133,7 @@ class LineReader:
         self._pattern, self.option = pattern, option
         self._quantity, self._notation = quantity, notation
         self._inverse, self._near = _inverse(pattern), _near(pattern)
-        self._rest = b""
+        self._terminal = TerminalLine()
         self.missed: list[str] = []
         self.num_read = 0
 
@@ -150,17 +147,11 @@ class LineReader:
         Raises:
           ReadingError: A line has two numbers, or none where one was matched.
         """
-        *lines, rest = _END.split(self._rest + chunk)
-        if not chunk:
-            lines, rest = [*lines, rest], b""
-        self._rest = rest[: MOST_OF_LINE + 1]
-        for line in lines:
-            if line:
-                yield from self._read(line, ns)
+        for line in self._terminal.feed(chunk):
+            yield from self._read(line, ns)
 
-    def _read(self, line: bytes, ns: int) -> Iterator[Reading]:
-        text = _COLOURS.sub("", line.decode("utf-8", errors="replace"))
-        is_cut, text = len(text) > MOST_OF_LINE, text[:MOST_OF_LINE]
+    def _read(self, line: str, ns: int) -> Iterator[Reading]:
+        is_cut, text = len(line) > MOST_COLUMNS, line[:MOST_COLUMNS]
         pattern = self._pattern
         found = [*pattern.finditer(text)]
         if not found and self._inverse is not None:
