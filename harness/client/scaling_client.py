@@ -93,16 +93,27 @@ def find_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
         ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # of a step, not of the batch job
     ):
         if environ.get(rank) and environ.get(count):
-            try:
-                return int(environ[rank]), int(environ[count])
-            except ValueError:
-                raise ClientError(
-                    f"{rank}={environ[rank]!r} and {count}={environ[count]!r} must be"
-                    " numbers; unset them, or pass rank and num_ranks to connect()"
-                ) from None
+            return _numbers_of(environ, rank, count)
+    if environ.get("LOCAL_RANK") and environ.get("WORLD_SIZE"):  # Lightning's children
+        if environ.get("NODE_RANK", "0") not in ("", "0"):
+            raise ClientError(
+                "LOCAL_RANK and WORLD_SIZE without RANK, on another node, do not say"
+                " which rank this is; pass rank and num_ranks to connect()"
+            )
+        return _numbers_of(environ, "LOCAL_RANK", "WORLD_SIZE")
     if environ.get("TF_CONFIG"):
         return _rank_of_tf_config(environ["TF_CONFIG"])
     return 0, 1
+
+
+def _numbers_of(environ: Mapping[str, str], rank: str, count: str) -> tuple[int, int]:
+    try:
+        return int(environ[rank]), int(environ[count])
+    except ValueError:
+        raise ClientError(
+            f"{rank}={environ[rank]!r} and {count}={environ[count]!r} must be"
+            " numbers; unset them, or pass rank and num_ranks to connect()"
+        ) from None
 
 
 def _rank_of_tf_config(text: str) -> tuple[int, int]:

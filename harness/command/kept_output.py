@@ -38,11 +38,9 @@ class KeptOutput:
             _write(self._descriptor, self._tail[HEAD_BYTES - self.num_bytes :])
 
     @property
-    def last_line(self) -> str:
-        """The last line that is not empty."""
-        text = self._tail.decode("utf-8", errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1] if lines else ""
+    def last_bytes(self) -> bytes:
+        """The end of what came."""
+        return self._tail
 
     @property
     def tail(self) -> str:

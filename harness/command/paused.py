@@ -21,6 +21,7 @@ from harness.client.scaling_client import (
 )
 from harness.command import metric
 from harness.command.errors import CommandError, ReadingError
+from harness.command.first_cause import described
 from harness.command.kept_output import KeptOutput
 from harness.command.program_use import ProgramMemory, ProgramUse
 from harness.command.reader import LineReader, Reading, check_missed
@@ -204,14 +205,13 @@ class PausedTrial:
             how = f"ended with signal {signal_name(-code)}"
         elif not code:
             how = "ended well"
-        said = self._kept[1].last_line or self._kept[0].last_line
-        if said.startswith(_CLIENT_SAYS):
+        last = described(self._kept[1].last_bytes, self._kept[0].last_bytes)
+        if f": '{_CLIENT_SAYS}" in last:
             return (
                 f"the command {how}: it connects by scaling_client, so its steps are"
                 " not read from lines; give --metric client, with --pausable if its"
                 " threads compute between its turns"
             )
-        last = f"its last line: {said or 'none'!r}"
         if not self._num_steps:
             return (
                 f"the command {how}, and no line that it printed matches --metric"

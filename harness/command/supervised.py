@@ -18,6 +18,7 @@ from harness.client.scaling_client import (
 )
 from harness.command import first_losses
 from harness.command.errors import CommandError
+from harness.command.first_cause import described
 from harness.command.kept_output import KeptOutput
 from harness.command.running import Run
 from harness.trial import process_tree
@@ -61,15 +62,14 @@ def run(
             stream.end()
     code = running.exit_code
     if not rank_path(trial_dir, 0).exists():
-        last = kept[1].last_line or kept[0].last_line
+        last = described(kept[1].last_bytes, kept[0].last_bytes)
         _fail(trial_dir, why or _never_connected(code, last))
         return 1
     first_losses.check(trial_dir)
     return 1 if code is None else end_like(code)
 
 
-def _never_connected(code: int | None, last_line: str) -> str:
-    last = f"its last line: {last_line or 'none'!r}"
+def _never_connected(code: int | None, last: str) -> str:
     if code:
         return f"the command exited with code {code}, before it had connected; {last}"
     return (

@@ -24,6 +24,7 @@ from harness.command.counts import CountReader
 from harness.command.errors import CommandError, ReadingError
 from harness.command.file_tail import POLL_SEC
 from harness.command.files import MetricFile
+from harness.command.first_cause import described
 from harness.command.kept_output import KeptOutput
 from harness.command.other_gpus import VISIBLE, OtherGpus
 from harness.command.paused import PausedTrial
@@ -132,9 +133,9 @@ class Trial:
 
     def _so_far(self) -> str:
         number = len(self._readings)
-        said = self._kept[1].last_line or self._kept[0].last_line
         after = f" after it had printed {_count(number, 'number')}" if number else ""
-        return f"{after}; its last line: {said or 'none'!r}"
+        said = described(self._kept[1].last_bytes, self._kept[0].last_bytes)
+        return f"{after}; {said}"
 
     def tail(self) -> str:
         """Returns the end of what the program printed."""
@@ -183,11 +184,11 @@ class Trial:
         """Raises unless there is a number, and as many as were asked for."""
         number, wanted = len(self._readings), self._spec.num_measured_steps
         if not number:
-            said = self._kept[0].last_line or self._kept[1].last_line
+            said = described(self._kept[0].last_bytes, self._kept[1].last_bytes)
             check_missed(self._lines)
             raise CommandError(
                 "the command ended well, and no line that it printed matches"
-                f" --metric {self._program.metric!r}; its last line: {said or 'none'!r}"
+                f" --metric {self._program.metric!r}; {said}"
             )
         if wanted is not None and not self._has_enough():
             raise CommandError(

@@ -86,6 +86,8 @@ _CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
         ({}, (0, 1)),
         ({"RANK": "1", "WORLD_SIZE": "4", "TF_CONFIG": "x"}, (1, 4)),
         ({"RANK": "1"}, (0, 1)),
+        ({"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2"}, (1, 2)),
+        ({"LOCAL_RANK": "1"}, (0, 1)),
         ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, (2, 3)),
         ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, (1, 2)),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 1)),  # the batch script
@@ -110,6 +112,10 @@ def test_ranks_are_those_of_the_launcher(variables, expected):
         (
             {"RANK": "x", "WORLD_SIZE": "2"},
             "RANK='x' and WORLD_SIZE='2' must be numbers",
+        ),
+        (
+            {"LOCAL_RANK": "1", "NODE_RANK": "1", "WORLD_SIZE": "4"},
+            "do not say which rank this is; pass rank and num_ranks",
         ),
         ({"TF_CONFIG": "[]"}, r"TF_CONFIG='\[\]' is not what TensorFlow reads"),
     ],
