@@ -27,15 +27,16 @@ NEVER: Final = ("tensorflow", "keras", "tensorflow_datasets", "dm_control")
 _QUICK_START: Final = re.compile(
     r"^ {4}python -m harness (sweep --command .*)$", re.MULTILINE
 )
-_STARTER: Final = "torchrun --nproc-per-node {replicas} train.py"
+_BATCH: Final = "{per_replica_batch_size}"
+_STARTER: Final = f"torchrun --nproc-per-node {{replicas}} train.py --batch {_BATCH}"
 _PROGRAM: Final = """
 import sys, time
-replicas = int(sys.argv[1])
+replicas, batch = map(int, sys.argv[1:])
 for step in range(8):
     start = time.perf_counter()
-    while time.perf_counter() < start + COST / 1000:
+    while time.perf_counter() < start + COST * batch / 32_000:
         pass
-    print("samples/s:", 32 * replicas / (time.perf_counter() - start), flush=True)
+    print("samples/s:", batch * replicas / (time.perf_counter() - start), flush=True)
 """
 _COSTS: Final = (40, 60)
 """Milliseconds of a step, of the first commit and of the second: 50 % more."""
@@ -52,7 +53,10 @@ def quick_start(readme: str) -> list[str]:
     if found is None or _STARTER not in found[1]:
         raise SystemExit("error: the README has no sweep of a command to begin with")
     words = shlex.split(found[1])
-    return [word.replace(_STARTER, "python3 train.py {replicas}") for word in words]
+    return [
+        word.replace(_STARTER, f"python3 train.py {{replicas}} {_BATCH}")
+        for word in words
+    ]
 
 
 def make_repository(folder: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from pydantic import Field, InstanceOf
 
+from harness.command import placeholders
 from harness.command.metric import THROUGHPUT
 from harness.command.program import UNIT, ForeignProgram, make
 from harness.errors import PlanError
@@ -15,11 +17,12 @@ from harness.options import kinds
 from harness.options.option import Option, Options, declared
 from harness.planning import defaults
 from results.judging import gate_metrics
-from results.records.models import Allocator, Control, Order
+from results.records.models import Allocator, Control, Order, ScalingMode
 from results.records.program import CLIENT, STEP
 
 if TYPE_CHECKING:
     from harness.planning.request import SweepRequest
+    from results.records.models import Program
 
 _Request = TypeVar("_Request", bound="SweepRequest")
 
@@ -43,6 +46,10 @@ _OF_TURNS: Final[Mapping[str, object]] = {
 """Those that say something only about a program that takes turns."""
 _OF_CLIENTS: Final[Mapping[str, object]] = {"controls": (), "is_evaluated": None}
 """Those that say something only about one that connects."""
+_MODE_OF_WORK: Final = {
+    "fixed": ScalingMode.STRONG,
+    "per-replica": ScalingMode.WEAK,
+}
 _OF_TRIALS: Final = {gate_metrics.EFFICIENCY.name, *gate_metrics.METRICS} - {THROUGHPUT}
 """Figures of workloads that a gate judges by their names."""
 
@@ -108,6 +115,16 @@ class ProgramRequest(Options):
             default=f"`{UNIT}`",
         ),
     ] = None
+    work: Annotated[
+        str | None,
+        Option(
+            group=OWN,
+            kind=kinds.choice(tuple(_MODE_OF_WORK)),
+            help="Of a program without batches: `fixed` work is divided among replicas"
+            " (strong scaling), `per-replica` work grows with them (weak).",
+            default="`--mode`",
+        ),
+    ] = None
     program: InstanceOf[ForeignProgram] | None = None
     folders: Mapping[str, Path] = Field(default_factory=dict)
 
@@ -122,9 +139,11 @@ def resolved(request: _Request, folder: Path) -> _Request:
     Raises:
       PlanError: There is neither, or both, or an option that has no effect on it.
     """
+    request = _with_work(request)
     if request.command is None:
         given = {"metric": request.metric, "unit": request.unit}
         given["count"] = " ".join(request.counts) or None
+        given["work"] = request.work
         given["pausable"] = "yes" if request.is_pausable else None
         for name, value in given.items():
             if value is not None and not _is_of_gate(request, name):
@@ -185,6 +204,7 @@ def resolved(request: _Request, folder: Path) -> _Request:
         folder=folder,
         left_out=[getattr(request, "runs_dir", folder / defaults.RUNS_DIR)],
     )
+    _check_modes(request, made.record)
     update: dict[str, Any] = {
         "program": made,
         "workload": made.name,
@@ -195,6 +215,54 @@ def resolved(request: _Request, folder: Path) -> _Request:
         "is_evaluated": bool(request.is_evaluated),
     }
     return request.model_copy(update=update)
+
+
+def _with_work(request: _Request) -> _Request:
+    """Returns a request with the mode and the batch that its work stands for.
+
+    Raises:
+      PlanError: They contradict each other.
+    """
+    if request.work is None:
+        return request
+    mode = _MODE_OF_WORK[request.work]
+    is_default = request.modes == type(request).model_fields["modes"].default
+    if not is_default and request.modes != (mode,):
+        raise PlanError(
+            f"--work {request.work} is {mode.value} scaling, but --mode says"
+            f" {','.join(other.value for other in request.modes)}; leave --mode out"
+        )
+    update: dict[str, Any] = {"modes": (mode,)}
+    if request.per_replica_batch_size is None and request.global_batch_size is None:
+        if mode is ScalingMode.WEAK:
+            update["per_replica_batch_size"] = 1
+        else:  # what each number of replicas divides
+            update["global_batch_size"] = math.lcm(*(request.replicas or (1,)))
+    return request.model_copy(update=update)
+
+
+def _check_modes(request: SweepRequest, program: Program) -> None:
+    """Raises if weak and strong scaling would start the same program."""
+    command = program.command
+    if program.is_client:
+        return  # it asks for its batch
+    sizes = {"per_replica_batch_size", "global_batch_size"}
+    has_batch = bool(sizes.intersection(placeholders.names_in(command)))
+    if request.work is not None and has_batch:
+        raise PlanError(
+            f"--work {request.work} with --command {command!r}, which takes a batch:"
+            " its work follows from --mode; leave --work out"
+        )
+    is_both = len(request.modes) > 1 and len(request.replicas or ()) > 1
+    if is_both and not has_batch:
+        modes = ",".join(mode.value for mode in request.modes)
+        raise PlanError(
+            f"--mode {modes} with --command {command!r}, which has neither"
+            " {per_replica_batch_size} nor {global_batch_size}: both modes would start"
+            " the same program; write one where the program takes its batch, or say"
+            " --work fixed (the replicas divide the work), --work per-replica (each has"
+            " its own) or one --mode"
+        )
 
 
 def _check_turns(request: SweepRequest, metric: str) -> None:

@@ -171,7 +171,8 @@ def test_the_quick_start_is_that_of_the_readme() -> None:
     """Its first sweep, of a program that needs nothing; another README is an error."""
     words = quick_start.quick_start((ROOT / "README.md").read_text(encoding="utf-8"))
 
-    assert ["sweep", "--command", "python3 train.py {replicas}"] == words[:3]
+    assert ["sweep", "--command"] == words[:2]
+    assert "python3 train.py {replicas} {per_replica_batch_size}" == words[2]
     assert "--metric" in words
     with pytest.raises(SystemExit, match="the README has no sweep of a command"):
         quick_start.quick_start("# Another\n")
