@@ -52,7 +52,13 @@ _END = re.compile(
     r"|[\u2013\u2014](?!\d)|\*(?!\d)"
 )
 _MEANS_MORE = re.compile(r" ?(?:[x\u00d7*·] ?|\^)[0-9]| ?[%‰]")
+_JOINED = re.compile(
+    r"([0-9.]+)(?:[^\W\d_]{1,3}| ?[*^\u00d7] ?"
+    r"| ?(?:d|days?|h|hrs?|hours?|m|mins?|minutes?)(?:,| and)? )$"
+)
+"""A number before one of which it may be a part: 1m, 0x, 2 min , 1 day, , 1.5x10^."""
 _UNCLEAR: Final = "may mean two things: print it without"
+_ZEROS = re.compile(rf"(?<![0-9][.,:'\u2019_/+\-\u2212\u2013{WIDE}])(?<![\w.,])0+$")
 _WORD = re.compile(r"[A-Za-z]+(?!\w)")
 _NOT_UNITS: Final = ("d", "m", "day", "days")
 _GROUP_FOLLOWS = re.compile(r" [0-9]{3}(?![0-9:])")
@@ -77,14 +83,12 @@ class Place:
       text: The line.
       start: Where the number begins; blanks and a sign may be before it.
       is_led: Whether the pattern says what stands before it.
-      said: The part of the line that the pattern names behind the number.
-      asks: Whether the pattern asks for digits in a part of the line.
+      asks: Whether the pattern asks for the digits, or the word, in a part of the line.
     """
 
     text: str
     start: int
     is_led: bool = True
-    said: tuple[int, int] = (0, 0)
     asks: Callable[[int, int], bool] = lambda _start, _end: False
 
 
@@ -115,8 +119,8 @@ def read(place: Place, quantity: Quantity, notation: Notation) -> Decimal:
             Decimal(spelled), text, (begin, end), quantity, notation.unit
         )
         word = _WORD.match(text, end)
-        is_said = place.said[0] <= end < place.said[1]
-        if last == end and word and is_said and word[0] not in _NOT_UNITS:
+        is_named = word and word[0] not in _NOT_UNITS and place.asks(*word.span())
+        if last == end and word and is_named:
             last = word.end()  # the pattern says it
     _check_end(place, run, last, quantity, notation)
     if text[begin] in "-\u2212\u2013" and value:
@@ -137,7 +141,7 @@ def _begin(place: Place, start: int, first: int, run: str, notation: Notation) -
         if before[-2:-1].isnumeric():
             _raise_cut(place, start, run)
         return start if before[-2:-1].isalpha() else start - 1
-    if re.search(r"(?<![\w.,])0+$", before) and run[0] != ".":
+    if _ZEROS.search(before) and run[0] != ".":
         return start  # zeros that lead
     last = before[-1:]
     if last.isnumeric() or (last == "." and (run[0] == "." or before[-2:-1] != ".")):
@@ -155,6 +159,9 @@ def _begin(place: Place, start: int, first: int, run: str, notation: Notation) -
 
 def _continues(place: Place, before: str, run: str, notation: Notation) -> bool:
     """Whether a run of digits may go on from the one before it."""
+    joined = _JOINED.search(before)
+    if joined is not None and not place.asks(*joined.span(1)):
+        return True
     left = re.search(rf"([0-9][0-9.,]*)([,:'\u2019_/ {WIDE}])$", before)
     if left is None:
         return False
@@ -168,7 +175,7 @@ def _continues(place: Place, before: str, run: str, notation: Notation) -> bool:
     if separator == ":":
         return re.match(r"[0-5][0-9](?![0-9])", run) is not None
     if separator == "/":
-        return re.search(r"[0-9]/[0-9]+/$", before) is not None
+        return not place.asks(*left.span(1))
     return separator in "'\u2019_" or is_group
 
 
