@@ -7,9 +7,12 @@ packages or the program file itself, the version of the harness.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
+import itertools
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -22,7 +25,7 @@ from results.records.limits import MAX_NAME
 from results.records.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 LOCKS: Final = (
     "uv.lock",
@@ -39,6 +42,18 @@ LOCKS: Final = (
 )
 """Files that say which versions are installed, in the folder of the program or its
 repository."""
+_CODE: Final = re.compile(
+    r".*\.(?:py[xdi]?|pxd|so|c|cc|cpp|cxx|cuh?|h|hh|hpp|f|f90|jl|rs|go|java|js|ts|lua|r"
+    r"|sh)",
+    re.IGNORECASE,
+)
+"""How the names of files end that say what a program does; others are data."""
+_SETTINGS: Final = frozenset((".toml", ".yaml", ".yml", ".cfg", ".ini"))
+"""Others that git may tell from the output of a program."""
+_DATA: Final = " (data)"
+_MOST_LOOKED_AT: Final = 5_000
+_MOST_OF_FILE: Final = 2**22
+_MOST_MODULES: Final = 900
 _HARNESS: Final = "replicator-harness"
 _LIST_PACKAGES: Final = """
 import hashlib, importlib.metadata, sys
@@ -76,12 +91,16 @@ def of_program(
         parts["container image"] = image
     if found is None:
         parts["git commit"] = repository.NO_REPOSITORY
-        parts |= _named_files(words, folder)
+        parts |= _named_files(words, folder) | _modules(words, folder, left_out)
         root = folder
     else:
         parts["git commit"] = found.commit or "before the first commit"
+        named = {(folder / word).resolve() for word in words}
         for name, digested in found.changes().items():
-            parts[key_of_change(name)] = digested
+            is_code = _is_code(Path(name)) or Path(name).suffix in _SETTINGS
+            is_data = name in found.untracked and not is_code
+            is_data = is_data and (found.root / name).resolve() not in named
+            parts[key_of_change(name) + _DATA * is_data] = digested
         root = _root_of(folder) or found.root
     parts |= _locks(folder, root)
     return parts | _interpreter(words[0], folder)
@@ -89,17 +108,23 @@ def of_program(
 
 def key_of_change(name: str) -> str:
     """Returns the name of the part that a file is which differs from the commit."""
-    return printable(f"uncommitted {name}")[:MAX_NAME]
+    return printable(f"uncommitted {name}")[: MAX_NAME - len(_DATA)]
 
 
 def digest(parts: Mapping[str, str]) -> str:
     """Returns the code digest of a program."""
-    return record_identity.digest(dict(parts))[:_DIGITS]
+    code = {name: text for name, text in parts.items() if not name.endswith(_DATA)}
+    return record_identity.digest(code)[:_DIGITS]
 
 
 def differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Returns the parts that differ, in words."""
+    """Returns the parts that differ, in words; data that has come or gone is none."""
     names = dict.fromkeys([*old, *new])
+    names = {
+        name: None
+        for name in names
+        if not name.endswith(_DATA) or (name in old and name in new)
+    }
     return [
         f"{name} {_short(old.get(name, 'none'))!r} / {_short(new.get(name, 'none'))!r}"
         for name in names
@@ -143,6 +168,55 @@ def _named_files(words: tuple[str, ...], folder: Path) -> dict[str, str]:
         if path.is_file():
             found[f"file {path.name}"] = repository.digest_of_file(path)
     return found
+
+
+def _is_code(path: Path) -> bool:
+    return bool(_CODE.fullmatch(path.name)) or path.name in LOCKS
+
+
+def _modules(
+    words: tuple[str, ...], folder: Path, left_out: Sequence[Path]
+) -> dict[str, str]:
+    """Returns a digest of each file of code below a program that is in no repository.
+
+    Where there is too much, those beside the files that the command names.
+    """
+    starts = [(folder / word).parent for word in words if (folder / word).is_file()]
+    skipped = {path.resolve() for path in left_out}
+    roots = dict.fromkeys(path.resolve() for path in (folder, *starts))
+    found: dict[str, str] = {}
+    for root in roots:
+        files = list(itertools.islice(_code_below(root, skipped), _MOST_LOOKED_AT))
+        if len(files) == _MOST_LOOKED_AT:
+            files = [path for path in root.iterdir() if root != folder.resolve()]
+            found[f"below {printable(str(root))}"[:MAX_NAME]] = "too much to read"
+        for path in filter(_is_code, filter(None, files)):
+            with contextlib.suppress(OSError):
+                name = printable(f"file {os.path.relpath(path, folder)}")[:MAX_NAME]
+                is_small = path.stat().st_size <= _MOST_OF_FILE
+                found[name] = (
+                    repository.digest_of_file(path)
+                    if is_small
+                    else f"{path.stat().st_size} bytes, {path.stat().st_mtime_ns}"
+                )
+    return dict(sorted(found.items())[:_MOST_MODULES])
+
+
+def _code_below(root: Path, skipped: set[Path]) -> Iterator[Path | None]:
+    """Yields files of code, and None for what else was looked at."""
+    for place, folders, names in os.walk(root):
+        here = Path(place)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith((".", "__pycache__"))
+            and name not in {"node_modules", "site-packages"}
+            and (here / name).resolve() not in skipped
+            and not (here / name / "pyvenv.cfg").exists()
+        )
+        yield from (None for _ in folders)
+        for name in sorted(names):
+            yield here / name if _is_code(here / name) else None
 
 
 def _interpreter(word: str, folder: Path) -> dict[str, str]:

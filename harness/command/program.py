@@ -142,7 +142,7 @@ def make(
             folder=_place(folder, source),
             setup=setup,
         ),
-        code={"": identity.of_program(command, folder, source)},
+        code={"": identity.of_program(command, folder, source, left_out)},
     )
 
 

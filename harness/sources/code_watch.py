@@ -67,7 +67,7 @@ class CodeWatch:
         record = self._plan.trials[0].spec.program
         assert record is not None
         source = repository.find(self._folder, self._left_out)
-        now = identity.of_program(record.command, self._folder, source)
+        now = identity.of_program(record.command, self._folder, source, self._left_out)
         planned = self._plan.program_code[""]
         if "python" in planned and "python" not in now:
             raise PlanError(
@@ -81,6 +81,12 @@ class CodeWatch:
             key = identity.key_of_change(name)
             if key not in planned:
                 now.pop(key, None)
+        if source is None:
+            now = {
+                name: text
+                for name, text in now.items()
+                if name in planned or not name.startswith("file ")
+            }
         return next(iter(identity.differences(planned, now)), "")
 
     def _of_our_own(self) -> str:

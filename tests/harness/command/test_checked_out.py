@@ -84,7 +84,10 @@ def test_the_present_state_is_that_of_the_working_tree(root: Path) -> None:
         code = found.program.code
         assert code[""].keys() - code[found.baseline.revision].keys() == {
             f"uncommitted {name}"
-            for name in (".gitignore", "new.txt", "removed.txt", "src/train.py")
+            for name in (
+                *(".gitignore (data)", "new.txt (data)", "removed.txt"),
+                "src/train.py",
+            )
         }
 
     assert not here.exists()
