@@ -7,6 +7,7 @@ used, so that the list of all verbs needs neither Pydantic nor anything of the v
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import importlib
@@ -29,6 +30,10 @@ _GIVEN: Final = "harness.cli.verb.given"
 """Key of what was given for each option, as it was written, by parameter."""
 _OF_FILE: Final = "harness.cli.verb.file"
 """Key of what a study file gives for options that merge with those beside it."""
+
+
+_SINGLE: Final = ("--command", "--metric", "--setup", "--unit", "--work")
+"""Options that say what is measured: of two, neither may be dropped in silence."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,7 +220,23 @@ class Verb(click.Command):
             for mark in option.marks(self.request, option.Contributed).values():
                 if mark.choose(_values_of(f"--{mark.by}", args)):
                     self.__dict__.pop("_params", None)
+            self._check_repeated(ctx, args)
         return super().parse_args(ctx, args)
+
+    def _check_repeated(self, ctx: click.Context, args: Sequence[str]) -> None:
+        """Raises if an option is given twice of which only one would count."""
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        counts = collections.Counter(
+            param
+            for param in order
+            if isinstance(param, click.Option) and param.opts[-1] in _SINGLE
+        )
+        for param, number in counts.items():
+            if number > 1:
+                raise PlanError(
+                    f"{param.opts[-1]} is given {number} times, and only one would"
+                    " count; give it once"
+                )
 
     def invoke(self, ctx: click.Context) -> Any:
         """Makes the request and runs the verb."""
