@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from harness.command.errors import ReadingError
 from harness.command.file_tail import FileTail
 from harness.command.numbers import PLAIN, Notation, Place
-from harness.command.reader import Reading, number
+from harness.command.reader import Reading, counters, number
 from harness.command.units import Quantity
 
 if TYPE_CHECKING:
@@ -81,7 +81,10 @@ class MetricFile:
                     self._timed = None
                 else:
                     where = self._where
-                    self._timed += [Reading(ns, value, where) for value in found]
+                    others = counters(line.decode(errors="replace"))
+                    self._timed += [
+                        Reading(ns, value, where, others) for value in found
+                    ]
         self._num_taken = len(lines)
 
     def read(self) -> list[Reading]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from decimal import Decimal
@@ -15,7 +16,7 @@ from harness.command.units import NumberError, Quantity
 from results.records.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 SHOWN: Final = 120
 """Characters of a line or number that a message shows."""
@@ -23,6 +24,11 @@ _BEFORE: Final = 60
 """Characters before a number that a message shows."""
 _EXACT_DIGITS: Final = 15
 """Decimal digits that a float always keeps."""
+_WHOLE = re.compile(
+    r"(?:(?P<word>[^\W\d_]+)[^\w\n]{0,4})?(?<![\w.,:+\-])(?P<number>[0-9]{1,15})"
+    r"(?![\w:]|[.,][0-9])"
+)
+_MOST_COUNTERS: Final = 20
 _GROUP = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P<|\(\?|\(|\)", re.DOTALL)
 _NO_NUMBER: Final = (
     r"(?:(?i:[-+]?(?:nan|inf|infinity|none|null|n/a)\b|[-+]?\u221e|[-\u2013\u2014]+)"
@@ -41,11 +47,13 @@ class Reading:
       ns: When it was printed, in nanoseconds; 0 of a file that was not seen to grow.
       value: In the unit of the metric.
       where: The line or the file, for messages.
+      counters: Whole numbers of the line, by the word before each and its place.
     """
 
     ns: int
     value: float
     where: str = dataclasses.field(default="", compare=False)
+    counters: Mapping[str, int] = dataclasses.field(default_factory=dict, compare=False)
 
 
 def number(
@@ -94,6 +102,29 @@ def _check_range(place: Place, value: Decimal, quantity: Quantity) -> None:
             f" {_EXACT_DIGITS}",
             *span,
         )
+
+
+def counters(text: str) -> dict[str, int]:
+    """Returns the whole numbers of a line, by the word before each and its place."""
+    found: dict[str, int] = {}
+    for match in itertools.islice(_WHOLE.finditer(text), _MOST_COUNTERS):
+        word = match["word"] or ""
+        place = sum(name.startswith(f"{word} ") for name in found)
+        found[f"{word} {place}"] = int(match["number"])
+    return found
+
+
+def advances(lines: Sequence[Mapping[str, int]]) -> list[int]:
+    """Returns how far those counters have gone that never went back."""
+    if not lines:
+        return []
+    shared = set(lines[0]).intersection(*lines[1:])
+    found = {
+        lines[-1][name] - lines[0][name]
+        for name in shared
+        if all(a[name] <= b[name] for a, b in itertools.pairwise(lines))
+    }
+    return sorted(found - {0})
 
 
 def check_positive(reading: Reading) -> None:
@@ -168,7 +199,7 @@ class LineReader:
             self.num_read += 1
             place = _place(pattern, match, is_cut=is_cut)
             value = number(place, where, self.option, self._quantity, self._notation)
-            yield Reading(ns, value, where)
+            yield Reading(ns, value, where, counters(text))
         near = None if found else self._near
         if near is not None and any(map(near.search, (text, text + " "))):
             self.missed.append(shown)
@@ -195,15 +226,15 @@ def _place(pattern: re.Pattern[str], match: re.Match[str], *, is_cut: bool) -> P
     text, start = match.string, max(match.start(1), 0)
 
     def asks(first: int, last: int) -> bool:
-        """Whether the pattern finds the number only where digits stand here."""
-        other = text[:first] + "x" * (last - first) + text[last:]
+        """Whether the pattern finds the number only where this stands here."""
+        filler = "x" if text[first].isdecimal() else "q"
+        other = text[:first] + filler * (last - first) + text[last:]
         return all(found.start(1) != start for found in pattern.finditer(other))
 
     return Place(
         text=text + "\u2026" * is_cut,
         start=start,
         is_led=match.start() < start,
-        said=(match.end(1), match.end()),
         asks=asks,
     )
 

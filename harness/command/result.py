@@ -77,6 +77,7 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
             num_readings=len(warmup) + len(measured),
             num_processes=log.used["num_processes"],
             busy_cores=log.used["busy_cores"],
+            advances=tuple(log.used.get("advances", ())),
             remarks=(*remarks, *log.used["remarks"]),
         ),
     )

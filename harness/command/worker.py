@@ -28,7 +28,13 @@ from harness.command.first_cause import described
 from harness.command.kept_output import KeptOutput
 from harness.command.other_gpus import VISIBLE, OtherGpus
 from harness.command.paused import PausedTrial
-from harness.command.reader import LineReader, Reading, check_missed, check_positive
+from harness.command.reader import (
+    LineReader,
+    Reading,
+    advances,
+    check_missed,
+    check_positive,
+)
 from harness.command.running import Run
 from harness.placement import processes
 from harness.trial import process_tree
@@ -36,6 +42,7 @@ from harness.trial.ending import end_like, signal_name
 from harness.trial.rank_file import one_line, rank_path
 from results.records.limits import MAX_STEPS
 from results.records.models import Environment, Phase, TrialSpec
+from results.records.program import MAX_ADVANCES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -210,6 +217,12 @@ class Trial:
             "used",
             num_processes=run.num_processes,
             busy_cores=busy_cores,
+            advances=advances(
+                [
+                    reading.counters
+                    for reading in self._readings[self._spec.num_warmup_steps - 1 :]
+                ]
+            )[:MAX_ADVANCES],
             remarks=remarks_on(
                 num_left=run.num_left,
                 bytes_per_sec=num_bytes / max(run.duration_sec, 1.0),

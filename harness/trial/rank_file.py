@@ -32,7 +32,8 @@ which all processes of a machine share; those of two machines cannot be compared
 - ``change``: ``group``, ``name``, ``sketch``: numbers that say what the first steps
   changed in a model or an optimizer; of a trial that is matched.
 - ``reading``: ``ns``, ``value``; a number that a program of the user's printed.
-- ``used``: ``num_processes``, ``busy_cores``, ``remarks``, of such a program.
+- ``used``: ``num_processes``, ``busy_cores``, ``advances``, ``remarks``, of such a
+  program.
 - ``failure``: ``phase``, ``reason``, ``exception_type``, ``traceback``.
 - ``done``: ``ns``. The process completed.
 

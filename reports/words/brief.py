@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from reports.words import (
     brief_points,
+    evidence,
     formats,
     main_loss,
     marks,
@@ -118,6 +119,8 @@ def judge(view: View) -> Brief:
             nothing_measured(view), Level.BAD, following=next_step.after_failures(view)
         )
     points, compared = verdict.findings_of_leader(view)
+    reasons = (evidence.caveat(view.study), trust.why_implausible(view))
+    doubts = tuple(text for text in reasons if text)
     if not points:
         return dataclasses.replace(
             _only(
@@ -125,10 +128,15 @@ def judge(view: View) -> Brief:
                 level,
                 following=next_step.with_a_baseline(view),
             ),
+            sentences=(
+                "Throughput was measured; there is nothing to compare it with.",
+                *doubts,
+            ),
             rows=rows_of(view),
             note=_when(view),
         )
     sentences = (
+        *doubts,
         main_loss.sentence(view, points),
         _comparison(view, points, compared),
     )

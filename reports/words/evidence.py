@@ -3,11 +3,14 @@
 Grades, the best first: A, the program's processes take turns and the harness has the
 clock; B, numbers that it printed, each timed, in a window after warm-up; C, several
 numbers without times; D, the last number. A study has the worst grade of its trials.
+Numbers that the clock of the harness does not confirm are C at most, those that it
+contradicts D.
 """
 
 from __future__ import annotations
 
 import collections
+import enum
 import statistics
 from typing import TYPE_CHECKING, Final
 
@@ -34,9 +37,16 @@ _BUSY: Final = 0.7
 """Of a core per replica, from which on a program computes rather than waits."""
 _LIKE: Final = 0.15
 """Two numbers that differ by less than this part are taken for the same."""
-_TOO_LONG: Final = 3.0
-"""A number stands for one global batch at least. One that takes so many times the time
-between two numbers, by its own rate, is in another unit."""
+_OFF: Final = 1.5
+"""Times by which the rate of a line may be off the time between two lines."""
+
+
+class Witness(enum.Enum):
+    """What the clock of the harness says of the rates that a program claims."""
+
+    CONFIRMS = "confirms"
+    DOUBTS = "does not confirm"
+    DENIES = "contradicts"
 
 
 def grade(study: Study) -> tuple[Evidence | None, str] | None:
@@ -60,7 +70,85 @@ def grade(study: Study) -> tuple[Evidence | None, str] | None:
         return None
     worst = max(found, key=list(Evidence).index)
     letter, words = _GRADES[worst]
+    heard = max((_witness(study, case) for case in _measured(study)), key=_ORDER.index)
+    if heard is not Witness.CONFIRMS:
+        least = Evidence.LAST if heard is Witness.DENIES else Evidence.ROWS
+        worst = max(worst, least, key=list(Evidence).index)
+        letter = _GRADES[worst][0]
+        words = f"numbers that the harness's clock {heard.value}"
     return worst, f"grade {letter} of A to D: {words}"
+
+
+_ORDER: Final = list(Witness)
+
+
+def _measured(study: Study) -> list[Case]:
+    return [case for case in study.cases if case.ok_entries]
+
+
+def caveat(study: Study) -> str:
+    """Says which case the clock of the harness contradicts, or does not confirm."""
+    program = study.program
+    if program is None or program.takes_turns:
+        return ""
+    found = [(_witness(study, case), case) for case in _measured(study)]
+    found = [item for item in found if item[0] is not Witness.CONFIRMS]
+    if not found:
+        return ""
+    heard, case = max(found, key=lambda item: _ORDER.index(item[0]))
+    entry = case.ok_entries[0]
+    (rank, *_), number = entry.result.ranks, entry.result.num_measured_steps
+    step = formats.seconds(entry.result.window_sec / number)
+    label = formats.count(case.spec.num_replicas, "replica")
+    spacing = _spacing(case)
+    if spacing is None:
+        return (
+            f"The harness's clock {heard.value} the rates: by its numbers the steps"
+            f" with {label} took longer than the program ran. Are they in another unit?"
+        )
+    apart = formats.seconds((rank.window_end_ns - rank.window_start_ns) / 1e9 / number)
+    start = (
+        f"The harness's clock {heard.value} the rates: with {label} a line came every"
+        f" {apart}, and by its number a global batch takes {step}."
+    )
+    if spacing < 1:
+        return (
+            f"{start} Are the numbers in another unit, a running average, or printed by"
+            " several processes? Then no figure is right; see --metric."
+        )
+    every = formats.significant(spacing)
+    if program.steps_per_line is not None:
+        return f"{start} A line is said to be of {program.steps_per_line} steps."
+    return (
+        f"{start} If a line is of {every} steps, write [every N] behind the name of"
+        " --metric; else the numbers are in another unit (ms read as s, a rate per"
+        " hour), or leave time out."
+    )
+
+
+def _witness(study: Study, case: Case) -> Witness:
+    """Compares what a case claims with when its lines came."""
+    program = study.program
+    assert program is not None
+    for entry in case.ok_entries:
+        status = None if entry.trial is None else entry.trial.status
+        rank = entry.result.ranks[0]
+        claimed = sum(rank.warmup_step_time_sec) + entry.result.window_sec
+        if status is not None and claimed > _OFF * status.duration_sec:
+            return Witness.DENIES
+    spacing = _spacing(case)
+    if spacing is None:
+        return Witness.CONFIRMS  # its grade says that no line has a time
+    per_line = {float(program.steps_per_line or 1)}
+    for entry in case.ok_entries if program.steps_per_line is None else ():
+        assert entry.result.readings is not None
+        for advance in entry.result.readings.advances:
+            steps = advance / entry.result.num_measured_steps
+            per_line |= {steps, steps / case.spec.global_batch_size}
+    if any(1 / _OFF <= spacing / one <= _OFF for one in per_line if one):
+        return Witness.CONFIRMS
+    is_denied = spacing < 1 or program.steps_per_line is not None
+    return Witness.DENIES if is_denied else Witness.DOUBTS
 
 
 def sentences(study: Study) -> Iterator[str]:
@@ -78,6 +166,8 @@ def sentences(study: Study) -> Iterator[str]:
         f"The rates are what the program says ({program.metric}), and whole runs of it"
         " alternate; nothing shows that its replicas do the work of one."
     )
+    if text := caveat(study):
+        yield text
     remarks: collections.Counter[str] = collections.Counter()
     for entry in study.planned:
         if entry.is_ok and entry.result.readings is not None:
@@ -87,22 +177,9 @@ def sentences(study: Study) -> Iterator[str]:
     measured = [case for case in study.cases if case.ok_entries]
     if measured:
         fewest = min(measured, key=lambda case: case.spec.num_replicas)
-        yield from _wrong_unit(fewest)
         for case in measured:
             if case.spec.num_replicas > fewest.spec.num_replicas:
                 yield from _suspicions(case, fewest)
-
-
-def _wrong_unit(case: Case) -> Iterator[str]:
-    """Yields why the printed numbers cannot be in the unit that they are read in."""
-    spacing = _spacing(case)
-    if spacing and spacing * _TOO_LONG < 1:
-        yield (
-            "By its numbers a global batch takes"
-            f" {formats.significant(1 / spacing)} times the time between two of them:"
-            " are they in another unit, such as thousands or milliseconds? Then no"
-            " figure is right; see --metric."
-        )
 
 
 def _suspicions(case: Case, fewest: Case) -> Iterator[str]:

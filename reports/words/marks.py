@@ -67,6 +67,7 @@ def of_view(view: View) -> tuple[Mark, ...]:
         *_evidence(view),
         _design(view),
         _repetitions(view),
+        *_plausibility(view),
         *_resolution(view),
         _quiet(view),
         _drift(view),
@@ -174,6 +175,16 @@ def _resolution(view: View) -> tuple[Mark, ...]:
         )
         level = Level.CAUTION if level is Level.OK else level
     return (Mark(name="Resolution", level=level, reason=reason),)
+
+
+def _plausibility(view: View) -> tuple[Mark, ...]:
+    """Returns a failed check where an efficiency is above what is possible."""
+    number = sum(scaling.is_implausible(point.efficiency) for point in view.points)
+    if not number:
+        return ()
+    counted = formats.count(number, "efficiency", "efficiencies")
+    reason = f"{counted} above {formats.percent(scaling.MOST_EFFICIENT)}"
+    return (Mark(name="Plausibility", level=Level.BAD, reason=reason),)
 
 
 def _hidden(point: Point) -> float:

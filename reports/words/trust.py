@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reports.words import formats
-from results.figures import first_steps, relay
+from results.figures import first_steps, relay, scaling
 from results.study import agreement, matching
 from results.study.matching import Outcome
 
@@ -25,6 +25,18 @@ def why_unfit(view: View) -> str:
         f"({counts.num_void} of {counts.num_turns}; {_main_reason(counts)}); at most "
         f"{formats.percent(relay.MOST_VOID)} may be. Repeat the sweep on a quiet "
         "machine."
+    )
+
+
+def why_implausible(view: View) -> str:
+    """Says what usually makes an efficiency too high; empty if none is."""
+    if not any(scaling.is_implausible(point.efficiency) for point in view.points):
+        return ""
+    return (
+        f"An efficiency above {formats.percent(scaling.MOST_EFFICIENT)} is not "
+        "plausible. Usual reasons: the number is another than was declared, such as "
+        "the time of an epoch as that of a step; the baseline is slowed, as by fewer "
+        "threads; or more replicas do less work in all."
     )
 
 

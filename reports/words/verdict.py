@@ -10,6 +10,7 @@ from reports.view.view import modes_text
 from reports.words import evidence, formats, input_bound, trust
 from reports.words.finding import Finding
 from reports.words.marks import QUIET_FRACTION
+from results.figures import scaling
 from results.records.models import Order, ScalingMode
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def _reason(estimate: Estimate, includes: str) -> str:
 
 def _target_text(efficiency: Estimate, target: float | None) -> str:
     """Says whether an efficiency meets the target of the study, if it has one."""
+    if scaling.is_implausible(efficiency):
+        return ", which is not plausible"
     if target is None:
         return ""
     percent = formats.percent(target)
@@ -239,6 +242,8 @@ def _unknowns(view: View) -> Iterator[str]:
     if is_relay:
         yield from trust.sentences(view)
     yield from evidence.sentences(view.study)
+    if text := trust.why_implausible(view):
+        yield text
     yield from trust.matches(view)
     yield from trust.same_work(view)
     yield from _coverage_unknowns(view)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from results.statistics import generations, repetitions
 from results.study import case_index
@@ -34,6 +34,16 @@ if TYPE_CHECKING:
     from results.records.models import ScalingMode
     from results.statistics.estimates import Estimate
     from results.study.cases import Case, Entry, Key, Study
+
+
+MOST_EFFICIENT: Final = 1.10
+"""Caches explain a little more than 1; more is a number that means something else."""
+
+
+def is_implausible(efficiency: Estimate | None) -> bool:
+    """Whether an efficiency as a whole is above what is possible."""
+    low = None if efficiency is None else efficiency.low
+    return low is not None and low > MOST_EFFICIENT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

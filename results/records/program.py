@@ -7,6 +7,7 @@ trial says how good the evidence is.
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Annotated, Final
 
@@ -24,6 +25,10 @@ STEP: Final = "step"
 """Name of the metric of a program that is stopped between its turns."""
 FEWEST_OF_WINDOW: Final = 3
 """Readings after warm-up that make a window; with fewer, the last one alone counts."""
+
+
+MAX_ADVANCES: Final = 20
+_EVERY = re.compile(r"\[[^\]=]*every ([1-9][0-9]{0,8})")
 
 
 class Evidence(str, Enum):
@@ -75,6 +80,12 @@ class Program(Record):
         return tuple(map(_name, self.counts))
 
     @property
+    def steps_per_line(self) -> int | None:
+        """Steps that each of its lines is said to be of; None if that is not said."""
+        found = _EVERY.search(self.metric.partition("=")[0])
+        return int(found[1]) if found else None
+
+    @property
     def is_client(self) -> bool:
         """Whether its processes connect by the client, rather than print numbers."""
         return self.metric == CLIENT
@@ -98,6 +109,12 @@ class Readings(Record):
     num_processes: Total = Field(default=0, description="the most at once, as sampled")
     busy_cores: Amount | None = Field(
         default=None, description="CPU time of its processes per second of its life"
+    )
+    advances: tuple[Total, ...] = Field(
+        default=(),
+        max_length=MAX_ADVANCES,
+        description="how far whole numbers in its lines rose in the window: its steps"
+        " or examples may be among them",
     )
     remarks: tuple[Line, ...] = Field(
         default=(), max_length=20, description="what its user should know"

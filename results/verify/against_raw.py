@@ -125,6 +125,7 @@ def _verify_trial(store: Store, entry: Entry, raw: RawTrial, check: Check) -> No
         stated["turns"] = [_without_load(turn) for turn in turns]
     derived["turns"] = [_without_load(turn) for turn in derived["turns"]]
     if stated.get("readings"):  # their words are not observations, their number is
+        stated["readings"].setdefault("advances", [])  # none in earlier studies
         remarks = stated["readings"].pop("remarks", ())
         stated["readings"]["num_remarks"] = len(remarks)
     for name in sorted(stated.keys() | derived.keys()):

@@ -79,6 +79,7 @@ def derive(trial_id: str, lines: Sequence[Fields], num_warmup: int) -> Fields:
             "num_readings": len([time for time in times if time]),
             "num_processes": used["num_processes"],
             "busy_cores": used["busy_cores"],
+            "advances": used.get("advances", []),
             "num_remarks": num_why + len(used["remarks"]),
         },
     }

@@ -128,6 +128,8 @@ SENTENCES: tuple[tuple[str, str | None], ...] = (
         r"(Only \S+ was measured|No comparison with .*|Causes were not recorded)\.",
         None,
     ),
+    (r"The harness's clock (contradicts|does not confirm) the rates: .*", None),
+    (r"An efficiency above \d+ % is not plausible\. .*", None),
     (r"One generation tells no cause of lost time\.", None),
     (r"Throughput was measured; there is nothing to compare it with\.", None),
     (r"(Nothing was measured|No verdict): .*\.", None),

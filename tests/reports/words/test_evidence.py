@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from reports.words import evidence
 from results.records.models import Evidence
@@ -21,34 +24,112 @@ def case(
     number: int = STEPS,
     busy: float | None = None,
     of: Evidence = Evidence.WINDOW,
+    advances: tuple[int, ...] = (),
+    trial: Any = None,
     **fields: Any,
 ) -> Any:
     """Returns a case: its steps take one time, and its numbers say another."""
     rank = SimpleNamespace(window_start_ns=0, window_end_ns=STEPS * step_sec * 1e9)
-    readings = SimpleNamespace(evidence=of, busy_cores=busy, num_readings=number)
-    result = SimpleNamespace(
-        readings=readings, ranks=[rank], window_sec=STEPS * said_sec
+    rank.warmup_step_time_sec = ()
+    readings = SimpleNamespace(
+        evidence=of, busy_cores=busy, num_readings=number, advances=advances, remarks=()
     )
-    spec = SimpleNamespace(num_replicas=replicas, device="cpu")
+    result = SimpleNamespace(
+        readings=readings,
+        ranks=[rank],
+        window_sec=STEPS * said_sec,
+        num_measured_steps=STEPS,
+    )
+    spec = SimpleNamespace(num_replicas=replicas, device="cpu", global_batch_size=8)
+    entry = SimpleNamespace(result=result, is_ok=True, trial=trial)
     return SimpleNamespace(
         **{"spec": spec, "is_oversubscribed": False} | fields,
-        ok_entries=[SimpleNamespace(result=result)] * 3,
+        ok_entries=[entry] * 3,
     )
 
 
-@pytest.mark.parametrize("said_sec", [0.1, 0.01, 0.2])
-def test_a_rate_that_can_be_is_not_doubted(said_sec: float) -> None:
-    """Several batches between two numbers, and a mean over some of them, can be."""
-    assert [] == list(evidence._wrong_unit(case(1, said_sec=said_sec)))
+def study(*cases: Any, every: int | None = None) -> Any:
+    """Returns a study of a program that prints."""
+    program = SimpleNamespace(
+        takes_turns=False, is_client=False, is_paused=False, steps_per_line=every
+    )
+    program.metric = "throughput=x"
+    planned = [entry for one in cases for entry in one.ok_entries]
+    return SimpleNamespace(program=program, cases=cases, planned=planned)
 
 
-def test_a_rate_in_another_unit_is_said() -> None:
-    """Of thousands, or milliseconds read as seconds: a batch would take longer."""
-    (said,) = evidence._wrong_unit(case(1, said_sec=100.0))
+def letter(found: Any) -> str:
+    """Returns the grade of a study."""
+    graded = evidence.grade(found)
+    assert graded is not None
+    assert bool(evidence.caveat(found)) == ("harness's clock" in graded[1])
+    return graded[1].split()[1]
 
-    assert said.startswith("By its numbers a global batch takes 1\u202f000 times the ")
-    assert "another unit, such as thousands or milliseconds?" in said
-    assert [] == list(evidence._wrong_unit(case(1, said_sec=100, of=Evidence.ROWS)))
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.floats(1e-3, 10),
+    st.integers(1, 500),
+    st.sampled_from(["steps", "examples", "declared", "each"]),
+    st.floats(1, 1.25),
+    st.floats(2, 1e4) | st.floats(1e-4, 0.5),
+)
+def test_the_clock_of_the_harness_is_a_witness(
+    step_sec: float, per_line: int, how: str, overhead: float, wrong: float
+) -> None:
+    """An honest program is confirmed, however it counts; a claim that is off is not."""
+    per_line = 1 if how == "each" else per_line
+    counted = {"steps": STEPS * per_line, "examples": STEPS * per_line * 8}.get(how, 3)
+    every = per_line if how == "declared" else None
+
+    def found(said_sec: float) -> Any:
+        line_sec = step_sec * per_line * overhead
+        one = case(1, step_sec=line_sec, said_sec=said_sec, advances=(counted, 7))
+        return study(one, every=every)
+
+    assert "B" == letter(found(step_sec))
+    claimed = found(step_sec * overhead * wrong)
+    is_as_each = 1 / 1.5 <= per_line / wrong <= 1.5
+    steps = per_line / wrong * STEPS
+    is_chance = any(1 / 1.5 <= steps / n <= 1.5 for n in (7, 7 / 8, 3, 3 / 8))
+    is_chance |= how in ("steps", "examples") and any(
+        1 / 1.5 <= steps / n <= 1.5 for n in (counted, counted / 8)
+    )
+    if every is not None or not (is_as_each or is_chance):
+        assert letter(claimed) in ("C", "D")
+
+
+@pytest.mark.parametrize(
+    ("line_sec", "said_sec", "grade", "words"),
+    [
+        (0.1, 0.0001, "C", "does not confirm the rates: with 2 replicas a line came"),
+        (0.1, 0.1 / 3600, "C", "a rate per hour"),
+        (0.3, 0.1, "C", "If a line is of 3.00 steps, write [every N] behind"),
+        (0.1, 0.26, "D", "contradicts the rates: .* a running average"),
+        (0.1, 100.0, "D", "Then no figure is right; see --metric"),
+    ],
+)
+def test_a_claim_beside_the_clock_is_said_in_words(
+    line_sec: float, said_sec: float, grade: str, words: str
+) -> None:
+    """With both times, and what explains it."""
+    found = study(case(1), case(2, step_sec=line_sec, said_sec=said_sec))
+
+    assert grade == letter(found)
+    text = evidence.caveat(found)
+    assert re.search(words.replace("[", r"\["), text), text
+    assert text in list(evidence.sentences(found))
+
+
+def test_steps_that_take_longer_than_their_program_are_none() -> None:
+    """Also where numbers have no times."""
+    status = SimpleNamespace(duration_sec=2.0)
+    trial = SimpleNamespace(status=status)
+    one = case(1, said_sec=1.0, of=Evidence.ROWS, trial=trial)
+
+    assert "D" == letter(study(one))
+    assert "C" == letter(study(case(1, said_sec=0.1, of=Evidence.ROWS, trial=trial)))
+    assert "longer than the program ran" in evidence.caveat(study(one))
 
 
 def test_a_program_that_ignores_its_replicas_is_doubted() -> None:
