@@ -116,8 +116,9 @@ class Dispatch:
         self._name = traced._inference_function.name.decode()  # noqa: SLF001
         if self._rewrite is not None:
             rewritten = self._rewrite(compat.function_def(self._name))
-            self._name = rewritten.signature.name
-            compat.keep_functions(self, [rewritten])
+            if rewritten is not None:
+                self._name = rewritten.signature.name
+                compat.keep_functions(self, [rewritten])
         self._num_outputs = len(traced.outputs)
         # Stock strategies number their collectives again in every call.
         if not traced.graph.deferred_external_captures:

@@ -108,10 +108,12 @@ class WorkerSteps:
         """Prints the plan of the collectives in a sync group, and the transfers."""
         step = self.programs[0].step
         num_pulled = sum(len(each.reads) for each in step.pulls)
+        notes = [f"\n{note}" for note in (*step.traced.notes, *step.body.notes)]
         return (
             f"reads: {num_pulled} variables in {len(step.pulls)} transfers, others "
             f"one by one; updates per server: {list(step.num_commits)}\n"
             f"{plan.explain(self.programs[0].plans, self._topologies[0])}"
+            f"{''.join(notes)}"
         )
 
     def _function(self, worker: int, spec: Any, *, is_loop: bool) -> Any:

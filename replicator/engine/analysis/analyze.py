@@ -18,6 +18,7 @@ from replicator.engine.graph import invariance, liveness
 from replicator.engine.graph.effects import READ_OPS
 from replicator.engine.graph.gathers import schedule
 from replicator.engine.graph.optimize import cut, optimize, own_functions
+from replicator.engine.graph.rewriters import Rewriters
 from replicator.engine.graph.trace import trace
 from replicator.errors import CompiledStepError
 from replicator.step import creation
@@ -189,9 +190,11 @@ def to_body(
         into ones that XLA does not have.
     """
     placement.place(traced, topology)
-    optimized = cut(traced) if is_compiled else optimize(traced, topology)
+    rewriters = Rewriters()
+    optimized = cut(traced) if is_compiled else optimize(traced, topology, rewriters)
     own_functions(optimized, name)
-    return body_lib.from_graph_def(optimized)
+    body = body_lib.from_graph_def(optimized)
+    return dataclasses.replace(body, notes=tuple(rewriters.notes.values()))
 
 
 def _find_invariance(

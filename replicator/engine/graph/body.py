@@ -59,12 +59,14 @@ class Body:
       placeholders: Names of the inputs.
       library: Functions that the nodes call.
       names: Graph tensor name (``node:0`` or ``node``) to ``Ref``, resolved on demand.
+      notes: Lines for ``explain()``.
     """
 
     nodes: tuple[Node, ...]
     placeholders: frozenset[str]
     library: tuple[Any, ...]
     names: TensorNames
+    notes: tuple[str, ...] = ()
 
 
 def depths(body: Body, follows: Mapping[str, Sequence[str]]) -> dict[str, int]:

@@ -19,6 +19,7 @@ from replicator.engine.graph.ordering import (
     keep_effects_in_order,
     keep_waits_of_calls,
 )
+from replicator.engine.graph.rewriters import PRODUCTS, RESAMPLED, Rewriters
 from replicator.engine.graph.stamps import Stamps, called_functions
 
 if TYPE_CHECKING:
@@ -31,12 +32,15 @@ _CONTROL_FLOW_OPS = frozenset(
 )
 
 
-def optimize(traced: TracedStep, topology: Topology) -> Any:
+def optimize(
+    traced: TracedStep, topology: Topology, rewriters: Rewriters | None = None
+) -> Any:
     """Cuts a traced graph at its collectives and optimizes it for its devices.
 
     Args:
       traced: The step.
       topology: Where its replicas are.
+      rewriters: Learns which of them were left out.
 
     Returns:
       A ``GraphDef`` whose markers are placeholders, and in which outputs, operands of
@@ -47,6 +51,11 @@ def optimize(traced: TracedStep, topology: Topology) -> Any:
       CaptureError: The step calls Python, which some of the devices cannot.
     """
     check_python(traced.python_lines, topology)
+    used = Rewriters() if rewriters is None else rewriters
+    return used.run(lambda: _optimized(traced, topology, used))
+
+
+def _optimized(traced: TracedStep, topology: Topology, rewriters: Rewriters) -> Any:
     graph_def = cut(traced)
     keep = [
         *traced.output_names,
@@ -64,7 +73,7 @@ def optimize(traced: TracedStep, topology: Topology) -> Any:
     if not stamps.is_on_cpus:  # what a node without a device is taken for
         stamps.add(graph_def)
     if has_cpu_rules:
-        fused.fuse(graph_def, traced.resampled)
+        rewriters.attempt(RESAMPLED, lambda: fused.fuse(graph_def, traced.resampled))
     optimized = _tf_grappler.optimize_graph(
         graph_def,
         keep,
@@ -73,7 +82,7 @@ def optimize(traced: TracedStep, topology: Topology) -> Any:
     )
     stamps.remove(optimized)
     if has_cpu_rules:
-        products.multiply(optimized, keep)
+        rewriters.attempt(PRODUCTS, lambda: products.multiply(optimized, keep))
     _mark_lowering(optimized, is_lowered=True)
     tasks.keep_in_order(optimized)
     keep_effects_in_order(optimized)

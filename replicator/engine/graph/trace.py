@@ -26,6 +26,7 @@ from replicator.engine.graph import captures, kept, recomputed
 from replicator.engine.graph.body import producer
 from replicator.engine.graph.convolutions import products, resampled
 from replicator.engine.graph.effects import READ_OPS
+from replicator.engine.graph.rewriters import PRODUCTS, RESAMPLED, Rewriters
 from replicator.errors import CollectiveControlFlowError
 from replicator.step import context, logical
 from replicator.step.keras_random import StepGenerator
@@ -259,7 +260,13 @@ def trace(
         markers = {m for c in trace_context.collectives for m in c.markers}
         captures.check_copies(graph, graph_def, markers)
     recomputed.check(graph, captured.variables)
-    products.mark(graph, graph_def)
+    rewriters = Rewriters()
+    rewriters.run(
+        lambda: rewriters.attempt(PRODUCTS, lambda: products.mark(graph, graph_def))
+    )
+    found = rewriters.run(
+        lambda: rewriters.attempt(RESAMPLED, lambda: resampled.find(graph), ())
+    )
     arguments = list(graph.inputs)[: len(graph.inputs) - len(captured.outer)]
     traced = TracedStep(
         graph_def=graph_def,
@@ -284,8 +291,8 @@ def trace(
         replica_id_name=None if replica_id is None else replica_id.op.name,
         required=trace_context.required,
         owned=trace_context.of_owners,
-        notes=tuple(trace_context.notes),
-        resampled=resampled.find(graph),
+        notes=(*trace_context.notes, *rewriters.notes.values()),
+        resampled=found,
         activations=trace_context.activations
         or _kept(graph, graph_def, num_logical_devices),
     )

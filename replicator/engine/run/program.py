@@ -16,6 +16,7 @@ from replicator.engine.analysis import owned
 from replicator.engine.analysis.analyze import analyze
 from replicator.engine.analysis.plan import FLAT
 from replicator.engine.graph import gathers
+from replicator.engine.graph.rewriters import INLINING, Rewriters
 from replicator.engine.run import compiled, turns
 from replicator.engine.run.assembly import Assembly
 from replicator.engine.run.uneven_inputs import UnevenInputs, read
@@ -100,6 +101,7 @@ class Program:
         self._without_communication = without_communication
         self._is_compiled = is_compiled
         self._timed_function: Dispatch | None = None
+        self._rewriters = Rewriters()
         self._repairs: dict[bool, Dispatch] = {}
         self._num_exposed = table.num_exposed
         if group is not None:  # programs that run side by side have the same ops
@@ -115,7 +117,9 @@ class Program:
         """What the step says of itself in ``explain()``."""
         moved = owned.explain(self._analysis, self._topology)
         edges = str(self.edges) if self.edges else ""
-        return (*self._analysis.traced.notes, *filter(None, [moved, edges]))
+        of_graph = *self._analysis.traced.notes, *self._analysis.body.notes
+        of_run = self._rewriters.notes.values()
+        return (*of_graph, *of_run, *filter(None, [moved, edges]))
 
     @property
     def edges(self) -> Edges | None:
@@ -321,6 +325,13 @@ class Program:
             return contextlib.nullcontext()
         return turns.taken(device_lib.cpu_of(self._topology.replica_devices[0]))
 
+    def _inlining(self, assembly: Assembly) -> Callable[[Any], Any]:
+        """Inlines the calls of a step in a function; None if that is not possible."""
+        rewriters = self._rewriters
+        return lambda function: rewriters.run(
+            lambda: rewriters.attempt(INLINING, lambda: assembly.inlined(function))
+        )
+
     def _make_function(
         self,
         num_steps: int,
@@ -352,5 +363,5 @@ class Program:
             program,
             is_optimized=False,
             specs=specs,
-            rewrite=assembly.inlined if is_inlined else None,
+            rewrite=self._inlining(assembly) if is_inlined else None,
         )

@@ -92,7 +92,7 @@ def test_a_step_without_results_is_left_as_it_is():
 
 def _train(repl, monkeypatch=None):
     if monkeypatch is not None:
-        monkeypatch.setattr(analysis, "optimize", lambda step, _: optimize.cut(step))
+        monkeypatch.setattr(analysis, "optimize", lambda step, *_: optimize.cut(step))
     with repl.context():
         weight = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
 

@@ -133,7 +133,8 @@ def _sum_over(op: Any, value: Any) -> Any:
 
 
 def _reshape(value: Any, shape: tuple[int, ...]) -> Any:
-    return value.reshape(shape) if math.prod(shape) == value.size else None
+    is_known = shape and math.prod(shape) == value.size
+    return value.reshape(shape) if is_known else None
 
 
 def _halved(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -51,11 +51,11 @@ def mark(graph: Any, graph_def: Any) -> None:
       graph: The traced step.
       graph_def: The same, as a message.
     """
-    for node in graph_def.node:
-        if node.op in sizes.OPS and sizes.is_plain(node):
-            found = sizes.of(graph.get_operation_by_name(node.name))
-            if found is not None and is_faster(found, node.attr["T"].type):
-                node.attr[_SIZES].list.i.extend(found.to_list())
+    plain = (n for n in graph_def.node if n.op in sizes.OPS and sizes.is_plain(n))
+    known = [(n, sizes.of(graph.get_operation_by_name(n.name))) for n in plain]
+    for node, found in known:
+        if found is not None and is_faster(found, node.attr["T"].type):
+            node.attr[_SIZES].list.i.extend(found.to_list())
 
 
 def multiply(graph_def: Any, keep: Iterable[str]) -> None:

@@ -79,9 +79,12 @@ def _averaged(pool: Any) -> Resampled | None:
     operation, biased = pool.inputs[0].op, None
     if operation.type in {"BiasAdd", "AddV2"}:
         biased, operation = operation, _convolution_under(operation)
+    if operation is None or operation.type != "Conv2D":
+        return None
     known = _fusible_sizes(operation, pool)
     users = [op for op in (operation, biased) if op is not None]
-    if known is None or not _is_averaging(pool) or not all(map(_is_used_once, users)):
+    is_averaging = _is_averaging(pool, "AvgPool")
+    if known is None or not is_averaging or not all(map(_is_used_once, users)):
         return None
     image, kernel = operation.inputs
     return Resampled(
@@ -117,7 +120,7 @@ def _image_gradient(gradient: Any) -> Resampled | None:
     known = _fusible_sizes(gradient)
     if known is None:
         return None
-    if _is_averaging(above.op):
+    if _is_averaging(above.op, "AvgPoolGrad"):
         return Resampled(
             node=gradient.name,
             convolution=gradient.name,
@@ -145,7 +148,7 @@ def _kernel_gradient(gradient: Any) -> Resampled | None:
     known = _fusible_sizes(gradient)
     if known is None:
         return None
-    is_repeated = not _is_averaging(above.op)
+    is_repeated = not _is_averaging(above.op, "AvgPoolGrad")
     coarse = blocks.repeated(image) if is_repeated else above.op.inputs[1]
     if coarse is None:
         return None
@@ -161,7 +164,9 @@ def _kernel_gradient(gradient: Any) -> Resampled | None:
 
 def _sum_of_pixels(operation: Any) -> SumOfPixels | None:
     """All pixels of averages' gradients: four quarters of each are what is averaged."""
-    if not _is_averaging(operation.inputs[0].op):
+    if not _is_averaging(operation.inputs[0].op, "AvgPoolGrad"):
+        return None
+    if operation.type == "BiasAddGrad" and not sizes.has_last_channels(operation):
         return None
     if operation.type == "Sum":
         axes = tf.get_static_value(operation.inputs[1])
@@ -183,7 +188,8 @@ _FINDERS: Mapping[str, Callable[[Any], Resampled | SumOfPixels | None]] = {
 
 def _convolution_under(biased: Any) -> Any:
     """What a bias that is the same for all pixels is added to; None if it differs."""
-    if biased.control_inputs:
+    is_of_rows = biased.type == "BiasAdd" and not sizes.has_last_channels(biased)
+    if biased.control_inputs or is_of_rows:
         return None
     for image, bias in (biased.inputs, reversed(biased.inputs)):
         is_same = bias.shape.rank is not None and set(bias.shape[:-1]) <= {1}
@@ -192,14 +198,14 @@ def _convolution_under(biased: Any) -> Any:
     return None
 
 
-def _is_averaging(operation: Any) -> bool:
-    """Whether it averages blocks of an image, or is the gradient of that."""
-    if operation.type not in {"AvgPool", "AvgPoolGrad"} or operation.control_inputs:
+def _is_averaging(operation: Any, kind: str) -> bool:
+    """Whether it averages blocks of an image, or is the gradient of that, by kind."""
+    if operation.type != kind or operation.control_inputs:
         return False
-    fine = operation.inputs[0] if operation.type == "AvgPool" else operation.outputs[0]
+    fine = operation.inputs[0] if kind == "AvgPool" else operation.outputs[0]
     attributes = operation.node_def.attr
     return (
-        attributes["data_format"].s in (b"", b"NHWC")
+        sizes.has_last_channels(operation)
         and list(attributes["ksize"].list.i) == _BLOCK
         and list(attributes["strides"].list.i) == _BLOCK
         and fine.shape.is_fully_defined()

@@ -55,8 +55,9 @@ def of(operation: Any) -> Sizes | None:
         return None
     batch = next((n for n in (image[0], result[0]) if n is not None), -1)
     known = [*image[1:], *kernel, *result[1:]]
-    if None in known or image[3] != kernel[2]:
-        return None  # the last for a convolution in groups
+    # The last for a convolution in groups; of nothing, there are no matrices.
+    if None in known or 0 in known or image[3] != kernel[2]:
+        return None
     return Sizes(
         batch=batch,
         image=tuple(image[1:3]),
@@ -65,6 +66,11 @@ def of(operation: Any) -> Sizes | None:
         result=tuple(result[1:3]),
         result_channels=kernel[3],
     )
+
+
+def has_last_channels(operation: Any) -> bool:
+    """Whether images are ``[batch, height, width, channels]``, as CPUs have them."""
+    return operation.node_def.attr["data_format"].s in (b"", b"NHWC")
 
 
 def is_plain(node: Any) -> bool:
