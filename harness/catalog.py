@@ -67,8 +67,7 @@ __all__ = [
 ]
 
 JIT_OFF = "off"
-JIT_STEP = "step"
-NEEDED_BY_JIT = {"compute": "compiled_functions", JIT_STEP: "compiled_steps"}
+NEEDED_BY_JIT = {"compute": "compiled_functions"}
 """The capability that a backend needs for a value of the option ``jit``."""
 WORKLOAD, BACKEND = "workloads", "backends"
 """Kinds of plugins (``results/plugins.py``)."""
@@ -291,7 +290,7 @@ def check_backends(
     """
     jit = str(options.get("jit", JIT_OFF))
     wanted = [(need, f"workload {info.name}") for need in info.needs]
-    if jit != JIT_OFF:
+    if jit in NEEDED_BY_JIT:
         wanted.append((NEEDED_BY_JIT[jit], f"option jit={jit!r}"))
     if options.get("loop") == "fit":
         wanted.append(("fit", "option loop='fit'"))
@@ -313,9 +312,7 @@ def check_backends(
                 )
 
 
-def check_devices(
-    options: Mapping[str, OptionValue], device: str, replicas: Sequence[int]
-) -> None:
+def check_devices(options: Mapping[str, OptionValue], device: str) -> None:
     """Checks that the replicas can do what the workload's options need.
 
     Raises:
@@ -326,13 +323,6 @@ def check_devices(
             f"option {PIPELINE_STAGES}={options[PIPELINE_STAGES]} needs a GPU for each"
             " stage, and --device gpu gives a replica one, so far; use --device cpu,"
             " or leave the option out"
-        )
-    if options.get("jit") == JIT_STEP and device != "gpu" and max(replicas) > 1:
-        raise PlanError(
-            f"option jit={JIT_STEP!r} compiles a step with its collectives, which XLA"
-            f" runs on GPUs only, but --device {device} has"
-            f" {','.join(map(str, replicas))} replicas; use --replicas 1, --device gpu,"
-            " or --option jit=compute"
         )
 
 

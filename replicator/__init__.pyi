@@ -55,8 +55,6 @@ from .pipeline.layers import make_stages as make_stages
 from .pipeline.pipeline import Pipeline as Pipeline
 from .registry import backend_names as backend_names
 from .registry import create as create
-from .step.compiled import CompiledStep as CompiledStep
-from .step.compiled import draw as draw
 from .step.context import ReplicaContext as ReplicaContext
 from .step.context import get_replica_context as get_replica_context
 from .step.logical import logical_device as logical_device

@@ -73,9 +73,6 @@ CAPABILITIES: dict[str, str] = {
     "compiled_functions": (
         "a step can compute gradients in a tf.function(jit_compile=True)"
     ),
-    "compiled_steps": (
-        "XLA compiles a whole step with its collectives: run(CompiledStep(step))"
-    ),
     "timelines": "timeline(path) records where the time of steps goes",
     "explained_plan": "explain() shows bytes and algorithm of each collective",
 }
@@ -169,10 +166,6 @@ _STOCK_LACKS = {
         "Keras reduces gradients in the branch that skips updates, where a stock "
         "strategy cannot communicate"
     ),
-    "compiled_steps": (
-        "Keras counts its updates by a merge call, which MirroredStrategy does not "
-        "have in a compiled function"
-    ),
     "random_streams": (
         "a random op in a nested tf.function and an unseeded random function of Keras "
         "draw the same numbers on every replica"
@@ -198,7 +191,6 @@ _TPU_HAS = ("model_parallelism", "whole_steps")
 
 _WHOLE_COPIES = "every worker keeps the weights, so far"
 
-_NOT_COMPILED_BETWEEN = "collectives between processes are not compiled, so far"
 
 _OWN_PROGRAMS = "each worker runs its own program, and none feeds the others"
 
@@ -276,7 +268,6 @@ BACKENDS: dict[str, BackendInfo] = {
             kind="ours",
             processes=WORKERS,
             lacks={
-                "compiled_steps": _NOT_COMPILED_BETWEEN,
                 "input_single": _OWN_PROGRAMS,
                 "sharded_parameters": _WHOLE_COPIES,
             },
@@ -291,7 +282,6 @@ BACKENDS: dict[str, BackendInfo] = {
             kind="ours",
             processes=SERVED_WORKERS,
             lacks={
-                "compiled_steps": _NOT_COMPILED_BETWEEN,
                 "timelines": "clocks of processes that only serve are not compared",
             },
         ),
@@ -303,7 +293,6 @@ BACKENDS: dict[str, BackendInfo] = {
             no_control_because=_SERVED_VARIABLES,
             lacks={
                 **_ASYNC_LACKS,
-                "compiled_steps": _REMOTE_VARIABLES,
                 "unsynchronized_update_check": (
                     "workers share one copy, to which every optimizer may add; only "
                     "overwriting a trainable variable raises an error"
@@ -353,7 +342,6 @@ BACKENDS: dict[str, BackendInfo] = {
             kind="ours",
             lacks={
                 **{k: v for k, v in _STOCK_LACKS.items() if k not in _TPU_HAS},
-                "compiled_steps": "every step is compiled on a TPU, without asking",
                 "pipelines": "a step is one compiled program; not tried",
                 "ragged_inputs": "steps are compiled, so shapes must be static",
                 "whole_epochs": "steps are compiled, so shapes must be static",
@@ -373,7 +361,6 @@ BACKENDS: dict[str, BackendInfo] = {
                 **_STOCK_LACKS,
                 **_ASYNC_LACKS,
                 "compiled_functions": _REMOTE_VARIABLES,
-                "compiled_steps": _REMOTE_VARIABLES,
                 "input_per_worker": (
                     "the coordinator runs the same pipeline on every worker"
                 ),

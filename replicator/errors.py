@@ -21,7 +21,6 @@ ReplicatorError
 +-- DeviceError                devices that do not exist, or too few of them
 +-- PipelineError              stages, micro-batches or a schedule that cannot train
 +-- StaticShapeError           batches of unknown shape for a compiled step
-+-- CompiledStepError          a step that XLA cannot compile as a whole here
 +-- TimelineError              a timeline that a backend or its devices cannot have
 +-- RetraceLimitError          a new step function object in every call
 +-- InputModeError             an input mode that the backend does not support
@@ -138,10 +137,6 @@ class PipelineError(ReplicatorError):
 
 class StaticShapeError(ReplicatorError):
     """A compiled step cannot take batches without static shapes."""
-
-
-class CompiledStepError(ReplicatorError):
-    """XLA cannot compile a step as a whole, on these devices or with this backend."""
 
 
 class TimelineError(ReplicatorError):

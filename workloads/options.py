@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
 JIT_OFF = "off"
 JIT_COMPUTE = "compute"
-JIT_STEP = "step"
-JITS = (JIT_OFF, JIT_COMPUTE, JIT_STEP)
-"""What XLA compiles: nothing, forward and backward pass of each replica, or the whole
-step with its collectives and updates."""
+JITS = (JIT_OFF, JIT_COMPUTE)
+"""What XLA compiles: nothing, or forward and backward pass of each replica."""
 
 CONV_LAYOUTS = ("auto", "nhwc")
 """Order of dimensions in convolutions: what TensorFlow finds faster, or the model's."""
@@ -105,7 +103,7 @@ def check_jit(jit: Any, batch_norm: str = "local") -> None:
         raise ValueError(
             f"option jit={jit!r} with batch_norm={batch_norm!r} would need collectives "
             "in a function that is compiled for one replica: use batch_norm 'local', "
-            "or jit 'off' or 'step'"
+            "or jit 'off'"
         )
 
 

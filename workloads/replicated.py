@@ -153,7 +153,7 @@ class ReplicatedProgram(StepProgram):
                 return
         raise ValueError(
             "the steps have nothing that a timeline could show: no layer whose ops "
-            "have its name, as where XLA compiles a whole step; use --option jit=off"
+            "have its name; use --option jit=off"
         )
 
     def _keep_losses(self, losses: Any) -> float:

@@ -42,8 +42,7 @@ class TrainingConfig:
     """Settings of computation of all workloads.
 
     Attributes:
-      jit: ``off``, ``compute`` (XLA compiles forward and backward pass) or ``step``
-        (also collectives and updates).
+      jit: ``off``, or ``compute``: XLA compiles forward and backward pass.
       tf32: Whether float32 products and convolutions use TF32 where GPUs have it.
       external_writes: ``never`` promises the replicator that no variable is written
         outside its steps, so that it need not look.

@@ -65,7 +65,7 @@ KEY_VALUES: Final = Kind(
     annotation=dict[str, bool | int | float | str],
     must_be=(
         "a table of texts, numbers, true and false: [option] and lines such as"
-        ' jit = "step" below it'
+        ' jit = "compute" below it'
     ),
     metavar="KEY=VALUE",
     is_multiple=True,

@@ -110,7 +110,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
     replicas, notes = cases_module.choose_replicas(
         request, machine, preset, math.prod(units.values()), devices_per_replica
     )
-    catalog.check_devices(options, request.device, replicas)
+    catalog.check_devices(options, request.device)
     processes.check_share(
         machine.variables,
         backends,

@@ -17,7 +17,6 @@ from replicator._tf import compat as _tf_compat
 from replicator.catalog import entry_of
 from replicator.contract import (
     base,
-    compiled_steps,
     control,
     programs,
     sharding,
@@ -36,7 +35,6 @@ from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer
 from replicator.placement import devices as device_lib
 from replicator.placement.topology import make_topology
 from replicator.step import creation, logical
-from replicator.step.compiled import CompiledStep
 from replicator.step.per_replica import PerReplica
 from replicator.step.traced_once import traced_once
 from replicator.strategy.strategy import ReplicatorStrategy
@@ -190,21 +188,13 @@ class InGraphReplicator(base.Replicator):
         self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int
     ) -> Program:
         del num_steps  # one program runs any number of steps
-        is_compiled = isinstance(step_fn, CompiledStep)
-        if is_compiled:
-            compiled_steps.check_devices(
-                step_fn,
-                self.devices,
-                has_virtual_gpus=self.topology.has_virtual_gpus,
-            )
         with creation.created_in(self.context, self._table.watch):
             return Program(
-                step_fn.step_fn if isinstance(step_fn, CompiledStep) else step_fn,
+                step_fn,
                 specs,
                 self.topology,
                 self._table,
                 without_communication=self.without_communication,
-                is_compiled=is_compiled,
             )
 
     def _dispatch(

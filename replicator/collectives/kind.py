@@ -162,15 +162,12 @@ class CollectiveKind(abc.ABC):
         """The type in which tensors leave a memory: their own unless compressed."""
 
     @abc.abstractmethod
-    def algorithm(
-        self, operands: Operands, topology: Topology, *, is_compiled: bool
-    ) -> str:
+    def algorithm(self, operands: Operands, topology: Topology) -> str:
         """The name of the way in which R > 1 replicas carry out a call; see ``plan``.
 
         Args:
           operands: Types and shapes.
           topology: Where the replicas are.
-          is_compiled: Whether XLA compiles the collectives together with the step.
         """
 
     @abc.abstractmethod

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from replicator.placement.topology import Topology
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Operands:
@@ -29,12 +27,4 @@ class Operands:
         return all(
             shape.is_fully_defined() and shape.num_elements() > 0
             for shape in self.shapes
-        )
-
-    def are_summed_by_xla(self, topology: Topology) -> bool:
-        """Whether XLA's all-reduce, which sums numbers only, takes the tensors."""
-        return (
-            topology.has_own_gpus
-            and self.have_static_shapes
-            and all(dtype.is_floating or dtype.is_integer for dtype in self.dtypes)
         )

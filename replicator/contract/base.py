@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from replicator._tf.dispatch import profiled
 from replicator.contract import (
-    compiled_steps,
     control,
     output_reduction,
     programs,
@@ -89,8 +88,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         Args:
           step_fn: Single-device code: takes one per-replica batch (nothing when
             ``inputs`` is None), returns a nest of tensors. Pass the same function
-            object on every call: it is traced once. A ``CompiledStep`` is compiled
-            by XLA as a whole, with its collectives.
+            object on every call: it is traced once.
           inputs: An ``InputIterator``, a nest of ``PerReplica``, or None.
           *more: Rejected; the error shows the equivalent of
             ``strategy.run(step, args=...)``.
@@ -110,7 +108,6 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         programs.check_caller()
         if more or others:
             user_functions.check_no_more("run", more, others)
-        compiled_steps.check_backend(self, step_fn)
         programs.check_num_steps(num_steps, inputs)
         signature, specs = programs.split_inputs(
             inputs, self.num_local_replicas, self.maker

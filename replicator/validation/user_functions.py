@@ -65,40 +65,6 @@ def check_takes_one(function: Any, caller: str, argument: str, what: str) -> Non
         )
 
 
-def check_takes_none(function: Any, caller: str) -> None:
-    """Rejects an object that cannot be called without an argument.
-
-    Args:
-      function: The argument that the user passed.
-      caller: Name of the function that the user called.
-
-    Raises:
-      TypeError: It cannot; the message shows what to write instead.
-    """
-    if not callable(function) or not _takes(function, 0):
-        raise TypeError(
-            f"{caller}() takes a function without arguments, but got {shown(function)};"
-            f" write {caller}(lambda: tf.random.normal(shape))"
-        )
-
-
-def check_function(function: Any, caller: str) -> None:
-    """Rejects an object that cannot be called.
-
-    Args:
-      function: The argument that the user passed.
-      caller: Name of what the user called.
-
-    Raises:
-      TypeError: It cannot; the message shows what to write instead.
-    """
-    if not callable(function):
-        raise TypeError(
-            f"{caller}() takes a step function, but got {shown(function)}; pass the"
-            " function itself, not its return value"
-        )
-
-
 def check_not_distributed() -> None:
     """Rejects a step that is traced while Keras has a distribution of its own.
 

@@ -47,7 +47,6 @@ COMMON = (
 SWEEPS = {
     "one replica": ("--backends=single,in_graph", "--replicas=1", "--repeats=3"),
     "compiled": ("--backends=in_graph", "--replicas=1", "--repeats=1"),
-    "two": ("--backends=in_graph", "--replicas=2", "--repeats=1"),
     "beyond memory": (
         "--backends=in_graph",
         "--replicas=1",

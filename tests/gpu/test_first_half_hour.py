@@ -22,8 +22,6 @@ MOST_ADDED_KERNELS = 0.02
 LOSS_TOLERANCE = {"rel": 1e-4, "abs": 1e-6}
 # Repetitions of one case on a quiet GPU differ by less than 1 %.
 SINGLE_TOLERANCE = 0.03
-# Roundings of bfloat16 part after the steps of warmup; a wrong sum is off by twice.
-COMPILED_LOSS_TOLERANCE = 0.1
 
 
 def test_two_replicas_on_one_gpu_train_as_one(run_program: Any) -> None:
@@ -72,7 +70,7 @@ def test_in_graph_with_one_replica_is_as_fast_as_a_single_device(sweep: Any) -> 
         assert trial.env.gpu_uses[0].product_tflops > 0
 
 
-@pytest.mark.parametrize("jit", ["off", "compute", "step"])
+@pytest.mark.parametrize("jit", ["off", "compute"])
 def test_every_kind_of_compilation_runs(sweep: Any, jit: str) -> None:
     """And its losses are finite."""
     swept = sweep("compiled", f"--option=jit={jit}")
@@ -80,19 +78,6 @@ def test_every_kind_of_compilation_runs(sweep: Any, jit: str) -> None:
     assert swept.images_per_sec("in_graph", 1) > 0
     (trial,) = swept.trials("in_graph", 1)
     assert all(map(math.isfinite, trial.result.ranks[0].losses))
-
-
-@pytest.mark.gpu(count=2)
-def test_programs_of_xla_meet_in_their_collectives(sweep: Any) -> None:
-    """Two GPUs have about the same loss after warmup with XLA as without."""
-    off, step = (sweep("two", f"--option=jit={jit}") for jit in ("off", "step"))
-    ((plain,), (compiled,)) = (swept.trials("in_graph", 2) for swept in (off, step))
-
-    first, *_ = plain.result.ranks[0].losses
-    assert first == pytest.approx(
-        compiled.result.ranks[0].losses[0], rel=COMPILED_LOSS_TOLERANCE
-    )
-    assert all(map(math.isfinite, compiled.result.ranks[0].losses))
 
 
 def test_a_batch_beyond_memory_is_recorded_with_its_phase(sweep: Any) -> None:

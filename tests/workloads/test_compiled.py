@@ -118,44 +118,6 @@ def test_nothing_is_compiled_by_default(both):
     assert not any(isinstance(part, Compiled) for part in parts)
 
 
-@pytest.mark.parametrize(
-    ("name", "backend"),
-    [
-        ("d4pg", "in_graph"),
-        *(
-            pytest.param(name, backend, marks=pytest.mark.full)
-            for name in COMPILED
-            for backend in ("single", "in_graph")
-            if (name, backend) != ("d4pg", "in_graph")
-        ),
-    ],
-)
-def test_a_whole_step_of_one_replica_has_the_same_loss(name, backend):
-    """With collectives and updates in one program; also the numbers that it draws.
-
-    Two updates by Adam. The full run adds the networks with convolutions, whose forward
-    and backward passes the tests above compile, and the backend of one device, whose
-    compiled steps tests/replicator/backends/test_compiled_steps.py compares.
-    """
-    plain, _ = train(name, backend, 1, jit="off")
-    compiled, program = train(name, backend, 1, jit="step")
-
-    check_equal(plain, compiled)
-    assert not any(isinstance(part, Compiled) for part in parts_of(program))
-    owner = getattr(program, "learner", program)
-    steps = getattr(owner, "_steps", None) or {"": owner._whole_step}
-    assert all(isinstance(step, replicator.CompiledStep) for step in steps.values())
-
-
-@pytest.mark.parametrize("name", COMPILED)
-def test_a_whole_step_of_two_replicas_needs_gpus(name):
-    """XLA has no collectives on CPUs."""
-    with pytest.raises(
-        replicator.ReplicatorError, match=r"runs the collectives of XLA on GPUs only"
-    ):
-        train(name, "in_graph", 2, jit="step")
-
-
 def parts_of(program):
     """Functions of forward and backward pass."""
     owner = getattr(program, "learner", program)
@@ -195,7 +157,7 @@ def test_a_stock_strategy_reads_without_training():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"jit": "all"}, r"option jit='all' must be one of 'off', 'compute', 'step'"),
+        ({"jit": "all"}, r"option jit='all' must be one of 'off', 'compute'"),
         ({"jit": True}, r"option jit=True must be a string"),
         ({"tf32": "on"}, r"option tf32='on' must be true or false"),
     ],
@@ -212,8 +174,7 @@ def test_collectives_cannot_be_in_the_compiled_part(name):
     with pytest.raises(
         ValueError,
         match=r"option jit='compute' with batch_norm='cross_replica' would need "
-        r"collectives .*: use batch_norm 'local', or jit 'off' or "
-        r"'step'$",
+        r"collectives .*: use batch_norm 'local', or jit 'off'$",
     ):
         catalog.make_config(
             name, "smoke", {"jit": "compute", "batch_norm": "cross_replica"}

@@ -39,18 +39,6 @@ def test_steps_are_recorded_before_the_program_is_checked(tmp_path):
     assert 7 == original._num_steps
 
 
-def test_a_step_without_parts_says_so(tmp_path):
-    """XLA compiles all of it, so there is nothing between two marks."""
-    original = build(
-        "transformer", replicator.create("in_graph", num_replicas=1), jit="step"
-    )
-
-    with pytest.raises(
-        ValueError, match=r"nothing that a timeline could show: no layer"
-    ):
-        original.record(str(tmp_path / "trace.json"), 1)
-
-
 def test_a_backend_without_timelines_says_so(tmp_path):
     """Before a step runs."""
     original = build("transformer", replicator.create("single"))

@@ -3,8 +3,6 @@
 ``compute``: forward and backward pass of each replica. The step around them stays a
 graph: random numbers are drawn before, and collectives and updates run after. So the
 same step runs on every backend, and draws the same numbers as without XLA.
-
-``step``: all of it, by ``replicator.CompiledStep``. Random numbers are drawn before.
 """
 
 from __future__ import annotations
@@ -14,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-import replicator
-from workloads.options import JIT_COMPUTE, JIT_STEP
+from workloads.options import JIT_COMPUTE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,16 +49,6 @@ def compiled(function: Callable[..., Any], jit: str) -> Callable[..., Any]:
       jit: One of ``workloads.options.JITS``.
     """
     return Compiled(function) if jit == JIT_COMPUTE else function
-
-
-def whole(step: Callable[..., Any], jit: str) -> Callable[..., Any]:
-    """Returns a step function, compiled with its collectives where ``jit`` is ``step``.
-
-    Args:
-      step: The step of one replica; it draws random numbers by ``replicator.draw``.
-      jit: One of ``workloads.options.JITS``.
-    """
-    return replicator.CompiledStep(step) if jit == JIT_STEP else step
 
 
 class Compiled:

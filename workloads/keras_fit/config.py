@@ -10,7 +10,6 @@ import dataclasses
 from pathlib import Path
 
 from workloads.options import (
-    JIT_COMPUTE,
     JIT_OFF,
     check_choice,
     check_range,
@@ -47,21 +46,16 @@ APPLICATIONS = (
 """What ``keras.applications`` can build without weights."""
 
 
-def check_jit_of_fit(jit: str, loop: str) -> None:
-    """Raises unless Keras can compile with XLA what is asked for.
+def check_jit_of_fit(jit: str) -> None:
+    """Raises unless XLA is to compile nothing.
 
     Raises:
-      ValueError: It cannot; the message says what to use.
+      ValueError: It is; the message says what to use.
     """
-    if jit == JIT_COMPUTE:
+    if jit != JIT_OFF:
         raise ValueError(
             f"option jit={jit!r}: compile() of Keras takes a whole step or nothing; "
-            f"use jit 'step' or {JIT_OFF!r}"
-        )
-    if jit != JIT_OFF and loop != "fit":
-        raise ValueError(
-            f"option jit={jit!r} is that of compile(), which fit reads, but loop is "
-            f"{loop!r}: leave one of the two out"
+            f"use jit {JIT_OFF!r}, or jit_compile=True in a model of yours"
         )
 
 
@@ -94,7 +88,7 @@ class KerasFitConfig(ImageConfig):
     def __post_init__(self) -> None:
         ImageConfig.__post_init__(self)
         check_choice("input_dtype", self.input_dtype, ("float32",))
-        check_jit_of_fit(self.jit, self.loop)
+        check_jit_of_fit(self.jit)
         if self.function is None:
             check_choice("model", self.model, APPLICATIONS)
             smallest = _SMALLEST_OF.get(self.model, _SMALLEST)

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from workloads.options import JIT_OFF
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -70,7 +68,7 @@ def _application(config: KerasFitConfig) -> keras.Model:
         keras.optimizers.SGD(config.learning_rate, momentum=config.momentum),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
-        jit_compile=config.jit != JIT_OFF,
+        jit_compile=False,
     )
     return model
 
@@ -85,8 +83,6 @@ def _own(config: KerasFitConfig) -> keras.Model:
             f"{type(model).__name__}, which is not a compiled model; call "
             "model.compile(...) in it, and return the model"
         )
-    if config.jit != JIT_OFF:
-        model.jit_compile = True
     expected = (config.image_size, config.image_size, 3)
     found = getattr(model, "input_shape", None)
     if found is not None and tuple(found)[1:] != expected:

@@ -52,7 +52,7 @@ class OwnModelConfig(TrainingConfig):
     def __post_init__(self) -> None:
         # Of a class with slots, super() finds another class.
         TrainingConfig.__post_init__(self)
-        check_jit_of_fit(self.jit, self.loop)
+        check_jit_of_fit(self.jit)
 
 
 make_config = configurations("a Keras model of yours", {PRESET: OwnModelConfig()})

@@ -59,8 +59,6 @@ class OwnModelProgram(KerasLoopProgram):
                 f"{config.model} returned {type(model).__name__}, which is not a "
                 "compiled model; call model.compile(...) in it, and return the model"
             )
-        if config.jit != "off":
-            model.jit_compile = True
         models.adapt(model, batch_norm=config.batch_norm, is_matched=self.is_matched)
         return model
 

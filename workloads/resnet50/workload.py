@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from workloads.classifier import ClassifierProgram
-from workloads.common.compiled import compiled, whole
+from workloads.common.compiled import compiled
 from workloads.common.lars import LARS
 from workloads.options import JIT_OFF
 from workloads.program import ImageWorkload
@@ -73,7 +73,6 @@ class ResNet50Program(ClassifierProgram):
             math.prod(variable.shape) for variable in self._variables
         )
         self._differentiate = compiled(self._loss_and_gradients, config.jit)
-        self._whole_step = whole(self._step, config.jit)
         self.flops_per_example = flops.training_flops(
             image_size=config.image_size,
             num_classes=config.num_classes,
@@ -145,11 +144,11 @@ class ResNet50Program(ClassifierProgram):
 
         The value is the cross-entropy (with smoothing, without the weight decay term).
         """
-        return self._finish(self._run(self._whole_step, num_steps), num_steps)
+        return self._finish(self._run(self._step, num_steps), num_steps)
 
     def dispatch(self) -> Callable[[], float]:
         """Starts a step; see ``StepProgram.dispatch``."""
-        return self._keep(self._run(self._whole_step, 1), 1)
+        return self._keep(self._run(self._step, 1), 1)
 
     def _trackables(self) -> Mapping[str, Any]:
         return {"model": self.model, "optimizer": self.optimizer}

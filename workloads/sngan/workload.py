@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-import replicator
 from workloads.common import hinge
-from workloads.common.compiled import compiled, whole
+from workloads.common.compiled import compiled
 from workloads.data import images as image_lib
 from workloads.data.names import DIGITS
 from workloads.matching import own_rows
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    import replicator
     from workloads.data.sources import Source
     from workloads.sngan.config import SNGANConfig
     from workloads.spec import QualityMetric
@@ -99,13 +99,7 @@ class SNGANProgram(ImageProgram):
         self._differentiate_discriminator = compiled(
             self._discriminator_gradients, config.jit
         )
-        self._steps = {
-            is_both: whole(step, config.jit)
-            for is_both, step in (
-                (True, self._both_step),
-                (False, self._discriminator_step),
-            )
-        }
+        self._steps = {True: self._both_step, False: self._discriminator_step}
         self.flops_per_example = flops.training_flops(config)
         # Not replicated: it is only used to show the averaged weights.
         self._shown = Generator(config, seed=seed)
@@ -207,21 +201,15 @@ class SNGANProgram(ImageProgram):
         if self.is_matched:
             latents, labels = map(own_rows, self._draw_for_all(count, stream))
         else:
-            latents, labels = replicator.draw(
-                lambda: (
-                    tf.random.normal([count, config.latent_size]),
-                    tf.random.uniform([count], 0, config.num_classes, tf.int32),
-                )
-            )
+            latents = tf.random.normal([count, config.latent_size])
+            labels = tf.random.uniform([count], 0, config.num_classes, tf.int32)
         # GPUs leave what is done with int32 to the host, for which steps would wait.
         return latents, tf.cast(labels, tf.int64)
 
     def _draw_noise(self, images: tf.Tensor) -> tf.Tensor:
         """Returns noise as wide as one level of a pixel."""
         if not self.is_matched:
-            return replicator.draw(
-                lambda: tf.random.uniform(images.shape, 0.0, PIXEL_STEP)
-            )
+            return tf.random.uniform(images.shape, 0.0, PIXEL_STEP)
         return own_rows(self._draw_noise_for_all(*images.shape))
 
     def _draw_for_all(self, count: int, stream: int) -> tuple[tf.Tensor, tf.Tensor]:

@@ -13,7 +13,7 @@ import replicator
 from workloads import quality
 from workloads.catalog import SYNTHETIC
 from workloads.common import precision
-from workloads.common.compiled import compiled, whole
+from workloads.common.compiled import compiled
 from workloads.data import text
 from workloads.data_program import DataProgram
 from workloads.replicated import CatalogWorkload
@@ -107,7 +107,6 @@ class TransformerProgram(DataProgram):
             if config.is_pipeline
             else compiled(self._loss_and_gradients, config.jit)
         )
-        self._whole_step = whole(self._step, config.jit)
         self.flops_per_example = flops.training_flops(config)
         self._score = tf.function(self._nats, autograph=False)
 
@@ -121,7 +120,7 @@ class TransformerProgram(DataProgram):
         seed: tuple[tf.Tensor, ...] = ()
         if self._config.dropout:
             # Drawn once: what a compiled or a repeated pass drops depends on it alone.
-            seed = (replicator.draw(_draw_seed),)
+            seed = (_draw_seed(),)
         loss, gradients = self._differentiate(batch["token"], *seed)
         self.optimizer.apply_gradients(zip(gradients, self._variables, strict=True))
         return {"loss": loss, "example_id": batch["example_id"]}
@@ -172,11 +171,11 @@ class TransformerProgram(DataProgram):
         The value is the cross-entropy of a token in nats: ln 256 = 5.5 where every byte
         is as likely.
         """
-        return self._finish(self._run(self._whole_step, num_steps), num_steps)
+        return self._finish(self._run(self._step, num_steps), num_steps)
 
     def dispatch(self) -> Callable[[], float]:
         """Starts a step; see ``StepProgram.dispatch``."""
-        return self._keep(self._run(self._whole_step, 1), 1)
+        return self._keep(self._run(self._step, 1), 1)
 
     def _trackables(self) -> Mapping[str, Any]:
         return {"model": self.model, "optimizer": self.optimizer}

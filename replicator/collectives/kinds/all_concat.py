@@ -102,11 +102,9 @@ class AllConcat(OfOwnType, CollectiveKind):
         ]
         return [rows[:-1] for rows in sums.reduce(placed, "sum")]
 
-    def algorithm(
-        self, operands: Operands, topology: Topology, *, is_compiled: bool
-    ) -> str:
+    def algorithm(self, operands: Operands, topology: Topology) -> str:
         """Joined on an owner's device."""
-        del operands, topology, is_compiled
+        del operands, topology
         return "concat"
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:

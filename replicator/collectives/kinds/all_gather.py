@@ -98,12 +98,10 @@ class AllGather(OfOwnType, CollectiveKind):
         """
         return sums.stack(tensors)
 
-    def algorithm(
-        self, operands: Operands, topology: Topology, *, is_compiled: bool
-    ) -> str:
-        """Stacked on an owner's device, or, compiled, as a sum of rows."""
-        is_summed = is_compiled and operands.are_summed_by_xla(topology)
-        return "rows" if is_summed else "pack"
+    def algorithm(self, operands: Operands, topology: Topology) -> str:
+        """Stacked on an owner's device."""
+        del operands, topology
+        return "pack"
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:
         """Stacks the operands of this program, and those of all workers."""

@@ -96,13 +96,9 @@ class AllReduce(OfOperandShape, CollectiveKind):
         """The wire type for wider floats."""
         return wire_of(dtype, self.wire_dtype)
 
-    def algorithm(
-        self, operands: Operands, topology: Topology, *, is_compiled: bool
-    ) -> str:
+    def algorithm(self, operands: Operands, topology: Topology) -> str:
         """On an owner's device, or on every device at once."""
         is_sum = self.op in ("sum", "mean")
-        if is_compiled and operands.are_summed_by_xla(topology):
-            return "xla" if is_sum else "rows"
         if not is_sum:
             return "pairwise"
         if not topology.has_own_gpus or not operands.have_static_shapes:

@@ -104,11 +104,9 @@ class AllToAll(OfOperandShape, OfOwnType, CollectiveKind):
             for rows in sums.stack(tensors)
         ]
 
-    def algorithm(
-        self, operands: Operands, topology: Topology, *, is_compiled: bool
-    ) -> str:
+    def algorithm(self, operands: Operands, topology: Topology) -> str:
         """Each part to the device of its replica; over workers all of them."""
-        del operands, is_compiled
+        del operands
         return "parts" if topology.num_programs == 1 else "pack"
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:

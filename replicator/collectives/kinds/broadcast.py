@@ -138,11 +138,9 @@ class Broadcast(OfOperandShape, OfOwnType, CollectiveKind):
             [tf.where(is_source, t, tf.zeros_like(t)) for t in tensors], "sum"
         )
 
-    def algorithm(
-        self, operands: Operands, topology: Topology, *, is_compiled: bool
-    ) -> str:
+    def algorithm(self, operands: Operands, topology: Topology) -> str:
         """Every replica reads the source's value."""
-        del operands, topology, is_compiled
+        del operands, topology
         return "wire"
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:

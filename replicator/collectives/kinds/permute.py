@@ -122,11 +122,9 @@ class Permute(OfOperandShape, OfOwnType, CollectiveKind):
             for rows in sums.stack(tensors)
         ]
 
-    def algorithm(
-        self, operands: Operands, topology: Topology, *, is_compiled: bool
-    ) -> str:
+    def algorithm(self, operands: Operands, topology: Topology) -> str:
         """Every replica reads its source's value; over workers, of all of them."""
-        del operands, is_compiled
+        del operands
         return "pack" if self._joins_workers(topology.num_local_replicas) else "wire"
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:

@@ -133,11 +133,9 @@ class ReduceScatter(OfOwnType, CollectiveKind):
         whole = AllReduce(op=self.op).by_sums(sums, tensors)
         return [TENSORS.part(t, sums.replica_id, sums.num_replicas) for t in whole]
 
-    def algorithm(
-        self, operands: Operands, topology: Topology, *, is_compiled: bool
-    ) -> str:
+    def algorithm(self, operands: Operands, topology: Topology) -> str:
         """Each part on the device of its replica; over workers all of them there."""
-        del operands, is_compiled
+        del operands
         return "parts" if topology.num_programs == 1 else "add_n"
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:

@@ -17,10 +17,9 @@ from replicator.engine.graph import body as body_lib
 from replicator.engine.graph import invariance, liveness
 from replicator.engine.graph.effects import READ_OPS
 from replicator.engine.graph.gathers import schedule
-from replicator.engine.graph.optimize import cut, optimize, own_functions
+from replicator.engine.graph.optimize import optimize, own_functions
 from replicator.engine.graph.rewriters import Rewriters
 from replicator.engine.graph.trace import trace
-from replicator.errors import CompiledStepError
 from replicator.step import creation
 from replicator.variables.kinds import Kind
 from replicator.variables.ownership import num_bytes
@@ -103,7 +102,6 @@ def analyze(
     table: VariableTable,
     *,
     is_in_group: bool = False,
-    is_compiled: bool = False,
 ) -> Analysis:
     """Traces a step and finds out what its program needs.
 
@@ -114,7 +112,6 @@ def analyze(
       topology: Where the replicas of the program are.
       table: The variables of all programs of one replicator.
       is_in_group: Whether programs of other workers run side by side.
-      is_compiled: Whether XLA compiles the step as a whole.
 
     Raises:
       ReplicatorError: Misuse inside the step; the message says how to fix it.
@@ -127,16 +124,10 @@ def analyze(
     traced = trace_step()
     if table.ownership.settle():  # the trace has variables where they were
         traced = trace_step()
-    body = to_body(traced, name, topology, is_compiled=is_compiled)
+    body = to_body(traced, name, topology)
     found = _find_invariance(traced, body, topology, table)
     gathers: tuple[Gather, ...] = ()
     if sizes := _stored(traced, table.ownership, topology):
-        if is_compiled:
-            raise CompiledStepError(
-                "sharded_update='parameters' stores each variable on one device, and a "
-                "program of XLA reads those of its own; use 'gradients', or run the "
-                "step without XLA"
-            )
         # What is sent together waits for all operands of the call.
         joined = _depths(traced, body, are_joined=True)
         made = schedule(body, sizes, joined, _varying(body, found))
@@ -146,9 +137,7 @@ def analyze(
     entries = _require_variables(traced, found, topology, table)
     owners = _owners(traced, table.ownership)
     kept = owned.find(traced, table.ownership, found.nodes)
-    live = _find_live(
-        traced, body, found, owners, kept, topology, is_compiled=is_compiled
-    )
+    live = _find_live(traced, body, found, owners, kept, topology)
     if live is not None and topology.num_programs > 1:
         _check_slots(traced, body, live, owners, table.ownership, topology)
     return Analysis(
@@ -167,7 +156,6 @@ def analyze(
             {} if live is None or is_in_group else live.results,
             placement.of_operands(traced, topology),
             {} if live is None else owned.by_marker(body, kept),
-            is_compiled=is_compiled,
         ),
         shares=(
             _find_shares(traced, body, live, owners, table.ownership)
@@ -177,21 +165,17 @@ def analyze(
     )
 
 
-def to_body(
-    traced: TracedStep, name: str, topology: Topology, *, is_compiled: bool = False
-) -> Body:
+def to_body(traced: TracedStep, name: str, topology: Topology) -> Body:
     """Places and optimizes the graph of a traced step.
 
     Args:
       traced: The step; its nodes get logical devices, in place.
       name: Unique; functions of the graph get it as a suffix.
       topology: Where replicas and variables are.
-      is_compiled: Whether XLA optimizes it instead: TensorFlow's optimizer fuses nodes
-        into ones that XLA does not have.
     """
     placement.place(traced, topology)
     rewriters = Rewriters()
-    optimized = cut(traced) if is_compiled else optimize(traced, topology, rewriters)
+    optimized = optimize(traced, topology, rewriters)
     own_functions(optimized, name)
     body = body_lib.from_graph_def(optimized)
     return dataclasses.replace(body, notes=tuple(rewriters.notes.values()))
@@ -269,8 +253,6 @@ def _find_live(
     owners: Mapping[str, Owner],
     kept: Mapping[str, Owner],
     topology: Topology,
-    *,
-    is_compiled: bool,
 ) -> Liveness | None:
     """Who emits what, where variables have owners; None where all emit all."""
     if not owners or (topology.is_shared and topology.num_programs == 1):
@@ -293,7 +275,7 @@ def _find_live(
             for name, owner in owners.items()
         },
         roots=[*tensors, *operands, *effects],
-        homes={} if is_compiled else owned.homes(kept, topology),
+        homes=owned.homes(kept, topology),
     )
 
 

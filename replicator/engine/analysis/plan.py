@@ -51,7 +51,7 @@ PROCESS_BUCKET_BYTES = 8 * 1024 * 1024
 LEAST_GPU_BUCKET_BYTES = 1024 * 1024
 MOST_GPU_BUCKET_BYTES = 25 * 1024 * 1024
 # Algorithms by which each replica takes part on its own device.
-FLAT = ("nccl", "ring", "xla", "rows")
+FLAT = ("nccl", "ring")
 _WAYS = {kind_lib.GATHER: "ring", kind_lib.BROADCAST: "tree"}
 
 
@@ -82,9 +82,8 @@ class CollectivePlan:
     Attributes:
       collective: The call.
       algorithm: ``add_n`` (sum on an owner device), ``nccl`` or ``ring`` (one op on
-        each device, over all replicas of the job), ``xla`` (the same, compiled),
-        ``rows`` (compiled: zeros are summed with each replica's tensor in its row),
-        ``pairwise`` (minimum, maximum), ``pack`` (gather), ``concat`` (joined rows),
+        each device, over all replicas of the job), ``pairwise`` (minimum, maximum),
+        ``pack`` (gather), ``concat`` (joined rows),
         ``parts`` (each part on the device of its replica), ``wire`` (a replica reads
         what another one has, or there is nothing to do).
       buckets: Tensors by transfer.
@@ -102,8 +101,6 @@ def make_plan(
     needed_by: Mapping[str, tuple[int, ...]] | None = None,
     logical_devices: Mapping[str, int] | None = None,
     owned: Mapping[str, Owner] | None = None,
-    *,
-    is_compiled: bool = False,
 ) -> tuple[CollectivePlan, ...]:
     """Decides algorithm, buckets and owners for all collectives of a step.
 
@@ -118,7 +115,6 @@ def make_plan(
         the first.
       owned: By marker, who alone keeps the result, of all programs of the job. What
         has one owner is sent apart from the rest.
-      is_compiled: Whether XLA compiles the collectives together with the step.
 
     Returns:
       One plan per collective.
@@ -133,7 +129,7 @@ def make_plan(
     }
     plans = []
     for collective in collectives:
-        algorithm = _algorithm(collective, topology, is_compiled=is_compiled)
+        algorithm = _algorithm(collective, topology)
         # Where all get all, what has an owner need not be sent apart.
         needed, kept = ({}, {}) if algorithm in FLAT else (needed_by or {}, owned or {})
         owners_of = [kept.get(marker) for marker in collective.markers]
@@ -258,10 +254,10 @@ def _compression(collective: Collective, topology: Topology) -> str:
     return f", {', '.join(narrow)} between memories"
 
 
-def _algorithm(collective: Collective, topology: Topology, *, is_compiled: bool) -> str:
+def _algorithm(collective: Collective, topology: Topology) -> str:
     if collective.num_replicas == 1:
         return "wire"
-    return collective.kind.algorithm(collective, topology, is_compiled=is_compiled)
+    return collective.kind.algorithm(collective, topology)
 
 
 def _order(collective: Collective, depths: Mapping[str, int] | None) -> list[int]:

@@ -164,11 +164,6 @@ class BucketLinks:
 
     def stacked(self) -> tuple[Tensor, ...]:
         """Stacks the replicas' tensors, and those of all workers."""
-        if self._plan.algorithm == "rows":
-            rows = self._reduction.gather_rows(
-                self._name, self.operands, self._dtype, self._shape
-            )
-            return self._distribute(rows)
         device = self._owner_device
         ops = NodeOps(self._emit, f"{self._name}/pack", self._dtype, device)
         packed = ops.stack(self.operands)

@@ -127,13 +127,13 @@ class Chain:
           operands: By device, one of each replica of this program.
           merge_op: ``Add``, ``Min`` or ``Max``.
           dtype: Type of the operands.
-          algorithm: ``nccl``, ``ring``, or ``xla`` in a step that XLA compiles.
+          algorithm: ``nccl`` or ``ring``.
 
         Returns:
           The result by device.
         """
         emit = self._emit_ended
-        if algorithm != "xla" and self._group is None:
+        if self._group is None:
             emit = self._emit_free
         elif algorithm == "nccl":
             emit = self._emit_started

@@ -12,9 +12,6 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING
 
-import numpy as np
-import tensorflow as tf
-
 from replicator.engine.analysis.plan import FLAT
 from replicator.engine.link.node_ops import NodeOps
 from replicator.placement.worker_group import flat_group
@@ -23,6 +20,8 @@ from replicator.step.context import wire_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import TypeAlias
+
+    import tensorflow as tf
 
     from replicator.engine.graph.body import Ref
     from replicator.engine.graph.emitter import Emitter
@@ -125,8 +124,6 @@ class Reduction:
         """
         op, device = how.op, self._devices[how.owner]
         wire = wire_of(dtype, how.wire_dtype) if self._is_transferred else dtype
-        if how.algorithm == "rows":
-            return self._reduce_rows(op, name, operands, dtype, shape)
         if how.algorithm in FLAT:
             return self._reduce_all(how, name, operands, dtype, wire)
         leaders = self._topology.leaders(how.owner)
@@ -224,57 +221,6 @@ class Reduction:
     ) -> Tensor:
         """Emits a sum (of a mean too), a minimum or a maximum on one device."""
         return NodeOps(self._emit, name, dtype, device).reduce(op, operands)
-
-    def gather_rows(
-        self,
-        name: str,
-        operands: Sequence[Tensor],
-        dtype: tf.DType,
-        shape: tf.TensorShape,
-    ) -> list[Tensor]:
-        """Stacks the tensors of all replicas by a sum, which XLA has.
-
-        Returns:
-          The stack, ``[replicas] + shape``, on each replica.
-        """
-        zeros = np.zeros(shape.as_list(), dtype.as_numpy_dtype)
-        rows: dict[str, Tensor] = {}
-        for replica, (device, ref) in enumerate(
-            zip(self._devices, operands, strict=True)
-        ):
-            zero = self._emit.const(f"{name}/zero_{replica}", zeros, device)
-            parts: list[Tensor] = [zero] * len(operands)
-            parts[replica] = ref
-            attrs = {"N": len(operands), "T": dtype, "axis": 0}
-            rows[device] = self._emit.add(
-                f"{name}/rows_{replica}", "Pack", parts, device, "output:0", attrs
-            )
-        return list(self._sum_all(name, rows, dtype, "xla").values())
-
-    def _reduce_rows(
-        self,
-        op: str,
-        name: str,
-        operands: Sequence[Tensor],
-        dtype: tf.DType,
-        shape: tf.TensorShape,
-    ) -> list[Tensor]:
-        """Reduces the rows of all replicas to a minimum or maximum, on each device."""
-        rows = self.gather_rows(name, operands, dtype, shape)
-        attrs = {"T": dtype, "Tidx": tf.int32, "keep_dims": False}
-        return [
-            self._emit.add(
-                f"{name}/{op}_{replica}",
-                op.capitalize(),
-                [ref, self._emit.numbers(f"{name}/axis_{replica}", [0], device)],
-                device,
-                "output:0",
-                attrs,
-            )
-            for replica, (device, ref) in enumerate(
-                zip(self._devices, rows, strict=True)
-            )
-        ]
 
     def _reduce_all(
         self,

@@ -23,7 +23,7 @@ from replicator.engine.link import share_transfer
 from replicator.engine.link.cross_worker import CrossWorker
 from replicator.engine.link.linker import Linker
 from replicator.engine.link.local import LocalLinker
-from replicator.engine.run import compiled, completion, edges
+from replicator.engine.run import completion, edges
 from replicator.engine.run.marks import Marks
 from replicator.engine.run.packed_outputs import PackedOutputs
 from replicator.errors import CaptureError
@@ -46,13 +46,11 @@ class Assembly:
     Attributes:
       captured: What the step closes over, the first arguments of the function.
       copies: The nodes of the replicas.
-      programs: By replica, the function that XLA compiles; empty without XLA.
       edges: What it sends from device to device; None before it is registered.
       marks: What the times are of that it returns; None if it returns none.
       outputs: Which outputs it returns as one.
     """
 
-    programs: tuple[str, ...] = ()
     edges: edges.Edges | None = None
     marks: Marks | None = None
 
@@ -64,7 +62,6 @@ class Assembly:
         group: Group | None = None,
         *,
         without_communication: bool = False,
-        is_compiled: bool = False,
         is_timed: bool = False,
     ) -> None:
         """Prepares a function; ``register`` makes it.
@@ -75,13 +72,11 @@ class Assembly:
           topology: Where the replicas of this program are.
           group: The workers whose programs run side by side; None if there are none.
           without_communication: Links every replica to itself; see ``LocalLinker``.
-          is_compiled: Whether XLA compiles the step as a whole; see ``compiled.py``.
           is_timed: Whether the function also returns the times of its parts, after its
             other outputs; see ``marks.py``.
         """
         self.captured: list[Any] = []
         self._name = name
-        self._is_compiled = is_compiled
         self._is_timed = is_timed
         self._analysis = analysis
         self._traced = analysis.traced
@@ -91,9 +86,7 @@ class Assembly:
         self._received: dict[tuple[str, str], Any] = {}
         self._replica_ids: dict[str, Any] = {}
         self._more_nodes: list[Any] = []
-        self.outputs = PackedOutputs(
-            self._traced.output_specs, topology, is_packed=not is_compiled
-        )
+        self.outputs = PackedOutputs(self._traced.output_specs, topology)
         self._batch = [
             (f"batch_{replica}_{index}", dtype)
             for replica in self._replicas
@@ -128,14 +121,7 @@ class Assembly:
         """Links the collectives and hands the function to TensorFlow."""
         self._link()
         function = self._function_def()
-        functions = [*self.copies.library]
-        if self._is_compiled:
-            batch = [name for name, _ in self._batch]
-            split = compiled.split(function, self._topology, batch)
-            self.programs = tuple(p.signature.name for p in split.programs)
-            functions += split.programs
-            function = split.function
-        _tf_compat.keep_functions(self, [*functions, function])
+        _tf_compat.keep_functions(self, [*self.copies.library, function])
 
     @functools.cached_property
     def _kept(self) -> str:
@@ -291,10 +277,8 @@ class Assembly:
                 name="times", type=tf.float64.as_datatype_enum
             )
             function.ret["times"] = times
-        ends = sorted(controls)
-        if not self._is_compiled:  # its programs are split by device already
-            ends, joins = completion.join(ends, nodes, self._name)
-            nodes += joins
+        ends, joins = completion.join(sorted(controls), nodes, self._name)
+        nodes += joins
         self.edges = edges.count(nodes, ends, self._topology.replica_devices[0])
         for index, name in enumerate(ends):
             function.signature.control_output.append(f"control_{index}")

@@ -35,15 +35,12 @@ class PackedOutputs:
       specs: Of what the function returns: outputs on their own, then vectors.
     """
 
-    def __init__(
-        self, specs: Sequence[tf.TensorSpec], topology: Topology, *, is_packed: bool
-    ) -> None:
+    def __init__(self, specs: Sequence[tf.TensorSpec], topology: Topology) -> None:
         """Decides.
 
         Args:
           specs: Outputs of one replica.
           topology: Where the replicas are; the first one is in the caller's process.
-          is_packed: Whether any are packed.
         """
         self._topology = topology
         self._flat = [*specs] * topology.num_local_replicas
@@ -51,7 +48,7 @@ class PackedOutputs:
         groups: dict[tuple[str, tf.DType], list[int]] = {}
         for position, spec in enumerate(self._flat):
             process = processes[position // len(specs)]
-            if is_packed and process != processes[0] and _is_small(spec):
+            if process != processes[0] and _is_small(spec):
                 groups.setdefault((process, spec.dtype), []).append(position)
         self._groups = [tuple(group) for group in groups.values() if len(group) > 1]
         packed = {position for group in self._groups for position in group}

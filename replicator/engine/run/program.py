@@ -17,9 +17,10 @@ from replicator.engine.analysis.analyze import analyze
 from replicator.engine.analysis.plan import FLAT
 from replicator.engine.graph import gathers
 from replicator.engine.graph.rewriters import INLINING, Rewriters
-from replicator.engine.run import compiled, turns
+from replicator.engine.run import turns
 from replicator.engine.run.assembly import Assembly
 from replicator.engine.run.uneven_inputs import UnevenInputs, read
+from replicator.errors import StrategyError
 from replicator.inputs.reads import Source
 from replicator.placement import devices as device_lib
 from replicator.step import loop
@@ -53,7 +54,6 @@ class Program:
         group: Group | None = None,
         *,
         without_communication: bool = False,
-        is_compiled: bool = False,
     ) -> None:
         """Traces, replicates and links a step.
 
@@ -64,10 +64,9 @@ class Program:
           table: The variables of all programs of one replicator.
           group: The workers whose programs run side by side; None if there are none.
           without_communication: Makes a measuring control; see ``link/local.py``.
-          is_compiled: Whether XLA compiles the step, with its collectives.
 
         Raises:
-          ReplicatorError: Misuse inside the step, or a step that XLA cannot compile.
+          ReplicatorError: Misuse inside the step.
         """
         self._topology = topology
         self._table = table
@@ -81,10 +80,7 @@ class Program:
             topology,
             table,
             is_in_group=group is not None,
-            is_compiled=is_compiled,
         )
-        if is_compiled and not without_communication:
-            compiled.check_plans(self._analysis.plans)
         self._used = UsedVariables(self._analysis.entries, table)
         self._assembly = Assembly(
             name,
@@ -92,14 +88,12 @@ class Program:
             topology,
             group,
             without_communication=without_communication,
-            is_compiled=is_compiled,
         )
         self._assembly.register()
         # What variables read as outside steps is a mean over workers: communication.
         self._coherence = self._make_coherence(None if without_communication else group)
         self._functions: dict[tuple[int, bool], Dispatch] = {}
         self._without_communication = without_communication
-        self._is_compiled = is_compiled
         self._timed_function: Dispatch | None = None
         self._rewriters = Rewriters()
         self._repairs: dict[bool, Dispatch] = {}
@@ -201,7 +195,7 @@ class Program:
     @property
     def has_parts(self) -> bool:
         """Whether there is something to time: a layer, or a collective of results."""
-        return not self._is_compiled and self._timed.marks is not None
+        return self._timed.marks is not None
 
     def run_timed(
         self, source: Any, *, may_end: bool = False
@@ -299,6 +293,8 @@ class Program:
         Returns:
           By local replica, the tensors that the step returns, which are a list.
         """
+        if _tf_distribute.is_compiled_graph():
+            self._check_compilable()
         with self._in_turn():
             switch = self._table.switch(list(self.entries.values()))
             self._coherence.refresh(switch)
@@ -309,6 +305,19 @@ class Program:
         size = len(flat) // len(batches)
         return [flat[r * size : (r + 1) * size] for r in range(len(batches))]
 
+    def _check_compilable(self) -> None:
+        """Rejects XLA around replicas whose variables are on several devices."""
+        every = (copy for entry in self.entries.values() for copy in entry.copies)
+        places = sorted({str(copy.device) for copy in every})
+        if len(places) > 1:
+            raise StrategyError(
+                f"jit_compile=True around replicas whose variables are on "
+                f"{', '.join(places)}, but XLA compiles a function for one device; "
+                "leave jit_compile out, or compute loss and gradients in a "
+                "tf.function(jit_compile=True) inside the step, or give all replicas "
+                "one device"
+            )
+
     def _kept_on(self) -> str | None:
         """Where the step stays a call in the graph that is being built, if it does.
 
@@ -316,7 +325,7 @@ class Program:
         devices would be sent in every step; and XLA compiles what it inlines.
         """
         first, *others = {name for names in self._topology.devices for name in names}
-        is_compiled = self._is_compiled or _tf_distribute.is_compiled_graph()
+        is_compiled = _tf_distribute.is_compiled_graph()
         is_inlined = others or self._assembly.has_collectives or is_compiled
         return None if is_inlined else first
 

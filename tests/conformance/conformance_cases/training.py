@@ -13,7 +13,6 @@ from conformance_cases.registry import case, share
 from conformance_cases.state import split_in_order
 
 import replicator
-from replicator import errors
 
 NUM_STEPS = 20
 GLOBAL_BATCH_SIZE = 8
@@ -321,47 +320,6 @@ def trains_with_compiled_gradients(repl):
         "losses": np.float32(losses),
         "weights": [weight.numpy() for weight in model.weights],
     }
-
-
-def _expected_of_compiled_step(topology):
-    del topology
-    target, weight = np.float32([1.0, 2.0]), np.float32([0.5, -0.5])
-    velocity, losses = np.zeros(2, np.float32), []
-    for _ in range(4):
-        losses.append(np.sum(np.square(weight - target)))
-        velocity = 0.5 * velocity - 0.1 * 2.0 * (weight - target)
-        weight = weight + velocity
-    return {"losses": np.float32(losses), "weight": weight}
-
-
-@case("compiled_steps", max_replicas=1, reference=_expected_of_compiled_step)
-def trains_in_a_compiled_step(repl):
-    """Collectives and updates are part of the program; several replicas need GPUs."""
-    with repl.context():
-        weight = tf.Variable([0.5, -0.5], name="weight")
-        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1, momentum=0.5))
-        optimizer.build([weight])
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = replicator.all_mean(tf.reduce_sum(tf.square(weight - x)))
-        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
-        return loss
-
-    step = replicator.CompiledStep(step)
-    x = share(repl, [tf.constant([1.0, 2.0])] * repl.num_replicas)
-    losses = [float(repl.reduce("mean", repl.run(step, x))) for _ in range(4)]
-    return {"losses": np.float32(losses), "weight": weight.numpy()}
-
-
-@case(
-    "compiled_steps",
-    min_replicas=2,
-    raises=(errors.CompiledStepError, r"runs the collectives of XLA on GPUs only"),
-)
-def refuses_a_compiled_step_of_several_replicas_on_cpus(repl):
-    """XLA has no collectives there; nothing is traced."""
-    repl.run(replicator.CompiledStep(lambda: tf.constant(1.0)))
 
 
 def _expected_of_timeline(topology):

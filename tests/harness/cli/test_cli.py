@@ -77,12 +77,8 @@ BAD_INPUT = [
     (("--option=a=1", "--option=a=2"), r"--option: 'a' is given twice"),
     (("--option=no_such_option=1",), r"no_such_option"),
     (
-        ("--option=jit=step", "--backends=in_graph", "--replicas=1,2"),
-        r"jit='step' compiles .* on GPUs only, but --device cpu has 1,2 replicas; use",
-    ),
-    (
-        ("--option=jit=step", "--backends=tf_mirrored", "--replicas=1"),
-        r"jit='step' does not work on backend 'tf_mirrored': Keras counts its updates",
+        ("--option=jit=step", "--backends=in_graph", "--replicas=1"),
+        r"option jit='step' must be one of 'off', 'compute'",
     ),
     (("--device=tpu",), r"--device: 'tpu' is not one of 'cpu', 'gpu'"),
     (("--repeat=3",), r"No such option.*--repeat"),

@@ -105,7 +105,7 @@ def test_the_gate_of_a_workflow_has_the_options_of_the_study() -> None:
 
 def test_a_workload_is_repeated(tmp_path: Path) -> None:
     """The study file is read again, to the same settings."""
-    options = ("--workload=resnet50", "--option", "jit=step", "--replicas=1..2")
+    options = ("--workload=resnet50", "--option", "jit=compute", "--replicas=1..2")
     plan: Any = types.SimpleNamespace(
         study="s", command=("python", "-m", "harness", "sweep", *options)
     )
@@ -115,7 +115,7 @@ def test_a_workload_is_repeated(tmp_path: Path) -> None:
     assert {
         "workload": "resnet50",
         "replicas": "1..2",
-        "options": ("jit=step",),
+        "options": ("jit=compute",),
     } == study_file.read(path, SweepRequest)
 
 

@@ -135,7 +135,10 @@ BAD_FILES = [
     ("per_replica_batch_size = 4", r"did you mean 'per-replica-batch-size'\?"),
     ("frobnicate = 1", r"unknown key 'frobnicate'; allowed are the options of 'sweep'"),
     ("json = true", r"unknown key 'json'"),
-    ('[options]\njit = "step"', r"unknown table \[options\]; did you mean 'option'\?"),
+    (
+        '[options]\njit = "compute"',
+        r"unknown table \[options\]; did you mean 'option'\?",
+    ),
     ('repeats = "5"', r"repeats is '5', but must be an integer from 1 to \d+"),
     ("repeats = 0", r"repeats is 0, but must be an integer from 1 to"),
     ("repeats = true", r"repeats is True, but must be an integer from 1 to"),
@@ -147,7 +150,10 @@ BAD_FILES = [
     ("backends = [1]", r"backends is \[1\], but must be text, or an array of texts"),
     ("replicas = 1.5", r"replicas is 1.5, but must be an integer, an array of integ"),
     ("replicas = [1, 0]", r"--replicas: '0' in '1,0' is not positive"),
-    ("option = 'jit=step'", r"option is 'jit=step', but must be a table of texts"),
+    (
+        "option = 'jit=compute'",
+        r"option is 'jit=compute', but must be a table of texts",
+    ),
     ("[option]\nx = [1]", r"option is \{'x': \[1\]\}, but must be a table of texts"),
     ("[option]\n'a=b' = 1", r"\[option\] has the key 'a=b'; use the name of an option"),
     ("mode = weak", r"is not TOML: .*line 7.*text are in double quotes"),
@@ -230,7 +236,7 @@ def test_the_published_schema_is_up_to_date() -> None:
     ("text", "is_valid"),
     [
         (SMALL_FILE, True),
-        ('replicas = "1..8x2"\ntimeout = 60\n[option]\njit = "step"', True),
+        ('replicas = "1..8x2"\ntimeout = 60\n[option]\njit = "compute"', True),
         ("replica = 1", False),
         ("repeats = 0", False),
         ("timeout = 0", False),

@@ -337,32 +337,3 @@ def test_a_backend_that_cannot_compile_is_refused_with_those_that_can() -> None:
     assert plan_of(backends=(name,), options={"jit": "off"}).trials
     found = plan_of(backends=("in_graph",), options={"jit": "compute"}).trials
     assert {"compute"} == {trial.spec.options["jit"] for trial in found}
-
-
-def test_a_whole_step_is_compiled_by_backends_that_can() -> None:
-    """Their list is in the message, with the reason of the one that cannot."""
-    with pytest.raises(
-        PlanError,
-        match=r"^option jit='step' does not work on backend 'multi_worker': collectives"
-        r" between processes are not compiled, so far; use --backends"
-        r" single,in_graph, or leave the option out$",
-    ):
-        plan_of(backends=("multi_worker",), options={"jit": "step"})
-
-    gpus = {"device": "gpu", "num_gpus": 4, "replicas": (1, 4)}
-    found = plan_of(**gpus, backends=("in_graph",), options={"jit": "step"}).trials
-    assert {"step"} == {trial.spec.options["jit"] for trial in found}
-
-
-def test_a_whole_step_of_several_replicas_needs_gpus() -> None:
-    """XLA has no collectives on CPUs; one replica has none either."""
-    ours = {"backends": ("in_graph",), "options": {"jit": "step"}}
-    with pytest.raises(
-        PlanError,
-        match=r"^option jit='step' compiles a step with its collectives, which XLA runs"
-        r" on GPUs only, but --device cpu has 1,2 replicas; use --replicas 1,"
-        r" --device gpu, or --option jit=compute$",
-    ):
-        plan_of(**ours, replicas=(1, 2))
-
-    assert plan_of(**ours, replicas=(1,)).trials

@@ -86,8 +86,6 @@ IN_STEP = {
         [1, 2], lambda _: v
     ),
     "mean_over_examples(value)": replicator.mean_over_examples,
-    "draw(value)": replicator.draw,
-    "draw(lambda: value)": lambda v: replicator.draw(lambda: v),
     "logical_device(value)": lambda v: replicator.logical_device(v).__enter__(),
     "a step's return value": lambda v: v,
 }
@@ -105,7 +103,6 @@ OF_OPTIMIZERS = {
 # In cross-replica context.
 OUTSIDE = {
     "PerReplica(value)": lambda repl, v: replicator.PerReplica(v),
-    "CompiledStep(value)": lambda repl, v: replicator.CompiledStep(v),
     "create(value)": lambda repl, v: replicator.create(v),
     **{
         f"create({name}=value)": lambda repl, v, name=name: replicator.create(

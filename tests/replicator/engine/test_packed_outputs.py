@@ -23,10 +23,8 @@ SPECS = [
 VECTORS = [tf.TensorSpec([6], tf.float32), tf.TensorSpec([2], tf.int64)]
 
 
-def _packed(places, *, is_packed=True):
-    return PackedOutputs(
-        SPECS, make_topology([[p] for p in places]), is_packed=is_packed
-    )
+def _packed(places):
+    return PackedOutputs(SPECS, make_topology([[p] for p in places]))
 
 
 def test_small_numbers_of_another_process_are_one_vector_per_type():
@@ -74,7 +72,6 @@ def test_what_is_sent_to_the_caller_is_counted():
     assert [0] * 6 + [1] * 6 + [2] * 3 + [3] * 3 == [of.source for of in sent[:-2]]
 
 
-def test_nothing_is_packed_in_one_process_or_by_request():
-    """XLA has programs of its own, whose outputs stay as they are."""
+def test_nothing_is_packed_in_one_process():
+    """Outputs stay as they are."""
     assert 4 * SPECS == _packed(HERE + HERE).specs
-    assert 4 * SPECS == _packed(HERE + THERE, is_packed=False).specs

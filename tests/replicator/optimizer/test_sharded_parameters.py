@@ -12,8 +12,6 @@ import tensorflow as tf
 from tiny_models import Training, copies, dense
 
 import replicator
-from replicator import errors
-from replicator.engine.analysis import analyze
 
 ADAM = functools.partial(keras.optimizers.Adam, 0.01)
 NUM_LAYERS = 16
@@ -262,20 +260,3 @@ def test_fit_trains_and_predicts():
         results.append([*losses.history["loss"], *model.predict(x, verbose=0).ravel()])
 
     np.testing.assert_allclose(*results, rtol=1e-5)
-
-
-def test_a_step_of_xla_is_refused(trained):
-    """A program of XLA is of one device. Replicas on CPUs cannot be compiled anyway."""
-    specs = trained.repl._programs.items()[0][1]._specs
-    with pytest.raises(
-        errors.CompiledStepError,
-        match=r"sharded_update='parameters' stores .* one device.*; use 'gradients'",
-    ):
-        analyze.analyze(
-            trained.step,
-            specs,
-            "compiled",
-            trained.repl.topology,
-            trained.repl._table,
-            is_compiled=True,
-        )

@@ -499,3 +499,35 @@ def test_an_optimizer_whose_slots_are_to_be_made_outside_is_named_in_a_loop():
 
     with pytest.raises(StrategyError, match=r"outside of scope\(\) is used inside"):
         _loop(strategy, model, optimizer)
+
+
+@pytest.mark.parametrize("placement", ["shared", "mirrored"])
+@pytest.mark.parametrize("call", ["fit", "function"])
+def test_xla_around_replicas_of_several_devices_is_refused(placement, call):
+    """In one line that names the devices; inside a step it compiles a part."""
+    repl = replicator.create(
+        "in_graph",
+        num_replicas=2,
+        devices=["CPU:0", "CPU:1"],
+        variable_placement=placement,
+    )
+    with repl.scope():
+        model = keras.Sequential(_layers())
+        model.compile("sgd", "mse", jit_compile=True)
+        local = tf.Variable(0.0, trainable=False)
+
+    def step():
+        index = tf.distribute.get_replica_context().replica_id_in_sync_group
+        local.assign_add(tf.cast(index, tf.float32))
+
+    @tf.function(jit_compile=True)
+    def steps():
+        repl.as_strategy().run(step)
+
+    calls = {
+        "fit": lambda: model.fit(X, Y, batch_size=16, verbose=0),
+        "function": steps,
+    }
+    message = r"variables are on .*CPU:0, .*CPU:1, but XLA compiles .* for one device"
+    with pytest.raises(StrategyError, match=message):
+        calls[call]()

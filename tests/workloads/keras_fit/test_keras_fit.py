@@ -211,7 +211,6 @@ def test_nothing_is_trained_by_reading():
         ({"loop": "train"}, r"loop='train' must be one of 'fit', 'run'"),
         ({"input_dtype": "uint8"}, r"input_dtype='uint8' must be one of 'float32'"),
         ({"jit": "compute"}, r"compile\(\) of Keras takes a whole step or nothing"),
-        ({"jit": "step", "loop": "run"}, r"which fit reads, but loop is 'run'"),
     ],
 )
 def test_wrong_options_are_named_before_anything_runs(options, message):

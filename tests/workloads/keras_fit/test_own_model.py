@@ -116,8 +116,10 @@ def test_functions_that_a_trial_cannot_find_are_refused():
 
 def test_options_that_contradict_are_refused():
     """By the planner, which asks the same configuration."""
-    with pytest.raises(ValueError, match="loop is 'run': leave one of the two out"):
-        make_config("own", {"jit": "step"})
+    with pytest.raises(
+        ValueError, match="takes a whole step or nothing; use jit 'off'"
+    ):
+        make_config("own", {"jit": "compute"})
     with pytest.raises(PlanError, match="option loop='fit' does not work on backend"):
         catalog.check_backends(INFO, {"loop": "fit"}, [catalog.backend("async")])
     catalog.check_backends(INFO, {"loop": "run"}, [catalog.backend("async")])

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from workloads.common.compiled import compiled, whole
+from workloads.common.compiled import compiled
 from workloads.d4pg.learning import distribution, losses
 from workloads.d4pg.learning.networks import Critic, Policy, Torso
 
@@ -51,7 +51,6 @@ class Learner:
             config.lowest_return, config.highest_return, config.num_atoms
         )
         self._differentiate = compiled(self._loss_and_gradients, config.jit)
-        self._whole_step = whole(self._step, config.jit)
         with repl.context():
             self.policy = Policy(spec, seed=seed)
             self.critic = Critic(
@@ -125,7 +124,7 @@ class Learner:
         """
         if self.num_steps % self._config.target_update_period == 0:
             self._repl.run(self._copy)
-        outputs = self._repl.run(self._whole_step, inputs)
+        outputs = self._repl.run(self._step, inputs)
         self.num_steps += 1
         return outputs
 
