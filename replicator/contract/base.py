@@ -326,8 +326,8 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         Returns:
           ``collectives`` that a step starts (buckets of tensors), ``collective_bytes``
           that each replica gives to them, in the types in which they are sent, and
-          ``variable_bytes`` of this process, all copies; each step counts once. Where
-          shapes are known, ``activation_bytes`` that a replica keeps for a backward
+          ``variable_bytes`` of this process, all copies; each step counts once. Of
+          a ``Pipeline`` also ``activation_bytes`` that a replica keeps for a backward
           pass, at most. Empty where the backend does not know its plan.
         """
         return {}

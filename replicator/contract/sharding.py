@@ -1,6 +1,6 @@
 """Sharding: what each level of a sharded update keeps on a device, as a table.
 
-With the activations, once a step was traced in which all shapes are known.
+With the activations of a pipeline, once its step was traced.
 
 Rajbhandari et al. 2020, figure 1: of R owners, each has all of what is not sharded, and
 its own part of what is. Parts are those of the variables that are there, whole ones, so

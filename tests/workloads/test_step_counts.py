@@ -49,7 +49,8 @@ def counts(
     first()
     counter.start()
     found = {count["name"]: count["value"] for count in counter.run(last)}
-    assert list(step_counts.UNITS) == list(found)
+    of_pipelines = {"activation_bytes"}
+    assert [n for n in step_counts.UNITS if n not in of_pipelines] == list(found)
     return found
 
 
@@ -107,15 +108,7 @@ def test_a_step_that_is_traced_again_is_counted():
     found = differences(sizes=(4, 5))
 
     assert found.pop("retraces") >= 1
-    assert found.pop("activation_bytes") > 0  # of the larger batch
     assert {"collectives": 1, "collective_bytes": 4 * SIZE} == found
-
-
-def test_twice_the_examples_keep_twice_the_activations():
-    """And nothing else of the step grows."""
-    before, found = counts(), differences(sizes=(8, 8))
-
-    assert {"activation_bytes": before["activation_bytes"]} == found
 
 
 def test_a_step_that_starts_twice_as_much_is_counted():

@@ -22,7 +22,7 @@ from replicator._tf import handles as _tf_handles
 from replicator.collectives import vectorized
 from replicator.collectives.call import Collective
 from replicator.collectives.linking import TENSORS
-from replicator.engine.graph import captures, kept, recomputed
+from replicator.engine.graph import captures, recomputed
 from replicator.engine.graph.body import producer
 from replicator.engine.graph.convolutions import products, resampled
 from replicator.engine.graph.effects import READ_OPS
@@ -65,8 +65,8 @@ class TracedStep:
       owned: By node whose value the owner of a variable keeps alone, that variable.
       notes: What the step says of itself in ``explain()``.
       resampled: Convolutions that may be between two resolutions.
-      activations: What is kept for the backward pass on each logical device at most,
-        in bytes; empty if that is not known.
+      activations: What a pipeline keeps for the backward pass on each logical device
+        at most, in bytes; empty without one.
     """
 
     graph_def: Any
@@ -293,23 +293,11 @@ def trace(
         owned=trace_context.of_owners,
         notes=(*trace_context.notes, *rewriters.notes.values()),
         resampled=found,
-        activations=trace_context.activations
-        or _kept(graph, graph_def, num_logical_devices),
+        activations=trace_context.activations,
     )
     trace_context.forget_graph()
     _tf_compat.dismantle(graph, traced.graph_def)
     return traced
-
-
-def _kept(graph: Any, graph_def: Any, num_logical_devices: int) -> tuple[int, ...]:
-    """The activations of the one device of a replica; empty if they are not known.
-
-    Where a replica has several, a pipeline says what is kept on which.
-    """
-    if num_logical_devices > 1:
-        return ()
-    num_bytes = kept.activation_bytes(graph, graph_def)
-    return (num_bytes,) if num_bytes else ()
 
 
 def _lines_of_writes(

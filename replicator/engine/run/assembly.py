@@ -23,7 +23,7 @@ from replicator.engine.link import share_transfer
 from replicator.engine.link.cross_worker import CrossWorker
 from replicator.engine.link.linker import Linker
 from replicator.engine.link.local import LocalLinker
-from replicator.engine.run import completion, edges
+from replicator.engine.run import completion
 from replicator.engine.run.marks import Marks
 from replicator.engine.run.packed_outputs import PackedOutputs
 from replicator.errors import CaptureError
@@ -46,12 +46,10 @@ class Assembly:
     Attributes:
       captured: What the step closes over, the first arguments of the function.
       copies: The nodes of the replicas.
-      edges: What it sends from device to device; None before it is registered.
       marks: What the times are of that it returns; None if it returns none.
       outputs: Which outputs it returns as one.
     """
 
-    edges: edges.Edges | None = None
     marks: Marks | None = None
 
     def __init__(
@@ -279,7 +277,6 @@ class Assembly:
             function.ret["times"] = times
         ends, joins = completion.join(sorted(controls), nodes, self._name)
         nodes += joins
-        self.edges = edges.count(nodes, ends, self._topology.replica_devices[0])
         for index, name in enumerate(ends):
             function.signature.control_output.append(f"control_{index}")
             function.control_ret[f"control_{index}"] = name

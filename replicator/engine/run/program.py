@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from replicator.collectives.kind import Transfer
     from replicator.engine.analysis.plan import CollectivePlan
-    from replicator.engine.run.edges import Edges
     from replicator.engine.run.marks import Marks
     from replicator.placement.topology import Topology
     from replicator.placement.worker_group import Group
@@ -110,16 +109,8 @@ class Program:
     def notes(self) -> tuple[str, ...]:
         """What the step says of itself in ``explain()``."""
         moved = owned.explain(self._analysis, self._topology)
-        edges = str(self.edges) if self.edges else ""
         of_graph = *self._analysis.traced.notes, *self._analysis.body.notes
-        of_run = self._rewriters.notes.values()
-        return (*of_graph, *of_run, *filter(None, [moved, edges]))
-
-    @property
-    def edges(self) -> Edges | None:
-        """What a step sends from device to device; None where it has only one."""
-        names = {name for replica in self._topology.devices for name in replica}
-        return self._assembly.edges if len(names) > 1 else None
+        return (*of_graph, *self._rewriters.notes.values(), *filter(None, [moved]))
 
     @property
     def activations(self) -> tuple[int, ...]:

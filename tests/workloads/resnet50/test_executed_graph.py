@@ -68,10 +68,6 @@ def test_control_transfers_do_not_grow_with_the_network():
     assert found.num_data > 2 * num_sums * 3
     assert found.num_data <= (2 * num_sums + MOST_OTHERS) * 3
     assert found.num_controls <= 4 * 4
-    # What ``explain()`` says, to which calls and returned values come.
-    assert 0 <= found.num_data - step.edges.num_values <= MOST_OTHERS * 3
-    assert 3 == step.edges.num_signals <= found.num_controls
-    assert f"{step.edges.num_values} tensor(s) and 3 signal(s)" in repl.explain()
 
 
 @pytest.mark.parametrize(
