@@ -138,6 +138,19 @@ def shuffles_at_random(dataset: tf.data.Dataset) -> bool:
     return False
 
 
+def shuffle_apart(datasets: Sequence[tf.data.Dataset]) -> bool:
+    """Whether some of these pipelines shuffle in another order (test_audit)."""
+    seeds = {
+        tuple(
+            (tf.get_static_value(part._seed), tf.get_static_value(part._seed2))  # noqa: SLF001
+            for part in _parts(dataset)
+            if isinstance(part, shuffle_op._ShuffleDataset)  # noqa: SLF001
+        )
+        for dataset in datasets
+    }
+    return len(seeds) > 1 or any(map(shuffles_at_random, datasets))
+
+
 def _has_unseeded_shuffle(nodes: Sequence[Any]) -> bool:
     values = {
         node.name: tf.make_ndarray(node.attr["value"].tensor).tolist()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
+from replicator._tf import data as _tf_data
 from replicator.errors import InputAuditError
 from replicator.inputs import last_step
 from replicator.inputs.pipelines import to_pipeline
@@ -22,6 +24,16 @@ if TYPE_CHECKING:
     from replicator.inputs.context import InputContext
 
 NUM_SHOWN = 5
+_NO_SHARES = (
+    "give each pipeline its own shard with dataset.shard(ctx.num_input_pipelines, "
+    "ctx.input_pipeline_id) before batch(), and leave out repeat()"
+)
+_CHECK_SHARES = ": check shard() and take(), and use batch(..., drop_remainder=False)"
+_SHUFFLE_APART = (
+    "each pipeline shuffles all examples in an order of its own and then takes its "
+    "share, so that shares overlap: write shuffle(..., seed=...) with the same seed in "
+    "all pipelines, or shard() before shuffle()"
+)
 _MAX_PASSES = 3  # a pipeline that yields an example this often is endless
 
 
@@ -124,7 +136,11 @@ def audit(
         unfed=unfed,
     )
     if not result.is_exact:
-        raise InputAuditError(_explain(result), result)
+        shares = [set(itertools.chain(*keys)) for keys in batches]
+        pairs = itertools.combinations(shares, 2)
+        overlap = any(one != other and one & other for one, other in pairs)
+        apart = overlap and _tf_data.shuffle_apart(pipelines)
+        raise InputAuditError(_explain(result, shuffle_apart=apart), result)
     return result
 
 
@@ -156,7 +172,7 @@ def _keys_of(
         yield listed
 
 
-def _explain(result: InputAudit) -> str:
+def _explain(result: InputAudit, *, shuffle_apart: bool) -> str:
     """Says what is wrong with an epoch and how to fix it."""
     found = [f"input audit: {result}"]
     if result.repeated:
@@ -164,9 +180,7 @@ def _explain(result: InputAudit) -> str:
         readers = ", ".join(map(str, sorted(set(who))))
         found.append(
             f"{_some(result.repeated)} were fed more than once (example {key!r} from "
-            f"pipelines {readers}): give each pipeline its own shard with "
-            "dataset.shard(ctx.num_input_pipelines, ctx.input_pipeline_id) before "
-            "batch(), and leave out repeat()"
+            f"pipelines {readers}): {_SHUFFLE_APART if shuffle_apart else _NO_SHARES}"
         )
     num_unread = result.num_missing - len(result.unfed)
     if result.unfed:
@@ -180,8 +194,7 @@ def _explain(result: InputAudit) -> str:
         )
     if num_unread > 0:
         found.append(
-            f"no pipeline read {num_unread}: check shard() and take(), and use "
-            "batch(..., drop_remainder=False)"
+            f"no pipeline read {num_unread}" + ("" if shuffle_apart else _CHECK_SHARES)
         )
     if result.num_missing < 0:
         found.append(

@@ -92,6 +92,52 @@ def test_the_error_of_pipelines_that_all_read_everything_says_to_take_a_share(in
     assert dict.fromkeys(range(8), (0, 1)) == caught.value.audit.repeated
 
 
+@pytest.mark.parametrize("reads_shares", ["shard", "split_global_batches", "filter"])
+@pytest.mark.parametrize(
+    "seed", [lambda _: None, lambda ctx: ctx.input_pipeline_id + 1], ids=["none", "own"]
+)
+@pytest.mark.parametrize("has_global_seed", [True, False])
+def test_shares_of_other_orders_are_told_to_seed_the_shuffle(
+    reads_shares, seed, has_global_seed
+):
+    """Each pipeline takes its share of examples that it has shuffled by itself."""
+    repl = replicator.create("in_graph", num_replicas=2)
+    if not has_global_seed:
+        tf.random.set_seed(None)
+
+    def input_fn(ctx):
+        count, index = ctx.num_input_pipelines, ctx.input_pipeline_id
+        shuffled = _examples(40).shuffle(40, seed=seed(ctx))
+        if reads_shares == "split_global_batches":
+            return replicator.split_global_batches(shuffled, ctx, 4)
+        if reads_shares == "shard":
+            return shuffled.shard(count, index).batch(2)
+        every = shuffled.enumerate().filter(lambda i, x: i % count == index)
+        return every.map(lambda i, x: x).batch(2)
+
+    with pytest.raises(replicator.ReplicatorError) as caught:
+        repl.audit_inputs(input_fn, PER_REPLICA, key_fn=_identity, num_examples=40)
+
+    assert "order of its own" in str(caught.value)
+    assert "write shuffle(..., seed=...)" in str(caught.value)
+    assert "dataset.shard(" not in str(caught.value)
+
+
+def test_shares_that_are_shuffled_afterwards_are_told_to_shard(in_graph):
+    """Both take the first share; their orders have nothing to do with it."""
+    with pytest.raises(
+        errors.InputAuditError, match=r"with dataset\.shard\("
+    ) as caught:
+        in_graph.audit_inputs(
+            lambda ctx: _examples(8).shard(2, 0).shuffle(8).batch(2),
+            PER_REPLICA,
+            key_fn=_identity,
+            num_examples=8,
+        )
+
+    assert "no pipeline read 4: check shard() and take()" in str(caught.value)
+
+
 def test_uneven_shares_name_what_the_last_step_leaves_over():
     """Four pipelines of 9 batches of fixed size: three have two, so one is left."""
     repl = replicator.create("in_graph", num_replicas=4)
