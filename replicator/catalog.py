@@ -324,8 +324,8 @@ BACKENDS: dict[str, BackendInfo] = {
             lacks={
                 **_STOCK_LACKS,
                 "fit": (
-                    "Keras 3.15 builds a model for it from a batch that it cannot "
-                    "convert to a tensor; raises an error"
+                    "Keras 3.15 averages its scalar logs over an axis that they do "
+                    "not have; raises an error"
                 ),
                 "input_single": _OWN_PROGRAMS,
                 "whole_steps": (

@@ -7,7 +7,12 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.data.ops import multi_device_iterator_ops, shuffle_op
+from tensorflow.python.data.ops import (
+    dataset_ops,
+    multi_device_iterator_ops,
+    shuffle_op,
+)
+from tensorflow.python.framework import none_tensor
 from tensorflow.python.ops import resource_variable_ops
 
 if TYPE_CHECKING:
@@ -29,6 +34,34 @@ def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
+
+
+def is_none(spec: Any) -> bool:
+    """Whether components of a type are ``None``, as Keras writes it too (test_sources).
+
+    Its generators have empty optionals in the place of ``None``.
+    """
+    if isinstance(spec, tf.OptionalSpec):
+        return spec._element_spec is None  # noqa: SLF001
+    return isinstance(spec, none_tensor.NoneTensorSpec)
+
+
+def is_read_ahead(dataset: tf.data.Dataset) -> bool:
+    """Whether TensorFlow itself prefetches what a pipeline yields (test_sources).
+
+    It does so where it tunes a pipeline whose last transformation has no thread.
+    """
+    options = dataset.options()
+    settings = options.experimental_optimization
+    if False in (
+        options.autotune.enabled,
+        settings.apply_default_optimizations,
+        settings.inject_prefetch,
+    ):
+        return False
+    while isinstance(dataset, dataset_ops._OptionsDataset):  # noqa: SLF001
+        (dataset,) = dataset._inputs()  # noqa: SLF001
+    return not type(dataset).__name__.startswith(("_Prefetch", "_Parallel"))
 
 
 @contextlib.contextmanager

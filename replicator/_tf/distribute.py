@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
 import traceback
@@ -30,6 +31,8 @@ PerReplicaSpec = values_lib.PerReplicaSpec
 _KERAS_STATE = "keras.src.backend.common.global_state"
 _KERAS_TRAINER = "keras.src.backend.tensorflow.trainer"
 _TF_KERAS_TRAINER = "tf_keras.src.engine.training"
+# Attribute of strategies whose models Keras builds without a batch.
+_BUILDS_FROM_SPECS = "_replicator_builds_from_specs"
 
 
 @contextlib.contextmanager
@@ -152,9 +155,39 @@ def callbacks_of_fit() -> list[Any] | None:
     return list(inner) if isinstance(inner, (list, tuple)) else [inner]
 
 
-def is_for_shapes() -> bool:
-    """Whether Keras asks for a batch to build a model by its shapes (test_files)."""
-    return _caller_in_trainer("_maybe_symbolic_build") is not None
+def builds_from_specs(strategy: Any) -> None:
+    """Keeps ``fit`` from reading a batch to build models of a strategy (test_sources).
+
+    Keras would take the first batch for its shapes, and then start over.
+    """
+    _replace_symbolic_build()
+    setattr(strategy, _BUILDS_FROM_SPECS, True)
+
+
+@functools.cache  # once per process: other strategies build as before
+def _replace_symbolic_build() -> None:
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    following = TensorFlowTrainer._maybe_symbolic_build  # noqa: SLF001
+
+    @functools.wraps(following)
+    def build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        if iterator is not None and hasattr(
+            self.distribute_strategy, _BUILDS_FROM_SPECS
+        ):
+            # Shapes and types are all that Keras asks a batch for.
+            spec = iterator._distributed_dataset.element_spec  # noqa: SLF001
+            iterator, data_batch = None, tf.nest.map_structure(_spec_of_part, spec)
+        following(self, iterator, data_batch)
+
+    TensorFlowTrainer._maybe_symbolic_build = build  # noqa: SLF001
+
+
+def _spec_of_part(spec: Any) -> Any:
+    """The type of a component on one replica; None if it has no examples."""
+    if isinstance(spec, PerReplicaSpec):
+        spec = spec._value_specs[0]  # noqa: SLF001
+    return spec if hasattr(spec, "shape") else None
 
 
 def _caller_in_trainer(name: str) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf import distribute as _tf_distribute
 from replicator._tf import local_reduction
 from replicator._tf.dispatch import Dispatch
 from replicator.backends.strategy_context import (
@@ -86,6 +87,7 @@ class StrategyReplicator(base.Replicator):
 
     def _make_strategy(self) -> tf.distribute.Strategy:
         """The stock strategy itself."""
+        _tf_distribute.builds_from_specs(self.strategy)
         return self.strategy
 
     def _make_input_iterator(

@@ -54,6 +54,13 @@ def split(
             "tf.data.Dataset.from_tensor_slices(arrays).batch(global_batch_size)"
         )
     for spec in tf.nest.flatten(dataset.element_spec):
+        if _tf_data.is_none(spec):
+            continue
+        if not hasattr(spec, "shape"):
+            raise StrategyError(
+                f"the dataset yields {spec}, which has no examples that replicas could "
+                "share; map it to a tensor with a row for each example"
+            )
         if spec.shape.rank == 0:
             raise StrategyError(
                 f"the dataset yields scalars, {dataset.element_spec}, but its elements "
@@ -66,17 +73,24 @@ def split(
         batch = element_of(arguments, dataset)
         return parts_of(batch, num_replicas, first_replica, num_local)
 
-    return _distributed(dataset.map(parts).prefetch(1))
+    return _distributed(dataset.map(parts), dataset)
 
 
 @tf.autograph.experimental.do_not_convert  # which would rewrite its loops
 def parts_of(batch: Any, num_replicas: int, first_replica: int, num_local: int) -> Any:
-    """The parts of a global batch, a nest of tensors with the same number of rows."""
+    """The parts of a global batch, a nest of tensors with the same number of rows.
+
+    What else is in the nest is nothing, for all replicas.
+    """
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if hasattr(leaf, "shape")]
     parts = [
-        part(batch, replica, num_replicas)
+        part(leaves, replica, num_replicas)
         for replica in range(first_replica, first_replica + num_local)
     ]
-    return tf.nest.map_structure(lambda *values: batch_of(values, num_replicas), *parts)
+    rest = iter([batch_of(values, num_replicas) for values in zip(*parts, strict=True)])
+    return tf.nest.map_structure(
+        lambda leaf: next(rest) if hasattr(leaf, "shape") else None, batch
+    )
 
 
 def take_turns(
@@ -130,12 +144,15 @@ def take_turns(
         )
 
     if num_replicas == 1:
-        return _distributed(dataset.prefetch(1))
+        return _distributed(dataset.with_options(tf.data.Options()), dataset)
     windows = dataset.window(num_local, drop_remainder=not has_any_size)
-    return _distributed(windows.map(turn).prefetch(1))
+    return _distributed(windows.map(turn), dataset)
 
 
-def _distributed(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def _distributed(dataset: tf.data.Dataset, source: tf.data.Dataset) -> tf.data.Dataset:
+    """Reads as much of the source ahead of a step as without a strategy."""
+    if _tf_data.is_read_ahead(source):
+        dataset = dataset.prefetch(1)
     result = _tf_data.without_autotune(dataset)
     setattr(result, _IS_DISTRIBUTED, True)
     return result

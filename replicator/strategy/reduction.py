@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator._tf import distribute as _tf_distribute
 from replicator.collectives import gathering, reductions
 from replicator.errors import StrategyError
 from replicator.strategy.extended import reduce_op_of
-from replicator.strategy.values import SplitBatch, is_per_replica, local_values
+from replicator.strategy.values import is_per_replica, local_values
 from replicator.validation.arguments import shown
 
 if TYPE_CHECKING:
@@ -39,13 +38,6 @@ class Reductions:
             if repl.num_local_replicas > 1:
                 own = own * repl.num_local_replicas
         values = [v if tf.is_tensor(v) else tf.convert_to_tensor(v) for v in own]
-        if (axis is None and isinstance(value, SplitBatch)) and (
-            # Keras asks for a "mean" batch to learn its shapes, of texts as well. The
-            # parts of other workers may have another size.
-            not _is_reducible(values)
-            or (repl.num_programs > 1 and _tf_distribute.is_for_shapes())
-        ):
-            return next((v for v in values if v.shape[:1] != [0]), values[0])
         if repl.num_programs > 1:
             step = self._step(("reduce", op, _hashable(axis)))
             return _first(strategy.run(step, args=(value,)))
@@ -98,14 +90,6 @@ def _size(value: Any, axis: Any) -> tf.Tensor:
     return tf.reduce_prod(
         tf.gather(tf.shape(value), [a % len(value.shape) for a in axes])
     )
-
-
-def _is_reducible(values: list[Any]) -> bool:
-    is_number = all(
-        isinstance(v, tf.Tensor) and (v.dtype.is_floating or v.dtype.is_integer)
-        for v in values
-    )
-    return is_number and len({str(v.shape) for v in values}) == 1
 
 
 def _reduction(op: str, axis: Any) -> Callable[[Any], Any]:

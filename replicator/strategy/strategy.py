@@ -94,6 +94,7 @@ class ReplicatorStrategy(StepStrategy):
 
     def __init__(self, replicator: Any) -> None:
         super().__init__(ReplicatorExtended(self, replicator))
+        _tf_distribute.builds_from_specs(self)
         self._repl = replicator
         self._steps = Steps(
             self,
@@ -178,12 +179,8 @@ class ReplicatorStrategy(StepStrategy):
         )
         if repl.num_replicas == 1 or not leaves or not are_plain:
             return args
-        parts = datasets.parts_of(
-            leaves, repl.num_replicas, repl.first_replica_id, repl.num_local_replicas
-        )
-        rest = iter(parts)
-        return tf.nest.map_structure(
-            lambda leaf: None if leaf is None else next(rest), args
+        return datasets.parts_of(
+            args, repl.num_replicas, repl.first_replica_id, repl.num_local_replicas
         )
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
@@ -295,6 +292,12 @@ class _Scope:
     ) -> None:
         self._scope.__exit__(kind, error, trace)
         _check_is_no_mixture(error)
+        if isinstance(error, ValueError) and "on an unknown TensorShape" in str(error):
+            raise StrategyError(
+                "a model cannot be built, since the dataset does not say how many "
+                "dimensions its elements have; write from_generator(..., "
+                "output_signature=...), or dataset.map with tf.ensure_shape"
+            ) from error
         if isinstance(error, AttributeError) and _tf_distribute.lacks_replica(error):
             raise StrategyError(
                 "an optimizer was applied in scope() but in no step, where it has no "

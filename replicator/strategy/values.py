@@ -12,27 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class SplitBatch(_tf_distribute.PerReplica):
-    """What a distributed dataset yields: the part of a global batch of each replica."""
-
-    @property
-    def _type_spec(self) -> tf.TypeSpec:
-        values = _tf_distribute.values_of(self)
-        return SplitBatchSpec(*map(tf.type_spec_from_value, values))
-
-
-class SplitBatchSpec(_tf_distribute.PerReplicaSpec):
-    """The type of a ``SplitBatch``."""
-
-    @property
-    def value_type(self) -> type:
-        """The class of the values."""
-        return SplitBatch
-
-    def _from_components(self, components: Sequence[Any]) -> SplitBatch:
-        return SplitBatch(tuple(components))
-
-
 def is_per_replica(value: Any) -> bool:
     """Whether a value has one for each local replica."""
     return isinstance(value, tf.distribute.DistributedValues)
@@ -52,4 +31,4 @@ def grouped(values: Sequence[Any]) -> Any:
 
 def batch_of(values: Sequence[Any], num_replicas: int) -> Any:
     """The parts of a batch as one value; of one replica in all, that part itself."""
-    return values[0] if num_replicas == 1 else SplitBatch(tuple(values))
+    return values[0] if num_replicas == 1 else _tf_distribute.per_replica(values)

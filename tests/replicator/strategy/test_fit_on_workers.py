@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import case_cluster
@@ -54,6 +55,16 @@ def test_fit_over_workers_equals_one_device(workers, alone, case):
                 pairs = [(value, outcome[key])]
             for one, found in pairs:
                 np.testing.assert_allclose(found, one, TOLERANCE, 1e-6, err_msg=key)
+
+
+def test_each_process_reads_its_source_as_one_device_does(workers):
+    """Not once more for the shapes of a model that is not built."""
+    ran, backend = workers
+    expected = load(FOLDER / "workers_cases.py").read_once(contextlib.nullcontext())
+
+    for outcome in ran.values("counted"):
+        assert outcome["log"] == expected["log"], backend
+        np.testing.assert_allclose(outcome["losses"], expected["losses"], TOLERANCE)
 
 
 def test_values_of_all_workers_are_reduced_and_joined(workers):

@@ -117,7 +117,42 @@ def unseeded(repl):
     return ""
 
 
+def counted(repl):
+    """What a source in each process is asked for, and what its batches give."""
+    return read_once(repl.scope())
+
+
+def read_once(scope):
+    """Epochs with validation, of batches of other sizes than the last."""
+    log = []
+    keras.utils.set_random_seed(1)
+    with scope:
+        model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+
+    def batches(name):
+        log.append(f"open {name}")
+        for index, size in enumerate((8, 5, 6, 7)):
+            log.append(f"{name} {index}")
+            x = np.linspace(index, index + 1, size, dtype=np.float32)[:, None] / 4
+            yield x, np.sin(3 * x)
+
+    def dataset(name):
+        spec = tf.TensorSpec((None, 1))
+        return tf.data.Dataset.from_generator(
+            lambda: batches(name), output_signature=(spec, spec)
+        )
+
+    history = model.fit(
+        dataset("train"), epochs=2, validation_data=dataset("held out"), verbose=0
+    ).history
+    model.evaluate(batches("generator"), verbose=0)
+    losses = [*history["loss"], *history["val_loss"]]
+    return {"log": log, "losses": list(map(float, losses))}
+
+
 CASES = {
+    "counted": counted,
     "fit": lambda repl: fitted(repl.scope()),
     "wrapped": lambda repl: fitted(repl.scope(), repl.wrap_optimizer),
     "values": values,

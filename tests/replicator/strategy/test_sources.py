@@ -1,0 +1,286 @@
+"""What ``fit`` reads of its data: as often, as much and in the order of one device."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import replicator
+from replicator.errors import StrategyError
+
+SIZES = (4, 3, 4, 1, 5, 2)  # rows of each batch: not even, and one for two replicas
+
+
+class Log(list):
+    """What a source was asked for."""
+
+    def batches(self, name="", sizes=SIZES):
+        """A generator of batches, which starts over each time."""
+        self.append(f"open {name}")
+        for index, size in enumerate(sizes):
+            self.append((name, index))
+            yield _batch(index, size)
+
+
+class Pieces(keras.utils.PyDataset):
+    """Batches by their number."""
+
+    def __init__(self, log, name, **options):
+        super().__init__(**options)
+        self.log, self.name = log, name
+
+    def __len__(self):
+        return len(SIZES)
+
+    def __getitem__(self, index):
+        self.log.append((self.name, index))
+        return _batch(index, SIZES[index])
+
+    def on_epoch_begin(self):
+        """Where a source is opened."""
+        self.log.append(f"open {self.name}")
+
+    def on_epoch_end(self):
+        """Where it is closed."""
+        self.log.append(f"close {self.name}")
+
+
+def _batch(index, size):
+    x = (index + np.linspace(0, 0.5, size, dtype=np.float32))[:, None] / len(SIZES)
+    return x, 1 + np.sin(9 * x)
+
+
+def _dataset(generator):
+    spec = tf.TensorSpec((None, 1))
+    dataset = tf.data.Dataset.from_generator(generator, output_signature=(spec, spec))
+    options = tf.data.Options()  # otherwise TensorFlow reads ahead by timing
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
+def _stream(log, name):
+    """Goes on where the iterator before it has stopped."""
+    whole = log.batches(name, SIZES * 9)
+    return _dataset(lambda: whole)
+
+
+def _arrays(log, name):
+    del log, name
+    x, y = zip(*Log().batches(), strict=True)
+    return np.concatenate(x), np.concatenate(y)
+
+
+def _again(log, name):
+    return _dataset(functools.partial(log.batches, name))
+
+
+SOURCES = {
+    "generator": lambda log, name: log.batches(name),
+    "generator of None": lambda log, name: ((*b, None) for b in log.batches(name)),
+    "pieces": Pieces,
+    "pieces of threads": functools.partial(Pieces, workers=2),
+    "dataset": _again,
+    "dataset of None": lambda log, name: _again(log, name).map(lambda *b: (*b, None)),
+    "known size": lambda log, name: _again(log, name).apply(
+        tf.data.experimental.assert_cardinality(len(SIZES))
+    ),
+    "shuffled": lambda log, name: (
+        _again(log, name).unbatch().shuffle(7, seed=3).batch(4)
+    ),
+    "cached": lambda log, name: _again(log, name).unbatch().cache().batch(4),
+    "stream": _stream,
+}
+# Keras reads them ahead, as far as there is time before the last step: to their end.
+HAVE_THREADS = list(SOURCES)[:4]
+
+
+@functools.cache
+def _model(scope, steps_per_execution):
+    with scope():
+        model = keras.Sequential(
+            [keras.Input((1,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)]
+        )
+        model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
+    return model
+
+
+def _outcome(scope, steps_per_execution, method, source, validation, options):
+    """Numbers that a program gives, and what it asked its sources for."""
+    keras.utils.set_random_seed(1)
+    model = _model(scope, steps_per_execution)
+    numbers = np.random.RandomState(0)
+    model.set_weights([numbers.randn(*w.shape) for w in model.get_weights()])
+    log = Log()
+    x = SOURCES[source](log, "data")
+    options = {"verbose": 0, **options}
+    if validation:
+        options["validation_data"] = SOURCES[validation](log, "validation")
+    found = getattr(model, method)(x, **options)
+    if method == "fit":
+        found = np.hstack(list(found.history.values()))
+    return np.hstack([np.ravel(v) for v in [found, *model.get_weights()]]), log
+
+
+MIRRORED = {"variable_placement": "mirrored", "devices": ["CPU:0", "CPU:1"]}
+
+
+@pytest.fixture(scope="module", params=["single", "shared", "mirrored"])
+def ours(request):
+    """The backends whose numbers are those of one device for parts of any size."""
+    if request.param == "single":
+        return replicator.create("single")
+    options = MIRRORED if request.param == "mirrored" else {}
+    return replicator.create("in_graph", num_replicas=2, **options)
+
+
+_ALONE = {}
+
+
+def _on_one_device(key, *program):
+    if key not in _ALONE:
+        _ALONE[key] = _outcome(contextlib.nullcontext, *program)
+    return _ALONE[key]
+
+
+@st.composite
+def _programs(draw):
+    method = draw(st.sampled_from(["fit", "evaluate", "predict"]))
+    source = draw(st.sampled_from(list(SOURCES)))
+    validation, options = None, {}
+    if source not in HAVE_THREADS:
+        steps = draw(st.sampled_from([None, 1, 2, 3]))
+        options["steps_per_epoch" if method == "fit" else "steps"] = steps
+    if method == "fit":
+        options["epochs"] = draw(st.integers(1, 3))
+        options["shuffle"] = draw(st.booleans())
+        validation = draw(st.none() | st.sampled_from(list(SOURCES)))
+    return draw(st.sampled_from([1, 2])), method, source, validation, options
+
+
+@settings(
+    max_examples=10,
+    phases=[Phase.generate],
+    deadline=None,
+    derandomize=True,
+)
+@given(program=_programs())
+def test_sources_are_read_as_on_one_device(ours, program):
+    """Opened as often, for the same elements in the same order."""
+    expected, one = _on_one_device(repr(program), *program)
+
+    found, log = _outcome(ours.scope, *program)
+
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    is_ordered = "pieces of threads" not in program
+    assert one == log if is_ordered else sorted(map(str, one)) == sorted(map(str, log))
+
+
+def _identity_model(scope):
+    """Not built: Keras learns its shapes in the first call."""
+    with scope():
+        ones = keras.initializers.Ones()
+        model = keras.Sequential(
+            [keras.layers.Dense(1, kernel_initializer=ones, trainable=False)]
+        )
+        model.compile(loss=lambda y, z: z)
+    return model
+
+
+@pytest.mark.parametrize("is_dataset", [False, True])
+def test_a_model_that_is_not_built_takes_no_batch_for_its_shapes(repl_once, is_dataset):
+    """Six batches over 0 to 23 have the mean 11.5."""
+
+    def batches():
+        for start in range(0, 24, 4):
+            x = np.arange(start, start + 4, dtype=np.float32)[:, None]
+            yield x, x
+
+    spec = tf.TensorSpec((None, 1))
+    data = batches()
+    if is_dataset:
+        data = tf.data.Dataset.from_generator(batches, output_signature=(spec, spec))
+
+    found = _identity_model(repl_once.scope).evaluate(data, verbose=0)
+
+    assert 11.5 == pytest.approx(found)
+
+
+def test_a_stock_strategy_opens_its_source_once_too():
+    """It reads ahead, but all, in order; parts of other sizes it weights alike."""
+    repl = replicator.create("tf_mirrored", num_replicas=2, devices=["CPU:0", "CPU:1"])
+    program = (1, "fit", "shuffled", "dataset", {"epochs": 2})
+    _, one = _on_one_device(repr(program), *program)
+
+    _, log = _outcome(repl.scope, *program)
+
+    assert one == log
+
+
+@pytest.mark.parametrize("prefetched", [0, 2])
+def test_input_iterators_open_nothing_before_a_step(repl_once, prefetched, tmp_path):
+    """Neither when they are made, nor saved, nor asked for their types."""
+    log = Log()
+    inputs = repl_once.make_input_iterator(
+        lambda ctx: _again(log, ctx.input_pipeline_id),
+        replicator.InputReplicationMode.PER_REPLICA,
+        prefetch_to_device=prefetched,
+    )
+    manager = repl_once.make_checkpoint_manager(
+        tmp_path, inputs=inputs, weight=tf.Variable(1.0)
+    )
+    manager.save(0)
+    assert 2 == len(inputs.element_spec)
+    assert not log
+
+    repl_once.run(lambda batch: tf.reduce_sum(batch[0]), inputs, num_steps=2)
+
+    sources = range(repl_once.num_replicas)
+    assert {f"open {source}" for source in sources} == {
+        entry for entry in log if isinstance(entry, str)
+    }
+    if not prefetched and "Mirrored" not in type(repl_once).__name__:
+        read = [(source, index) for source in sources for index in range(2)]
+        assert read == sorted(entry for entry in log if not isinstance(entry, str))
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3])
+def test_datasets_of_a_function_are_read_by_steps_alone(in_graph, num_steps):
+    """One element for each replica and step."""
+    log, strategy = Log(), in_graph.as_strategy()
+
+    distributed = strategy.distribute_datasets_from_function(lambda _: _again(log, ""))
+    iterator = iter(distributed)
+    assert not log
+    for _ in range(num_steps):
+        strategy.run(lambda batch: tf.reduce_sum(batch[0]), args=(next(iterator),))
+
+    assert ["open ", *[("", index) for index in range(2 * num_steps)]] == log
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (
+            lambda: tf.data.Dataset.from_generator(
+                Log().batches, output_types=(tf.float32, tf.float32)
+            ),
+            r"does not say how many dimensions .*output_signature=",
+        ),
+        (
+            lambda: tf.data.Dataset.range(6).window(2).map(lambda x: (x, x)),
+            r"yields DatasetSpec.*, which has no examples .*map it to a tensor",
+        ),
+    ],
+    ids=["unknown rank", "nested"],
+)
+def test_data_that_a_model_cannot_be_built_from_is_refused(in_graph, dataset, message):
+    """With what to write in its place."""
+    with pytest.raises(StrategyError, match=message):
+        _identity_model(in_graph.scope).evaluate(dataset(), verbose=0)
