@@ -220,7 +220,9 @@ class Trial:
             advances=advances(
                 [
                     reading.counters
-                    for reading in self._readings[self._spec.num_warmup_steps - 1 :]
+                    for reading in self._readings[
+                        max(0, self._spec.num_warmup_steps - 1) :
+                    ]
                 ]
             )[:MAX_ADVANCES],
             remarks=remarks_on(
