@@ -15,7 +15,7 @@ from harness.command import peers
 from harness.errors import DoesNotFitError, StudyError
 from harness.launch import catalog
 from harness.machine import topology
-from harness.planning import design, device_memory, estimate, resuming, shards
+from harness.planning import design, device_memory, estimate, resuming
 from harness.planning import plan as plan_module
 from harness.planning import study as study_module
 from harness.planning.checked import check as check_request
@@ -95,8 +95,7 @@ def sweep(
     cpus = topology.read_topology()
     machine = hosts.machine_of(request, launcher, cpus)
     checked = check_request(request, machine)
-    study = request.study or name_prefix + study_module.default_name(checked)
-    name = shards.name(study, request.shard)
+    name = request.study or name_prefix + study_module.default_name(checked)
     root = runs_dir / name
     known = study_module.read_existing_plan(root)
     is_order_free = request.order is None
@@ -109,11 +108,10 @@ def sweep(
     is_submitted = request.info.is_submitted()
     if is_submitted and not request.is_dry_run:
         return hosts.submit(
-            request, launcher, planned, study=study, command=call.command
+            request, launcher, planned, study=name, command=call.command
         )
     if not is_submitted:  # a login node has no GPUs of the job
         gpu_readiness.check_models(planned.trials, launcher.num_hosts)
-    planned = shards.own(planned, request.shard)
     new = study_module.make_plan(
         planned,
         request,
@@ -189,7 +187,6 @@ def sweep(
                 ) from error
             running.note(f"{error}: the trials run in sequence instead")
             planned = plan_module.arrange(checked, Order.SEQUENTIAL)
-            planned = shards.own(planned, request.shard)
             plan = study_module.make_plan(
                 planned,
                 request,

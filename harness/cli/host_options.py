@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Annotated, Final
 
-from harness.errors import ParseError
 from harness.launch import catalog
-from harness.launch.options import ARRAY
 from harness.options.kinds import parsed
 from harness.options.option import NO_OPTIONS, Contributed, Option, Options
 from results.records.bounds import Replicas
@@ -27,20 +25,6 @@ def parse_launcher(text: str, *, what: str) -> str:
     """
     del what
     return catalog.info(text).name
-
-
-def parse_shard(text: str, *, what: str) -> tuple[int, int]:
-    """Returns the part of the repetitions to run, from 1, and how many there are.
-
-    Raises:
-      ParseError: It is not I/K.
-    """
-    match = _SHARD.fullmatch(text)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise ParseError(
-            f"{what} {text!r} is not I/K with I from 1 to K; write for example 3/20"
-        )
-    return int(match[1]), int(match[2])
 
 
 def describe_launchers(does: str) -> str:
@@ -80,14 +64,6 @@ class HostRequest(Options):
             " `--device gpu`.",
         ),
     ] = 1
-    shard: Annotated[
-        tuple[int, int] | None,
-        Option(
-            group=PROCESSES,
-            kind=parsed(parse_shard, metavar="I/K"),
-            help="Run only the I-th of K parts of the repetitions.",
-        ),
-    ] = None
     launcher_options: Annotated[
         Options,
         Contributed(by="launcher", models=catalog.options, use=catalog.info),
@@ -97,8 +73,3 @@ class HostRequest(Options):
     def info(self) -> LauncherInfo:
         """The launcher."""
         return catalog.info(self.launcher)
-
-    @property
-    def array(self) -> int | None:
-        """Jobs among which the repetitions are divided, where the launcher has them."""
-        return getattr(self.launcher_options, ARRAY, None)

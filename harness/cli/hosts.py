@@ -12,10 +12,9 @@ from harness.cli import exit_codes
 from harness.errors import PlanError
 from harness.launch import catalog
 from harness.launch.job import Job
-from harness.launch.options import ARRAY
 from harness.machine import gpu_choice
 from harness.placement import gpu_threads, processes
-from harness.planning import cases, shards
+from harness.planning import cases
 from results.records import variables
 from results.records.models import Order
 
@@ -38,10 +37,6 @@ def launcher_of(request: HostRequest) -> Launcher:
     Raises:
       HarnessError: There is no such engine here, or it has too few hosts.
     """
-    if request.array is not None and request.shard is not None:
-        raise PlanError(
-            "--array submits jobs that have a --shard each; give one of the two"
-        )
     info = request.info
     make = info.plan if info.is_submitted() else info.start
     return catalog.by_hosts(make(request.launcher_options))
@@ -124,8 +119,6 @@ def submit(
     Raises:
       PlanError: The cluster does not have what it needs; nothing was submitted.
     """
-    if request.array is not None:
-        shards.own(planned, (1, request.array))  # are there enough repetitions?
     is_on_gpus = any(trial.spec.device == "gpu" for trial in planned.trials)
     job = Job(
         name=_job_name(study),
@@ -151,13 +144,12 @@ def _job_name(study: str) -> str:
 
 
 def _arguments(command: Sequence[str], study: str) -> list[str]:
-    """Returns the arguments of a command, for a job: the study by name, no array."""
-    left_out = (f"--{ARRAY}", "--study")
+    """Returns the arguments of a command, for a job: the study by name."""
     kept: list[str] = []
     words = iter(command[command.index("harness") + 1 :])
     for word in words:
-        if word in left_out:
+        if word == "--study":
             next(words, None)
-        elif word.partition("=")[0] not in left_out:
+        elif word.partition("=")[0] != "--study":
             kept.append(word)
     return [*kept, "--study", study]

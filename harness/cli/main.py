@@ -94,10 +94,6 @@ VERBS = (
     Verb(
         "list", "Lists workloads, backends and presets, or the studies of a directory."
     ),
-    Verb(
-        "init",
-        "Writes study.toml, a workflow and a page into a repository, from a study.",
-    ),
     Verb("status", "Shows the progress of a study and its failures."),
     Verb("trace", "Runs a case of a study again, and records a timeline of its steps."),
     Verb("resume", "Runs the missing trials of a study."),
@@ -122,22 +118,6 @@ VERBS = (
 
         Exit code 4, and nothing is written, if a file may have something private.
         """,
-    ),
-    click.Group(
-        "store",
-        help="Merges the stores of several machines.",
-        commands=[
-            Verb(
-                "merge",
-                """Merges what several machines measured of one study into a new store.
-
-                The same trial in two stores, another study, other code or settings, and
-                unlike machines are errors. Trials that are not finished are left out.
-                The stores stay as they are; the result does not depend on their order.
-                """,
-                "harness.cli.verbs.store_verb",
-            )
-        ],
     ),
     Verb(
         "doctor",

@@ -21,7 +21,6 @@ LAUNCHERS: Final = (
     "local",
     "slurm",
     "ray",
-    "mpi",
     "jobset",
     "kubernetes",
 )

@@ -15,8 +15,7 @@
       report/index.html
       seal.jsonl                                       digests of all this, as a chain
 
-Stores of one study can be merged (``results.study.merge``), because a trial's folder is
-named by a hash of its spec.
+A trial's folder is named by a hash of its spec, so folders of one study can be joined.
 """
 
 from __future__ import annotations

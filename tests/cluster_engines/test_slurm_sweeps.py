@@ -1,8 +1,7 @@
-"""Sweeps that are submitted: to their end, requeued, stopped, as an array."""
+"""Sweeps that are submitted: to their end, requeued, stopped."""
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -105,41 +104,3 @@ def test_a_job_that_records_nothing_is_not_put_back(
     slurm.wait_for_job(job, "FAILED", 30)
 
     assert "no trial ended within the time limit: give more" in log_of(shared, job)
-
-
-def test_an_array_of_11_runs_every_shard_once(
-    slurm: SlurmCluster, harness: Any, shared: Path
-) -> None:
-    """The rendered file, as it is, with a program that says which shard it got."""
-    say = "import sys; open('said-' + sys.argv[-1].replace('/', '-'), 'x')"
-    rendered = harness(
-        "launch", "render", "--launcher=slurm", "--array=11", "--",
-        sys.executable, "-S", "-c", say,
-    )  # fmt: skip
-    assert not rendered.returncode, rendered.stderr
-    batch = shared / rendered.stdout.strip()
-    # Whole nodes would take their time, and are not what is tested here.
-    batch.write_text(batch.read_text().replace("#SBATCH --exclusive\n", ""))
-    job = slurm.run("sbatch", "--parsable", batch, cwd=shared).stdout.strip()
-    slurm.wait_for_job(job, "COMPLETED", 60)
-
-    assert {f"said-{i}-11" for i in range(1, 12)} == {
-        path.name for path in shared.glob("said-*")
-    }
-
-
-def test_shards_of_an_array_are_studies_of_their_own(
-    slurm: SlurmCluster, harness: Any, shared: Path
-) -> None:
-    """Two machines measure beside each other; no trial is in both stores."""
-    number = 2
-    done = harness(
-        *SWEEP, "--order=sequential", f"--repeats={number}", f"--array={number}"
-    )
-    job = done.stdout.strip()
-    slurm.wait_for_job(job, "COMPLETED", 30 + 10 * number)
-    names = [f"s-shard-{i}-of-{number}" for i in range(1, number + 1)]
-    trials = [trial for name in names for trial in finished(shared, name)]
-
-    assert [TrialStatus.OK] * number == [t.status.status for t in trials]
-    assert number == len({trial.trial_id for trial in trials})

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from harness.cli.every_plugin import Listed
     from harness.cli.verb import Call
-    from harness.conformance.every_plugin import Listed
     from results.records.models import PlannedTrial
 
 _DATE_LENGTH = len("2026-01-01 00:00")
@@ -48,7 +48,7 @@ def run(request: ListRequest, _: Call) -> int:
     """
     if request.what == "studies":
         return show(request.runs_dir, is_json=request.is_json)
-    from harness.conformance import every_plugin
+    from harness.cli import every_plugin
 
     found = every_plugin.read()
     for plugin in found:

@@ -65,7 +65,7 @@ class Slurm(LauncherInfo):
         submit.check(partition=options.partition, nodes=nodes)
         needs = options.model_copy(update={"nodes": nodes})
         number = submit.submit(script.of_sweep(job, needs, str(runs_dir)))
-        log = script.log_of(job, needs, number)
+        log = script.log_of(job, number)
         return Submitted(
             number=number,
             follow=f"'squeue --jobs={number}' and 'tail -F {log}'",
@@ -73,7 +73,7 @@ class Slurm(LauncherInfo):
         )
 
     def render(self, job: Job, options: SlurmOptions) -> dict[str, str]:
-        """Returns the batch file of a gang, or of an array of single tasks."""
+        """Returns the batch file of a gang."""
         from harness.launch.slurm import script
 
         if options.nodes is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from harness.launch.options import Array, Nodes
+from harness.launch.options import Nodes
 from harness.options.durations import duration
 from harness.options.option import Option, Options
 
@@ -25,4 +25,3 @@ class SlurmOptions(Options):
             default="the partition's",
         ),
     ] = None
-    array: Array = None

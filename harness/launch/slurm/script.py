@@ -1,4 +1,4 @@
-"""Batch files for ``sbatch``: a gang, an array of shards, a sweep that continues."""
+"""Batch files for ``sbatch``: a gang, or a sweep that continues."""
 
 from __future__ import annotations
 
@@ -54,14 +54,10 @@ export CUDA_CACHE_MAXSIZE="${{CUDA_CACHE_MAXSIZE:-{cuda_cache.LARGEST}}}"
 
 
 def of_gang(job: Job, needs: Needs) -> str:
-    """Returns the batch file of a gang, or of an array of single tasks."""
+    """Returns the batch file of a gang."""
     command = shlex.join(job.command)
-    if needs.array is None:
-        gpus = f"--gpus-per-task={job.gpus_per_worker} " * bool(job.gpus_per_worker)
-        body = f"srun --kill-on-bad-exit=1 {gpus}{command}\n"
-    else:
-        # Each job of the array runs one shard on whole nodes of its own.
-        body = f"{command} {_shard(needs.array)}\n"
+    gpus = f"--gpus-per-task={job.gpus_per_worker} " * bool(job.gpus_per_worker)
+    body = f"srun --kill-on-bad-exit=1 {gpus}{command}\n"
     keeps = _KEEPS_COMPILED * bool(job.gpus_per_worker)
     return f"{_header(job, needs)}\n{keeps}{body}"
 
@@ -75,22 +71,15 @@ def of_sweep(job: Job, needs: Needs, runs_dir: str) -> str:
       runs_dir: Where its studies are: what counts as progress.
     """
     command = shlex.join(job.command)
-    if needs.array is not None:
-        command += f" {_shard(needs.array)}"
     continues = ["requeue", "open-mode=append", f"signal=B:USR1@{GRACE_SEC}"]
     body = _CONTINUES.format(command=command, runs=shlex.quote(runs_dir))
     keeps = f"\n{_KEEPS_COMPILED}" * bool(job.gpus_per_worker)
     return _header(job, needs, continues) + keeps + body
 
 
-def _shard(array: int) -> str:
-    return f'--shard "$SLURM_ARRAY_TASK_ID/{array}"'
-
-
-def log_of(job: Job, needs: Needs, number: str = "%j") -> str:
+def log_of(job: Job, number: str = "%j") -> str:
     """Returns the file that gets what a job prints."""
-    array = number.replace("%j", "%A") + ("_%a" if number == "%j" else "_*")
-    return f"{job.name}-{number if needs.array is None else array}.log"
+    return f"{job.name}-{number}.log"
 
 
 def _header(job: Job, needs: Needs, more: Sequence[str] = ()) -> str:
@@ -112,8 +101,7 @@ def _header(job: Job, needs: Needs, more: Sequence[str] = ()) -> str:
         "gpus-per-node": None if per_node is None else per_node * gpus,
         "partition": needs.partition,
         "time": None if needs.time_limit is None else _time(needs.time_limit),
-        "array": None if needs.array is None else f"1-{needs.array}",
-        "output": log_of(job, needs),
+        "output": log_of(job),
     }
     options = [f"{name}={value}" for name, value in wanted.items() if value]
     options += ["exclusive", *more]  # a neighbour would be measured too

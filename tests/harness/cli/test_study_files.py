@@ -331,12 +331,12 @@ def test_plan_takes_the_launcher_of_a_sweep(
 def test_a_job_gets_the_settings_of_the_file_and_not_the_file(
     harness: Any, write: Any, monkeypatch: Any
 ) -> None:
-    """Each job of an array runs its shard; the array is of the submission only."""
+    """The job runs the command with all settings as options."""
     scripts: list[str] = []
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(slurm, "check", lambda **_: None)
     monkeypatch.setattr(slurm, "submit", lambda text: scripts.append(text) or "7")
-    name = write(f'{SMALL_FILE}launcher = "slurm"\narray = 2\n')
+    name = write(f'{SMALL_FILE}launcher = "slurm"\n')
     code, out, err = harness("sweep", "--file", name, "--seed=3")
 
     assert (exit_codes.OK, "7\n") == (code, out), err
@@ -344,7 +344,6 @@ def test_a_job_gets_the_settings_of_the_file_and_not_the_file(
     assert name not in script
     assert "--workload resnet50" in script
     assert "--seed 3" in script
-    assert not re.search(r"harness sweep.*--array", script)
 
 
 def test_gpus_of_a_trial_are_counted_per_host() -> None:

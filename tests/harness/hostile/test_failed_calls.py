@@ -36,8 +36,6 @@ ORDERS = {
     "a": "--order=relay --rounds=3",
     "b": "--order=relay --rounds=4",
     "c": "--order=sequential",
-    "d --shard=1/2": "--order=sequential",
-    "d --shard=2/2": "--order=sequential",
 }
 GATE = f"gate {SWEEP} --backends=in_graph --repeats=2 --rounds=3 --baseline=a --study=g"
 OUTPUT = "../written"
@@ -56,8 +54,6 @@ VERBS = {
     "verify": "verify c",
     "verify a relay": "verify a",
     "publish": f"publish c -o {OUTPUT}",
-    "init": f"init a -o {OUTPUT}",
-    "merge": f"store merge d-shard-1-of-2 d-shard-2-of-2 -o {OUTPUT}",
     "baseline": "baseline set a",
     "baseline shown": "baseline show",
     "resume a relay": "resume a",
@@ -73,12 +69,10 @@ OUTPUTS = {
     "CSV": f"report a --format csv -o {OUTPUT}.csv",
     "MLPerf": f"report a --format mlperf -o {OUTPUT}",
     "publish": VERBS["publish"],
-    "init": VERBS["init"],
-    "merge": VERBS["merge"],
     "baseline": VERBS["baseline"],
     "render": f"launch render --launcher ray --name=x --workers=2 -o {OUTPUT} -- true",
 }
-SEVERAL = ("site", "MLPerf", "init", "render")
+SEVERAL = ("site", "MLPerf", "render")
 """Outputs of several files, of which each is whole or as it was."""
 WRITE_ERRNOS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EACCES)
 SHIFT = int(drawn.SEED or 0)

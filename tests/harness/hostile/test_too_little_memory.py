@@ -45,18 +45,6 @@ def test_trials_run_in_sequence_and_a_note_says_why(
     assert {TrialStatus.OK} == {trial.status.status for trial in store.trials()}
 
 
-@pytest.mark.processes
-def test_a_shard_stays_a_shard(harness: Any, overrides: Any, tmp_path: Any) -> None:
-    """Its trials in sequence are those of its own repetitions, and no others."""
-    code, _, err = harness(*SWEEP, "--repeats=3", "--shard=2/2", overrides=overrides)
-
-    assert exit_codes.OK == code, err
-    plan = Store.open(tmp_path / "runs" / "s-shard-2-of-2").read_plan()
-    assert Order.SEQUENTIAL is plan.measuring.order
-    assert 1 == plan.repeats
-    assert {1} == {trial.spec.repetition_index for trial in plan.trials}
-
-
 @pytest.mark.parametrize(
     ("option", "fewer"),
     [

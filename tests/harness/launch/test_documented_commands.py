@@ -26,7 +26,6 @@ from harness.cli import exit_codes
 from harness.launch.kubernetes import programs as kubernetes
 from harness.launch.ray import cluster as ray_cluster
 from harness.launch.ray.cluster import RayHost
-from results.store.study_store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -224,21 +223,6 @@ def script(launcher: str, file: str, *options: str) -> Callable[[Place, str], No
     return run
 
 
-def merged(place: Place, command: str) -> None:
-    """Shards of two machines become one study."""
-    for number, machine in enumerate(("machine-a", "machine-b"), start=1):
-        place.verb(
-            HARNESS + "sweep --workload resnet50 --preset smoke --replicas 1 --mode"
-            " weak --repeats 2 --order sequential --no-match --budget none"
-            f" --study study --shard {number}/2 --runs-dir {machine}/runs"
-        )
-        shard = place.folder / machine / "runs" / f"study-shard-{number}-of-2"
-        shard.rename(shard.with_name("study"))
-    place.verb(command)
-    merged_study = Store.open(place.folder / "runs" / "study")
-    assert 4 == sum(1 for _ in merged_study.trials())
-
-
 def named_only(_: Place, __: str) -> None:
     """Ends or requests something of a user's: the words are those of its manual."""
 
@@ -246,19 +230,18 @@ def named_only(_: Place, __: str) -> None:
 RUNS: dict[str, Callable[[Place, str], None]] = {
     "srun ": tasks,
     HARNESS + "sweep --workload resnet50 --backends multi_worker": submitted,
-    HARNESS + "sweep --workload resnet50 --repeats 20 --launcher slurm": submitted,
     HARNESS + "sweep --launcher kubernetes": on_kubernetes,
     HARNESS + "launch render --launcher jobset": rendered,
-    HARNESS + "store merge": merged,
     "ray ": on_ray,
     "export RAY_AUTH_MODE=token": on_ray,
     "RAY_ADDRESS=": on_ray,
     "kubectl apply -f NAME.jobset.yaml": named_only,  # with the manifest above
     "kubectl delete jobset NAME": named_only,
     "sbatch NAME.sbatch": script("slurm", "study.sbatch"),
-    "sh NAME.mpi.sh": script("mpi", "study.mpi.sh"),
     "sh NAME.ray.sh head": script("ray", "study.ray.sh"),
     "mpirun -x MASTER_ADDR=HOST": named_only,  # an option beside the user's own
+    "mpirun -np 4": named_only,  # tests/harness/launch/test_mpi.py
+    "cp -r": named_only,
     "scancel JOB": named_only,
     "srun --resv-ports": named_only,
 }

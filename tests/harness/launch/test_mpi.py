@@ -1,4 +1,4 @@
-"""The script for mpirun, run for real where OpenMPI is installed."""
+"""Processes that ``mpirun`` starts, for real where OpenMPI is installed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ import sys
 
 import pytest
 
-from harness.launch import catalog
-from harness.launch.job import Job
-from harness.launch.mpi.launcher import MpiFileOptions
 from replicator.cluster import local_cluster
 
 IDENTITY = pathlib.Path(__file__).with_name("gang_identity.py")
@@ -24,28 +21,13 @@ needs_mpirun = pytest.mark.skipif(
 )
 
 
-def script(*command, **options):
-    """The script of a gang of two workers on CPUs."""
-    job = Job(name="study", command=command, workers=2)
-    (text,) = catalog.info("mpi").render(job, MpiFileOptions(**options)).values()
-    return text
-
-
-def run_script(text, tmp_path, **variables):
-    """Runs a script as root in a container needs it, with both workers on one host."""
-    path = tmp_path / "gang.sh"
-    path.write_text(text)
-    flags = "--oversubscribe"
-    if os.geteuid() == 0:
-        flags += " --allow-run-as-root"
+def run_gang(tmp_path, *command, **variables):
+    """Runs two processes on this host, by the command of docs/clusters.md."""
+    as_root = ["--allow-run-as-root"] * (os.geteuid() == 0)
+    names = [word for name in variables for word in ("-x", name)]
     return subprocess.run(
-        ["sh", str(path)],
-        env={
-            **os.environ,
-            "MPIRUN_FLAGS": flags,
-            "MASTER_ADDR": "127.0.0.1",
-            **variables,
-        },
+        ["mpirun", *as_root, "--oversubscribe", "-np", "2", *names, *command],
+        env={**os.environ, **variables},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -59,8 +41,12 @@ def run_script(text, tmp_path, **variables):
 def test_mpirun_tells_every_process_who_it_is(tmp_path):
     """Two processes of a real mpirun agree on addresses, each with its own rank."""
     (port,) = local_cluster.free_ports(1)
-    done = run_script(
-        script(sys.executable, str(IDENTITY)), tmp_path, MASTER_PORT=str(port)
+    done = run_gang(
+        tmp_path,
+        sys.executable,
+        str(IDENTITY),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
     )
     found = sorted(
         (json.loads(line) for line in done.stdout.splitlines() if "{" in line),
@@ -87,7 +73,13 @@ def test_workers_of_mpirun_train_together(tmp_path):
     find, and ``test_slurm_identity.py`` a sum of workers without TF_CONFIG.
     """
     (port,) = local_cluster.free_ports(1)
-    done = run_script(script(sys.executable, str(SUM)), tmp_path, MASTER_PORT=str(port))
+    done = run_gang(
+        tmp_path,
+        sys.executable,
+        str(SUM),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
     lines = sorted(line for line in done.stdout.splitlines() if line.startswith("sum"))
 
     assert ["sum 3 on worker 0", "sum 3 on worker 1"] == lines, done.stderr
@@ -96,33 +88,20 @@ def test_workers_of_mpirun_train_together(tmp_path):
 @needs_mpirun
 @pytest.mark.processes
 def test_a_worker_that_fails_ends_the_others(tmp_path):
-    """The gang is ended, and the script has the exit code of the failed worker."""
+    """The gang is ended, and mpirun has the exit code of the failed worker."""
     program = (
         "import os, sys, time;"
         "sys.exit(3) if os.environ['OMPI_COMM_WORLD_RANK'] == '1' else time.sleep(600)"
     )
-    done = run_script(script(sys.executable, "-c", program), tmp_path)
+    done = run_gang(tmp_path, sys.executable, "-c", program)
 
     assert 3 == done.returncode
 
 
 @needs_mpirun
 @pytest.mark.processes
-def test_the_time_of_a_gang_is_bounded(tmp_path):
-    """After its time nothing of it is left."""
-    marker = f"marker-{os.getpid()}"
-    program = f"import time; '{marker}'; time.sleep(600)"
-    done = run_script(script(sys.executable, "-c", program, time_limit=2), tmp_path)
-    left = subprocess.run(["pgrep", "-f", marker], capture_output=True, check=False)
-
-    assert 124 == done.returncode
-    assert b"" == left.stdout
-
-
-@needs_mpirun
-@pytest.mark.processes
 def test_mpirun_alone_says_where_rank_0_is(tmp_path):
-    """Without the script and without MASTER_ADDR: processes of one host."""
+    """Without MASTER_ADDR: processes of one host."""
     environ = {
         name: value
         for name, value in os.environ.items()

@@ -36,7 +36,6 @@ def render(
     ("launcher", "options", "name", "text"),
     [
         ("jobset", [IMAGE], "study.jobset.yaml", "2 workers with 4 GPUs each"),
-        ("mpi", [], "study.mpi.sh", "2 workers with 4 GPUs each"),
         ("ray", [], "study.ray.sh", "2 workers with 4 GPUs each"),
         ("slurm", [], "study.sbatch", "--gpus-per-task=4 python train.py --text 'a b'"),
     ],
@@ -75,14 +74,6 @@ def test_what_a_driver_compiles_for_gpus_is_kept(
     assert place in text
 
 
-def test_an_engine_may_still_be_a_target(harness: Any, tmp_path: Path) -> None:
-    """The older spelling of the option."""
-    code, out, _ = harness("launch", "render", "--target=mpi", "--", "train")
-
-    assert (0, "replicator.mpi.sh\n") == (code, out)
-    assert (tmp_path / "replicator.mpi.sh").is_file()
-
-
 @pytest.mark.parametrize(
     ("launcher", "options", "message"),
     [
@@ -95,11 +86,8 @@ def test_an_engine_may_still_be_a_target(harness: Any, tmp_path: Path) -> None:
         ("slurm", ("--workers=0",), r"--workers: '0' is not an integer from 1"),
         ("slurm", ("--memory-per-worker=1Gi",), r"1Gi has no effect with --launcher s"),
         ("slurm", ("--time-limit=02:00:00",), r"is not a duration; write 2h; allowed"),
-        ("mpi", ("--partition=x",), r"--partition x has no effect with --launcher mpi"),
-        ("mpi", ("--array=2",), r"--array 2 has no effect with --launcher mpi"),
-        ("mpi", ("--image=x",), r"--image x has no effect with --launcher mpi; add"),
-        ("mpi", ("--nodes=3",), r"--workers 4 is not divisible by --nodes 3; use a mu"),
-        ("mpi", ("--time-limit=x",), r"--time-limit: 'x' is not a duration; allowed"),
+        ("ray", ("--partition=x",), r"--partition x has no effect with --launcher ray"),
+        ("ray", ("--time-limit=x",), r"--time-limit: 'x' is not a duration; allowed"),
         ("ray", ("--image=x",), r"--image x has no effect with --launcher ray"),
         ("ray", ("--nodes=3",), r"--workers 4 is not divisible by --nodes 3"),
         ("jobset", (), r"--launcher jobset requires --image: pods run in a container"),
@@ -172,27 +160,25 @@ def test_limits_of_a_pod_come_from_the_options(harness: Any, tmp_path: Path) -> 
             ("--workers=4", "--gpus-per-worker=2", "--nodes=2", "--partition=a"),
             ['nodes="2"', 'ntasks-per-node="2"', 'gpus-per-node="4"', 'partition="a"'],
         ),
-        (("--array=20", "--time-limit=90"), ['array="1-20"', 'time="01:30:00"']),
+        (("--time-limit=90",), ['time="01:30:00"']),
     ],
 )
 def test_a_batch_file_says_what_is_needed(
     harness: Any, tmp_path: Path, options: tuple[str, ...], lines: list[str]
 ) -> None:
-    """A gang is one step; an array gives each job a shard, numbered from 1."""
+    """A gang is one step."""
     render(harness, "slurm", *options, command=("sweep",))
     text = (tmp_path / "replicator.sbatch").read_text()
 
     for line in lines:
         assert f"#SBATCH --{line}\n" in text
-    shard = 'sweep --shard "$SLURM_ARRAY_TASK_ID/20"'
-    assert text.endswith(f"{shard if '--array=20' in options else 'sweep'}\n")
+    assert text.endswith("sweep\n")
 
 
-@pytest.mark.parametrize("array", [None, 3])
-def test_the_batch_file_of_a_sweep_is_valid_shell(array: int | None) -> None:
+def test_the_batch_file_of_a_sweep_is_valid_shell() -> None:
     """``bash -n`` reads it; it has to stop before the time limit."""
     job = Job(name="x", command=("sweep", "it's"))
-    text = script.of_sweep(job, SlurmOptions(nodes=1, array=array), "ru ns")
+    text = script.of_sweep(job, SlurmOptions(nodes=1), "ru ns")
     done = subprocess.run(
         ["bash", "-n"], input=text, capture_output=True, text=True, check=False
     )
@@ -260,20 +246,3 @@ def test_without_a_part_the_usage_is_printed(run: Any) -> None:
 
     assert (2, "") == (done.returncode, done.stdout)
     assert "head | join FIRST_HOST | run | stop" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("hosts", "expected"),
-    [("a,b", "--host a:4,b:4 -np 8 --map-by ppr:4:node:PE=2 --bind-to core"), ("", "")],
-)
-def test_hosts_of_mpirun_get_workers_in_blocks(
-    run: Any, hosts: str, expected: str
-) -> None:
-    """So that local ranks number the GPUs of each host."""
-    size = ("--workers=8", "--nodes=2", "--cores-per-worker=2", "--time-limit=2min")
-    done = run("mpi", *size, HOSTS=hosts)
-
-    assert (0, "") == (done.returncode, done.stderr)
-    assert f"--kill-after=30 120 mpirun {expected}" in done.stdout
-    assert "sweep it's $HOME at " in done.stdout
-    assert bool(hosts) == done.stdout.endswith(" at a\n")

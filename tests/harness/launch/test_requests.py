@@ -48,38 +48,11 @@ def set_hosts(monkeypatch: pytest.MonkeyPatch) -> Any:
     return install
 
 
-@pytest.mark.parametrize(
-    ("options", "expected", "absent"),
-    [
-        (
-            ("--nodes=2", "--time-limit=60"),
-            (
-                r"-m harness sweep .*--launcher=slurm .*--study resnet50-smoke-",
-                r'#SBATCH --nodes="2"',
-                r'#SBATCH --time="01:00:00"',
-            ),
-            "--array",
-        ),
-        (
-            ("--array=3", "--study", "s"),
-            (r'--study s --shard "\$SLURM_ARRAY_TASK_ID/3"', r'--array="1-3"'),
-            "--array=3",
-        ),
-    ],
-)
 def test_outside_of_an_allocation_a_job_is_submitted(
-    harness: Any,
-    slurm: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: tuple[str, ...],
-    expected: tuple[str, ...],
-    absent: str,
+    harness: Any, slurm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its id is printed, and how to follow it; the job runs the same command.
-
-    The jobs of an array get shards of the study, and not the option that made them.
-    """
-    argv = (*ON_SLURM, *options)
+    """Its id is printed, and how to follow it; the job runs the same command."""
+    argv = (*ON_SLURM, "--nodes=2", "--time-limit=60")
     monkeypatch.setattr("sys.argv", ["harness", *argv])
     code, out, err = harness(*argv)
     text = slurm.read_text()
@@ -87,12 +60,15 @@ def test_outside_of_an_allocation_a_job_is_submitted(
     assert (0, "42\n") == (code, out)
     assert re.search(
         r"submitted job 42; follow it with 'squeue --jobs=42' and 'tail -F \S+-42"
-        r"(_\*)?\.log'; its study is runs/\S+; scancel 42 ends it, and the same",
+        r"\.log'; its study is runs/\S+; scancel 42 ends it, and the same",
         err,
     )
-    for pattern in expected:
+    for pattern in (
+        r"-m harness sweep .*--launcher=slurm .*--study resnet50-smoke-",
+        r'#SBATCH --nodes="2"',
+        r'#SBATCH --time="01:00:00"',
+    ):
         assert re.search(pattern, text)
-    assert absent not in text.replace('--array="1-3"', "")
 
 
 @pytest.mark.parametrize(
@@ -107,8 +83,6 @@ def test_outside_of_an_allocation_a_job_is_submitted(
             ("--workers=3", "--gpus-per-worker=1"),
             r"--workers 3 x --replicas-per-worker 1 makes 3 replicas, but the largest",
         ),
-        (("--array=4",), r"4 shards of a sweep with 3 repetitions: .*use at most 3"),
-        (("--array=2", "--shard=1/2"), r"--array submits jobs that have a --shard"),
         (("--nodes=2", "--order=relay"), r"--order relay on 2 hosts: turns are judged"),
         (
             ("--device=gpu",),
@@ -135,17 +109,17 @@ def test_nothing_is_submitted_that_cannot_run(
         ("slrum", (), r"unknown launcher 'slrum'; known are local, slurm"),
         ("local", ("--nodes=2",), r"--nodes 2 has no effect with --launcher local; ad"),
         ("local", ("--partition=x",), r"--partition x .* local; add --launcher slurm"),
-        ("local", ("--shard=3",), r"--shard '3' is not I/K with I from 1 to K; write"),
-        ("local", ("--shard=3/2",), r"--shard '3/2' is not I/K"),
-        ("local", ("--shard=1/9",), r"9 shards of a sweep with 3 repetitions"),
         ("local", ("--workers=3",), r"--workers 3 x .* makes 3 replicas, but"),
         ("ray", ("--partition=x",), r"--partition x has no effect with --launcher ray"),
         ("ray", ("--nodes=2",), r"--nodes 2 has no effect with --launcher ray; add -"),
-        ("ray", ("--array=2",), r"--array 2 has no effect with --launcher ray"),
         ("ray", ("--time-limit=9",), r"--time-limit 9 has no effect with --launcher r"),
         ("ray", ("--workers=3",), r"--workers 3 x --replicas-per-worker 1 makes 3"),
         ("ray", ("--order=relay",), r"--order relay on 2 hosts: turns are judged by"),
-        ("mpi", (), r"--launcher mpi starts no trials, it only writes files: use 'lau"),
+        (
+            "jobset",
+            (),
+            r"--launcher jobset starts no trials, it only writes files: use",
+        ),
         ("jobset", ("--nodes=2",), r"--nodes 2 has no effect with --launcher jobset"),
     ],
 )
@@ -177,7 +151,7 @@ def test_the_help_has_the_options_of_a_launcher_below_its_name(harness: Any) -> 
         elsewhere = elsewhere.replace(text, "")
 
     assert ["slurm", "kubernetes"] == list(own)
-    for option in ("--nodes", "--partition", "--time-limit", "--array"):
+    for option in ("--nodes", "--partition", "--time-limit"):
         assert 1 == own["slurm"].count(f" {option} ")
         assert f" {option} " not in elsewhere
     assert "--partition" not in own["kubernetes"]
@@ -207,19 +181,6 @@ def test_what_slurm_has_to_have_is_named(
 
     assert 2 == code
     assert message in err
-
-
-def test_shards_are_the_whole_sweep(harness: Any, small: Any) -> None:
-    """Each repetition is in one of them, with all of its cases."""
-    outs = [
-        harness("sweep", *small, "--dry-run", *shard)[1].splitlines()[:-1]
-        for shard in ((), ("--shard=1/2",), ("--shard=2/2",))
-    ]
-    trials = [{line.split()[1] for line in out} for out in outs]
-
-    assert trials[0] == trials[1] | trials[2]
-    assert not trials[1] & trials[2]
-    assert len(trials[1]) == len(trials[2])
 
 
 def test_a_step_that_slurm_takes_for_running_does_not_hold_up_the_sweep(

@@ -1,1 +1,0 @@
-"""OpenMPI: files for gangs that ``mpirun`` starts."""
