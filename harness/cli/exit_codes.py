@@ -10,7 +10,7 @@ from typing import Final
 
 OK: Final = 0
 """Every trial of the plan is measured and sane, and N replicas match one as far as was
-planned; a gate passes."""
+planned; also of a sweep beside load, whose page says what that did; a gate passes."""
 
 REGRESSION: Final = 1
 """A gate found a regression."""
@@ -32,7 +32,7 @@ NOTHING_MEASURED: Final = 5
 """No trial is ok: there is no result; or ``verify`` has nothing to recompute from."""
 
 UNFIT: Final = 6
-"""The machine disturbs a measurement, or did, too much for any verdict."""
+"""The machine cannot be measured on, or disturbed a gate too much for any verdict."""
 
 INTERNAL_FAULT: Final = 70
 """An internal error (EX_SOFTWARE); records written before it are kept."""

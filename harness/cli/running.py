@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 import sys
@@ -17,6 +18,7 @@ from harness.machine import owned_folders
 from harness.planning import estimate, extend
 from harness.run import sweep as run
 from harness.run.time_left import relay_sec
+from results.errors import ResultsError, StudyLostError
 from results.figures import relay
 from results.judging.look import is_decided
 from results.records.models import TrialStatus
@@ -52,16 +54,27 @@ def run_until_done(
 ) -> int:
     """Runs what is missing, with more generations until a target is reached.
 
+    The report of a sweep is there from its first generation on, and renewed after each.
+
     Raises:
       DoesNotFitError: The processes of a relay do not fit into memory.
     """
     durations = estimate.read_durations(runs_dir)
     owned_folders.remove_abandoned()
+    is_sweep = settings.measuring.gate is None
+    renew = functools.partial(_renew_report, store) if is_sweep else None
+    if is_sweep:
+        note(f"report: {store.report_path} (renewed after each repetition)")
     try:
         with run.stop_signals():
             while True:
                 run.run_trials(
-                    store, trials, settings, progress.make_progress(), durations
+                    store,
+                    trials,
+                    settings,
+                    progress.make_progress(),
+                    durations,
+                    renew,
                 )
                 study = load_study(store)
                 if _is_done(study) or settings.changed_code():
@@ -69,6 +82,8 @@ def run_until_done(
                 plan = extend.with_next_generation(study.plan)
                 store.write_plan(plan)
                 trials = plan.trials
+                if renew is not None and (reason := renew()):
+                    note(reason)
     except Interrupted as error:
         note(f"interrupted ({error.signal_name}); finished trials are kept")
         note(f"resume with: {_resume_command(store, settings)}")
@@ -77,6 +92,19 @@ def run_until_done(
         if match.outcome is not Outcome.MATCHES:
             note(describe_match(match))
     return conclude(store, study, trials)
+
+
+def _renew_report(store: Store) -> str:
+    """Writes the report of what was measured so far; returns why it cannot, or ""."""
+    from reports.page import build
+
+    try:
+        build.write_report(store, store.report_path)
+    except StudyLostError:
+        raise
+    except ResultsError as error:
+        return f"the report is not renewed: {error}"
+    return ""
 
 
 def describe_match(match: Match) -> str:
@@ -99,7 +127,7 @@ def conclude_sweep(
 ) -> int:
     """Writes the report, prints the summary, and returns the exit code."""
     _conclude(store, is_json=is_json)
-    statuses = _statuses(study, [trial.trial_id for trial in trials])
+    statuses = statuses_of(study, [trial.trial_id for trial in trials])
     num_failed = len(statuses) - statuses.count(TrialStatus.OK)
     if num_failed:
         note(
@@ -107,22 +135,18 @@ def conclude_sweep(
             f" 'status {store.root}'; --retry failed runs them again"
         )
     counts = relay.count_turns(study)
-    if counts.is_unfit and is_unfit_only(statuses):
+    if counts.busy:
+        note(f"{counts.busy}: {counts.reasons[0][0]}")
+    num_disturbed = sum(entry.is_disturbed for entry in study.planned)
+    if num_disturbed:
         note(
-            f"{counts.num_void} of {counts.num_turns} turns are void"
-            f" ({counts.reasons[0][0]}): no verdict; repeat the sweep on a quiet"
-            " machine"
+            f"{num_disturbed} trials were measured beside load only, which is no"
+            " evidence; --retry failed measures their generations again"
         )
-        return exit_codes.UNFIT
     code = exit_code(statuses)
     if code == exit_codes.OK and any(match.has_failed for match in study.matches):
         return exit_codes.SOME_TRIALS_FAILED
     return code
-
-
-def is_unfit_only(statuses: Iterable[TrialStatus | None]) -> bool:
-    """Whether void turns are all that is wrong with trials, or with those before."""
-    return set(statuses) <= {TrialStatus.OK, TrialStatus.VOID, None}
 
 
 def _is_done(study: Study) -> bool:
@@ -135,7 +159,7 @@ def _is_done(study: Study) -> bool:
         return True
     if not looks and relay.is_precise_enough(study):
         return True
-    if not any(entry.is_ok for entry in study.planned):
+    if not any(entry.is_measured for entry in study.planned):
         return True
     used_sec = relay_sec(entry.trial for entry in study.planned if entry.trial)
     generation_sec = used_sec / study.plan.repeats
@@ -154,12 +178,17 @@ def _is_done(study: Study) -> bool:
     return is_time_over
 
 
-def _statuses(study: Study, trial_ids: Iterable[str]) -> list[TrialStatus | None]:
-    """Returns how trials ended; replicas that do not match one are not sane."""
+def statuses_of(study: Study, trial_ids: Iterable[str]) -> list[TrialStatus | None]:
+    """Returns how trials ended; replicas that do not match one are not sane.
+
+    One that was measured beside load is ok: its case leaves it out, or says so.
+    """
     found: dict[str, TrialStatus] = {}
     for entry in study.entries:
         if entry.state == UNMATCHED:
             found[entry.trial_id] = TrialStatus.INSANE
+        elif entry.is_disturbed:
+            found[entry.trial_id] = TrialStatus.OK
         elif entry.trial is not None and entry.trial.status is not None:
             found[entry.trial_id] = entry.trial.status.status
     return [found.get(trial_id) for trial_id in trial_ids]

@@ -23,7 +23,7 @@ from results.records.models import Order, TrialStatus
 from results.study.cases import load_study
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from harness.planning.estimate import Durations
     from harness.run.listener import Progress
@@ -90,6 +90,7 @@ def run_trials(
     settings: RunSettings,
     progress: Progress,
     durations: Durations,
+    renew_report: Callable[[], str] | None = None,
 ) -> None:
     """Runs the missing ``trials``; each is recorded as soon as it ends.
 
@@ -99,6 +100,7 @@ def run_trials(
       settings: How to run them.
       progress: Receives the events.
       durations: Earlier durations, for the time remaining; new ones are added.
+      renew_report: Called after each repetition but the last one; says what went wrong.
 
     Raises:
       Interrupted: By a signal; the current trials are killed and get no status.
@@ -143,8 +145,22 @@ def run_trials(
             if missing and (reason := _why_over(store, together, statuses, missing)):
                 progress.note(reason)
                 break
+            is_over = _is_repetition_over(together, missing)
+            if renew_report is not None and is_over and (reason := renew_report()):
+                progress.note(reason)
     finally:
         progress.end()
+
+
+def _is_repetition_over(
+    together: Sequence[PlannedTrial], missing: Sequence[PlannedTrial]
+) -> bool:
+    """Whether other trials follow, none of the repetition that has just run."""
+    last = together[-1].spec
+    return bool(missing) and (
+        (missing[0].spec.repetition_index, missing[0].spec.budget)
+        != (last.repetition_index, last.budget)
+    )
 
 
 def _why_not(
@@ -204,12 +220,15 @@ def _is_known_to_regress(store: Store) -> bool:
 def _is_all_void(
     store: Store, together: Sequence[PlannedTrial], statuses: Sequence[StatusRecord]
 ) -> bool:
-    """Whether no turn of a generation counts, and no trial before it was ok."""
+    """Whether no turn of a generation counts, and no trial before it was ok.
+
+    A sweep goes on beside load, whose turns are shown for what they are.
+    """
     if not _is_in_relay(together[0]):
         return False
     if any(of.status is not TrialStatus.VOID for of in statuses):
         return False
-    return not _revisions_with_an_ok_trial(store)
+    return not any(entry.is_measured for entry in load_study(store).planned)
 
 
 def _failed_side(

@@ -115,8 +115,8 @@ class View:
 
     @property
     def is_anything_measured(self) -> bool:
-        """Whether at least one planned trial is ok."""
-        return any(entry.is_ok for entry in self.study.planned)
+        """Whether at least one planned trial has numbers."""
+        return any(entry.is_measured for entry in self.study.planned)
 
     @property
     def has_several_baselines(self) -> bool:

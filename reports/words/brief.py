@@ -111,27 +111,22 @@ def judge(view: View) -> Brief:
         )
     found = marks.of_view(view)
     level = marks.worst(found)
-    unfit = trust.why_unfit(view)
-    if unfit:
-        return _only(unfit, Level.BAD)
     if not view.is_anything_measured:
         return _only(
             nothing_measured(view), Level.BAD, following=next_step.after_failures(view)
         )
     points, compared = verdict.findings_of_leader(view)
-    reasons = (evidence.caveat(view.study), trust.why_implausible(view))
+    reasons = (
+        trust.busy(view),
+        evidence.caveat(view.study),
+        trust.why_implausible(view),
+    )
     doubts = tuple(text for text in reasons if text)
     if not points:
+        alone = "Throughput was measured; there is nothing to compare it with."
         return dataclasses.replace(
-            _only(
-                "Throughput was measured; there is nothing to compare it with.",
-                level,
-                following=next_step.with_a_baseline(view),
-            ),
-            sentences=(
-                "Throughput was measured; there is nothing to compare it with.",
-                *doubts,
-            ),
+            _only(alone, level, following=next_step.with_a_baseline(view)),
+            sentences=(alone, *doubts),
             rows=rows_of(view),
             note=_when(view),
         )
@@ -194,6 +189,8 @@ def _row(view: View, point: Point) -> MeasuredRow:
 def _how_sure(view: View, estimate: Estimate) -> str:
     if not estimate.has_interval:
         return f"one {view.repetition}: no interval"
+    if estimate.is_disturbed:
+        return "beside load: no evidence"
     if not estimate.is_conclusive:
         return "these processes only"
     covered = f"{100 * estimate.confidence:.0f}{formats.HARD_SPACE}%"
@@ -209,7 +206,7 @@ def _note(view: View, points: Sequence[Point]) -> str:
     text = f"In brackets: 95{formats.HARD_SPACE}% intervals, n = {number} {noun}"
     if not any(estimate.has_interval for estimate in known):
         text = f"n = {number} {noun}: no intervals"
-    elif not any(estimate.is_conclusive for estimate in known):
+    elif not any(estimate.is_conclusive or estimate.is_disturbed for estimate in known):
         text = f"In brackets: intervals of these processes only, n = {number} {noun}"
     elif view.study.plan.measuring.order is Order.RELAY:
         text += " of fresh processes; ratios hold for this machine"
@@ -221,7 +218,9 @@ def _when(view: View) -> str:
     statuses = [
         entry.trial.status
         for entry in view.study.planned
-        if entry.is_ok and entry.trial is not None and entry.trial.status is not None
+        if entry.is_measured
+        and entry.trial is not None
+        and entry.trial.status is not None
     ]
     first = min(status.started_at for status in statuses)
     last = max(status.ended_at for status in statuses)
@@ -277,7 +276,9 @@ def _scaling(points: Sequence[Point]) -> str:
         parts.append(f"{part} in {point.mode.value} scaling")
     if len(parts) > 1:  # only once
         parts = [*(p.removesuffix(" scaling") for p in parts[:-1]), parts[-1]]
-    return f"{points[0].backend} keeps {' and '.join(parts)}."
+    beside = any(p.efficiency is not None and p.efficiency.is_disturbed for p in points)
+    caveat = ", measured beside load: no evidence" * beside
+    return f"{points[0].backend} keeps {' and '.join(parts)}{caveat}."
 
 
 def _comparison(

@@ -87,6 +87,19 @@ def change(found: Estimate) -> str:
     )
 
 
+def longer(found: Estimate) -> str:
+    """Writes how much longer or shorter something is: 31.5 % [29.0, 34.1] shorter."""
+    sign, word = (1, "longer") if found.value >= 1 else (-1, "shorter")
+    ends = [None if of is None else sign * (of - 1) for of in (found.low, found.high)]
+    low, high = ends[::sign]
+    figures = with_interval(sign * (found.value - 1), low, high, _tenths_of_percent)
+    return f"{figures} {word}"
+
+
+def _tenths_of_percent(value: float) -> str:
+    return f"{100 * value:.1f}{THIN_SPACE}%"
+
+
 def seconds(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
     """Writes a duration in seconds, or in milliseconds below one second."""
     if value < 1:

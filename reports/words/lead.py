@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def lead_curve(view: View, mode: ScalingMode) -> tuple[Point, ...]:
     """Returns the points of the backend that is fastest at its most replicas.
 
-    Oversubscribed cases are no evidence on scaling and are left out.
+    Oversubscribed cases, and those measured beside load only, are no evidence on
+    scaling and are left out.
 
     Args:
       view: The study.
@@ -31,7 +32,11 @@ def lead_curve(view: View, mode: ScalingMode) -> tuple[Point, ...]:
             for point in view.points_of(mode, backend)
             if point.throughput is not None
             and not point.is_oversubscribed
-            and (point.is_baseline or point.efficiency is not None)
+            and not point.throughput.is_disturbed
+            and (
+                point.is_baseline
+                or (point.efficiency is not None and not point.efficiency.is_disturbed)
+            )
         ]
         for backend in view.study.backends
     ]

@@ -26,7 +26,6 @@ QUIET_FRACTION = 0.05
 """A trial is disturbed if other processes used more than this fraction of CPU time."""
 MANY = 0.2
 """More failed or disturbed trials than this fraction are bad."""
-SOME_VOID = 0.1
 SMALL_DRIFT, LARGE_DRIFT = 0.10, 0.25
 FINE, COARSE = 0.06, 0.20
 """Half an interval, relative to its figure, up to which a study resolves what its
@@ -125,7 +124,7 @@ def _design(view: View) -> Mark:
 
 
 def _repetitions(view: View) -> Mark:
-    counts = [len(case.ok_entries) for case in view.measured_cases]
+    counts = [len(c.shown_entries) for c in view.study.cases if c.shown_entries]
     is_relay = view.study.plan.measuring.order is Order.RELAY
     what = "generation" if is_relay else "repetition"
     fewest, most = min(counts, default=0), max(counts, default=0)
@@ -206,15 +205,16 @@ def _quiet(view: View) -> Mark:
     name = "Quiet machine"
     if view.study.plan.measuring.order is Order.RELAY:
         counts = relay.count_turns(view.study)
-        share = counts.void_fraction
         # In numbers: less than half a per cent would be 0 %.
-        reason = f"{counts.num_void} of {counts.num_turns} turns void"
+        reason = f"{counts.num_void} of {counts.num_turns} blocks discarded"
         if not counts.num_void:
-            reason = "no turn was void"
-        level = Level.CAUTION if share > SOME_VOID else Level.OK
-        if counts.is_unfit:
-            level = Level.BAD
-        return Mark(name=name, level=level, reason=reason)
+            reason = "no block was discarded"
+        level = Level.CAUTION if counts.busy else Level.OK
+        if any(case.is_disturbed for case in view.study.cases):
+            return Mark(name=name, level=Level.BAD, reason=f"{reason}: no evidence")
+        if counts.is_unfit and view.study.plan.measuring.gate is not None:
+            return Mark(name=name, level=Level.BAD, reason=reason)
+        return Mark(name=name, level=level, reason=counts.busy or reason)
     known = [
         env.foreign_cpu_fraction
         for env in _environments(view)
@@ -259,9 +259,12 @@ def _drift(view: View) -> Mark:
 
 def _failures(view: View) -> Mark:
     planned = view.study.planned
-    num_missing = sum(not entry.is_ok for entry in planned)
+    num_missing = sum(not entry.is_measured for entry in planned)
     if not num_missing:
+        num_disturbed = sum(entry.is_disturbed for entry in planned)
         reason = f"all {formats.count(len(planned), 'trial')} ok"
+        if num_disturbed:
+            reason = f"{num_disturbed} of {len(planned)} trials beside load only"
         return Mark(name="Failures", level=Level.OK, reason=reason)
     reason = f"{num_missing} of {formats.count(len(planned), 'trial')} gave no number"
     level = Level.BAD if num_missing > MANY * len(planned) else Level.CAUTION

@@ -35,6 +35,7 @@ BACKENDS = {
     "tf_parameter_server": "tf.distribute.ParameterServerStrategy",
     "torch_ddp": "PyTorch DistributedDataParallel: a process per replica, gloo",
     "jax": "JAX: shard_map over the devices of one process",
+    "horovod": "Horovod with TensorFlow: a process per replica, gloo",
 }
 """What a reader who has never seen the project must know of a backend; one line."""
 _NOISE = re.compile(
@@ -75,7 +76,7 @@ def machine(environment: Environment) -> str:
 
 def backend(name: str) -> str:
     """Returns what a backend is, in one line."""
-    return BACKENDS.get(name, "a backend of your own")
+    return BACKENDS.get(name, "a backend of an installed package")
 
 
 def title(view: View) -> str:

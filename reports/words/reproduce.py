@@ -9,6 +9,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Final
 
+from results.records.models import Control
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -29,7 +31,8 @@ _SWEEP: Final = "sweep"
 
 def command_of_study(plan: Plan) -> str:
     """Returns the command that measures a study again, in a folder of its own."""
-    return shlex.join(_without(plan.command, _OF_THE_STUDY))
+    options = {} if _SWEEP not in plan.command else _replicas(plan)
+    return shlex.join([*_without(plan.command, _OF_THE_STUDY), *_words(options)])
 
 
 def command(plan: Plan, point: Point) -> str:
@@ -84,8 +87,28 @@ def export(plan: Plan, form: str) -> str:
 def _with(plan: Plan, options: Mapping[str, str], *, without: Iterable[str]) -> str:
     if _SWEEP not in plan.command:
         return ""
+    options = {**_replicas(plan), **options}
     kept = _without(plan.command, (*without, *options))
-    return shlex.join([*kept, *(word for pair in options.items() for word in pair)])
+    return shlex.join([*kept, *_words(options)])
+
+
+def _replicas(plan: Plan) -> dict[str, str]:
+    """Returns the numbers of replicas, unless the command says them.
+
+    Their default depends on the machine that a command is typed on.
+    """
+    if any(word.partition("=")[0] == "--replicas" for word in plan.command):
+        return {}
+    found = {
+        trial.spec.num_replicas
+        for trial in plan.trials
+        if trial.spec.budget is None and trial.spec.control is Control.NONE
+    }
+    return {"--replicas": sizes(*found)} if found else {}
+
+
+def _words(options: Mapping[str, str]) -> list[str]:
+    return [word for pair in options.items() for word in pair]
 
 
 def commits(case: Case) -> str:

@@ -15,15 +15,33 @@ if TYPE_CHECKING:
     from reports.view.view import View
 
 
-def why_unfit(view: View) -> str:
-    """Returns the headline of a study that the machine disturbed too much, or ""."""
+def busy(view: View) -> str:
+    """Returns what load made of the figures of a sweep, in one sentence; or ""."""
+    cases = [case for case in view.study.cases if case.measured_entries]
+    disturbed = [
+        f"{case.spec.backend} x{case.spec.num_replicas}"
+        for case in cases
+        if case.is_disturbed
+    ]
+    if disturbed:
+        names = "every case" if len(disturbed) == len(cases) else ", ".join(disturbed)
+        return (
+            f"Busy machine: all blocks of {names} were disturbed, so figures of it are"
+            " what was measured beside this load, and no evidence."
+        )
     counts = relay.count_turns(view.study)
-    if not counts.is_unfit:
+    return f"{counts.busy[0].upper()}{counts.busy[1:]}." if counts.busy else ""
+
+
+def why_unfit(view: View) -> str:
+    """Returns the headline of a gate that the machine disturbed too much, or ""."""
+    counts = relay.count_turns(view.study)
+    if not counts.is_unfit or view.study.plan.measuring.gate is None:
         return ""
     return (
         f"No verdict: {formats.percent(counts.void_fraction)} of the turns are void "
         f"({counts.num_void} of {counts.num_turns}; {_main_reason(counts)}); at most "
-        f"{formats.percent(relay.MOST_VOID)} may be. Repeat the sweep on a quiet "
+        f"{formats.percent(relay.MOST_VOID)} may be. Repeat the gate on a quiet "
         "machine."
     )
 
@@ -62,6 +80,8 @@ def sentences(view: View) -> Iterator[str]:
                 "must include 1, and does not: small differences between backends here "
                 "may be chance"
             )
+        elif twin.ratio.is_disturbed:
+            verdict = "measured beside load, which decides nothing"
         elif not twin.ratio.is_conclusive or not twin.ratio.has_interval:
             verdict = "one generation decides nothing"
         yield (
@@ -98,8 +118,8 @@ def _first_steps(view: View) -> Iterator[str]:
         assert of.ratio is not None
         steps = f"{of.fewest}" if of.fewest == of.most else f"{of.fewest} to {of.most}"
         yield (
-            f"{of.case.label}: the first step of a turn takes "
-            f"{formats.change(of.ratio)} longer than its others (n = {of.ratio.n}), "
+            f"{of.case.label}: the first step of a turn is "
+            f"{formats.longer(of.ratio)} than its others (n = {of.ratio.n}), "
             f"{formats.signed_percent(of.part)} of a turn of {steps} steps."
         )
     single = [of for of in found if of.fewest == 1]

@@ -66,6 +66,8 @@ def _reason(estimate: Estimate, includes: str) -> str:
         return "is that of one repetition"
     if estimate.is_conclusive:
         return includes
+    if estimate.is_disturbed:
+        return "was measured beside load"
     return "holds for these processes only (one generation)"
 
 
@@ -213,8 +215,15 @@ def findings_of_leader(view: View) -> tuple[list[Point], list[Comparison]]:
 
 
 def _coverage_unknowns(view: View) -> Iterator[str]:
-    states = collections.Counter(entry.state for entry in view.study.planned)
-    num_ok = states.pop("ok", 0)
+    planned = view.study.planned
+    states = collections.Counter(e.state for e in planned if not e.is_measured)
+    num_ok = len(planned) - states.total()
+    num_disturbed = sum(entry.is_disturbed for entry in planned)
+    if num_disturbed:
+        yield (
+            f"{formats.count(num_disturbed, 'trial')} of {len(planned)} had no"
+            " undisturbed block; a case leaves them out if it has other trials."
+        )
     if states:
         listed = ", ".join(
             f"{number} {state}" for state, number in sorted(states.items())
@@ -230,7 +239,8 @@ def _coverage_unknowns(view: View) -> Iterator[str]:
 
 
 def _unknowns(view: View) -> Iterator[str]:
-    counts = sorted({len(case.ok_entries) for case in view.measured_cases})
+    cases = [case for case in view.study.cases if case.shown_entries]
+    counts = sorted({len(case.shown_entries) for case in cases})
     is_relay = view.study.plan.measuring.order is Order.RELAY
     if counts:
         number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 TWIN_CONFIDENCE = 0.99
 """Of the interval that decides whether a twin differs. With 0.95, one gate of 20 would
 be refused although its design is right."""
-MOST_VOID = 0.3
-"""With a larger fraction of void turns, the machine is unfit and nothing is judged."""
+SOME_VOID = 0.1
+"""Beyond this part of void turns, a reader is told that the machine was busy."""
+MOST_VOID = scaling.MOST_DISCARDED
+"""With a larger part of void turns, a gate judges nothing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +46,18 @@ class TurnCounts:
         return self.num_void / self.num_turns if self.num_turns else 0.0
 
     @property
+    def busy(self) -> str:
+        """What the discarded turns mean for a sweep, if they are many; else ""."""
+        if self.void_fraction <= SOME_VOID:
+            return ""
+        if self.num_void == self.num_turns:
+            return f"busy machine: all {self.num_turns} blocks were disturbed"
+        number = f"{self.num_void} of {self.num_turns} blocks discarded"
+        return f"busy machine: intervals are wider ({number})"
+
+    @property
     def is_unfit(self) -> bool:
-        """Whether the machine disturbed too many turns for any verdict."""
+        """Whether the machine disturbed too many turns for the verdict of a gate."""
         return self.void_fraction > MOST_VOID
 
 

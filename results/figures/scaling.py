@@ -31,7 +31,7 @@ from results.study import case_index
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from results.records.models import ScalingMode
+    from results.records.models import ScalingMode, Turn
     from results.statistics.estimates import Estimate
     from results.study.cases import Case, Entry, Key, Study
 
@@ -44,6 +44,12 @@ def is_implausible(efficiency: Estimate | None) -> bool:
     """Whether an efficiency as a whole is above what is possible."""
     low = None if efficiency is None else efficiency.low
     return low is not None and low > MOST_EFFICIENT
+
+
+MOST_DISCARDED = 0.3
+"""Beyond this part of the turns of two cases, their ratio says what load is left."""
+MOST_OF_A_CORE = 0.5
+"""What load below the limit takes of a core at most, as far as it is allowed for."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +95,7 @@ class Point:
     @property
     def trial_ids(self) -> tuple[str, ...]:
         """Trials behind the throughput."""
-        return tuple(entry.trial_id for entry in self.case.ok_entries)
+        return tuple(entry.trial_id for entry in self.case.shown_entries)
 
     @property
     def ratio_trial_ids(self) -> tuple[str, ...]:
@@ -100,7 +106,7 @@ class Point:
         if self.efficiency_of_best is not None:
             others.append(self.best_baseline)
         entries = {
-            entry.trial_id for case in others if case for entry in case.ok_entries
+            entry.trial_id for case in others if case for entry in case.shown_entries
         }
         return self.trial_ids + tuple(sorted(entries - set(self.trial_ids)))
 
@@ -142,16 +148,30 @@ def estimate(
     case: Case, metric: Callable[[Entry], float], *, unit: str
 ) -> Estimate | None:
     """Estimates a figure of a case, or None if no trial is ok."""
-    found = values(case, metric)
-    if not found:
+    entries = case.shown_entries
+    if not entries:
         return None
+    is_rate = metric in (throughput_of, flop_utilisation_of)
+    is_disturbed = is_rate and not entries[0].is_ok
     if metric is throughput_of and case.is_in_relay:
-        logs = [
-            [math.log(rate) for rate in entry.result.rates.values()]
-            for entry in case.ok_entries
+        rates = [
+            entry.result.rates or entry.result.rates_beside_load for entry in entries
         ]
-        return _from_generations(case, logs, unit=unit)
-    return repetitions.geometric_mean(list(found.values()), unit=unit)
+        logs = [[math.log(rate) for rate in of.values()] for of in rates]
+        found = _from_generations(case, logs, unit=unit)
+    else:
+        found = repetitions.geometric_mean([*map(metric, entries)], unit=unit)
+    return _beside_load(found) if is_disturbed else found
+
+
+def _beside_load(found: Estimate) -> Estimate:
+    """Returns an estimate from turns of which each was disturbed: it shows nothing."""
+    return dataclasses.replace(
+        found,
+        method=f"{found.method}; every turn was disturbed",
+        is_conclusive=False,
+        is_disturbed=True,
+    )
 
 
 def _from_generations(
@@ -179,16 +199,80 @@ def turn_logs(first: Case, second: Case) -> list[tuple[float, ...]]:
 def throughput_ratio(first: Case, second: Case) -> Estimate | None:
     """Estimates X(first) / X(second), or None if one side has no ok trial.
 
-    In a relay, turns of the same round are compared; None if no round has both.
+    In a relay, turns of the same round are compared; None if no round has both. Where
+    every one of them was disturbed, the ratio is what it was beside that load.
     """
     if first.is_in_relay and second.is_in_relay:
-        logs = turn_logs(first, second)
-        return _from_generations(first, logs) if logs else None
+        if logs := turn_logs(first, second):
+            found = _from_generations(first, logs)
+            return _with_load_left(found, first, second)
+        logs = _logs_beside_load(first, second)
+        return _beside_load(_from_generations(first, logs)) if logs else None
     numerator = values(first, throughput_of)
     denominator = values(second, throughput_of)
     if not numerator or not denominator:
         return None
     return repetitions.ratio(dict(numerator), dict(denominator))
+
+
+def _logs_beside_load(first: Case, second: Case) -> list[tuple[float, ...]]:
+    there = {e.key: e.result.rates_beside_load for e in second.measured_entries}
+    logs = [
+        generations.log_ratios(entry.result.rates_beside_load, there[entry.key])
+        for entry in first.measured_entries
+        if entry.key in there
+    ]
+    return [of for of in logs if of]
+
+
+def _with_load_left(found: Estimate, first: Case, second: Case) -> Estimate:
+    """Returns a ratio whose interval holds what load below the limit may have done.
+
+    Where many turns are discarded, load is just below the limit in many that are left.
+    If all of it was on one core, a step took longer by as much, so the rate of a quiet
+    machine may be higher by that: the upper end is further up for the first case, and
+    the lower one further down for the second (``tests/statistics/busy_claims.py``).
+    """
+    turns = [
+        t for of in (first, second) for e in of.measured_entries for t in _rounds(e)
+    ]
+    num_discarded = sum(not turn.is_valid for turn in turns)
+    if num_discarded <= MOST_DISCARDED * len(turns) or found.low is None:
+        return found
+    assert found.high is not None
+    return dataclasses.replace(
+        found,
+        low=found.low / _load_left(second, first),
+        high=found.high * _load_left(first, second),
+        method=f"{found.method}; with the load that is left",
+    )
+
+
+def _load_left(case: Case, other: Case) -> float:
+    """Returns by which factor load slowed the turns that are compared, at most."""
+    there = {entry.key: entry.result.rates.keys() for entry in other.ok_entries}
+    logs = []
+    for entry in case.ok_entries:
+        lost = [
+            -math.log1p(-min(turn.others * _num_cores(entry), MOST_OF_A_CORE))
+            for turn in _rounds(entry)
+            if turn.is_valid and turn.round_index in there.get(entry.key, ())
+        ]
+        if lost:
+            logs.append(generations.mean(lost))
+    return math.exp(generations.mean(logs))
+
+
+def _rounds(entry: Entry) -> list[Turn]:
+    return [turn for turn in entry.result.turns if not turn.is_sustained]
+
+
+def _num_cores(entry: Entry) -> int:
+    """Returns how many cores the load of a turn is a fraction of."""
+    assert entry.trial is not None
+    if entry.trial.env is None:
+        return entry.spec.num_replicas * entry.spec.cores_per_replica
+    return len({core for of in entry.trial.env.placement.cpusets for core in of})
 
 
 def hidden_by_slow_turns(first: Case, second: Case) -> float | None:
@@ -253,7 +337,7 @@ def _point(
         reason = case.why_unmatched or "no trial of this case is ok"
     elif is_baseline:
         reason = "this is the baseline"
-    elif baseline is None or not baseline.ok_entries:
+    elif baseline is None or not baseline.shown_entries:
         which = "is planned" if baseline is None else "is ok"
         reason = f"no trial of the baseline (n = {baseline_n}) {which}"
     else:

@@ -79,14 +79,14 @@ def of_trials(case: Case, quantity: str) -> Cell:
       quantity: ``throughput``, one of ``OF_CASES``, or the metric of a plugin.
     """
     read, unit = _read(quantity)
-    values = tuple(of_trial(entry, quantity) or 0.0 for entry in case.ok_entries)
+    values = tuple(of_trial(entry, quantity) or 0.0 for entry in case.shown_entries)
     if not values or min(values) <= 0:
         is_plugins = quantity not in _OF_TRIALS
         why_not = _NOT_POSITIVE if is_plugins else _NOT_READ
         why_not = why_not if values else _NONE_OK
         return Cell(quantity=quantity, estimate=None, why_not=why_not)
     if quantity == "throughput":
-        unit = f"{case.ok_entries[0].result.example_unit}/s"
+        unit = f"{case.shown_entries[0].result.example_unit}/s"
     estimate = scaling.estimate(case, read, unit=unit)
     return Cell(quantity=quantity, estimate=estimate, values=values)
 

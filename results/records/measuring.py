@@ -104,6 +104,16 @@ class Turn(Record):
         return not self.void_reason
 
     @property
+    def load(self) -> tuple[bool, float]:
+        """What disturbed it, as a key to sort by: the least first."""
+        return not self.is_valid, self.others
+
+    @property
+    def others(self) -> float:
+        """The fraction of its cores that others had, as far as is known."""
+        return (self.foreign_cpu_fraction or 0.0) + (self.stolen_cpu_fraction or 0.0)
+
+    @property
     def time_sec(self) -> float:
         """Duration, never zero."""
         return max((self.end_ns - self.start_ns) / 1e9, limits.MIN_SEC)
@@ -181,4 +191,24 @@ def valid_rates(turns: tuple[Turn, ...], global_batch_size: int) -> dict[int, fl
         turn.round_index: global_batch_size * turn.num_steps / turn.time_sec
         for turn in turns
         if turn.is_valid and not turn.is_sustained
+    }
+
+
+def rates_beside_load(
+    turns: tuple[Turn, ...], global_batch_size: int
+) -> dict[int, float]:
+    """Returns examples per second by round, of the least disturbed turn of each.
+
+    One that was retraced is left out: load did not make it slow.
+    """
+    chosen: dict[int, Turn] = {}
+    for turn in turns:
+        if turn.num_retraces or turn.is_sustained:
+            continue
+        known = chosen.get(turn.round_index)
+        if known is None or turn.load < known.load:
+            chosen[turn.round_index] = turn
+    return {
+        index: global_batch_size * turn.num_steps / turn.time_sec
+        for index, turn in chosen.items()
     }

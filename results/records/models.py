@@ -57,6 +57,7 @@ from results.records.measuring import (
     Order,
     Turn,
     Turns,
+    rates_beside_load,
     valid_rates,
 )
 from results.records.program import Evidence, Identity, Program, Readings
@@ -345,13 +346,20 @@ class TrialResult(Record):
     def examples_per_sec(self) -> float:
         """Throughput: examples of the global batch per second in the window.
 
-        In a relay, the geometric mean over valid turns; there is at least one.
+        In a relay, the geometric mean over valid turns; of a trial that has none, over
+        its least disturbed ones.
         """
         if self.turns:
-            return statistics.geometric_mean(self.rates.values())
+            rates = self.rates or self.rates_beside_load
+            return statistics.geometric_mean(rates.values())
         return self.global_batch_size * self.num_measured_steps / self.window_sec
 
     @property
     def rates(self) -> dict[int, float]:
         """Examples per second of the valid turns, by round; empty without turns."""
         return valid_rates(self.turns, self.global_batch_size)
+
+    @property
+    def rates_beside_load(self) -> dict[int, float]:
+        """The same of the least disturbed turn of each round; no evidence."""
+        return rates_beside_load(self.turns, self.global_batch_size)

@@ -43,6 +43,7 @@ class Estimate:
       confidence: Nominal coverage of the interval.
       is_conclusive: Whether the interval holds for other processes too. Where it does
         not, it is shown and never judged: it excludes nothing.
+      is_disturbed: Whether all of it was measured beside load of others.
     """
 
     value: float
@@ -53,6 +54,7 @@ class Estimate:
     method: str
     confidence: float = CONFIDENCE
     is_conclusive: bool = True
+    is_disturbed: bool = False
 
     @property
     def has_interval(self) -> bool:

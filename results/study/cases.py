@@ -49,6 +49,8 @@ class Entry:
       state: A ``TrialStatus`` value, ``unfinished``, ``missing``, ``corrupt`` or
         ``unmatched``.
       reason: One line saying why it is not ok; empty if it is.
+      is_disturbed: Whether it was measured, of a sweep, and every turn beside load: its
+        figures are shown where its case has no others, and are no evidence.
     """
 
     trial_id: str
@@ -58,11 +60,17 @@ class Entry:
     trial: Trial | None
     state: str
     reason: str
+    is_disturbed: bool = False
 
     @property
     def is_ok(self) -> bool:
         """Whether the trial's numbers are used."""
         return self.state == TrialStatus.OK.value
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it has numbers, be they evidence or not."""
+        return self.is_ok or self.is_disturbed
 
     @property
     def key(self) -> Key:
@@ -71,8 +79,8 @@ class Entry:
 
     @property
     def result(self) -> TrialResult:
-        """The observations of an ok trial."""
-        assert self.is_ok
+        """The observations of a trial that was measured."""
+        assert self.is_measured
         assert self.trial is not None
         assert self.trial.result is not None
         return self.trial.result
@@ -104,6 +112,21 @@ class Case:
     def ok_entries(self) -> tuple[Entry, ...]:
         """The repetitions whose numbers are used."""
         return tuple(entry for entry in self.entries if entry.is_ok)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether it was measured, and beside load only: that is no evidence."""
+        return bool(self.measured_entries) and not self.ok_entries
+
+    @property
+    def measured_entries(self) -> tuple[Entry, ...]:
+        """The repetitions that have numbers, be they evidence or not."""
+        return tuple(entry for entry in self.entries if entry.is_measured)
+
+    @property
+    def shown_entries(self) -> tuple[Entry, ...]:
+        """The repetitions whose numbers are shown: disturbed ones if all are."""
+        return self.ok_entries or self.measured_entries
 
     @property
     def why_unmatched(self) -> str:
@@ -241,7 +264,9 @@ class Study:
     @property
     def example_unit(self) -> str:
         """Plural unit of an example, ``examples`` while nothing was measured."""
-        units = {entry.result.example_unit for entry in self.planned if entry.is_ok}
+        units = {
+            entry.result.example_unit for entry in self.planned if entry.is_measured
+        }
         return units.pop() if len(units) == 1 else "examples"
 
 
@@ -290,6 +315,12 @@ def load_study(store: Store) -> Study:
                 trial=trial,
                 state=state,
                 reason=reason,
+                # A gate judges: what was measured beside load is none of its evidence.
+                is_disturbed=plan.measuring.gate is None
+                and state == TrialStatus.VOID.value
+                and trial is not None
+                and trial.result is not None
+                and bool(trial.result.rates_beside_load),
             )
         )
     for trial_id, trial in sorted(trials.items()):
@@ -356,7 +387,13 @@ def _without_unmatched(
     }
     for entry in entries:
         reason = reasons.get((entry.spec.backend, entry.spec.num_replicas))
-        if reason is None or not entry.is_ok or not matching.is_judged(entry.spec):
+        if (
+            reason is None
+            or not entry.is_measured
+            or not matching.is_judged(entry.spec)
+        ):
             yield entry
         else:
-            yield dataclasses.replace(entry, state=UNMATCHED, reason=reason)
+            yield dataclasses.replace(
+                entry, state=UNMATCHED, reason=reason, is_disturbed=False
+            )

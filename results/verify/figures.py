@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING, Any, Final
 
@@ -63,31 +64,63 @@ class _Figures:
             raise _MissingError(entry.trial_id)
         return self._raws[entry.trial_id]
 
-    def _rates(self, entries: Sequence[Entry]) -> dict[tuple[int, int], Rates]:
-        """Returns the rates of the ok trials of a case, by repetition."""
+    def _results(self, entries: Sequence[Entry]) -> dict[tuple[int, int], Any]:
+        """Returns the raw results of the measured trials of a case, by repetition."""
         found = {}
         for entry in entries:
-            if not entry.is_ok:
+            if not entry.is_measured:
                 continue
             result = dict(self._raw(entry).result)
             stated = entry.result.turns
             result["turns"] = [
                 # Without a record of the load, the reason that is stated decides.
-                turn
-                if turn["is_void"] is not None
-                else {**turn, "is_void": bool(stated[index].void_reason)}
+                {
+                    **turn,
+                    "is_void": bool(stated[index].void_reason)
+                    if turn["is_void"] is None
+                    else turn["is_void"],
+                    "num_cores": turn.get("num_cores") or _num_cores(entry),
+                }
                 for index, turn in enumerate(result["turns"])
             ]
-            rates = recomputed.rates(result)
-            if rates:  # else all turns are void, which differs from the status
-                found[entry.spec.repetition_index, entry.spec.seed] = rates
+            found[entry.spec.repetition_index, entry.spec.seed] = result
         return found
+
+    def _rates(self, entries: Sequence[Entry]) -> dict[tuple[int, int], Rates]:
+        """Returns the rates of the trials that a case shows, by repetition."""
+        results = self._results(_shown(entries))
+        found = {key: recomputed.rates(result) for key, result in results.items()}
+        if not any(found.values()):
+            found = {
+                key: recomputed.rates_beside_load(of) for key, of in results.items()
+            }
+        # One whose turns are all void differs from its status.
+        return {key: rates for key, rates in found.items() if rates}
+
+    def _ratio(
+        self, first: Sequence[Entry], second: Sequence[Entry], *, is_relay: bool
+    ) -> Figure | None:
+        """Returns the ratio of two cases; beside load where no round is undisturbed."""
+        results = [self._results(entries) for entries in (first, second)]
+        valid = [
+            {key: rates for key, of in side.items() if (rates := recomputed.rates(of))}
+            for side in results
+        ]
+        found = recomputed.ratio(*valid, is_relay=is_relay)
+        if not is_relay:
+            return found
+        if found is None:
+            beside = [
+                {key: recomputed.rates_beside_load(of) for key, of in side.items()}
+                for side in results
+            ]
+            return recomputed.ratio(*beside, is_relay=True)
+        return dataclasses.replace(found, load_left=recomputed.load_left(*results))
 
     def _values(self, entries: Sequence[Entry], name: str, how: Any) -> list[float]:
         return [
             how(rank[name] for rank in self._raw(entry).result["ranks"])
-            for entry in entries
-            if entry.is_ok
+            for entry in _shown(entries)
         ]
 
     def compare_point(self, point: Mapping[str, Any]) -> None:
@@ -108,9 +141,7 @@ class _Figures:
         def relative(factor: float) -> Figure | None:
             if size == baseline_n:
                 return None
-            found = recomputed.ratio(
-                self._rates(entries), self._rates(baseline), is_relay=is_relay
-            )
+            found = self._ratio(entries, baseline, is_relay=is_relay)
             return None if found is None else found.scaled(factor)
 
         def per_rank(name: str, how: Any) -> Figure | None:
@@ -120,8 +151,7 @@ class _Figures:
             return _of_positive(
                 [
                     recomputed.flop_utilisation(self._raw(entry).result, rates)
-                    for entry in entries
-                    if entry.is_ok
+                    for entry in _shown(entries)
                     for rates in self._rates([entry]).values()
                 ]
             )
@@ -146,9 +176,9 @@ class _Figures:
             "ratios of backends",
             f"{pair['first']} / {pair['second']} {mode} x{size}",
             pair["ratio"],
-            lambda: recomputed.ratio(
-                self._rates(first),
-                self._rates(second),
+            lambda: self._ratio(
+                first,
+                second,
                 is_relay=first[0].spec.order is Order.RELAY,
             ),
         )
@@ -175,10 +205,8 @@ class _Figures:
                 "n": twin.ratio.n,
                 "method": twin.ratio.method,
             },
-            lambda: recomputed.ratio(
-                self._rates(groups[Control.TWIN]),
-                self._rates(groups[Control.NONE]),
-                is_relay=True,
+            lambda: self._ratio(
+                groups[Control.TWIN], groups[Control.NONE], is_relay=True
             ),
         )
 
@@ -245,6 +273,19 @@ class _Figures:
             self._check.agree(kind)
 
 
+def _shown(entries: Sequence[Entry]) -> list[Entry]:
+    """Returns the trials that are ok; where none is, those measured beside load."""
+    ok = [entry for entry in entries if entry.is_ok]
+    return ok or [entry for entry in entries if entry.is_measured]
+
+
+def _num_cores(entry: Entry) -> int:
+    assert entry.trial is not None
+    if entry.trial.env is None:
+        return entry.spec.num_replicas * entry.spec.cores_per_replica
+    return len(set().union(*entry.trial.env.placement.cpusets))
+
+
 def _identity(entry: Entry) -> dict[str, Any]:
     left_out = {"control", "repetition_index", "seed"}
     return entry.spec.model_dump(mode="json", exclude=left_out)
@@ -262,8 +303,13 @@ def _is_same(stated: Mapping[str, Any], figure: Figure) -> bool:
         stated["value"], figure.value, rel_tol=FIGURE_TOLERANCE
     ):
         return False
-    for name, found in (("low", figure.low), ("high", figure.high)):
+    upper, lower = figure.load_left
+    for name, end, factor in (
+        ("low", figure.low, 1 / lower),
+        ("high", figure.high, upper),
+    ):
         said = stated[name]
+        found = None if end is None else end * factor
         if said is None or found is None:
             if said is not found:
                 return False

@@ -19,6 +19,7 @@ CONFIDENCE = 0.95
 _NUM_DRAWS = 200_000
 _SEED = 4
 _WIDENING = 1.1
+_MOST_VOID = 0.3
 
 Rates = dict[int, float]
 """Examples per second by round; round 0 alone for a contiguous window."""
@@ -35,6 +36,8 @@ class Figure:
       n: Repetitions, or generations.
       is_drawn: Whether the interval is from random numbers, so that two computations of
         it differ a little.
+      load_left: What load below the limit slowed the first and the second case by, of a
+        ratio on a busy machine: factors of the upper end and, inverted, of the lower.
     """
 
     value: float
@@ -42,6 +45,7 @@ class Figure:
     high: float | None
     n: int
     is_drawn: bool = False
+    load_left: tuple[float, float] = (1.0, 1.0)
 
     def scaled(self, factor: float) -> Figure:
         """Returns the figure times a constant."""
@@ -76,6 +80,64 @@ def rates(result: Mapping[str, Any]) -> Rates:
         for turn in result["turns"]
         if not turn["is_void"] and not turn["is_sustained"]
     }
+
+
+def rates_beside_load(result: Mapping[str, Any]) -> Rates:
+    """Returns the examples per second of each round's least disturbed turn."""
+    rounds: dict[int, list[Mapping[str, Any]]] = {}
+    for turn in result["turns"]:
+        if not (turn["num_retraces"] or turn["is_sustained"]):
+            rounds.setdefault(turn["round_index"], []).append(turn)
+    chosen = [
+        min(of, key=lambda t: (t["is_void"], _others(t))) for of in rounds.values()
+    ]
+    undisturbed = [{**turn, "is_void": False} for turn in chosen]
+    return rates({**result, "turns": undisturbed}) if chosen else {}
+
+
+def _others(turn: Mapping[str, Any]) -> float:
+    return sum(
+        turn.get(f"{kind}_cpu_fraction") or 0.0 for kind in ("foreign", "stolen")
+    )
+
+
+def load_left(
+    first: Mapping[Any, Mapping[str, Any]], second: Mapping[Any, Mapping[str, Any]]
+) -> tuple[float, float]:
+    """Returns what load that does not count slowed two cases by, at most.
+
+    One where at most 30 % of their turns are void. Turns have their ``num_cores``.
+    """
+    sides = [
+        {
+            key: [turn for turn in of["turns"] if not turn["is_sustained"]]
+            for key, of in side.items()
+        }
+        for side in (first, second)
+    ]
+    turns = [turn for side in sides for of in side.values() for turn in of]
+    if sum(turn["is_void"] for turn in turns) <= _MOST_VOID * len(turns):
+        return 1.0, 1.0
+    valid = [
+        {
+            (key, turn["round_index"]): min(_others(turn) * turn["num_cores"], 0.5)
+            for key, of in side.items()
+            for turn in of
+            if not turn["is_void"]
+        }
+        for side in sides
+    ]
+    both = valid[0].keys() & valid[1].keys()
+    found = []
+    for side in valid:
+        means = [
+            statistics.fmean(
+                math.log(1 - side[pair]) for pair in both if pair[0] == key
+            )
+            for key in {key for key, _ in both}
+        ]
+        found.append(math.exp(-statistics.fmean(means)))
+    return found[0], found[1]
 
 
 def flop_utilisation(result: Mapping[str, Any], of_turns: Rates) -> float:

@@ -131,6 +131,7 @@ def _without_pages(writes_pages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         running.print_summary(store, is_json=is_json)
 
     monkeypatch.setattr(running, "_conclude", print_only)
+    monkeypatch.setattr(running, "_renew_report", lambda _store: "")
 
 
 @pytest.fixture

@@ -81,11 +81,16 @@ INTERVAL = "90 % [88, 92], 1.30x [1.25, 1.35]: an interval of a ratio"
 FASTER = "X is 1.30x as fast as Y"
 TARGET = "above the target, below the target"
 LOSS = "Most of what X loses: CAUSE"
+BUSY = "busy machine: intervals are wider (189 of 472 blocks discarded)"
+BESIDE = "measured beside load: no evidence"
 RATE = "18.3 [17.9, 18.7] images/s: an interval of a rate"
 # Row by pattern, of whole sentences; None where nothing is claimed.
 _FIGURE = r"[\d.,]+(\u00d7| %)? \[[^\]]+\]"
 _SIZE = r"with \d+ replicas? \((weak|strong) scaling\)"
 SENTENCES: tuple[tuple[str, str | None], ...] = (
+    (r"Busy machine: intervals are wider \(\d+ of \d+ blocks discarded\)\.", BUSY),
+    (r"Busy machine: all blocks of .* were disturbed, .* no evidence\.", BESIDE),
+    (rf"\S+ keeps .*, {BESIDE}\.", BESIDE),
     (rf"\S+ keeps {_FIGURE} efficiency on .* scaling\.", INTERVAL),
     (
         (

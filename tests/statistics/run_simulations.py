@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support/studies"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "results/figures"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import busy_claims
 import fixed_gates
 import gate_claims
 import number_claims
@@ -153,9 +154,10 @@ def run_pages(num: int, seed: int, document: Path | None) -> list[str]:
     """Prints what sentences of pages are worth; returns those that are broken."""
     write(f"\n{num} simulated studies\n")
     found = []
-    for row in (*page_claims.rows(num, seed), *number_claims.rows(num, seed)):
-        found.append(row)
-        write(page_claims.table([row])[-1])
+    for module in (page_claims, number_claims, busy_claims):
+        for row in module.rows(num, seed):
+            found.append(row)
+            write(page_claims.table([row])[-1])
     if document is not None:
         page_claims.write(document, found)
     return [

@@ -71,6 +71,7 @@ def measured(tmp_path_factory: Any, overrides: Any) -> Path:
     ):
         patch.chdir(root)
         patch.setattr(running, "_conclude", lambda _store, *, is_json: None)
+        patch.setattr(running, "_renew_report", lambda _store: "")
         assert exit_codes.OK == cli.main(SWEEP, run_overrides=overrides)
     return root
 

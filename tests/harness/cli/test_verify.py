@@ -52,6 +52,7 @@ def studies(tmp_path_factory: Any, overrides: Any) -> Path:
     ):
         patch.chdir(root)
         patch.setattr(running, "_conclude", lambda _store, *, is_json: None)
+        patch.setattr(running, "_renew_report", lambda _store: "")
         # Every seventh turn is void.
         patch.setattr(
             disturbance,

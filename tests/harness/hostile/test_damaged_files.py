@@ -99,6 +99,7 @@ def whole(tmp_path_factory: Any, overrides: Any) -> Path:
     ):
         patch.chdir(root)
         patch.setattr(running, "_conclude", lambda _store, *, is_json: None)
+        patch.setattr(running, "_renew_report", lambda _store: "")
         patch.setattr(disturbance, "between", lambda *_: QUIET)
         for more in (
             ("--study=r", "--repeats=2", "--order=relay", "--rounds=3"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.cli import progress, running
+from harness.cli import progress
 from harness.planning import estimate
 from harness.run import sweep
 from harness.run.trial_runner import RunSettings
@@ -217,18 +217,3 @@ def test_a_relay_stops_where_no_turn_counts(
         " busy); end what else runs on these cores ('doctor' names it), then run the"
         " same command with --retry failed"
     )
-
-
-@pytest.mark.parametrize(
-    ("statuses", "expected"),
-    [
-        ([TrialStatus.VOID, None], True),
-        ([TrialStatus.VOID, TrialStatus.OK], True),
-        ([TrialStatus.VOID, TrialStatus.FAILED], False),
-    ],
-)
-def test_a_stopped_relay_ends_as_one_of_an_unfit_machine(
-    statuses: list[TrialStatus | None], expected: bool
-) -> None:
-    """Trials that were not started for that reason are no failures."""
-    assert expected == running.is_unfit_only(statuses)

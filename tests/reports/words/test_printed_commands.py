@@ -111,7 +111,9 @@ def test_a_command_with_a_baseline_runs(
 def test_a_program_that_was_repaired_has_another_study() -> None:
     """Its code is another, so the study of the failures would refuse it."""
     plan = SimpleNamespace(
-        study="s", command=("python", "-m", "harness", "sweep", "--study", "s", "--a=b")
+        study="s",
+        command=("python", "-m", "harness", "sweep", "--study", "s", "--a=b"),
+        trials=(),
     )
     trial = SimpleNamespace(state="failed", is_ok=False)
     study = SimpleNamespace(program="a {replicas}", planned=[trial], plan=plan)
@@ -148,3 +150,27 @@ def test_commands_after_failures_and_of_markdown_run(
     assert {*IN_MARKDOWN.findall(exports.as_markdown(store))} <= {*commands}
     page = html.unescape(build.build_report(store))
     assert all(command in page for command in commands[:1])
+
+
+@pytest.mark.parametrize("order", ["relay", "sequential"])
+def test_commands_name_the_replicas_that_were_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    """Their default is the cores of the machine that the command is typed on."""
+    options = ["--workload=resnet50", "--preset=smoke", f"--order={order}"]
+    arguments = ["sweep", *options, "--study", "mine", "--runs-dir", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "run_until_done", lambda *_args, **_kwargs: 0)
+        patch.setattr(sys, "argv", ["harness", *arguments])
+        assert 0 == CliRunner().invoke(main.cli, arguments).exit_code
+    plan = Store.open(tmp_path / "mine").read_plan()
+    sizes = sorted({trial.spec.num_replicas for trial in plan.trials})
+    wanted = f"--replicas {','.join(map(str, sizes))}"
+
+    for command in (
+        reproduce.command_of_study(plan),
+        reproduce.with_repetitions(plan, 6),
+        reproduce.other_study(plan, {"--seed": "3"}),
+    ):
+        assert wanted in command
+        assert 1 == command.count("--replicas")

@@ -37,8 +37,9 @@ def test_what_a_first_step_takes_more_is_found(tmp_path: pathlib.Path) -> None:
         assert 4 == of.ratio.n
         assert 0.08 / 3 == pytest.approx(of.part)
     (said,) = _said(view)
-    assert said.startswith("in_graph, 1 replica x 8: the first step of a turn takes ")
-    assert "+8.0\N{NARROW NO-BREAK SPACE}% [+8.0" in said
+    assert said.startswith("in_graph, 1 replica x 8: the first step of a turn is ")
+    assert "8.0\N{NARROW NO-BREAK SPACE}% [8.0" in said
+    assert "] longer than its others" in said
     assert said.endswith("+2.7\N{NARROW NO-BREAK SPACE}% of a turn of 3 steps.")
 
 

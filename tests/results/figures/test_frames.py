@@ -144,7 +144,7 @@ def test_summary_is_plain_data_with_units_and_intervals(broken: Store) -> None:
     assert {"images/s"} == {point["throughput"]["unit"] for point in points}
     assert all(
         {"value", "low", "high", "n", "unit", "method", "confidence"}
-        | {"is_conclusive"}
+        | {"is_conclusive", "is_disturbed"}
         == set(point["throughput"])
         for point in points
     )

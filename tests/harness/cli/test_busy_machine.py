@@ -1,0 +1,174 @@
+"""A sweep beside load ends with figures, and says what they are worth."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.cli import exit_codes
+from harness.machine import disturbance
+from reports.page import build
+from results.errors import WriteStoreError
+from results.store.study_store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
+QUIET, BUSY = 0.001, 0.3
+SWEEP = (
+    "sweep",
+    "--workload=resnet50",
+    "--preset=smoke",
+    "--backends=in_graph",
+    "--replicas=1,2",
+    "--mode=weak",
+    "--budget=none",
+    "--no-match",
+    "--study=s",
+)
+
+
+@pytest.fixture
+def beside(
+    harness: Any, overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    """Returns a function that sweeps beside what others have of so many cores."""
+    measure = disturbance.between
+
+    def run(load: Callable[[int], float], *options: str) -> Any:
+        def between(start: Any, end: Any) -> disturbance.Disturbance:
+            return dataclasses.replace(
+                measure(start, end),
+                foreign_cpu_fraction=load(end.num_cores),
+                foreign_resolution=0.0,
+                one_core_resolution=0.0,
+                stolen_cpu_fraction=0.0,
+                num_throttled=0,
+            )
+
+        monkeypatch.setattr(disturbance, "between", between)
+        judged = overrides | {"void_reason": disturbance.void_reason}
+        order = () if any("--order" in of for of in options) else ("--order=relay",)
+        return harness(*SWEEP, *order, *options, overrides=judged)
+
+    return run
+
+
+def efficiency(out: str) -> Any:
+    """Returns the efficiency of two replicas in a summary."""
+    return json.loads(out)["points"][1]["efficiency"]
+
+
+@pytest.mark.parametrize("replicas", [False, True])
+def test_a_sweep_beside_load_has_figures_and_says_so(
+    beside: Any, harness: Any, replicas: bool
+) -> None:
+    """Some blocks of all cases, or of those on two cores, are disturbed."""
+    drawn = random.Random(8)
+
+    def load(num_cores: int) -> float:
+        is_hit = drawn.random() < 0.7 and (num_cores > 1 or not replicas)
+        return BUSY if is_hit else QUIET
+
+    code, out, err = beside(load, "--repeats=3", "--rounds=8", "--json")
+
+    assert exit_codes.OK == code, err
+    found = efficiency(out)
+    assert found["low"] < found["value"] < found["high"]
+    assert not found["is_disturbed"]
+    (sentence,) = re.findall(
+        r"busy machine: intervals are wider \(\d+ of \d+ blocks discarded\)", err
+    )
+    code, out, err = harness("report", "s", "--format=text")
+    assert sentence[1:] in " ".join(out.split())
+    code, out, err = harness("verify", "s")
+    assert exit_codes.OK == code, (out, err)
+
+
+@pytest.mark.parametrize(
+    ("quiet_cores", "named"), [(1, "in_graph x2"), (0, "every case")]
+)
+def test_what_was_measured_beside_load_only_is_shown_and_is_no_evidence(
+    beside: Any, harness: Any, tmp_path: Path, quiet_cores: int, named: str
+) -> None:
+    """All blocks of two replicas are disturbed, or all blocks there are."""
+
+    def load(num_cores: int) -> float:
+        return QUIET if num_cores <= quiet_cores else BUSY
+
+    code, out, err = beside(load, "--repeats=2", "--rounds=3", "--json")
+
+    assert exit_codes.OK == code, err
+    found = efficiency(out)
+    assert found["value"] > 0
+    assert (True, False) == (found["is_disturbed"], found["is_conclusive"])
+    assert "measured beside load only, which is no evidence; --retry failed" in err
+    harness("report", "s")
+    page = Store.open(tmp_path / "runs" / "s").report_path.read_text(encoding="utf-8")
+    code, out, err = harness("report", "s", "--format=text")
+    for text in (page, " ".join(out.split())):
+        assert f"all blocks of {named} were disturbed" in text
+        assert "no evidence" in text
+        assert "reaches" not in text
+    code, out, err = harness("verify", "s")
+    assert exit_codes.OK == code, (out, err)
+
+
+def test_a_sweep_that_is_repeated_on_a_quiet_machine_is_evidence(beside: Any) -> None:
+    """``--retry failed`` measures what was disturbed again."""
+    options = ("--repeats=2", "--rounds=3", "--json")
+    beside(lambda _: BUSY, *options)
+    code, out, err = beside(lambda _: QUIET, *options, "--retry=failed")
+
+    assert exit_codes.OK == code, err
+    assert not efficiency(out)["is_disturbed"]
+    assert "beside load" not in err
+
+
+def test_a_case_without_a_block_has_no_figure_and_is_named(
+    beside: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others have theirs."""
+    monkeypatch.setenv("FAKE_BEHAVIOR", "in_graph:2:fail")
+    loads = itertools.cycle([BUSY, QUIET])
+    code, out, err = beside(lambda _: next(loads), "--repeats=2", "--rounds=3")
+
+    assert exit_codes.SOME_TRIALS_FAILED == code, err
+    assert re.search(r"in_graph +weak +1 ", out)
+    assert "in_graph x2" in err
+
+
+@pytest.mark.usefixtures("with_pages")
+@pytest.mark.parametrize(
+    ("order", "options"), [("relay", ["--rounds=3"]), ("sequential", [])]
+)
+def test_the_report_is_renewed_after_each_repetition(
+    beside: Any, monkeypatch: pytest.MonkeyPatch, order: str, options: list[str]
+) -> None:
+    """Its path is said before the first trial; a page that fails ends no sweep."""
+    found: list[int] = []
+    write = build.write_report
+
+    def counted(store: Store, path: Path) -> None:
+        found.append(sum(t.status is not None for t in store.trials()))
+        if len(found) == 1:
+            raise WriteStoreError("no space")
+        write(store, path)
+
+    monkeypatch.setattr(build, "write_report", counted)
+    code, _, err = beside(lambda _: QUIET, "--repeats=3", f"--order={order}", *options)
+
+    assert exit_codes.OK == code, err
+    assert sorted(found) == found
+    assert 3 == len(set(found)) == len(found)
+    assert "the report is not renewed: no space" in err
+    at_start, _, _ = err.partition("6 trials")
+    assert "report: runs/s/report/index.html (renewed after each rep" in at_start
