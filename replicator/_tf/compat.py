@@ -162,6 +162,19 @@ def is_function_graph(graph: Any) -> bool:
     return isinstance(graph, FuncGraph)
 
 
+def captured(placeholder: tf.Tensor) -> Any:
+    """What a placeholder of a graph stands for outside; None for an argument."""
+    graph = placeholder.graph
+    pairs = graph.captures if isinstance(graph, FuncGraph) else ()
+    return next((outer for outer, inner in pairs if inner is placeholder), None)
+
+
+def called_graph(op: Any) -> Any:
+    """The graph of the function that an op calls, or None (test_lookups)."""
+    function = op.graph._get_function(op.get_attr("f").name)  # noqa: SLF001
+    return None if function is None else function.graph
+
+
 def trace_to_graph(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
     """Traces a Python function once, without AutoGraph (test_state).
 

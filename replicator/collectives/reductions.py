@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.collectives import compression as compression_lib
-from replicator.collectives import differentiable, reducible
+from replicator.collectives import differentiable, lookups, reducible
 from replicator.collectives.kinds.all_concat import AllConcat
 from replicator.collectives.kinds.all_reduce import AllReduce
+from replicator.collectives.lookups import Ids
 from replicator.collectives.nests import as_written
 from replicator.step import context as context_lib
 from replicator.step.tensors import tensor_of
@@ -28,7 +29,9 @@ def all_reduce(value: Any, op: str = "sum", *, compression: str | None = None) -
     Args:
       value: A nest of tensors of the same structure and shapes on every replica;
         ``tf.IndexedSlices`` leaves stay sparse with ``sum`` and ``mean``, and may
-        have different numbers of rows on every replica. All numeric types are
+        have different numbers of rows on every replica. Rows of all replicas are
+        joined, but for those whose indices do not depend on examples, such as
+        positions: they are reduced one by one. All numeric types are
         supported; integer sums wrap around as in TensorFlow; bool is supported with
         ``min`` (all) and ``max`` (any).
       op: ``sum``, ``mean``, ``min`` or ``max``.
@@ -57,14 +60,35 @@ def all_reduce(value: Any, op: str = "sum", *, compression: str | None = None) -
     ]
     for leaf in leaves:
         reducible.check(leaf, op, "all_reduce")
-    dense = [leaf for leaf in leaves if not isinstance(leaf, tf.IndexedSlices)]
-    reduced = iter(_all_reduce_dense(context, dense, kind))
-    merged = [
-        _all_reduce_sparse(context, leaf, kind)
+    parts = [
+        _lookups_of(context, leaf, kind)
         if isinstance(leaf, tf.IndexedSlices)
-        else next(reduced)
+        else [(leaf, Ids.SAME)]
         for leaf in leaves
     ]
+    dense = [
+        part.values if isinstance(part, tf.IndexedSlices) else part
+        for of_leaf in parts
+        for part, ids in of_leaf
+        if ids is Ids.SAME
+    ]
+    reduced = iter(_all_reduce_dense(context, dense, kind))
+    merged = []
+    for leaf, of_leaf in zip(leaves, parts, strict=True):
+        if not isinstance(leaf, tf.IndexedSlices):
+            merged.append(next(reduced))
+            continue
+        merged.append(
+            _concat(
+                [
+                    tf.IndexedSlices(next(reduced), part.indices)
+                    if ids is Ids.SAME
+                    else _all_reduce_sparse(context, part, kind, ids)
+                    for part, ids in of_leaf
+                ],
+                leaf.dense_shape,
+            )
+        )
     return tf.nest.pack_sequence_as(value, merged)
 
 
@@ -121,18 +145,26 @@ def _all_reduce_dense(
     return results
 
 
-def _all_reduce_sparse(
+def _lookups_of(
     context: ReplicaContext, slices: tf.IndexedSlices, kind: AllReduce
-) -> tf.IndexedSlices:
-    """Concatenates the slices of all replicas: the sum of sparse tensors.
-
-    The number of slices may differ between replicas, as with batches of mixed lengths.
-    """
+) -> list[tuple[tf.IndexedSlices, Ids]]:
     if kind.op not in ("sum", "mean"):
         raise ValueError(
             "all_reduce of tf.IndexedSlices supports 'sum' and 'mean', but not "
             f"{kind.op!r}; use tf.convert_to_tensor on the slices first"
         )
+    if context.num_replicas_in_sync == 1:
+        return [(slices, Ids.OF_EXAMPLES)]
+    return lookups.split(context, slices)
+
+
+def _all_reduce_sparse(
+    context: ReplicaContext, slices: tf.IndexedSlices, kind: AllReduce, ids: Ids
+) -> tf.IndexedSlices:
+    """Concatenates the slices of all replicas: the sum of sparse tensors.
+
+    The number of slices may differ between replicas, as with batches of mixed lengths.
+    """
     dtype = slices.values.dtype
     narrow = tf.cast(slices.values, kind.sent_dtype(dtype))
     values, indices = differentiable.communicate(
@@ -141,4 +173,14 @@ def _all_reduce_sparse(
     values = tf.cast(values, dtype)
     if kind.op == "mean":
         values /= tf.cast(context.num_replicas_in_sync, values.dtype)
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
+    joined = tf.IndexedSlices(values, indices, slices.dense_shape)
+    return joined if ids is Ids.OF_EXAMPLES else lookups.fold(context, joined, slices)
+
+
+def _concat(
+    parts: Sequence[tf.IndexedSlices], dense_shape: tf.Tensor | None
+) -> tf.IndexedSlices:
+    values, indices = [p.values for p in parts], [p.indices for p in parts]
+    if len(parts) == 1:
+        return tf.IndexedSlices(values[0], indices[0], dense_shape)
+    return tf.IndexedSlices(tf.concat(values, 0), tf.concat(indices, 0), dense_shape)

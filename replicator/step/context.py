@@ -27,11 +27,14 @@ class ReplicaContext(abc.ABC):
       num_replicas: Number of replicas.
       num_replicas_in_sync: Replicas whose updates are aggregated each step.
       num_logical_devices: Devices that one replica is split over.
+      is_traced_once: Whether one trace is the step of all replicas, so that constants
+        are the same on all of them.
     """
 
     num_replicas: int
     num_replicas_in_sync: int
     num_logical_devices: int = 1
+    is_traced_once: bool = False
 
     @property
     @abc.abstractmethod

@@ -92,6 +92,8 @@ class TracedStep:
 class TraceContext(context.ReplicaContext):
     """The replica context during a trace: collectives leave markers."""
 
+    is_traced_once = True
+
     def __init__(
         self,
         num_replicas: int,

@@ -178,6 +178,23 @@ def all_reduce_sparse(repl):
     return repl.run(step, (share(repl, values), share(repl, indices)))
 
 
+def _squares_of_rows(topology):
+    values, _ = _slices(topology.num_replicas)
+    return on_every(topology, (np.sum(values, axis=0) ** 2).sum(axis=0))
+
+
+@case("sparse_gradients", reference=_squares_of_rows)
+def all_reduce_rows_of_positions(repl):
+    """Rows with the same indices on every replica are summed one by one."""
+    values, _ = _slices(repl.num_replicas)
+
+    def step(rows):
+        slices = tf.IndexedSlices(rows, tf.range(len(values[0])))
+        return tf.reduce_sum(replicator.all_sum(slices).values ** 2, axis=0)
+
+    return repl.run(step, share(repl, values))
+
+
 def _rows(num_replicas):
     """Per replica, as many rows as there are replicas."""
     rng = np.random.default_rng(2)

@@ -139,12 +139,14 @@ def test_sparse_slices_travel_in_16_bits(separate):
     """Values are rounded once; indices are whole."""
     values = [np.full((2, 3), 1.001, np.float32)] * 2
 
-    def step(x):
-        slices = tf.IndexedSlices(x, tf.constant([70_001, 3]))
-        joined = replicator.all_reduce(slices, "sum", compression="bfloat16")
+    def step(rows):
+        joined = replicator.all_reduce(
+            tf.IndexedSlices(*rows), "sum", compression="bfloat16"
+        )
         return joined.values, joined.indices
 
-    joined, indices = separate(2).run(step, replicator.PerReplica(values))
+    ids = replicator.PerReplica([np.array([70_001, 3])] * 2)
+    joined, indices = separate(2).run(step, (replicator.PerReplica(values), ids))
 
     assert [70_001, 3] * 2 == indices[0].numpy().tolist()
     np.testing.assert_array_equal(np.ones((4, 3), np.float32), joined[0])
