@@ -61,4 +61,11 @@ def times(grad: Any, factor: Any) -> Any:
         return tf.IndexedSlices(
             times(grad.values, factor), grad.indices, grad.dense_shape
         )
-    return grad * tf.cast(factor, grad.dtype)
+    return grad * cast(factor, grad.dtype)
+
+
+def cast(number: Any, dtype: tf.DType) -> tf.Tensor:
+    """A tensor or Python number in another type; ``tf.cast`` makes a float 32 bits."""
+    if tf.is_tensor(number) or hasattr(number, "dtype"):
+        return tf.cast(number, dtype)
+    return tf.constant(number, dtype)

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from replicator._tf import distribute as _tf_distribute
-from replicator.optimizer.gradients import times, values_of
+from replicator.optimizer.gradients import cast, times, values_of
 from replicator.optimizer.keras_saving import OptionVariable
 from replicator.optimizer.options import DYNAMIC
 from replicator.step import creation
@@ -95,11 +95,11 @@ class LossScale:
         """Returns the loss times the scale, in the type of the loss."""
         self.build()
         loss = tensor_of(loss, "scale_loss() takes the loss, a tensor")
-        return loss * tf.cast(self.value, loss.dtype)
+        return times(loss, self.value)
 
     def unscaled(self, grads: Sequence[Any]) -> list[Any]:
         """Divides gradients by the scale."""
-        factor = 1.0 / tf.cast(self.value, tf.float32)
+        factor = 1.0 / cast(self.value, tf.float64)
         return [times(grad, factor) for grad in grads]
 
     @property

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator._tf import compat as _tf_compat
 from replicator.collectives import reductions
 from replicator.errors import StrategyError
 from replicator.optimizer.gradients import times
@@ -77,6 +78,7 @@ class GradientSum:
         """
         if not context_lib.are_gradients_divided() or self._num_replicas == 1:
             return grads
+        _check_does_not_accumulate(optimizer)
         if self._is_of_model:
             leaves = tf.nest.flatten(grads)
             return tf.nest.pack_sequence_as(grads, self._averaged(leaves))
@@ -157,7 +159,7 @@ class GradientSum:
         if self._num_examples is None or self._num_replicas == 1:
             return None
         if self._weight is None:
-            own = tf.cast(self._num_examples, tf.float32)
+            own = tf.cast(self._num_examples, tf.float64)
             total = reductions.all_sum(own)
             # Exactly 1 where all have as many.
             whole = own * float(self._num_replicas)
@@ -192,6 +194,18 @@ def _check_does_not_clip(optimizer: Any) -> None:
             "gradient of each replica before they are joined, so an update is not "
             f"that of one device; write repl.wrap_optimizer({kind}(...)), which "
             "averages first"
+        )
+
+
+def _check_does_not_accumulate(optimizer: Any) -> None:
+    steps = getattr(optimizer, "gradient_accumulation_steps", None)
+    if steps and _tf_compat.is_control_flow_graph(_tf_compat.current_graph()):
+        kind = type(optimizer).__name__
+        raise StrategyError(
+            f"{kind}(gradient_accumulation_steps={steps!r}) joins the gradients of "
+            "replicas in a branch of Keras, where replicas cannot communicate; write "
+            f"repl.wrap_optimizer({kind}(...), accumulation_steps={steps!r}), which "
+            "updates alike, or gradient_accumulation_steps=None"
         )
 
 
