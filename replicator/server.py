@@ -93,6 +93,8 @@ def _check_serves(config: ClusterConfig) -> None:
 def _start(config: ClusterConfig, num_cpu_devices: int) -> Any:
     import tensorflow as tf
 
+    from replicator.cluster import threads
+
     num_devices = num_cpu_devices if config.kind == "worker" else 1
     with port_filter.guarded(config):
         return tf.distribute.Server(
@@ -100,7 +102,10 @@ def _start(config: ClusterConfig, num_cpu_devices: int) -> Any:
             job_name=config.kind,
             task_index=config.index,
             protocol="grpc",
-            config=tf.compat.v1.ConfigProto(device_count={"CPU": num_devices}),
+            config=tf.compat.v1.ConfigProto(
+                device_count={"CPU": num_devices},
+                inter_op_parallelism_threads=threads.needed(),
+            ),
             start=True,
         )
 
