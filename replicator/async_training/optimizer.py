@@ -123,7 +123,7 @@ class ServerOptimizer(ReplicatedOptimizer):
         scalars = [
             _tf_compat.unwrap(variable)
             for variable in self.wrapped.variables
-            if not variable.shape
+            if len(variable.shape) == 0  # a TensorShape of no dimensions is true
         ]
         servers = {self._server_of(variable) for variable in scalars}
         return servers.pop() if len(servers) == 1 else None

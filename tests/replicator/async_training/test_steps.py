@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -256,3 +258,28 @@ def test_the_plan_says_what_travels(job):
 
     assert "updates per server: [1, 1]" in text
     assert "variables in 1 transfers, others one by one" in text
+
+
+@pytest.mark.parametrize("name", ["Adam", "SGD"])
+def test_a_worker_that_waits_updates_from_what_the_other_left(make_job, name):
+    """Both wait for the server before the first update; each counts its own."""
+    job = make_job(num_servers=1)
+    (weight,) = job.variables([0.0])
+    optimizer = job.optimizer(lambda: getattr(keras.optimizers, name)(0.1), [weight])
+    steps = job.steps(lambda: optimizer.apply_gradients([(tf.constant([1.0]), weight)]))
+    for worker in range(2):
+        job.run(steps, worker)
+    lock = tf.raw_ops.MutexLock(mutex=job.commit_states[0].mutex)
+    threads = [
+        threading.Thread(target=job.run, args=(steps, worker)) for worker in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(0.5)  # nothing is asserted of it: both may come later
+
+    del lock  # releases it
+    for thread in threads:
+        thread.join()
+
+    np.testing.assert_allclose(weight.numpy(), [-0.4], rtol=1e-5)
