@@ -8,7 +8,6 @@ from .kubernetes import KubernetesEnvironment as KubernetesEnvironment
 from .ranks import HydraEnvironment as HydraEnvironment
 from .ranks import OpenMpiEnvironment as OpenMpiEnvironment
 from .ranks import PlainRankEnvironment as PlainRankEnvironment
-from .ranks import PmixEnvironment as PmixEnvironment
 from .ray_gang import RayEnvironment as RayEnvironment
 from .ray_gang import RayMember as RayMember
 from .resolver import ResolverEnvironment as ResolverEnvironment

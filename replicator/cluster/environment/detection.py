@@ -19,15 +19,13 @@ if TYPE_CHECKING:
 
 # Modules and classes in the order in which they are tried: what a user sets comes
 # before what a scheduler sets for every process. mpirun inside of an allocation comes
-# before the scheduler, whose variables then describe the helpers of mpirun; PMIx comes
-# after it, since srun speaks PMIx too.
+# before the scheduler, whose variables then describe the helpers of mpirun.
 _ENVIRONMENTS = (
     ("tf_config", "TfConfigEnvironment"),
     ("ranks", "PlainRankEnvironment"),
     ("ranks", "OpenMpiEnvironment"),
     ("ranks", "HydraEnvironment"),
     ("slurm", "SlurmEnvironment"),
-    ("ranks", "PmixEnvironment"),
     ("kubernetes", "KubernetesEnvironment"),
 )
 
@@ -56,7 +54,8 @@ def detect(environ: Mapping[str, str] | None = None) -> ClusterEnvironment:
     raise ClusterConfigError(
         "TF_CONFIG is not set, and no launcher has numbered this process, so it does "
         f"not know its cluster; set it in every process, for example "
-        f"TF_CONFIG='{EXAMPLE}', or start them as docs/clusters.md says"
+        f"TF_CONFIG='{EXAMPLE}', or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or"
+        " start them as docs/clusters.md says"
     )
 
 

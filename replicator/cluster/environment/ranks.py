@@ -1,18 +1,24 @@
 """Launchers that number processes, and do not say where the others are.
 
 The processes agree on their addresses through the one with rank 0, the chief, at
-``MASTER_ADDR:MASTER_PORT`` (``replicator.cluster.environment.address_exchange``), which
-MPI's launchers may say in variables of their own (``mpi_chief``).
+``MASTER_ADDR:MASTER_PORT`` (``replicator.cluster.environment.address_exchange``). For
+processes of one host, ``mpirun`` of OpenMPI says enough without them.
 """
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, ClassVar
 
 from replicator.cluster.configuration import ClusterConfig
 from replicator.cluster.environment import roles
 from replicator.cluster.environment.base import DetectedEnvironment
-from replicator.cluster.environment.variables import read_integer, read_text
+from replicator.cluster.environment.variables import (
+    FIRST_PORT,
+    LAST_PORT,
+    read_integer,
+    read_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +29,7 @@ HOST = "MASTER_ADDR"
 PORT = "MASTER_PORT"
 MAX_WORLD_SIZE = 65_536
 _MAX_PORT = 65_535
+_PMIX_RANK = "PMIX_RANK"  # says to programs of MPI that they are in a job
 
 
 class RankEnvironment(DetectedEnvironment):
@@ -34,12 +41,14 @@ class RankEnvironment(DetectedEnvironment):
       LOCAL_RANK: Variable with the rank among the processes of the same host; the
         launcher need not set it.
       HOW: What sets them, for messages.
+      HOW_CHIEF: How to set the address of rank 0, for messages.
     """
 
     RANK: ClassVar[str]
     WORLD_SIZE: ClassVar[str]
     LOCAL_RANK: ClassVar[str]
     HOW: ClassVar[str]
+    HOW_CHIEF: ClassVar[str] = ""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         """Reads the variables; exchanges nothing.
@@ -58,24 +67,21 @@ class RankEnvironment(DetectedEnvironment):
             self.local_rank = read_integer(
                 environ, self.LOCAL_RANK, least=0, most=rank, how=how
             )
-        found = self.find_chief(environ, size)
-        self._is_found = found is not None and not environ.get(HOST)
-        if found is not None:
-            environ = {
-                **environ,
-                HOST: environ.get(HOST) or found[0],
-                PORT: environ.get(PORT) or str(found[1]),
-            }
-        everywhere = "set it in every process, the same: the host and a free port of"
+        environ = {**self.default_chief(environ, size), **_without_empty(environ)}
+        how = f"set {HOST} and {PORT} in every process: the host and a free port of"
         # Not at the top: of the other environments, launchers wait for the import.
         from replicator.cluster.environment.registration import Ranks
 
         self.ranks: Ranks = Ranks(
             rank=rank,
             world_size=size,
-            chief_host=read_text(environ, HOST, how=f"{everywhere} rank 0"),
+            chief_host=read_text(environ, HOST, how=f"{how} rank 0{self.HOW_CHIEF}"),
             chief_port=read_integer(
-                environ, PORT, least=1, most=_MAX_PORT, how=f"{everywhere} rank 0"
+                environ,
+                PORT,
+                least=1,
+                most=_MAX_PORT,
+                how=f"{how} rank 0{self.HOW_CHIEF}",
             ),
         )
 
@@ -85,29 +91,21 @@ class RankEnvironment(DetectedEnvironment):
         return bool(environ.get(cls.RANK)) and bool(environ.get(cls.WORLD_SIZE))
 
     @classmethod
-    def find_chief(
-        cls, environ: Mapping[str, str], size: int
-    ) -> tuple[str, int] | None:
-        """Returns host and port of rank 0, where the launcher says them.
-
-        Args:
-          environ: Environment variables.
-          size: How many processes there are.
-        """
+    def default_chief(cls, environ: Mapping[str, str], size: int) -> dict[str, str]:
+        """``MASTER_ADDR`` and ``MASTER_PORT`` where the launcher implies them."""
         del environ, size
-        return None
+        return {}
 
     @classmethod
     def variables(cls, environ: Mapping[str, str]) -> tuple[str, ...]:
         """What the launcher sets, and where the chief is."""
-        names = (cls.RANK, cls.WORLD_SIZE, cls.LOCAL_RANK, HOST, PORT)
+        names = (cls.RANK, cls.WORLD_SIZE, cls.LOCAL_RANK, HOST, PORT, _PMIX_RANK)
         return tuple(name for name in names if name in environ)
 
     def addresses(self) -> dict[str, tuple[str, ...]]:
         """What the processes agree on; waits for all of them, once per process.
 
         Raises:
-          ClusterConfigError: Rank 0 is not where the launcher is.
           UnreachableError: Some do not respond.
         """
         return self._agree(is_trusted=False)
@@ -136,10 +134,8 @@ class RankEnvironment(DetectedEnvironment):
         )
 
     def _agree(self, *, is_trusted: bool) -> dict[str, tuple[str, ...]]:
-        from replicator.cluster.environment import address_exchange, mpi_chief
+        from replicator.cluster.environment import address_exchange
 
-        if self._is_found and self.ranks.rank == 0:
-            mpi_chief.check_is_here(self.ranks.chief_host, HOST)
         by_rank = address_exchange.agree(self.ranks, is_trusted=is_trusted)
         return roles.addresses(self._members, by_rank)
 
@@ -160,16 +156,16 @@ class OpenMpiEnvironment(RankEnvironment):
     WORLD_SIZE = "OMPI_COMM_WORLD_SIZE"
     LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
     HOW = "mpirun of OpenMPI sets it: do not change it"
+    HOW_CHIEF = ", as by mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500"
 
     @classmethod
-    def find_chief(
-        cls, environ: Mapping[str, str], size: int
-    ) -> tuple[str, int] | None:
-        """This host where all processes are on it, otherwise that of mpirun."""
-        from replicator.cluster.environment import mpi_chief
-
-        is_one_host = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(size)
-        return mpi_chief.find(environ, is_one_host=is_one_host)
+    def default_chief(cls, environ: Mapping[str, str], size: int) -> dict[str, str]:
+        """This host where all processes are on it; the port follows from the job."""
+        job = environ.get("PMIX_NAMESPACE")
+        if not job or environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") != str(size):
+            return {}
+        port = FIRST_PORT + zlib.crc32(job.encode()) % (LAST_PORT - FIRST_PORT + 1)
+        return {HOST: "127.0.0.1", PORT: str(port)}
 
 
 class HydraEnvironment(RankEnvironment):
@@ -179,6 +175,7 @@ class HydraEnvironment(RankEnvironment):
     WORLD_SIZE = "PMI_SIZE"
     LOCAL_RANK = "MPI_LOCALRANKID"
     HOW = "mpiexec of MPICH sets it: do not change it"
+    HOW_CHIEF = ", as by mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500"
 
     @classmethod
     def is_present(cls, environ: Mapping[str, str]) -> bool:
@@ -186,29 +183,5 @@ class HydraEnvironment(RankEnvironment):
         return super().is_present(environ) and bool(environ.get(cls.LOCAL_RANK))
 
 
-class PmixEnvironment(RankEnvironment):
-    """A process of a launcher that speaks PMIx, such as ``prun``.
-
-    PMIx sets the rank as a variable, and hands out the number of processes through its
-    library only; so that comes from ``WORLD_SIZE``.
-    """
-
-    RANK = "PMIX_RANK"
-    WORLD_SIZE = "WORLD_SIZE"
-    LOCAL_RANK = "LOCAL_RANK"
-    HOW = "PMIx sets PMIX_RANK; set WORLD_SIZE to the number of processes"
-
-    @classmethod
-    def is_present(cls, environ: Mapping[str, str]) -> bool:
-        """Whether PMIx started this process; the rest is explained if it is missing."""
-        return bool(environ.get(cls.RANK))
-
-    @classmethod
-    def find_chief(
-        cls, environ: Mapping[str, str], size: int
-    ) -> tuple[str, int] | None:
-        """The host of ``prte`` or ``prterun``."""
-        del size
-        from replicator.cluster.environment import mpi_chief
-
-        return mpi_chief.find(environ, is_one_host=False)
+def _without_empty(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if value}

@@ -134,12 +134,6 @@ def test_a_mistake_in_a_manifest_is_explained(changed, message):
             1,
             0,
         ),
-        (
-            {**PLAIN, "RANK": "", "PMIX_RANK": "1"},
-            environment.PmixEnvironment,
-            1,
-            None,
-        ),
         # mpirun in a container of a Job: its processes are the ones that train.
         (MPI | POD, environment.OpenMpiEnvironment, 3, 1),
         # What a user sets comes first.
@@ -155,48 +149,40 @@ def test_a_launcher_is_recognized(environ, kind, rank, local_rank):
     assert local_rank == found.local_rank
 
 
-OPENMPI_4 = {
+MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "1",
     "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
     "PMIX_NAMESPACE": "3512795137",
-    "OMPI_MCA_orte_hnp_uri": "3512795136.0;tcp://10.0.0.7,172.17.0.1:41231",
 }
 
 
 @pytest.mark.parametrize(
-    ("environ", "host"),
+    ("given", "host"),
     [
-        (OPENMPI_4, "10.0.0.7"),
-        (OPENMPI_4 | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, "127.0.0.1"),
-        (OPENMPI_4 | {"MASTER_ADDR": "10.0.0.9"}, "10.0.0.9"),
-        (
-            {
-                "PMIX_RANK": "1",
-                "WORLD_SIZE": "4",
-                "PMIX_NAMESPACE": "prterun-gpu-node7.example-4711@1",
-            },
-            "gpu-node7.example",
-        ),
+        ({}, "127.0.0.1"),
+        ({"PMIX_NAMESPACE": "prterun-node7-4711@1"}, "127.0.0.1"),
+        ({"MASTER_ADDR": "10.0.0.9"}, "10.0.0.9"),
     ],
 )
-def test_mpirun_says_where_rank_0_is(environ, host):
-    """On this host, or on that of mpirun; the port is one, the same in every rank."""
+def test_on_one_host_mpirun_says_where_rank_0_is(given, host):
+    """The port is one, the same in every rank; what is set by hand counts."""
+    environ = MPIRUN | given
     ranks = environment.detect(environ).ranks
 
     assert (host, 1) == (ranks.chief_host, ranks.rank)
     assert 20_000 <= ranks.chief_port < 32_000
-    rank = next(name for name in environ if name.endswith("_RANK"))
-    assert ranks.chief == environment.detect(environ | {rank: "0"}).ranks.chief
-    given = environment.detect(environ | {"MASTER_PORT": "4711"}).ranks
-    assert (host, 4711) == (given.chief_host, given.chief_port)
+    first = environment.detect(environ | {"OMPI_COMM_WORLD_RANK": "0"}).ranks
+    assert ranks.chief == first.chief
+    by_hand = environment.detect(environ | {"MASTER_PORT": "4711"}).ranks
+    assert (host, 4711) == (by_hand.chief_host, by_hand.chief_port)
 
 
 def test_two_jobs_of_mpirun_meet_at_different_ports():
     """They may be on one host."""
     ports = {
         environment.detect(
-            OPENMPI_4 | {"PMIX_NAMESPACE": str(3512795137 + job)}
+            MPIRUN | {"PMIX_NAMESPACE": str(3512795137 + job)}
         ).ranks.chief_port
         for job in range(20)
     }
@@ -204,35 +190,32 @@ def test_two_jobs_of_mpirun_meet_at_different_ports():
     assert len(ports) > 15
 
 
-@pytest.mark.parametrize("is_whole", [True, False])
-def test_where_mpirun_says_nothing_the_address_is_asked_for(is_whole):
-    """In one line, as without mpirun."""
-    silent = {
-        name: value
-        for name, value in OPENMPI_4.items()
-        if not name.startswith(("PMIX", "OMPI_MCA"))
-    }
-    if is_whole:
-        silent["PMIX_NAMESPACE"] = "of-another-launcher"
-
-    with pytest.raises(
-        errors.ClusterConfigError, match=r"MASTER_ADDR is not set.*rank"
-    ):
-        environment.detect(silent)
-
-
-def test_rank_0_notices_that_mpirun_is_elsewhere():
-    """The others would look for it there until their time is over."""
-    elsewhere = OPENMPI_4 | {
-        "OMPI_COMM_WORLD_RANK": "0",
-        "OMPI_MCA_orte_hnp_uri": "1.0;tcp://192.0.2.1:41231",
-    }
-
+@pytest.mark.parametrize(
+    ("environ", "example"),
+    [
+        (MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "mpirun -x MASTER_ADDR=HOST"),
+        (MPIRUN | {"PMIX_NAMESPACE": ""}, "mpirun -x MASTER_ADDR=HOST"),
+        (
+            {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"},
+            "mpiexec -genv MASTER_ADDR HOST",
+        ),
+    ],
+)
+def test_on_several_hosts_the_address_is_asked_for(environ, example):
+    """In one line, with what to write."""
     with pytest.raises(
         errors.ClusterConfigError,
-        match=r"rank 0 is not on 192.0.2.1, where its launcher runs .*mpirun -x MASTER",
+        match=rf"^MASTER_ADDR is not set.*MASTER_PORT in every process.*{example}.*$",
     ):
-        environment.detect(elsewhere).addresses()
+        environment.detect(environ)
+
+
+def test_a_launcher_of_pmix_alone_is_told_what_to_set():
+    """Its variables do not say how many processes there are."""
+    with pytest.raises(
+        errors.ClusterConfigError, match=r"or RANK, WORLD_SIZE, MASTER_ADDR and MASTER"
+    ):
+        environment.detect({"PMIX_RANK": "0", "PMIX_NAMESPACE": "prte-node1-4711@1"})
 
 
 @pytest.mark.parametrize(
@@ -250,7 +233,6 @@ def test_rank_0_notices_that_mpirun_is_elsewhere():
             MPI | {"OMPI_COMM_WORLD_RANK": "x"},
             r"OMPI_COMM_WORLD_RANK='x' .*mpirun of OpenMPI sets it",
         ),
-        ({"PMIX_RANK": "0"}, r"WORLD_SIZE is not set.*set WORLD_SIZE to the number"),
         (
             {"PMI_RANK": "2", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"},
             r"PMI_RANK='2' .*mpiexec of MPICH sets it",
@@ -268,9 +250,7 @@ def test_a_mistake_in_ranks_is_explained(environ, message):
 @given(
     names=st.sets(
         st.sampled_from(
-            sorted(
-                {*POD, *PLAIN, *MPI, "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "LOCAL_RANK"}
-            )
+            sorted({*POD, *PLAIN, *MPI, *MPIRUN, "PMI_RANK", "PMI_SIZE", "LOCAL_RANK"})
         )
     ),
     data=st.data(),
