@@ -208,19 +208,12 @@ class Turn:
     Args:
       command: That began it.
       clock: Nanoseconds, monotonic.
-      use: Returns what was used so far; by default by this process.
     """
 
-    def __init__(
-        self,
-        command: Mapping[str, Any],
-        clock: Callable[[], int],
-        use: Callable[[], Any] | None = None,
-    ) -> None:
+    def __init__(self, command: Mapping[str, Any], clock: Callable[[], int]) -> None:
         import resource  # not on Windows, where there are no studies
 
-        own = functools.partial(resource.getrusage, resource.RUSAGE_SELF)
-        self._usage = use or own
+        self._usage = functools.partial(resource.getrusage, resource.RUSAGE_SELF)
         self._command = command
         self._before = self._usage()
         self._start_ns = clock()
@@ -640,8 +633,6 @@ class StudyRun(ClientRun):
         *,
         num_parameters: int = 0,
         clock: Callable[[], int] = time.monotonic_ns,
-        use: Callable[[], Any] | None = None,
-        memory: Any = None,
     ) -> None:
         super().__init__(rank, num_ranks, clock)
         self.num_replicas = int(trial["num_replicas"])
@@ -651,7 +642,7 @@ class StudyRun(ClientRun):
         self.controls = Controls(trial["control"])
         self._trial, self._file, self._channel = trial, file, channel
         self._num_parameters = num_parameters
-        self._use, self._memory = use, memory or ResidentMemory()
+        self._memory = ResidentMemory()
         self._bad_loss = ""
         self._beat_ns = 0
         self._is_done = False
@@ -732,7 +723,7 @@ class StudyRun(ClientRun):
         command = self._channel.ask("ready", step_time_sec=warm_step_sec)
         while command["command"] == "turn":
             set_collector(command if self._was_collecting else {})
-            turn = Turn(command, self._clock, self._use)
+            turn = Turn(command, self._clock)
             for _ in range(command["num_steps"]):
                 yield
             facts = turn.end(self._end_ns)

@@ -2,8 +2,7 @@
 
 ``NAME=PATTERN`` reads lines that the program prints, ``NAME=json:FILE:KEY`` and
 ``NAME=csv:FILE:COLUMN`` a file that it writes. ``client`` reads nothing: the program
-connects by ``scaling_client``. ``step=PATTERN`` finds the lines that end a step, with
-its number, of a program that is stopped between its turns.
+connects by ``scaling_client``.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from harness.command.numbers import CONVENTIONS, PLAIN, Notation
 from harness.command.units import MINUTES, UNITS, Quantity
 from harness.errors import PlanError
 from harness.lookup import look_up
-from results.records.program import CLIENT, STEP
+from results.records.program import CLIENT
 
 THROUGHPUT: Final = "throughput"
 QUANTITIES: Final = {
@@ -24,7 +23,6 @@ QUANTITIES: Final = {
     "throughput_per_replica": Quantity.RATE,
     "step_time": Quantity.SEC,
     "step_time_ms": Quantity.MS,
-    STEP: Quantity.COUNT,
 }
 _FILE = re.compile(r"(?P<kind>json|csv):(?P<path>.+):(?P<key>[^:]+)")
 _NAME = re.compile(r"(?P<name>[^=\[\]]*)(?:\[(?P<words>[^\]=]*)\])?")
@@ -85,7 +83,7 @@ def parse(text: str) -> Metric:
         )
     name, notation, every = declared(left, "--metric", text)
     look_up(dict.fromkeys(QUANTITIES), name, what="metric of --command")
-    file = None if name == STEP else _FILE.fullmatch(where)
+    file = _FILE.fullmatch(where)
     return Metric(
         name=name,
         notation=notation,

@@ -128,9 +128,7 @@ def program(workload: str, backend: str, unit: str) -> Program | None:
     peer = catalog.peer(backend)
     if peer is None:
         return None
-    return Program(
-        command=peer.command(workload), metric=CLIENT, unit=unit, polls=peer.polls
-    )
+    return Program(command=peer.command(workload), metric=CLIENT, unit=unit)
 
 
 def packages(root: Path, peer: PeerInfo) -> dict[str, str]:

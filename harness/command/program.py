@@ -73,7 +73,7 @@ class ForeignProgram:
                     data=DATA,
                     per_replica_batch_size=per_replica_batch_size,
                     num_warmup_steps=NUM_WARMUP,
-                    num_measured_steps=NUM_MEASURED if self.record.takes_turns else 1,
+                    num_measured_steps=NUM_MEASURED if self.record.is_client else 1,
                 ),
             ),
             default_preset=PRESET,
@@ -108,7 +108,6 @@ def make(
     folder: Path,
     left_out: Sequence[Path] = (),
     count_texts: Sequence[str] = (),
-    polls: bool = False,
 ) -> ForeignProgram:
     """Returns the program that a command starts, identified as it is now.
 
@@ -121,7 +120,6 @@ def make(
       folder: Where it starts.
       left_out: Folders whose files are no changes, such as that of the studies.
       count_texts: NAME=PATTERN of what it counts.
-      polls: Whether its processes connect, and are stopped between turns.
 
     Raises:
       PlanError: Command or metric are wrong, or the repository cannot be read.
@@ -138,7 +136,6 @@ def make(
             metric=metric_text,
             unit=unit,
             counts=tuple(count_texts),
-            polls=polls,
             folder=_place(folder, source),
             setup=setup,
         ),

@@ -51,7 +51,6 @@ class Run:
       peak_bytes: Their largest resident memory together, as sampled.
       duration_sec: From start to end.
       cpu_sec: Of all its processes.
-      streams: Descriptors of its output, while it runs.
     """
 
     def __init__(
@@ -81,7 +80,6 @@ class Run:
         self.peak_bytes = 0
         self.duration_sec = 0.0
         self.cpu_sec = 0.0
-        self.streams: tuple[int, ...] = ()
 
     def run(
         self,
@@ -130,11 +128,10 @@ class Run:
             ) from error
         assert process.stdout is not None
         assert process.stderr is not None
-        streams = self.streams = (process.stdout.fileno(), process.stderr.fileno())
+        streams = (process.stdout.fileno(), process.stderr.fileno())
         try:
             self._read(process, streams, receive, harness_pipe)
         finally:
-            self.streams = ()
             self.num_left = self._end_all(process)
             self.exit_code = process.wait()
             process.stdout.close()

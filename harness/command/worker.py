@@ -27,7 +27,6 @@ from harness.command.files import MetricFile
 from harness.command.first_cause import described
 from harness.command.kept_output import KeptOutput
 from harness.command.other_gpus import VISIBLE, OtherGpus
-from harness.command.paused import PausedTrial
 from harness.command.reader import (
     LineReader,
     Reading,
@@ -336,17 +335,13 @@ def main(argv: Sequence[str]) -> int:
     spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
     os.sched_setaffinity(0, env.placement.cpusets[0])
-    words: Sequence[str] = ()
     assert spec.program is not None
-    if spec.program.takes_turns:
+    if spec.is_client:
         values = values_of(spec, env.placement, make_output_dir())
         words = placeholders.fill(spec.program.command, values)
-    if spec.is_client:
         return supervised.run(words, folder, variables_of(os.environ), trial_dir)
     writer = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
-    trial: Trial | PausedTrial = Trial(spec, env.placement, writer)
-    if spec.program.is_paused:
-        trial = PausedTrial(spec, words, variables_of(os.environ), writer)
+    trial = Trial(spec, env.placement, writer)
     try:
         code = trial.run(folder)
     except LostHarnessError:

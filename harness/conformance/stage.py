@@ -52,7 +52,6 @@ class Staged:
       variables: Environment variables of its processes.
       processes: One is planned; a program says itself how many it has.
       is_client: Always.
-      polls: Never: a program that does is no worse for that.
     """
 
     trial_dir: Path
@@ -62,7 +61,6 @@ class Staged:
         default_factory=lambda: Processes(members=(), num_ranks=1)
     )
     is_client: bool = True
-    polls: bool = False
 
     def tree(self) -> ProcessTree:
         """Returns its processes, planned; it runs alone."""

@@ -133,7 +133,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         "num_measured_steps": (
             preset.num_measured_steps
             if request.num_measured_steps is None
-            and (request.program is None or request.program.record.takes_turns)
+            and (request.program is None or request.program.record.is_client)
             else request.num_measured_steps
         ),
         **settings.choose(request.settings, info, request.device),

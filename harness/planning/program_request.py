@@ -18,7 +18,7 @@ from harness.options.option import Option, Options, declared
 from harness.planning import defaults
 from results.judging import gate_metrics
 from results.records.models import Allocator, Control, Order, ScalingMode
-from results.records.program import CLIENT, STEP
+from results.records.program import CLIENT
 
 if TYPE_CHECKING:
     from harness.planning.request import SweepRequest
@@ -38,14 +38,14 @@ _OF_WORKLOADS: Final[Mapping[str, object]] = {
     "num_evaluations": None,
 }
 """Fields that say nothing about a command, and what they are where nothing is given."""
-_OF_TURNS: Final[Mapping[str, object]] = {
+_OF_CLIENTS: Final[Mapping[str, object]] = {
     "minutes": None,
     "max_rounds": None,
     "target": None,
+    "controls": (),
+    "is_evaluated": None,
 }
-"""Those that say something only about a program that takes turns."""
-_OF_CLIENTS: Final[Mapping[str, object]] = {"controls": (), "is_evaluated": None}
-"""Those that say something only about one that connects."""
+"""Those that say something only about one that connects, and takes turns."""
 _MODE_OF_WORK: Final = {
     "fixed": ScalingMode.STRONG,
     "per-replica": ScalingMode.WEAK,
@@ -78,22 +78,9 @@ class ProgramRequest(Options):
             help="What it prints: `throughput`, `throughput_per_replica`, `step_time`"
             " or `step_time_ms`, and a regular expression with one group; or"
             " `NAME=json:FILE:KEY`, `NAME=csv:FILE:COLUMN` for a file that it writes;"
-            " or `client` if it connects by `scaling_client` and takes turns; or `step`"
-            " with `--pausable`.",
+            " or `client` if it connects by `scaling_client` and takes turns.",
         ),
     ] = None
-    is_pausable: Annotated[
-        bool,
-        Option(
-            group=OWN,
-            name="pausable",
-            help="The program takes turns, and is stopped (SIGSTOP) between them;"
-            " `--metric 'step=PATTERN'` finds the line that it prints after each step,"
-            " with its number; `--metric client` is for one that connects, and computes"
-            " while it waits.",
-            default="no",
-        ),
-    ] = False
     counts: Annotated[
         tuple[str, ...],
         Option(
@@ -144,7 +131,6 @@ def resolved(request: _Request, folder: Path) -> _Request:
         given = {"metric": request.metric, "unit": request.unit}
         given["count"] = " ".join(request.counts) or None
         given["work"] = request.work
-        given["pausable"] = "yes" if request.is_pausable else None
         for name, value in given.items():
             if value is not None and not _is_of_gate(request, name):
                 raise PlanError(
@@ -158,12 +144,7 @@ def resolved(request: _Request, folder: Path) -> _Request:
             )
         return request
     is_client = request.metric == CLIENT
-    takes_turns = is_client or request.is_pausable
-    excluded = {
-        **({} if takes_turns else _OF_TURNS),
-        **({} if is_client else _OF_CLIENTS),
-    }
-    _check(request, {**_OF_WORKLOADS, **excluded})
+    _check(request, _OF_WORKLOADS if is_client else {**_OF_WORKLOADS, **_OF_CLIENTS})
     if request.metric in _OF_TRIALS:
         raise PlanError(
             f"--metric {request.metric} with --command: of a program of yours only its"
@@ -177,7 +158,6 @@ def resolved(request: _Request, folder: Path) -> _Request:
             " prints how fast it is, such as --metric 'throughput=samples/s:"
             " ([0-9.]+)', or --metric client if it connects by scaling_client"
         )
-    _check_turns(request, request.metric)
     if request.per_replica_batch_size is None and request.global_batch_size is None:
         raise PlanError(
             f"--command {request.command!r} without --per-replica-batch-size: say how"
@@ -198,7 +178,6 @@ def resolved(request: _Request, folder: Path) -> _Request:
         metric_text=request.metric,
         unit=request.unit or UNIT,
         count_texts=request.counts,
-        polls=is_client and request.is_pausable,
         setup=getattr(request, "setup", None) or "",
         replicas=request.replicas,
         folder=folder,
@@ -209,7 +188,7 @@ def resolved(request: _Request, folder: Path) -> _Request:
         "program": made,
         "workload": made.name,
         "backends": (made.name,),
-        "order": request.order if takes_turns else Order.SEQUENTIAL,
+        "order": request.order if is_client else Order.SEQUENTIAL,
         "allocator": request.allocator or Allocator.DEFAULT,
         "budget": "none",
         "is_evaluated": bool(request.is_evaluated),
@@ -265,31 +244,6 @@ def _check_modes(request: SweepRequest, program: Program) -> None:
         )
 
 
-def _check_turns(request: SweepRequest, metric: str) -> None:
-    """Raises if the metric contradicts how a program takes turns."""
-    is_step = metric.partition("=")[0].partition("[")[0].strip() == STEP
-    if request.is_pausable and not (is_step or metric == CLIENT):
-        raise PlanError(
-            f"--pausable with --metric {metric!r}: where a program is stopped"
-            " between its turns, the harness has the clock; name the line that ends a"
-            " step, with its number, such as --metric 'step=step ([0-9]+)', or give"
-            " --metric client if it connects by scaling_client"
-        )
-    if is_step and not request.is_pausable:
-        raise PlanError(
-            f"--metric {metric!r} without --pausable: steps are timed in turns,"
-            " between which the program is stopped; add --pausable if it bears that, or"
-            " read what it prints, such as --metric 'throughput=samples/s: ([0-9.]+)'"
-        )
-    if (is_step or metric == CLIENT) and request.counts:
-        which = "--pausable" if is_step else "--metric client"
-        raise PlanError(
-            f"--count {request.counts[0]!r} has no effect with {which}, which"
-            " does not read what else the program prints; count in a sweep or gate with"
-            " --metric NAME=PATTERN"
-        )
-
-
 def _is_of_gate(request: SweepRequest, name: str) -> bool:
     """Whether an option of the same name says how a gate judges."""
     return any(
@@ -313,14 +267,19 @@ def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:
                 f"--{spelling} has no effect with --command, whose program has its own;"
                 " leave it out, or put it into the command"
                 + " (one that connects has it: --metric client)"
-                * (name in {**_OF_TURNS, **_OF_CLIENTS})
+                * (name in _OF_CLIENTS)
             )
-    takes_turns = request.is_pausable or request.metric == CLIENT
-    if request.order is Order.RELAY and not takes_turns:
+    if request.order is Order.RELAY and request.metric != CLIENT:
         raise PlanError(
             "--order relay with --command: a command cannot take turns, so whole trials"
-            " alternate; leave --order out, give --pausable, or let the program connect"
-            " by scaling_client and give --metric client"
+            " alternate; leave --order out, or let the program connect by"
+            " scaling_client and give --metric client"
+        )
+    if request.metric == CLIENT and request.counts:
+        raise PlanError(
+            f"--count {request.counts[0]!r} has no effect with --metric client, which"
+            " does not read what else the program prints; count in a sweep or gate with"
+            " --metric NAME=PATTERN"
         )
     if Control.SOLO in request.controls:
         raise PlanError(

@@ -25,9 +25,7 @@ class Prepared:
       variables: Their environment variables.
       env: The environment record so far.
       gpus: The GPUs that it has; none on a CPU.
-      polls: Whether its processes compute while they wait for a turn.
-      is_client: Whether it is a program that connects by the client, or for which
-        the harness does.
+      is_client: Whether it is a program that connects by the client.
       started_at: Time of day.
       start_sec: The same, on the monotonic clock.
     """
@@ -42,7 +40,6 @@ class Prepared:
     start_sec: float
     gpus: tuple[Gpu, ...] = ()
     is_client: bool = False
-    polls: bool = False
 
     @property
     def core(self) -> int:

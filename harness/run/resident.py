@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import psutil
 
 from harness.client.scaling_client import ADDRESS_VARIABLE, native_address
-from harness.command.errors import CommandError
-from harness.command.stopping import Stopping
 from harness.run.trial_tree import ProcessTree
 from harness.trial import first_exit
 from harness.trial.first_exit import FirstExit
@@ -96,8 +94,6 @@ class Resident:
             user=os.getuid(),
         )
         self._ranks: dict[socket.socket, int] = {}
-        # Without the first: it is ours, and has to see when the harness is killed.
-        self._stopping = Stopping(lambda: self.processes()[1:])
         self._tree = ProcessTree(
             prepared.trial_dir,
             {**prepared.variables, ADDRESS_VARIABLE: self._address},
@@ -140,7 +136,6 @@ class Resident:
 
     def send(self, command: str, **fields: Any) -> None:
         """Gives a command to all ranks; ``receive`` notices one that has ended."""
-        self._stopping.go_on()
         line = json.dumps({"command": command, **fields}).encode("ascii") + b"\n"
         for connection in self._ranks:
             with contextlib.suppress(OSError):
@@ -184,16 +179,7 @@ class Resident:
                 self._answers[message["rank"]] = message
         if len(self._answers) < self.num_ranks:
             return None
-        self._stand()
         return [self._answers[rank] for rank in sorted(self._answers)]
-
-    def _stand(self) -> None:
-        """Stops a program that would compute while it waits for the next command."""
-        if self.prepared.polls:
-            try:
-                self._stopping.stop()
-            except CommandError as error:
-                self.fail(str(error))
 
     def _message(self, connection: socket.socket, line: bytes) -> dict[str, Any] | None:
         """Returns what a rank says; None if a stranger says what no rank would."""
@@ -305,7 +291,6 @@ class Resident:
 
     def end(self, *, is_timed_out: bool = False) -> None:
         """Ends its processes; harmless if they have ended."""
-        self._stopping.go_on()
         if self.exit is None:
             self.exit = self._tree.end(
                 timeout_sec=self._timeout_sec, is_timed_out=is_timed_out
@@ -314,7 +299,6 @@ class Resident:
 
     def kill(self) -> None:
         """Kills its processes, whatever state they are in; records nothing."""
-        self._stopping.go_on()
         self._tree.kill()
         self.close()
 

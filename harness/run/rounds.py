@@ -86,16 +86,10 @@ def check_resolution(resident: Resident, step_sec: float) -> None:
       ResidentEndedError: They are.
     """
     if resident.prepared.is_client and step_sec < MIN_STEP_SEC:
-        program = resident.prepared.trial.spec.program
-        advice = (
-            "flush the output after each line, or print one for more work"
-            if program is not None and program.is_paused
-            else "wait for the device before step.done(), or do more work per step, and"
-            " give the examples of all of it"
-        )
         resident.fail(
             f"a step took {1e6 * step_sec:.0f} us, less than the {1e6 * MIN_STEP_SEC:g}"
-            f" us that can be timed: {advice}",
+            f" us that can be timed: wait for the device before step.done(), or do more"
+            " work per step, and give the examples of all of it",
             0,
         )
 

@@ -183,8 +183,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         started_at=started_at,
         start_sec=start_sec,
         gpus=chosen,
-        is_client=spec.program is not None and spec.program.takes_turns,
-        polls=spec.program is not None and spec.program.polls,
+        is_client=spec.program is not None and spec.program.is_client,
     )
     if prepared.is_client:
         client_file.write(trial_dir, spec)

@@ -30,9 +30,6 @@ _GRADES: Final = {
 _OF_CLIENT: Final = (
     "grade A of A to D: its processes connect, the harness has the clock"
 )
-_OF_PAUSED: Final = (
-    "grade A of A to D: it is stopped between its turns, the harness has the clock"
-)
 _BUSY: Final = 0.7
 """Of a core per replica, from which on a program computes rather than waits."""
 _LIKE: Final = 0.15
@@ -57,10 +54,9 @@ def grade(study: Study) -> tuple[Evidence | None, str] | None:
     None for other studies, and where nothing was measured.
     """
     program = study.program
-    if program is not None and program.takes_turns:
+    if program is not None and program.is_client:
         is_measured = any(entry.is_ok for entry in study.planned)
-        words = _OF_PAUSED if program.is_paused or program.polls else _OF_CLIENT
-        return (None, words) if is_measured else None
+        return (None, _OF_CLIENT) if is_measured else None
     found = {
         entry.result.readings.evidence
         for entry in study.planned
@@ -89,7 +85,7 @@ def _measured(study: Study) -> list[Case]:
 def caveat(study: Study) -> str:
     """Says which case the clock of the harness contradicts, or does not confirm."""
     program = study.program
-    if program is None or program.takes_turns:
+    if program is None or program.is_client:
         return ""
     found = [(_witness(study, case), case) for case in _measured(study)]
     found = [item for item in found if item[0] is not Witness.CONFIRMS]
@@ -155,12 +151,6 @@ def sentences(study: Study) -> Iterator[str]:
     """Yields what limits the figures of a program, one sentence each."""
     program = study.program
     if program is None or program.is_client:
-        return
-    if program.is_paused:
-        yield (
-            f"A step ends with a line that the program prints ({program.metric});"
-            " nothing shows that its replicas do the work of one."
-        )
         return
     yield (
         f"The rates are what the program says ({program.metric}), and whole runs of it"

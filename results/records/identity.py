@@ -34,7 +34,7 @@ _ADDED = (
     "plugins",
     *StepSettings.model_fields,
 )
-_ADDED_OF_PROGRAM = ("counts", "polls")
+_ADDED_OF_PROGRAM = ("counts",)
 _NOT_CASE = {"schema_version", "repetition_index", "seed"}
 
 

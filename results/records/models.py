@@ -195,7 +195,7 @@ class TrialSpec(StepSettings, _Measured):
     @property
     def has_readings(self) -> bool:
         """Whether numbers that a program of the user's prints stand for steps."""
-        return self.program is not None and not self.program.takes_turns
+        return self.program is not None and not self.program.is_client
 
 
 class PlannedTrial(Record):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from results.records.bounds import Amount, Line, Name, Steps, Total
 from results.records.limits import MAX_METRICS
@@ -21,8 +21,6 @@ Identity = Annotated[dict[Name, Line], Field(max_length=1_000)]
 """What the code digest of a program is made of, by name."""
 
 CLIENT: Final = "client"
-STEP: Final = "step"
-"""Name of the metric of a program that is stopped between its turns."""
 FEWEST_OF_WINDOW: Final = 3
 """Readings after warm-up that make a window; with fewer, the last one alone counts."""
 
@@ -54,9 +52,8 @@ class Program(Record):
 
     command: Line = Field(description="with its placeholders, such as {replicas}")
     metric: Line = Field(
-        description="NAME=PATTERN, as it was requested; 'step=PATTERN': a line ends a"
-        " step, and the program is stopped between its turns; or 'client': its"
-        " processes connect. In both cases the harness has the clock"
+        description="NAME=PATTERN, as it was requested; or 'client': its processes"
+        " connect, and the harness has the clock"
     )
     unit: Name = Field(description="plural unit of what it processes")
     counts: tuple[Line, ...] = Field(
@@ -64,15 +61,18 @@ class Program(Record):
         max_length=MAX_METRICS,
         description="NAME=PATTERN, as requested: what is the same in each run",
     )
-    polls: bool = Field(
-        default=False,
-        description="its processes connect, and compute while they wait for a turn:"
-        " they are stopped until it begins",
-    )
     folder: Line = Field(
         default="", description="where it starts, relative to its repository"
     )
     setup: Line = Field(default="", description="what prepared each revision of a gate")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_retired(cls, data: Any) -> Any:
+        """Ignores a field of earlier studies."""
+        if isinstance(data, dict):
+            return {name: value for name, value in data.items() if name != "polls"}
+        return data
 
     @property
     def count_names(self) -> tuple[str, ...]:
@@ -89,16 +89,6 @@ class Program(Record):
     def is_client(self) -> bool:
         """Whether its processes connect by the client, rather than print numbers."""
         return self.metric == CLIENT
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether it is stopped between turns, and a line of it ends a step."""
-        return _name(self.metric) == STEP
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether steps are recorded, timed by the harness, rather than numbers."""
-        return self.is_client or self.is_paused
 
 
 class Readings(Record):

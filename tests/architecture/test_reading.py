@@ -22,7 +22,6 @@ OURS = {
     "harness/command/first_losses.py": TRIAL,
     "harness/command/identity.py": "the first line of a program of the user's",
     "harness/command/peers.py": "environments of this tree, and what a trial exported",
-    "harness/command/program_use.py": KERNEL,
     "harness/command/repository.py": "files of the user's, for their digest",
     "harness/command/worker.py": TRIAL,
     "harness/conformance/checks.py": "lines of a program, which it names",

@@ -59,8 +59,6 @@ class PeerInfo(BackendInfo):
       exporter: The module that writes what they begin with; it needs TensorFlow.
       compiled: The package of its environment that is compiled on the machine; empty if
         there is none.
-      polls: Whether its processes compute while they wait for a turn; they are stopped
-        (SIGSTOP) until it begins.
     """
 
     environment: str
@@ -68,7 +66,6 @@ class PeerInfo(BackendInfo):
     programs: Mapping[str, PeerStep]
     exporter: str
     compiled: str = ""
-    polls: bool = False
 
     def command(self, workload: str) -> str:
         """Returns what starts its program, from the folder of the sources."""
@@ -156,7 +153,6 @@ PEERS: dict[str, PeerInfo] = {
             },
             exporter="workloads.peers.export",
             compiled="horovod",
-            polls=True,  # its background thread negotiates in every cycle of 1 ms
         ),
     )
 }

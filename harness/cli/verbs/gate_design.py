@@ -52,7 +52,7 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
             " more"
         )
     request = request.model_copy(update={"budget": "none", "is_evaluated": False})
-    takes_turns = request.program is None or request.program.record.takes_turns
+    takes_turns = request.program is None or request.program.record.is_client
     if rule.metric is gate_metrics.EFFICIENCY:
         _check_efficiency(request)
     if rule.metric in gate_metrics.OF_TURNS and takes_turns:

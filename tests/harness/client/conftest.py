@@ -50,22 +50,6 @@ def client_settings(
 
 
 @pytest.fixture
-def logged_ns(tmp_path: Path) -> Any:
-    """Returns a function from trials to what their programs logged, by trial.
-
-    These write times in nanoseconds, to a file of the trial in the folder ``LOG``.
-    """
-
-    def read(trials: Any) -> dict[str, list[int]]:
-        return {
-            name: [int(line) for line in (tmp_path / "log" / name).read_text().split()]
-            for name in (trial.trial_id for trial in trials)
-        }
-
-    return read
-
-
-@pytest.fixture
 def program() -> dict[str, Any]:
     """Returns the options that say what is measured."""
     return {

@@ -221,7 +221,6 @@ def test_a_number_is_read_whole_or_refused(
         ("throughput=^[0-9]+,([0-9.]+)", "3,12.5,128", 12.5),
         ("throughput=([0-9.]+) /s", "run-1: 7,12.5 /s", 12.5),
         ("throughput=([0-9]+) /s", "run-1 at a-3 /s", 3),
-        ("step=step 0*([0-9]+)/", "step 0012/100", 12),
         ("throughput=s: ([0-9.]+)", "s: 5. loss 0.3", 5),
         ("throughput=s: ([0-9.e+]+)", "s: 1.2e+05", 1.2e5),
         ("throughput=s: ([0-9]+)", "s: 0.41", 0.41),

@@ -50,9 +50,7 @@ def case(
 
 def study(*cases: Any, every: int | None = None) -> Any:
     """Returns a study of a program that prints."""
-    program = SimpleNamespace(
-        takes_turns=False, is_client=False, is_paused=False, steps_per_line=every
-    )
+    program = SimpleNamespace(is_client=False, steps_per_line=every)
     program.metric = "throughput=x"
     planned = [entry for one in cases for entry in one.ok_entries]
     return SimpleNamespace(program=program, cases=cases, planned=planned)

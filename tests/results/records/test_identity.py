@@ -89,3 +89,13 @@ def test_canonical_json_refuses_nan() -> None:
     """NaN is not JSON and would not compare equal to itself."""
     with pytest.raises(ValueError, match="not JSON compliant"):
         identity.canonical_json({"x": float("nan")})
+
+
+def test_what_earlier_studies_say_of_polling_is_ignored() -> None:
+    """A study of a command is read, and its trials have the ids that they had."""
+    program = {"command": "a {replicas}", "metric": "client", "unit": "rows"}
+    spec = json.loads(SPEC.model_dump_json()) | {"program": program}
+    earlier = spec | {"program": {**program, "polls": False}}
+    found, present = map(TrialSpec.model_validate, (earlier, spec))
+
+    assert identity.ids(found) == identity.ids(present)
