@@ -96,7 +96,6 @@ VERBS = (
     ),
     Verb("status", "Shows the progress of a study and its failures."),
     Verb("trace", "Runs a case of a study again, and records a timeline of its steps."),
-    Verb("resume", "Runs the missing trials of a study."),
     Verb(
         "report",
         """Builds the report of a study, a comparison of two, or a site of several.

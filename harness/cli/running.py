@@ -119,7 +119,9 @@ def _resume_command(store: Store, settings: RunSettings) -> str:
         return shlex.join(["python", "-m", "harness", *sys.argv[1:]])
     launcher = settings.launcher
     words = [] if launcher.name == catalog.DEFAULT else ["--launcher", launcher.name]
-    return shlex.join(["python", "-m", "harness", "resume", str(store.root), *words])
+    return shlex.join(
+        ["python", "-m", "harness", "sweep", "--study", str(store.root), *words]
+    )
 
 
 def conclude_sweep(

@@ -24,7 +24,7 @@ FOLDER: Final = "/srv/harness"
 RUNS: Final = "runs"
 GROUP: Final = 1000
 """May write to the claim: that of the user of this project's images."""
-_VERBS_THAT_WRITE = {"sweep", "resume", "gate"}
+_VERBS_THAT_WRITE = {"sweep", "gate"}
 _MEMORY = re.compile(r"[1-9]\d{0,11}(Ki|Mi|Gi|Ti|k|M|G|T)?")
 # [registry[:port]/]path[:tag][@digest]
 _IMAGE = re.compile(

@@ -90,7 +90,8 @@ def complete(study: Study) -> Study:
         raise StudyError(
             f"study {study.plan.study!r} has a damaged record, {str(first.path)!r}:"
             f" {first.reason}{others}; without it the figures would be others: restore"
-            " it from a copy, or remove its folder and measure it again with 'resume'"
+            " it from a copy, or remove its folder and measure it again with"
+            " 'sweep --study'"
         )
     return study
 

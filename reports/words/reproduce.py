@@ -76,7 +76,7 @@ def with_repetitions(plan: Plan, number: int) -> str:
 
 def resume(plan: Plan, *options: str) -> str:
     """Returns the command that runs what is missing of a study."""
-    return f"{HARNESS} {shlex.join(('resume', plan.study, *options))}"
+    return f"{HARNESS} {shlex.join(('sweep', '--study', plan.study, *options))}"
 
 
 def export(plan: Plan, form: str) -> str:

@@ -65,7 +65,7 @@ def check(baseline: Study, others: Sequence[Study]) -> None:
         if not day:
             raise errors.ResultsError(
                 f"study {name!r} has no trial that is ok, so it measures no day; finish"
-                " it with 'resume', or leave it out"
+                " it with 'sweep --study', or leave it out"
             )
         if day in days:
             raise errors.ResultsError(

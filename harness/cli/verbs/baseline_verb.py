@@ -71,7 +71,7 @@ def run(request: BaselineRequest, _: Call) -> int:
         if not any(case.ok_entries for case in loaded.cases):
             raise StudyError(
                 f"study {study!r} has no trial that is ok, so nothing can be judged"
-                " against it; finish it with 'resume'"
+                " against it; finish it with 'sweep --study'"
             )
         if request.days:
             others = [study_module.load(name, runs_dir) for name in request.days]

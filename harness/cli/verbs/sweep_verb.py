@@ -34,7 +34,7 @@ class RunRequest(HostRequest, SweepRequest):
             metavar="NAME",
             help="Directory below `--runs-dir`.",
             default="`<workload>-<preset>-<digest>`, so that the same command resumes"
-            " it",
+            " it; alone, `--study NAME` runs what a study lacks",
         ),
     ] = None
     vary: Annotated[
@@ -86,8 +86,10 @@ class PlanRequest(RunRequest):
 
 def run(request: RunRequest, call: Call) -> int:
     """Runs a sweep and writes the report, or prints its plan."""
-    from harness.cli import commands
+    from harness.cli import commands, continuing
 
+    if continuing.is_continued(request):
+        return continuing.run(request, call)
     request = resolved(request, Path.cwd())
     if request.vary is not None:
         from harness.cli import varied

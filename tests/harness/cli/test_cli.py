@@ -111,29 +111,29 @@ def test_bad_input_is_one_line_exit_2_and_nothing_written(
     assert before == written()
 
 
-@pytest.mark.parametrize("verb", ["status", "resume", "report"])
+@pytest.mark.parametrize("verb", ["status", "sweep --study", "report"])
 def test_a_missing_study_is_one_line(harness: Any, verb: str) -> None:
     """Each reading verb says the same."""
-    code, out, err = harness(verb, "nothing")
+    code, out, err = harness(*verb.split(), "nothing")
 
     assert exit_codes.USAGE == code
     assert out == ""
     assert re.search(r"^error: no study at 'runs/nothing': .*does not exist", err)
 
 
-@pytest.mark.parametrize("verb", ["status", "resume", "report"])
+@pytest.mark.parametrize("verb", ["status", "sweep --study", "report"])
 def test_an_empty_study_directory_is_one_line(
     harness: Any, tmp_path: Path, verb: str
 ) -> None:
     """A directory is not a study yet."""
     (tmp_path / "runs" / "empty").mkdir(parents=True)
-    code, _, err = harness(verb, "empty")
+    code, _, err = harness(*verb.split(), "empty")
 
     assert exit_codes.USAGE == code
     assert re.search(r"^error: no study at 'runs/empty': .*plan.json", err)
 
 
-@pytest.mark.parametrize("verb", ["status", "resume", "report"])
+@pytest.mark.parametrize("verb", ["status", "report"])
 def test_an_empty_study_name_is_one_line(harness: Any, verb: str) -> None:
     """As an unset shell variable gives it."""
     code, _, err = harness(verb, "")
@@ -171,3 +171,13 @@ def test_a_fault_of_ours_has_an_exit_code_of_its_own(
         "error: internal error; finished trials are kept, "
         "run the same command to resume" in message
     )
+
+
+def test_a_study_is_continued_as_it_was_planned(harness: Any, finished: None) -> None:
+    """By its name alone; an option that would change it is refused, by its name."""
+    again = harness("sweep", "--study", "s")
+    code, _, err = harness("sweep", "--study", "s", "--repeats", "9")
+
+    assert exit_codes.OK == again[0], again[2]
+    assert exit_codes.USAGE == code
+    assert err.startswith("error: --repeats has no effect on a study that is continued")

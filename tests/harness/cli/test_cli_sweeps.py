@@ -73,7 +73,7 @@ def test_a_corrupt_record_is_named_and_the_rest_is_readable(
     trial_id = store.trial_ids()[0]
     (store.trial_dir(trial_id) / "result.json").write_text('{"schema_version": 1')
     swept = harness("sweep", *small, "--study=s")
-    resumed = harness("resume", "s")
+    resumed = harness("sweep", "--study", "s")
     status = harness("status", "s")
     reported = harness("report", "s")
 
@@ -87,7 +87,7 @@ def test_a_corrupt_record_is_named_and_the_rest_is_readable(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("verb", ["sweep", "resume", "status", "report"])
+@pytest.mark.parametrize("verb", ["sweep", "sweep --study", "status", "report"])
 def test_a_newer_store_is_refused_with_an_instruction(
     finished: None, harness: Any, tmp_path: Path, verb: str, small: Any
 ) -> None:
@@ -96,7 +96,7 @@ def test_a_newer_store_is_refused_with_an_instruction(
     plan = json.loads(path.read_text())
     path.write_text(json.dumps(plan | {"schema_version": 7}))
     args = (*small, "--study=s") if verb == "sweep" else ("s",)
-    code, _, err = harness(verb, *args)
+    code, _, err = harness(*verb.split(), *args)
 
     assert exit_codes.USAGE == code
     assert re.search(
@@ -136,7 +136,7 @@ def test_failures_have_exit_codes_of_their_own(
     monkeypatch.setenv("FAKE_BEHAVIOR", behavior)
     args = (*small, "--study=s", "--repeats=1", "--no-match")
     code, _, err = harness("sweep", *args, overrides=overrides)
-    again, _, _ = harness("resume", "s", overrides=overrides)
+    again, _, _ = harness("sweep", "--study", "s", overrides=overrides)
     _, out, _ = harness("status", "s")
 
     assert expected == code == again
@@ -173,7 +173,7 @@ def test_an_interrupt_exits_130_and_says_how_to_resume(
     store = Store.open(tmp_path / "runs" / "s")
 
     assert exit_codes.INTERRUPTED == process.returncode
-    assert "resume with: python -m harness resume runs/s" in err
+    assert "resume with: python -m harness sweep --study runs/s" in err
     assert len(ended_ids(store)) == 1
 
 

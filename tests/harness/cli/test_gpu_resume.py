@@ -64,7 +64,11 @@ def resume(
     def run(machine: list[FakeGpu], **overrides: Any) -> Any:
         install_gpus(machine)
         return harness(
-            "resume", "s", "--retry=failed", overrides=gpu_overrides | overrides
+            "sweep",
+            "--study",
+            "s",
+            "--retry=failed",
+            overrides=gpu_overrides | overrides,
         )
 
     return run

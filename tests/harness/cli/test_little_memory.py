@@ -46,7 +46,7 @@ VERBS = {
     "page": ("report", "s"),
     "verify": ("verify", "s"),
     "compare": ("compare", "replicas=1", "replicas=2", "--study=s"),
-    "resume": ("resume", "s"),
+    "resume": ("sweep", "--study", "s"),
 }
 NUM_LIMITS = int(os.environ.get("MEMORY_LIMITS", "20" if covering.is_full() else "3"))
 SIZES = (2**24, 2**20, 2**16, 2**12, 2**10, 2**9, 2**8, 2**7)

@@ -153,7 +153,7 @@ def test_a_lost_trial_is_measured_again(
     (status,) = list(made.glob(f"{SECOND}/trials/*/status.json"))[:1]
     status.unlink()
     (made / "s" / "report" / "index.html").unlink()
-    code, _, err = harness("resume", "s", overrides=overrides)
+    code, _, err = harness("sweep", "--study", "s", overrides=overrides)
 
     assert exit_codes.OK == code, err
     assert status.is_file()

@@ -179,7 +179,7 @@ def test_a_study_is_resumed_with_the_same_program_only(
     """The message names the part that differs; studies and byte code are none."""
     new = repository / "src" / "new.py"
     new.write_text("x = 1\n")
-    code, _, err = run("resume", study)
+    code, _, err = run("sweep", "--study", study)
     new.unlink()
 
     assert exit_codes.USAGE == code
@@ -187,13 +187,13 @@ def test_a_study_is_resumed_with_the_same_program_only(
     assert 1 == len(err.splitlines())
     lock = repository / "uv.lock"
     lock.write_text("version = 2\n")
-    code, _, err = run("resume", study)
+    code, _, err = run("sweep", "--study", study)
     lock.write_text("version = 1\n")
     assert (exit_codes.USAGE, 1) == (code, len(err.splitlines()))
     assert re.search(
         r"another program: .*uv\.lock '\w{16}' / '\w{16}' \(and 1 more\)", err
     )
-    assert exit_codes.OK == run("resume", study)[0]
+    assert exit_codes.OK == run("sweep", "--study", study)[0]
 
 
 def test_a_program_that_is_edited_while_it_is_measured(

@@ -185,7 +185,7 @@ READERS: dict[str, tuple[str, tuple[str | Callable[[Path], None], ...]]] = {
     "signers": ("signers", ("verify r --signers signers",)),
     "page": ("runs/r/report/index.html", ("verify r", "report r -o page.html")),
     "holder": ("runs/r/.lock-holder", ("status r", "status r --json")),
-    "owner": ("runs/r/.lock-heartbeat", ("resume r",)),
+    "owner": ("runs/r/.lock-heartbeat", ("sweep --study r",)),
     "varied study": ("runs/v/vary.json", ("status v", "verify v", "list studies")),
     "baselines": (
         "runs/baselines.json",

@@ -143,7 +143,6 @@ BASES = {
 }
 WRITERS = (
     "sweep",
-    "resume",
     "gate",
     "report",
     "publish",

@@ -74,7 +74,7 @@ def test_two_equal_revisions_pass(
     assert {("", Control.NONE), ("", Control.TWIN), (commit, Control.NONE)} == {
         (spec.revision, spec.control) for spec in first
     }
-    resumed, _, err = harness("resume", stored)
+    resumed, _, err = harness("sweep", "--study", stored)
     assert exit_codes.USAGE == resumed
     assert re.search(r"compares this tree with revision '\w+'.* repeat the gate", err)
 

@@ -162,7 +162,7 @@ def test_the_help_has_the_options_of_a_launcher_below_its_name(harness: Any) -> 
     [
         (ON_SLURM, "'sbatch' is not in PATH, so there is no Slurm here; run the comma"),
         (
-            ("resume", "s", "--launcher=slurm"),
+            ("sweep", "--study", "s", "--launcher=slurm"),
             "this process is in no allocation (SLURM_JOB_ID is not set)",
         ),
     ],

@@ -147,7 +147,7 @@ def test_a_study_that_cannot_be_written_can_be_read(
     status, _, _ = harness("status", "s", runs)
     verified, _, _ = harness("verify", "s", runs)
     page, _, _ = harness("report", "s", runs, "-o", str(tmp_path / "page.html"))
-    code, out, err = harness("resume", "s", runs, overrides=overrides)
+    code, out, err = harness("sweep", "--study", "s", runs, overrides=overrides)
 
     assert [exit_codes.OK] * 3 == [status, verified, page]
     assert (exit_codes.USAGE, "") == (code, out)

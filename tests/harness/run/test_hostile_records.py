@@ -333,7 +333,7 @@ def check_study(root: pathlib.Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         # Just built, and of what is resumed nothing ends well.
         patch.setattr("reports.page.build.write_report", lambda *_, **__: None)
-        run("resume", str(root), "--retry=failed")
+        run("sweep", "--study", str(root), "--retry=failed")
 
 
 @drawn.series

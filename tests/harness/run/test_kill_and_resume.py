@@ -126,7 +126,7 @@ def test_resume_runs_what_is_missing_and_only_that(
     (store.trial_dir(trial_id) / "status.json").unlink()
     count = tmp_path / "count"
     monkeypatch.setenv("FAKE_COUNT_FILE", str(count))
-    code, _, err = harness("resume", "s", overrides=overrides)
+    code, _, err = harness("sweep", "--study", "s", overrides=overrides)
 
     assert exit_codes.OK == code
     assert [trial_id] == count.read_text().split()

@@ -124,7 +124,7 @@ def test_what_an_interrupt_left_is_matched_when_the_study_is_resumed(
     }
     kept = status["in_graph"].stat().st_mtime_ns
     status["single"].unlink()
-    code, _, err = harness("resume", "s", overrides=overrides)
+    code, _, err = harness("sweep", "--study", "s", overrides=overrides)
 
     assert exit_codes.OK == code, err
     assert status["single"].exists()

@@ -342,7 +342,7 @@ def test_trials_look_for_data_where_the_sweep_says(overrides, tmp_path):
         run_overrides=overrides,
     )
     cli.main(
-        ("resume", "s", f"--runs-dir={tmp_path}", "--retry=failed"),
+        ("sweep", "--study", "s", f"--runs-dir={tmp_path}", "--retry=failed"),
         run_overrides=overrides,
     )
 

@@ -222,7 +222,7 @@ def test_if_all_trials_failed_the_commonest_reason_is_the_headline(
     assert re.fullmatch(
         r"Nothing was measured: no end after 300 s; process tree was killed "
         r"\(1[67] of 18 planned trials\)\. Next: fix this, then "
-        r"python -m harness resume resnet50-laptop-synthetic --retry failed\.",
+        r"python -m harness sweep --study resnet50-laptop-synthetic --retry failed\.",
         text,
     )
     assert "<svg" not in screen

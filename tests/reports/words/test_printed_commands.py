@@ -41,8 +41,9 @@ def _run(command: str, runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         for module in (resuming, same_code):
             patch.setattr(module, "check_code", lambda *_args, **_kwargs: None)
         patch.setattr(running, "run_until_done", lambda *_args, **_kwargs: 0)
-        verb = "plan" if verb == "sweep" else verb
-        arguments = [verb, *options, "--runs-dir", str(runs_dir)]
+        is_new = verb == "sweep" and {"--workload", "--command"} & {*options}
+        dry = ["--dry-run"] if is_new else []
+        arguments = [verb, *options, *dry, "--runs-dir", str(runs_dir)]
         done = CliRunner().invoke(main.cli, arguments)
     assert 0 == done.exit_code, (command, done.output, done.exception)
     return done.output
@@ -125,7 +126,7 @@ def test_a_program_that_was_repaired_has_another_study() -> None:
         next_step.with_a_baseline(view)
     )
     study.program = None
-    assert next_step.after_failures(view).endswith("resume s --retry failed`")
+    assert next_step.after_failures(view).endswith("sweep --study s --retry failed`")
 
 
 def test_commands_after_failures_and_of_markdown_run(

@@ -1,25 +1,14 @@
-"""The verb ``resume``: runs the missing trials of a study."""
+"""``sweep --study NAME`` alone: runs what a study that was begun still lacks."""
 
 from __future__ import annotations
 
 import functools
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from harness.cli import gpu_readiness, running, varied
-from harness.cli.host_options import Launcher
-from harness.cli.shared_options import (
-    RUNS_DIR,
-    AreCheckpointsKept,
-    IsJson,
-    Retry,
-    RunsDir,
-    StudyArgument,
-)
 from harness.command import peers
+from harness.errors import PlanError
 from harness.launch import catalog
-from harness.options.durations import duration
-from harness.options.option import Option, Options
 from harness.planning import study as study_module
 from harness.run import sweep as sweep_loop
 from harness.run.trial_runner import RunSettings
@@ -30,53 +19,41 @@ from results.store.study_store import Store
 
 if TYPE_CHECKING:
     from harness.cli.verb import Call
+    from harness.cli.verbs.sweep_verb import RunRequest
+
+_TAKEN = {
+    *("study", "runs_dir", "retry", "data_dir", "timeout_sec", "launcher"),
+    *("launcher_options", "is_json", "are_checkpoints_kept"),
+}
+"""What may be said anew of a study that is continued."""
 
 
-class ResumeRequest(Options):
-    """Which study is resumed, and what is changed."""
-
-    study: StudyArgument
-    runs_dir: RunsDir = RUNS_DIR
-    retry: Retry = None
-    are_checkpoints_kept: AreCheckpointsKept = False
-    data_dir: Annotated[
-        Path | None,
-        Option(
-            help="Directory of TFDS data sets, if they have moved.",
-            default="the plan's",
-        ),
-    ] = None
-    timeout_sec: Annotated[
-        float | None,
-        Option(
-            name="timeout",
-            kind=duration(),
-            help="Time limit of one trial; a bare number is seconds.",
-            default="the plan's",
-        ),
-    ] = None
-    launcher: Launcher = catalog.DEFAULT
-    is_json: IsJson = False
+def is_continued(request: RunRequest) -> bool:
+    """Whether a request names nothing to measure but a study."""
+    return bool(request.study) and not request.workload and request.command is None
 
 
-def run(request: ResumeRequest, call: Call) -> int:
+def run(request: RunRequest, call: Call) -> int:
     """Runs the missing trials of a study, or of each study of a varied one.
 
     Raises:
-      HarnessError: The study's code is not the code that would run now.
-      ResultsError: There is no such study, or it cannot be used.
+      HarnessError: There is no such study, an option would change it, or its code is
+        not the code that would run now.
+      ResultsError: It cannot be used.
     """
-    return varied.for_each(_resume, varied.rewrite_page)(request, call)
+    for name, field in type(request).model_fields.items():
+        value = getattr(request, name)
+        if name not in _TAKEN and value != field.get_default(call_default_factory=True):
+            raise PlanError(
+                f"--{name.removeprefix('is_').replace('_', '-')} has no effect on a"
+                f" study that is continued by its name; leave it out, or repeat the"
+                f" whole command of study {request.study!r} to extend it"
+            )
+    return varied.for_each(_continue, varied.rewrite_page)(request, call)
 
 
-def _resume(request: ResumeRequest, call: Call) -> int:
-    """Runs the missing trials of a study's plan, and reports.
-
-    Raises:
-      HarnessError: The study's code is not the code that would run now.
-      ResultsError: There is no such study, or it cannot be used.
-    """
-    root = study_module.find_study(request.study, request.runs_dir)
+def _continue(request: RunRequest, call: Call) -> int:
+    root = study_module.find_study(str(request.study), request.runs_dir)
     store = Store.open(root)
     plan = store.read_plan()
     study_module.check_trials(plan)
@@ -94,7 +71,9 @@ def _resume(request: ResumeRequest, call: Call) -> int:
         ) as replaced:
             watch = CodeWatch(plan, folders={}, left_out=[root.parent, root])
             settings = RunSettings(
-                timeout_sec=request.timeout_sec or plan.timeout_sec,
+                timeout_sec=plan.timeout_sec
+                if request.timeout_sec == _usual(request, "timeout_sec")
+                else request.timeout_sec,
                 is_failed_retried=request.retry is not None,
                 are_checkpoints_kept=request.are_checkpoints_kept,
                 data_dir=plan.data_dir
@@ -111,3 +90,7 @@ def _resume(request: ResumeRequest, call: Call) -> int:
             return running.run_until_done(
                 store, plan.trials, settings, root.parent, conclude
             )
+
+
+def _usual(request: RunRequest, name: str) -> object:
+    return type(request).model_fields[name].default
