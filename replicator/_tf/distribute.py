@@ -155,6 +155,12 @@ def callbacks_of_fit() -> list[Any] | None:
     return list(inner) if isinstance(inner, (list, tuple)) else [inner]
 
 
+def model_of_fit() -> Any:
+    """The model whose ``fit`` prepares its data, or None (test_verify)."""
+    fit = _caller_in_trainer("fit")
+    return None if fit is None else fit.f_locals["self"]
+
+
 def builds_from_specs(strategy: Any) -> None:
     """Keeps ``fit`` from reading a batch to build models of a strategy (test_sources).
 

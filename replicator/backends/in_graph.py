@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator.backends.single import SingleDeviceReplicator
 from replicator.catalog import entry_of
 from replicator.contract import (
     base,
@@ -238,7 +239,7 @@ class InGraphReplicator(base.Replicator):
         return not self._limit.is_over
 
     def _make_strategy(self) -> tf.distribute.Strategy:
-        return ReplicatorStrategy(self)
+        return ReplicatorStrategy(self, one_replica=SingleDeviceReplicator)
 
     def build_step(self, step_fn: Callable[..., Any], specs: list[Any]) -> Program:
         """Builds a step of the strategy; see ``strategy/steps.py``."""

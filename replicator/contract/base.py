@@ -25,6 +25,7 @@ from replicator.optimizer.options import OptimizerOptions
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 from replicator.step import context as context_lib
 from replicator.step import logical
+from replicator.strategy.verify import FitCheck, verify_fit
 from replicator.validation import user_functions
 from replicator.validation.maker import running
 from replicator.variables.checkpoint_contract import CheckpointedBackend
@@ -236,9 +237,41 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
             self._strategy = self._make_strategy()
         return self._strategy
 
-    def scope(self) -> Any:
-        """``as_strategy().scope()``: models made inside it train on all replicas."""
-        return self.as_strategy().scope()
+    def scope(self, *, verify: bool = False) -> Any:
+        """``as_strategy().scope()``: models made inside it train on all replicas.
+
+        Args:
+          verify: Whether ``fit`` first does what ``verify_fit`` does, with its first
+            batch, and raises ``StrategyError`` before it trains anything where a row
+            differs. Rows that cannot be compared are a warning.
+        """
+        strategy = self.as_strategy()
+        return strategy.scope(verify=True) if verify else strategy.scope()
+
+    def verify_fit(
+        self, model: Any, batch: Any, tolerance: float | None = None
+    ) -> FitCheck:
+        """Measures whether ``fit`` of a model on these replicas is ``fit`` on one.
+
+        Runs the training step of the model, as it was compiled, with one replica and
+        with all on the same batch; nothing is changed: weights, state of optimizers,
+        metrics and random generators are restored. Dropout and augmentation draw
+        nothing meanwhile. With several workers, each calls it with the same batch.
+
+        Args:
+          model: A ``keras.Model`` that was made and compiled in ``scope()``.
+          batch: A global batch as ``train_step`` gets it, such as ``(x, y)``, or ``(x,
+            y, sample_weight)``; its examples must not all be equal.
+          tolerance: The largest relative difference that is taken for rounding; None
+            for that of the model's type: 1e-4 with float32.
+
+        Returns:
+          A table of gradients (or updates), metrics and logs; ``print`` shows it.
+
+        Raises:
+          StrategyError: Not such a model or batch, or a backend with one replica.
+        """
+        return verify_fit(self.as_strategy(), model, batch, tolerance)
 
     def _make_strategy(self) -> tf.distribute.Strategy:
         raise StrategyError(

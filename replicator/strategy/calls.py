@@ -100,18 +100,7 @@ def _is_floating(value: Any) -> bool:
 def arguments_of(
     args: Any, kwargs: Any, num_local: int, *, any_size: bool = False
 ) -> Arguments:
-    """Takes the arguments of a call apart.
-
-    Args:
-      args: As of ``strategy.run``.
-      kwargs: The same by name.
-      num_local: Replicas of this process.
-      any_size: Whether other processes may have batches of another size, which the step
-        has to be traced for as well.
-
-    Raises:
-      StrategyError: A value with a wrong number of replicas, or of different types.
-    """
+    """Takes the arguments of a call apart."""
     structure = (tuple(args), dict(kwargs or {}))
     fixed: list[Any] = []
     places: list[int] = []
@@ -178,11 +167,7 @@ class Outputs:
         self._leaves: list[Any] = []
 
     def flat(self, outputs: Any, step_fn: Callable[..., Any]) -> list[tf.Tensor]:
-        """Takes the nest of a replica apart into dense tensors.
-
-        Raises:
-          TypeError: A leaf that cannot become a tensor.
-        """
+        """Takes the nest of a replica apart into dense tensors."""
         self._structure = tf.nest.map_structure(lambda _: 0, outputs)
         self._places, self._specs, tensors = [], [], []
         self._leaves = [None] * len(tf.nest.flatten(outputs))

@@ -37,12 +37,6 @@ _MERGES = _Merges()
 
 @contextlib.contextmanager
 def merging(replica_context: Any, total: Callable[[Any], Any]) -> Iterator[None]:
-    """Marks the time in which a ``merge_call`` runs its function.
-
-    Args:
-      replica_context: The replica that called it.
-      total: How the function's sums over replicas are made.
-    """
     _MERGES.running.append((replica_context, total))
     try:
         yield
@@ -51,16 +45,10 @@ def merging(replica_context: Any, total: Callable[[Any], Any]) -> Iterator[None]
 
 
 def is_merging() -> bool:
-    """Whether a ``merge_call`` runs its function in this thread."""
     return bool(_MERGES.running)
 
 
 def reduce_op_of(reduce_op: Any) -> str:
-    """Returns ``sum`` or ``mean`` for a reduction of ``tf.distribute``.
-
-    Raises:
-      StrategyError: Another one.
-    """
     name = getattr(reduce_op, "value", reduce_op)
     if isinstance(name, str) and name.lower() in ("sum", "mean"):
         return name.lower()
@@ -82,32 +70,26 @@ class StepExtended(_tf_distribute.Extended):
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """The device of the replica."""
         return ("/device:CPU:0",)
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The devices on which variables are made: that of replica 0."""
         return self.worker_devices[:1]
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints."""
         return True
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process writes summaries."""
         return True
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether several processes run the program."""
         return False
 
     @property
     def experimental_should_init(self) -> bool:
-        """Whether this process makes initial values."""
         return True
 
     def _in_multi_worker_mode(self) -> bool:
@@ -128,7 +110,6 @@ class StepExtended(_tf_distribute.Extended):
         return variable
 
     def variable_created_in_scope(self, v: Any) -> bool:
-        """Whether a variable is the strategy's; in a step, all are."""
         is_own: bool = super().variable_created_in_scope(v)
         return is_own or context_lib.in_replica_context()
 
@@ -161,7 +142,6 @@ class StepExtended(_tf_distribute.Extended):
         kwargs: Any = None,
         group: bool = True,
     ) -> Any:
-        """Calls a function with a variable; the engine updates all copies alike."""
         return _updated(fn(var, *args, **(kwargs or {})), group=group)
 
     def _update_non_slot(
@@ -171,21 +151,17 @@ class StepExtended(_tf_distribute.Extended):
         return _updated(fn(*args, **(kwargs or {})), group=group)
 
     def non_slot_devices(self, var_list: Sequence[Any]) -> Any:
-        """Where a variable that belongs to none of these is made."""
         return self.parameter_devices[0] if not var_list else var_list[0].device
 
     def read_var(self, v: Any) -> tf.Tensor:
-        """The value of a variable."""
         return tf.convert_to_tensor(v)
 
     def value_container(self, value: Any) -> Any:
-        """The value: copies of variables are the engine's."""
         return value
 
     def reduce_to(
         self, reduce_op: Any, value: Any, destinations: Any, options: Any = None
     ) -> Any:
-        """Reduces over replicas, inside ``merge_call``."""
         del destinations, options
         replica_context, total = _merge("reduce_to")
         del replica_context
@@ -195,12 +171,10 @@ class StepExtended(_tf_distribute.Extended):
     def batch_reduce_to(
         self, reduce_op: Any, value_destination_pairs: Any, options: Any = None
     ) -> list[Any]:
-        """Reduces several values over replicas, inside ``merge_call``."""
         values = [value for value, _ in value_destination_pairs]
         return list(self.reduce_to(reduce_op, values, None, options))
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
-        """The value: every replica has it."""
         del destinations
         return tensor
 
@@ -213,7 +187,6 @@ class StepExtended(_tf_distribute.Extended):
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Calls a function as the replica, inside ``merge_call``."""
         replica_context, _ = _merge("call_for_each_replica")
         with _tf_distribute.replica_mode(replica_context):
             return fn(*args, **(kwargs or {}))
@@ -234,7 +207,6 @@ _ANYWHERE = contextlib.nullcontext()
 
 
 def _updated(result: Any, *, group: bool) -> Any:
-    """What an update returns: one operation, or a nest of local results."""
     if not group:
         return tf.nest.map_structure(lambda of_replica: (of_replica,), result)
     return result if result is None else tf.group(result)

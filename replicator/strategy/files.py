@@ -38,9 +38,6 @@ def check(strategy: Any, replicator: Any) -> None:
     """Refuses callbacks of the ``fit`` that calls this, if processes share files.
 
     All processes have to call it.
-
-    Raises:
-      StrategyError: Several processes would write one file.
     """
     callbacks = _tf_distribute.callbacks_of_fit()
     if callbacks is None:

@@ -3,10 +3,10 @@
 In a step of ``repl.run`` they are left as they are: ``wrap_optimizer`` has averaged
 them. In a step of ``strategy.run`` they are summed, since losses were divided by the
 number of replicas. In the step of a Keras model nothing divides losses, whether Keras
-computes them or the step does, and gradients are averaged where the tape has ended:
-what the step or its optimizer makes of them, such as a clip, is made of the averages. A
-replica counts by its examples there, so that the last, partial batch of an epoch is one
-like all others.
+computes them or the step does, and gradients of variables are averaged as a tape
+returns them: what the step or its optimizer makes of them, such as a clip, is made of
+the averages. A replica counts by its examples there, so that the last, partial batch of
+an epoch is one like all others.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf import fit as _tf_fit
 from replicator.collectives import reductions
 from replicator.errors import StrategyError
-from replicator.optimizer.gradients import times
+from replicator.optimizer.gradients import times, values_of
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 from replicator.step import context as context_lib
 from replicator.step.lines import line_of, shown
-from replicator.strategy import tape_calls
-from replicator.strategy.derived import Derivation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
 _CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 _LIBRARIES = ("keras", "tf_keras")
@@ -36,8 +35,7 @@ class GradientSum:
     """What becomes of the sums of gradients in one step.
 
     Attributes:
-      means: By reference of a gradient that a tape has returned, its average; of those
-        that were averaged in the step of a Keras model.
+      has_updated: Whether an optimizer, or a tape, has asked for gradients of all.
     """
 
     def __init__(
@@ -47,84 +45,85 @@ class GradientSum:
         is_of_model: bool = False,
         num_examples: tf.Tensor | None = None,
     ) -> None:
-        """Prepares.
-
-        Args:
-          num_replicas: Those that the optimizer joins; 1 in steps of ``repl.run``.
-          is_of_model: Whether the step is that of a Keras model.
-          num_examples: Those of this replica, a scalar, if they weigh its gradients.
-        """
+        """Prepares."""
         self._num_replicas = num_replicas
         self._is_of_model = is_of_model
         self._num_examples = num_examples
         self._weight: tf.Tensor | None = None
-        self.means: dict[Any, tf.Tensor] = {}
+        self._means: set[Any] = set()  # operations of gradients that are averaged
+        self.has_updated = False
 
     @property
     def divisor(self) -> int:
         """By what losses are to be divided."""
         return 1 if self._is_of_model else self._num_replicas
 
-    @property
-    def are_equal(self) -> bool:
-        """Whether all replicas have the same number of examples."""
-        return self._num_examples is None
-
     def of(self, grads: Any, optimizer: Any = None) -> Any:
-        """Joins gradients over replicas, for an optimizer.
-
-        Raises:
-          StrategyError: The result would not be the gradient of one device.
-        """
+        """Joins gradients over replicas, for an optimizer."""
         if not context_lib.are_gradients_divided() or self._num_replicas == 1:
             return grads
         _check_does_not_accumulate(optimizer)
+        self.has_updated = True
         if self._is_of_model:
             leaves = tf.nest.flatten(grads)
-            return tf.nest.pack_sequence_as(grads, self._averaged(leaves))
+            return tf.nest.pack_sequence_as(grads, self._of_model(leaves))
         _check_does_not_clip(optimizer)
         return reductions.all_sum(grads)
 
+    def of_tape(
+        self, gradient: Any, tape: Any, target: Any, sources: Any, *args: Any, **kw: Any
+    ) -> Any:
+        """Gradients as ``tape.gradient`` returns them, of variables averaged."""
+        grads = gradient(tape, target, sources, *args, **kw)
+        is_inner = _tf_compat.is_control_flow_graph(_tf_compat.current_graph())
+        if is_inner or _tf_fit.is_recorded():
+            return grads  # of these, the step takes gradients again, or updates apart
+        leaves = tf.nest.flatten(grads)
+        places = [
+            place
+            for place, source in enumerate(tf.nest.flatten(sources))
+            if isinstance(_tf_compat.unwrap(source), tf.Variable)
+            and leaves[place] is not None
+        ]
+        means = self._averaged([leaves[place] for place in places]) if places else []
+        for place, mean in zip(places, means, strict=True):
+            leaves[place] = mean
+        return tf.nest.pack_sequence_as(grads, leaves)
+
     def _averaged(self, grads: Sequence[Any]) -> list[Any]:
-        """The gradients of the whole batch; what a step made of them is made again."""
-        sparse = [grad for grad in grads if isinstance(grad, tf.IndexedSlices)]
-        dense = [
-            tf.convert_to_tensor(grad)
-            for grad in grads
-            if not isinstance(grad, tf.IndexedSlices)
-        ]
-        derived = Derivation(dense, tape_calls.is_result)
-        _check_derived(derived, sparse)
-        # What no tape has returned, such as a gradient in closed form.
-        own = [grad for grad in dense if not derived.depends(grad)]
-        means = iter(
-            reductions.all_mean(self._weighted([*derived.sources, *own, *sparse]))
-        )
-        of_tape = [next(means) for _ in derived.sources]
-        pairs = zip(derived.sources, of_tape, strict=True)
-        self.means |= {source.ref(): mean for source, mean in pairs}
-        made = list(zip(dense, derived.again(of_tape), strict=True))
-        for old, new in made:
-            if derived.depends(old) and old.ref() not in self.means:
+        self.has_updated = True
+        means = list(reductions.all_mean(self._weighted(grads)))
+        self._means |= {values_of(mean).op for mean in means}
+        return means
+
+    def _of_model(self, grads: Sequence[Any]) -> list[Any]:
+        """Gradients of the whole batch: those that no tape returned are averaged."""
+        own = [grad for grad in grads if not self._is_of_means(grad)]
+        means = dict(zip(map(id, own), self._averaged(own) if own else (), strict=True))
+        for grad in grads:
+            op = values_of(grad).op
+            if id(grad) not in means and op not in self._means:
                 context = context_lib.require("apply_gradients")
-                context.require_same(new, _at(old.op, _NOT_OF_MEANS))
-        of_dense = [new if derived.depends(old) else next(means) for old, new in made]
-        rest = iter(of_dense)
-        return [
-            next(means if isinstance(grad, tf.IndexedSlices) else rest)
-            for grad in grads
-        ]
+                context.require_same(values_of(grad), _at(op, _NOT_OF_MEANS))
+        return [means.get(id(grad), grad) for grad in grads]
+
+    def _is_of_means(self, grad: Any) -> bool:
+        stack, seen = [values_of(grad).op] if self._means else [], set()
+        while stack:
+            op = stack.pop()
+            if op in self._means:
+                return True
+            if op not in seen:
+                seen.add(op)
+                stack += [one.op for one in op.inputs]
+        return False
 
     def mean(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The means over all examples of what are some over those of each replica."""
         return list(reductions.all_mean(self._weighted(values)))
 
     def of_scaler(self, grads: Any, scaler: Any) -> Any:
-        """Sums gradients before Keras' ``LossScaleOptimizer`` asks if they are finite.
-
-        Raises:
-          StrategyError: The optimizer inside would average in a branch.
-        """
+        """Sums gradients before ``LossScaleOptimizer`` asks whether they are finite."""
         inner = scaler.inner_optimizer
         if isinstance(inner, ReplicatedOptimizer):
             kind = type(inner.wrapped).__name__
@@ -139,6 +138,7 @@ class GradientSum:
 
     def undivided(self, grads: list[Any]) -> list[Any]:
         """Multiplies gradients, so that their mean is the sum; see ``of``."""
+        self.has_updated = True
         grads = self._weighted(grads)
         factor = self.divisor
         return grads if factor == 1 else [times(grad, factor) for grad in grads]
@@ -165,6 +165,12 @@ class GradientSum:
             whole = own * float(self._num_replicas)
             self._weight = tf.math.divide_no_nan(whole, total)
         return self._weight
+
+    def share(self, dtype: tf.DType) -> tf.Tensor:
+        """The share of this replica in all examples."""
+        weight = self.weight()
+        weight = tf.ones([]) if weight is None else weight
+        return tf.cast(weight / float(self._num_replicas), dtype)
 
     def _weighted(self, grads: Any) -> Any:
         """Gradients of replicas that count by their examples.
@@ -215,35 +221,6 @@ _NOT_OF_MEANS = (
     'write gradients = tf.distribute.get_replica_context().all_reduce("mean", '
     "gradients) before it, and make the rest the same on all replicas"
 )
-_SPARSE = (
-    "computes with a sparse gradient, as an embedding has, before it is averaged over "
-    "replicas; make it dense first, by tf.convert_to_tensor(gradient), or leave "
-    "clipping to repl.wrap_optimizer(optimizer, global_clipnorm=c)"
-)
-
-
-def _check_derived(derived: Derivation, sparse: Iterable[tf.IndexedSlices]) -> None:
-    """Rejects what cannot be made again of averages.
-
-    Raises:
-      StrategyError: Names the line.
-    """
-    if derived.has_effects:
-        op = next(op for op in derived.operations if op.op_def.is_stateful)
-        raise StrategyError(_at(op, _NOT_OF_MEANS))
-    parts: set[Any] = set()
-    for grad in sparse:
-        values = Derivation([grad.values, grad.indices], tape_calls.is_result)
-        parts |= {source.ref() for source in values.sources}
-        if values.operations:
-            raise StrategyError(_at(values.operations[-1], _SPARSE))
-    of_rows = [
-        source
-        for source in derived.sources
-        if source.ref() in parts or source.dtype.is_integer
-    ]
-    if of_rows:
-        raise StrategyError(_at(derived.operations[-1], _SPARSE))
 
 
 def _at(op: Any, message: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,11 +15,10 @@ from replicator._tf import grappler as _tf_grappler
 from replicator.collectives import gathering
 from replicator.inputs.batch_rows import num_rows
 from replicator.step import identity
-from replicator.strategy import logs, means, metrics
+from replicator.strategy import fit
 from replicator.strategy.calls import Arguments, Outputs
 from replicator.strategy.gradients import GradientSum
 from replicator.strategy.replica_context import entered_by
-from replicator.strategy.whole_batch import WholeBatch
 from replicator.validation.user_functions import name_of
 
 if TYPE_CHECKING:
@@ -76,13 +76,7 @@ class Steps:
         *,
         is_over_programs: bool = False,
     ) -> None:
-        """Prepares.
-
-        Args:
-          strategy: Whose ``run`` they are of.
-          num_replicas: Its replicas.
-          is_over_programs: Whether several processes have replicas.
-        """
+        """Prepares."""
         self._strategy = weakref.ref(strategy)
         self._num_replicas = num_replicas
         self._is_over_programs = is_over_programs
@@ -138,13 +132,17 @@ class Steps:
                 num_examples=_num_examples(fn, tensors),
             )
             model = trainer_of(fn) if num_replicas > 1 else None
-            if model is not None:
-                metrics.declare(model)
             with entered_by(strategy, sums):
-                result = called(*args, **kwargs)
-                if model is not None:
-                    result = _of_whole_batch(model, result, tensors, sums, num_replicas)
-                elif is_over_programs and _tf_distribute.is_of_keras_trainer(fn):
+                if model is None:
+                    result = called(*args, **kwargs)
+                else:
+                    step = functools.partial(called, *args, **kwargs)
+                    result = fit.step(model, step, tensors, sums)
+                if (
+                    model is None
+                    and is_over_programs
+                    and _tf_distribute.is_of_keras_trainer(fn)
+                ):
                     outputs.are_whole = True
                     result = tf.nest.map_structure(_whole, result)
                 return outputs.flat(result, fn)
@@ -170,19 +168,6 @@ class Steps:
         self._held.pop(function, None)
         for key in [k for k in self._steps if k[0] == function]:  # type: ignore[index]
             del self._steps[key]
-
-
-def _of_whole_batch(
-    model: Any, result: Any, batch: Any, sums: GradientSum, num_replicas: int
-) -> Any:
-    """Checks the step of a Keras model; what it returns is that of all replicas."""
-    graph = means.Graph(batch)
-    means.check(model, graph)
-    whole = WholeBatch(graph.is_of_examples, num_replicas, are_equal=sums.are_equal)
-    updates = metrics.MetricUpdates(model, graph, whole, num_replicas)
-    result = logs.of_all(result, sums, updates, whole)
-    updates.apply()
-    return result
 
 
 def _held(part: Any, callback: Callable[[Any], None]) -> Any:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from replicator._tf import distribute as _tf_distribute
 from replicator.errors import StrategyError
 from replicator.step import context as context_lib
-from replicator.strategy import datasets, files, reduction
+from replicator.strategy import datasets, files, reduction, verify
 from replicator.strategy.calls import arguments_of, without_gradients
 from replicator.strategy.extended import StepExtended
 from replicator.strategy.replica_context import StepReplicaContext, StepStrategy
@@ -90,12 +90,21 @@ class ReplicatorStrategy(StepStrategy):
     of replicas and optimizers sum gradients, as ``tf.distribute`` has it: Keras' losses
     and ``tf.nn.compute_average_loss`` do that by themselves. Steps of ``fit`` are those
     of one device: nothing is divided, and optimizers average.
+
+    Attributes:
+      replicator: Whose strategy it is.
+      one_replica: Makes the replicator that ``verify_fit`` compares with; None if there
+        is one replica.
     """
 
-    def __init__(self, replicator: Any) -> None:
+    def __init__(
+        self, replicator: Any, one_replica: Callable[[], Any] | None = None
+    ) -> None:
         super().__init__(ReplicatorExtended(self, replicator))
         _tf_distribute.builds_from_specs(self)
-        self._repl = replicator
+        self._repl = self.replicator = replicator
+        self.one_replica = one_replica
+        self._verifies = False
         self._steps = Steps(
             self,
             replicator.num_replicas_in_sync,
@@ -107,8 +116,16 @@ class ReplicatorStrategy(StepStrategy):
         """Names and programs of the steps that were traced, for ``explain``."""
         return self._steps.items()
 
-    def scope(self) -> Any:
-        """Makes variables, models and optimizers inside it the replicator's."""
+    def scope(self, *, verify: bool = False) -> Any:
+        """Makes variables, models and optimizers inside it the replicator's.
+
+        Args:
+          verify: Whether ``fit`` first compares its step with that of one device, on
+            its first batch; see ``Replicator.verify_fit``. From then on, for all models
+            of this strategy.
+        """
+        if verify and self.one_replica is not None:
+            self._verifies = True
         return _Scope(self.extended._scope(self))  # noqa: SLF001 (as the base class does)
 
     def run(
@@ -229,6 +246,8 @@ class ReplicatorStrategy(StepStrategy):
         """
         del options
         repl = self._repl
+        if self._verifies:
+            verify.before_training(self)
         if repl.num_programs > 1 and not _tf_distribute.has_global_seed():
             raise StrategyError(
                 f"each of {repl.num_programs} worker processes takes its part of the "

@@ -30,8 +30,8 @@ class Program:
       module: In this folder.
       kind: Whether it ends in ``fit`` or was written for ``tf.distribute``.
       like: What it is in the shape of.
-      refusal: What the error says that it raises on several replicas; None if all that
-        it returns is that of one device.
+      refusal: What the error says that it raises on several replicas, whose scope
+        verifies; None if all that it returns is that of one device.
     """
 
     name: str
@@ -53,12 +53,10 @@ class Program:
         return inspect.getsource(self.function).splitlines()
 
 
-_SUM = "is the gradient of a sum over examples"
-_DIVIDED = "divides a loss by a sum over its own examples"
-_COMPARED = "compares the examples of its batch"
+_SUM = "a sum over the batch"
+_COMPARED = "examples are compared or joined"
 # Keras builds a compiled loss from labels before the first step, under any strategy.
 _NO_LABELS = "None values not supported"
-_STATE = "is assigned a value that differs between replicas"
 _ROWS: dict[tuple[str, str], dict[str, tuple[str, str | None]]] = {
     ("images", FIT): {
         "convolutional_network": ("TensorFlow: convolutional neural network", None),
@@ -114,9 +112,9 @@ _ROWS: dict[tuple[str, str], dict[str, tuple[str, str | None]]] = {
         "triplet_loss": ("Keras: siamese network, triplet loss", _SUM),
         "metric_learning": ("Keras: metric learning", _COMPARED),
         "self_supervised": ("Keras: SimSiam", None),
-        "nearest_neighbour_contrast": ("Keras: NNCLR", _STATE),
-        "translation_with_padding": ("TensorFlow: Transformer", _DIVIDED),
-        "tagging_with_a_mask": ("Keras: named entities, masked", _DIVIDED),
+        "nearest_neighbour_contrast": ("Keras: NNCLR", _COMPARED),
+        "translation_with_padding": ("TensorFlow: Transformer", None),
+        "tagging_with_a_mask": ("Keras: named entities, masked", None),
     },
     ("loops", LOOP): {
         "custom_training": ("TensorFlow: custom training with a strategy", None),
@@ -154,7 +152,11 @@ def run(name: str, strategy: Any) -> list[Any]:
 
 
 def run_on(name: str, repl: replicator.Replicator) -> Any:
-    """What a program returns on replicas; the text of its error if it is refused."""
+    """What a program returns on replicas; the text of its error if it is refused.
+
+    Those that end in ``fit`` are verified on their first batch.
+    """
+    repl.scope(verify=PROGRAMS[name].kind == FIT)
     try:
         return run(name, repl.as_strategy())
     except (replicator.ReplicatorError, ValueError) as error:

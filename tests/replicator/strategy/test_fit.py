@@ -370,7 +370,7 @@ def test_a_step_written_for_one_device_is_that_of_one_device(is_wrapped, num_exa
             lambda: keras.optimizers.SGD(gradient_accumulation_steps=2),
             {},
             ReplicatorError,
-            "inside a tf.cond branch",
+            r"wrap_optimizer\(SGD\(...\), accumulation_steps=2\)",
         ),
     ],
 )

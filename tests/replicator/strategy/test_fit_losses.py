@@ -1,7 +1,4 @@
-"""Losses of ``fit`` that are functions of what the whole batch makes.
-
-The mean over replicas of such a function is not that of one device.
-"""
+"""Losses of ``fit`` that train on replicas as on one device; see ``test_verify``."""
 
 from __future__ import annotations
 
@@ -11,6 +8,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import replicator
 from replicator.errors import StrategyError
@@ -27,81 +26,9 @@ def _mean(value):
     return replica.all_reduce("mean", value) if replica else value
 
 
-def root(y, y_pred):
-    """RMSE."""
-    return tf.sqrt(tf.reduce_mean(tf.square(y - y_pred)))  # here
-
-
 def root_of_all(y, y_pred):
     """RMSE, as the message says."""
     return tf.sqrt(_mean(tf.reduce_mean(tf.square(y - y_pred))))
-
-
-def bias(y, y_pred):
-    """A square of which only the gradient is used."""
-    return tf.square(tf.reduce_mean(y_pred) - tf.reduce_mean(y))  # here
-
-
-def spread(y, y_pred):
-    """A mean within another."""
-    return tf.reduce_mean(tf.abs(y - y_pred)) + tf.math.reduce_std(y_pred)
-
-
-def logarithm(y, y_pred):
-    """A function whose gradient divides."""
-    return tf.math.log(tf.reduce_mean(tf.abs(y - y_pred)) + 1.0)  # here
-
-
-def largest(y, y_pred):
-    """One example of all."""
-    return tf.reduce_max(tf.square(y - y_pred))  # here
-
-
-def focal(y, y_pred):
-    """The mean of a batch times a function of it."""
-    mean = keras.losses.MeanSquaredError()(y, y_pred)
-    return mean * (1.0 - tf.exp(-mean))  # here
-
-
-def pairs(y, y_pred):
-    """The difference of every two examples."""
-    return tf.reduce_mean(tf.abs(y_pred - tf.transpose(y_pred)))  # here
-
-
-def pairs_of_rows(y, y_pred):
-    """The same by a new dimension."""
-    return tf.reduce_mean(tf.abs(y_pred[:, None] - y_pred[None]))  # here
-
-
-def root_by_column(y, y_pred):
-    """RMSE of each output."""
-    squares = tf.reduce_mean(tf.square(y - y_pred), axis=0)
-    return tf.reduce_mean(tf.sqrt(squares))  # here
-
-
-def correlated(y, y_pred):
-    """Products of columns, as redundancy reduction has them (Zbontar et al. 2021)."""
-    products = tf.matmul(y_pred, y, transpose_a=True) / 8.0
-    return tf.reduce_mean(tf.square(products - 1.0))  # here
-
-
-def spread_by_column(y, y_pred):
-    """A hinge on the deviation of each output (Bardes et al. 2022)."""
-    deviation = tf.math.reduce_std(y_pred, axis=0)
-    return tf.reduce_mean(tf.square(y - y_pred)) + tf.reduce_sum(
-        tf.nn.relu(1 - deviation)
-    )
-
-
-def softmax_of_the_batch(y, y_pred):
-    """Every example against all others."""
-    return -tf.reduce_mean(y * tf.nn.log_softmax(y_pred, axis=0))  # here
-
-
-def sorted_batch(y, y_pred):
-    """The distance of two samples, by order (Wasserstein)."""
-    in_order = tf.sort(y_pred, axis=0)  # here
-    return tf.reduce_mean(tf.square(in_order - tf.sort(y, axis=0)))
 
 
 def means_by_column(y, y_pred):
@@ -137,37 +64,10 @@ def _two():
 
 
 @pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        (root, "computes Sqrt of a number that all examples"),
-        (bias, "computes Square of a number"),
-        (spread, "of numbers that all examples of its batch make"),
-        (logarithm, "computes Log of a number"),
-        (largest, "computes Max of a number"),
-        (focal, "of a number that all examples of its batch make"),
-        (root_by_column, "computes Sqrt of numbers"),
-        (correlated, "computes Square of numbers"),
-        (spread_by_column, "of numbers that all examples of its batch make"),
-        (softmax_of_the_batch, "compares the examples of its batch"),
-        (sorted_batch, "compares the examples of its batch"),
-        (pairs, "compares the examples of its batch"),
-        (pairs_of_rows, "compares the examples of its batch"),
-    ],
-)
-def test_a_function_of_what_the_batch_makes_is_refused_with_its_line(loss, message):
-    """It trained differently without a word."""
-    with pytest.raises(StrategyError, match=message) as error:
-        _trained(loss, _two())
-
-    if loss not in (spread, spread_by_column, focal):
-        assert "# here" in str(error.value)
-
-
-@pytest.mark.parametrize(
     "loss", [root_of_all, root_by_column_of_all, sum_of_means, means_by_column]
 )
 def test_means_and_functions_of_those_of_all_replicas_train_as_on_one_device(loss):
-    """What the message says to write, and what is a mean."""
+    """Means, and functions of means of all replicas."""
     alone = _trained(loss, contextlib.nullcontext())
     both = _trained(loss, _two())
 
@@ -189,3 +89,73 @@ def test_batch_norm_of_each_replica_is_said():
         )
         with seen:
             model.fit(X, X, verbose=0)
+
+
+def test_a_loss_that_sums_is_refused():
+    with _two():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", keras.losses.MeanSquaredError(reduction="sum"))
+
+    with pytest.raises(StrategyError, match=r"MeanSquaredError\(reduction=\"sum\"\)"):
+        model.fit(X, Y, verbose=0)
+
+
+def of_tokens(y, y_pred):
+    """As the tutorial of the Transformer has it."""
+    mask = tf.cast(y != 0, tf.float32)
+    loss = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+    return tf.reduce_sum(loss * mask) / tf.reduce_sum(mask)
+
+
+def of_counted_tokens(y, y_pred):
+    """With a number of Python, and integers that are counted."""
+    loss = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+    count = tf.maximum(tf.math.count_nonzero(y), 1)
+    weight = 1.0 / (tf.cast(count, tf.float32) + 1e-6)
+    return tf.reduce_sum(tf.where(y != 0, loss, 0.0)) * weight
+
+
+LOSSES = {
+    "mask of Keras": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    "mean of weights": keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, reduction="mean_with_sample_weight"
+    ),
+    "of tokens": of_tokens,
+    "of counted tokens": of_counted_tokens,
+}
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_loss_by_token_is_divided_by_the_tokens_of_all_replicas(data):
+    """Any lengths, a batch whose last part is uneven, or leaves replicas none."""
+    name = data.draw(st.sampled_from(sorted(LOSSES)))
+    num_examples = data.draw(st.sampled_from([9, 10, 13, 16]))
+    num_replicas = data.draw(st.sampled_from([2, 3]))
+    lengths = data.draw(
+        st.lists(st.integers(1, 5), min_size=num_examples, max_size=num_examples)
+    )
+    words = 1 + np.arange(num_examples * 5).reshape(num_examples, 5) * 7 % 5
+    words[np.arange(5) >= np.array(lengths)[:, None]] = 0
+    weights = np.linspace(0.5, 2.0, num_examples)[:, None] * np.ones([1, 5])
+    outcomes = []
+    repl = replicator.create("in_graph", num_replicas=num_replicas)
+    for scope in (contextlib.nullcontext(), repl.scope()):
+        keras.utils.set_random_seed(1)
+        with scope:
+            model = keras.Sequential(
+                [
+                    keras.Input((5,), dtype="int32"),
+                    keras.layers.Embedding(6, 4, mask_zero=True),
+                    keras.layers.Dense(6),
+                ]
+            )
+            model.compile("adam", LOSSES[name])
+        weighted = {"sample_weight": weights} if "weights" in name else {}
+        history = model.fit(
+            words, words, batch_size=8, shuffle=False, verbose=0, **weighted
+        ).history
+        outcomes.append([*np.ravel(list(history.values())), *model.get_weights()])
+
+    for one, two in zip(*outcomes, strict=True):
+        np.testing.assert_allclose(two, one, rtol=2e-5, atol=2e-6)

@@ -153,7 +153,7 @@ def read_once(scope):
 
 CASES = {
     "counted": counted,
-    "fit": lambda repl: fitted(repl.scope()),
+    "fit": lambda repl: fitted(repl.scope(verify=True)),
     "wrapped": lambda repl: fitted(repl.scope(), repl.wrap_optimizer),
     "values": values,
     "turns": turns,

@@ -1,0 +1,85 @@
+"""Private names of TensorFlow's random ops: steps whose numbers are constants."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
+from tensorflow.python.ops import gen_random_ops, gen_stateless_random_ops_v2
+
+from replicator._tf.replaced import replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Uniform numbers are above the usual thresholds, so that dropout and augmentation do
+# nothing; integers are the middle of their range.
+_VALUES = {"uniform": 0.9, "normal": 0.4, "uniform_int": None}
+_NAMES = {
+    gen_random_ops: {
+        "random_uniform": "uniform",
+        "random_standard_normal": "normal",
+        "truncated_normal": "normal",
+        "random_uniform_int": "uniform_int",
+    },
+    gen_stateless_random_ops_v2: {
+        "stateless_random_uniform_v2": "uniform",
+        "stateless_random_normal_v2": "normal",
+        "stateless_truncated_normal_v2": "normal",
+        "stateless_random_uniform_int_v2": "uniform_int",
+    },
+}
+_IS_RANDOM = re.compile(r"Random|Multinomial|StatelessShuffle|TruncatedNormal|^Rng")
+
+
+@contextlib.contextmanager
+def constants() -> Iterator[None]:
+    """In the graph that is being built, random numbers are constants (test_verify)."""
+    with contextlib.ExitStack() as stack:
+        for module, names in _NAMES.items():
+            for name, kind in names.items():
+                constant = functools.partial(_constant, _VALUES[kind])
+                stack.enter_context(replaced(module, name, constant))
+        yield
+
+
+def _constant(
+    value: float | None, _: Any, shape: Any, *args: Any, **options: Any
+) -> Any:
+    if value is not None:
+        return tf.fill(shape, tf.cast(value, options.get("dtype") or args[0]))
+    low, high = args[:2] if args else (options["minval"], options["maxval"])
+    return tf.fill(shape, low + (high - low) // 2)
+
+
+def left(graph: Any) -> list[Any]:
+    """The operations of a graph that draw, also within the functions that it calls."""
+    drawing = {
+        function.definition.signature.name
+        for function in graph._functions.values()  # noqa: SLF001
+        if any(_IS_RANDOM.search(node.op) for node in function.definition.node_def)
+    }
+    return [
+        op
+        for op in graph.get_operations()
+        if _IS_RANDOM.search(op.type) or drawing & _called(op)
+    ]
+
+
+def _called(op: Any) -> set[str]:
+    attributes = op.node_def.attr.values()
+    return {value.func.name for value in attributes if value.func.name}
+
+
+def eager_state() -> Any:
+    """From what eager operations without a seed draw theirs (test_verify)."""
+    return eager_context.context()._rng.getstate()  # noqa: SLF001
+
+
+def set_eager_state(state: Any) -> None:
+    """Sets it."""
+    eager_context.context()._rng.setstate(state)  # noqa: SLF001

@@ -1,0 +1,306 @@
+"""The step of ``fit`` and ``evaluate``: what Keras computes of the part of a replica.
+
+Data parallelism is the mean, over examples, of what replicas make of their parts: of
+gradients, of numbers that a step gives to metrics, and of logs. Metrics are asked of
+the sums of all replicas. A quotient of sums over examples, as of a loss by token, is
+divided by the sum of all. ``Replicator.verify_fit`` measures whether a step is more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from replicator._tf import batch_norm as _tf_batch_norm
+from replicator._tf import compat as _tf_compat
+from replicator._tf import fit as _tf_fit
+from replicator._tf.replaced import replaced
+from replicator.collectives import reductions
+from replicator.collectives.layers import CrossReplicaBatchNormalization
+from replicator.errors import StrategyError
+from replicator.optimizer.wrapper import ReplicatedOptimizer
+from replicator.variables.kinds import Kind, declare_summed, declared_kind, is_summed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from replicator.strategy.gradients import GradientSum
+
+# Operations that pass a sum on, or a sum and a constant.
+_PASSED_ON = frozenset({"Cast", "Identity"})
+_WITH_CONSTANT = {"AddV2": tf.add, "Maximum": tf.maximum}
+_OF_SHAPE = frozenset({"Const", "Prod", "Size", "StridedSlice"})
+
+
+def step(
+    model: Any,
+    called: Callable[[], Any],
+    batch: Sequence[Any],
+    gradients: GradientSum,
+) -> Any:
+    """Calls the step of a model in its trace; returns the logs of all replicas."""
+    _check_reductions(model)
+    part, joined = _Part(batch, gradients), _Joined()
+    metrics = [one for one in _each(model.metrics) if not _inner(one)]
+    with contextlib.ExitStack() as stack:
+        for kind in _tf_fit.means():
+            stack.enter_context(replaced(kind, "update_state", part.counted))
+        stack.enter_context(replaced(*_tf_fit.REDUCTION, part.reduced))
+        for owner, name in _tf_fit.DIVISIONS:
+            stack.enter_context(replaced(owner, name, part.quotient))
+        if not any(
+            isinstance(one, ReplicatedOptimizer) for one in optimizers_of(model)
+        ):
+            stack.enter_context(replaced(*_tf_fit.GRADIENT, gradients.of_tape))
+        for metric in metrics:
+            _declare(metric)
+            stack.enter_context(joined.results(metric))
+        result = called()
+    if gradients.has_updated:
+        _warn_of_own_statistics(model)
+    leaves = [_value(leaf) for leaf in tf.nest.flatten(result)]
+    places = [
+        place
+        for place, leaf in enumerate(leaves)
+        if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating
+        if leaf.ref() not in joined.values
+    ]
+    means = gradients.mean([leaves[place] for place in places]) if places else []
+    for place, mean in zip(places, means, strict=True):
+        leaves[place] = mean
+    return tf.nest.pack_sequence_as(result, leaves)
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """The optimizers that a model of Keras holds, each once."""
+    found = filter(_tf_compat.is_optimizer, _leaves(list(vars(model).values())))
+    return list({id(one): one for one in found}.values())
+
+
+class _Part:
+    """The examples of one replica, as a part of those of all."""
+
+    def __init__(self, batch: Sequence[Any], gradients: GradientSum) -> None:
+        leaves = tf.nest.flatten(list(batch), expand_composites=True)
+        self._sources = {leaf.op for leaf in leaves if leaf.shape.rank != 0}
+        self._gradients = gradients
+        self._is_reduced = False
+
+    def reduced(self, reduce: Any, values: Any, *args: Any, **options: Any) -> Any:
+        """Leaves the number of a loss function to what has divided it."""
+        before, shape = self._is_reduced, tf.convert_to_tensor(values).shape
+        self._is_reduced = shape.rank == 0
+        try:
+            return reduce(values, *args, **options)
+        finally:
+            self._is_reduced = before
+
+    def counted(
+        self, update: Any, metric: Any, values: Any, sample_weight: Any = None
+    ) -> Any:
+        """Has a number that a step gives to a metric count by its examples."""
+        is_number = isinstance(values, tf.Tensor) and values.shape.rank == 0
+        if not is_number or not values.dtype.is_floating:
+            return update(metric, values, sample_weight)
+        weight = self._gradients.weight()
+        if weight is not None:  # a mean over no examples is no number
+            has_examples = tf.cast(weight > 0.0, values.dtype)
+            values = tf.math.multiply_no_nan(values, has_examples)
+        if sample_weight is None:
+            sample_weight = self._gradients.share(values.dtype)
+        return update(metric, values, sample_weight)
+
+    def quotient(self, divide: Any, x: Any, y: Any, name: str | None = None) -> Any:
+        """Divides a sum over examples by the share of the sum of all replicas."""
+        is_scalar = isinstance(y, tf.Tensor) and y.shape.rank == 0
+        is_scalar = is_scalar and not self._is_reduced
+        if is_scalar and y.dtype.is_floating and _is_sum(x):
+            whole = self._of_all(y)
+            if whole is not None:
+                share = self._gradients.share(y.dtype)
+                y = tf.where(share > 0, whole * share, whole)
+        return divide(x, y, name=name)
+
+    def _of_all(self, tensor: tf.Tensor) -> tf.Tensor | None:
+        """A sum over the examples of all replicas; None if it is no such sum."""
+        op = tensor.op
+        if op.graph is not _tf_compat.current_graph():
+            return None
+        if op.type == "Sum":
+            is_own = _is_of_all(op) and self._is_of_examples(op.inputs[0])
+            return reductions.all_sum(tensor) if is_own else None
+        if op.type in _PASSED_ON:
+            found = self._of_all(op.inputs[0])
+            return None if found is None else tf.cast(found, tensor.dtype)
+        for one, other in zip(op.inputs, reversed(op.inputs), strict=True):
+            if op.type in _WITH_CONSTANT and _tf_compat.constant_of(other) is not None:
+                found = self._of_all(one)
+                return None if found is None else _WITH_CONSTANT[op.type](found, other)
+        return None
+
+    def _is_of_examples(self, tensor: tf.Tensor) -> bool:
+        stack, seen = [tensor.op], set()
+        while stack:
+            op = stack.pop()
+            if op in self._sources:
+                return True
+            if op not in seen:
+                seen.add(op)
+                stack += [one.op for one in op.inputs]
+        return False
+
+
+def _is_of_all(op: Any) -> bool:
+    """Whether a reduction leaves a single number of all that it gets."""
+    rank, axes = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[1])
+    return bool(rank) and axes is not None and len({*axes.ravel() % rank}) == rank
+
+
+def _is_sum(value: Any) -> bool:
+    """Whether a number is a multiple of a sum over examples, or of their number."""
+    if not isinstance(value, tf.Tensor):
+        return True  # of Python, as 1 in 1 / tf.reduce_sum(mask)
+    op = value.op
+    if op.type == "Mul":
+        return sorted(map(_is_constant, op.inputs))[1] and all(map(_is_sum, op.inputs))
+    if op.type in (*_PASSED_ON, "Neg"):
+        return _is_sum(op.inputs[0])
+    return op.type in _OF_SHAPE or (op.type == "Sum" and _is_of_all(op))
+
+
+def _is_constant(tensor: tf.Tensor) -> bool:
+    return _tf_compat.constant_of(tensor) is not None
+
+
+class _Joined:
+    """What metrics of all replicas say.
+
+    Attributes:
+      values: References of their results, which are the same on all replicas.
+    """
+
+    def __init__(self) -> None:
+        self.values: set[Any] = set()
+        self._is_joining = False
+
+    @contextlib.contextmanager
+    def results(self, metric: Any) -> Iterator[None]:
+        """Has a metric ask for the sums of all replicas when it is asked."""
+        graph, ask = _tf_compat.current_graph(), metric.result
+
+        @tf.autograph.experimental.do_not_convert
+        def result(*args: Any, **options: Any) -> Any:
+            if self._is_joining or _tf_compat.current_graph() is not graph:
+                return ask(*args, **options)
+            plain = {n: v for n, v in _plain(metric).items() if _is_part(v)}
+            of_keras = [
+                one
+                for one in metric.variables
+                if not isinstance(one, tf.Variable)
+                if _is_part(_tf_compat.unwrap(one))
+            ]
+            parts = [tf.convert_to_tensor(one) for one in [*plain.values(), *of_keras]]
+            sums = reductions.all_sum(parts) if parts else []
+            of_plain, totals = sums[: len(plain)], sums[len(plain) :]
+            self._is_joining = True
+            vars(metric).update(zip(plain, of_plain, strict=True))
+            try:
+                with keras.StatelessScope(zip(of_keras, totals, strict=True)):
+                    found = tf.nest.map_structure(_value, ask(*args, **options))
+            finally:
+                vars(metric).update(plain)
+                self._is_joining = False
+            leaves = tf.nest.flatten(found)
+            self.values |= {x.ref() for x in leaves if isinstance(x, tf.Tensor)}
+            return found
+
+        own = {k: v for k, v in vars(metric).items() if k == "result"}  # of tf_keras
+        vars(metric)["result"] = result
+        try:
+            yield
+        finally:
+            del vars(metric)["result"]
+            vars(metric).update(own)
+
+
+def _declare(metric: Any) -> None:
+    """Makes variables that a metric keeps without ``add_variable`` sums as well."""
+    for held in _plain(metric).values():
+        is_declared = held.synchronization != tf.VariableSynchronization.AUTO
+        if held.dtype.is_floating and not (held.trainable or is_declared):
+            declare_summed(held)
+
+
+def _plain(metric: Any) -> dict[str, Any]:
+    return {n: v for n, v in vars(metric).items() if isinstance(v, tf.Variable)}
+
+
+def _is_part(variable: Any) -> bool:
+    return declared_kind(variable) is Kind.LOCAL and is_summed(variable)
+
+
+def _inner(metric: Any) -> list[Any]:
+    """The metrics that one holds, as what was passed to ``compile`` does."""
+    return list(getattr(metric, "metrics", None) or ())
+
+
+def _each(metrics: Iterable[Any]) -> Iterator[Any]:
+    for metric in metrics:
+        yield metric
+        yield from _each(_inner(metric))
+
+
+def _value(leaf: Any) -> Any:
+    """The value of a variable, which a step or a metric may return as it is."""
+    inner = _tf_compat.unwrap(leaf)
+    return tf.convert_to_tensor(leaf) if isinstance(inner, tf.Variable) else leaf
+
+
+def _check_reductions(model: Any) -> None:
+    """Rejects a loss that sums, which the model holds or was compiled with."""
+    held = [model.loss, getattr(model, "compiled_loss", None), *vars(model).values()]
+    for loss in _leaves(held):
+        if getattr(loss, "reduction", None) == "sum" and callable(loss):
+            kind = type(loss).__name__
+            raise StrategyError(
+                f'{type(model).__name__} has a loss {kind}(reduction="sum"), but fit() '
+                "averages over replicas, so that the gradient would be smaller by "
+                f"their number; write {kind}() and multiply its weight, as in "
+                "compile(loss_weights=[batch_size])"
+            )
+
+
+def own_statistics(model: Any) -> list[str]:
+    """The batch norms that use the statistics of each replica's examples."""
+    return [
+        layer.name
+        for layer in _tf_batch_norm.layers_of(model)
+        if getattr(layer, "synchronized", None) is False and layer.trainable
+        if not isinstance(layer, CrossReplicaBatchNormalization)
+    ]
+
+
+def _warn_of_own_statistics(model: Any) -> None:
+    own = own_statistics(model)
+    if own:
+        more = f" and {len(own) - 1} more" if len(own) > 1 else ""
+        warnings.warn(
+            f"{own[0]!r}{more} of {type(model).__name__} normalizes each replica's "
+            "examples by their own statistics; for those of the whole batch, as one "
+            "device has, write keras.layers.BatchNormalization(synchronized=True)",
+            stacklevel=2,
+        )
+
+
+def _leaves(held: Any) -> Iterator[Any]:
+    """What lists and dictionaries hold; keys of the latter need not be in an order."""
+    held = list(held.values()) if isinstance(held, dict) else held
+    if isinstance(held, (list, tuple)):
+        for one in held:
+            yield from _leaves(one)
+    else:
+        yield held

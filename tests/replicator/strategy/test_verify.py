@@ -1,0 +1,380 @@
+"""``verify_fit`` names what is not ``fit`` on one device, and nothing else."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+import replicator
+from replicator.errors import StrategyError
+
+_NUMBERS = np.random.RandomState(0)
+X = _NUMBERS.randn(16, 4).astype(np.float32)
+Y = (X.sum(axis=1, keepdims=True) > 0).astype(np.float32)
+L = keras.layers
+
+
+class Lambda(keras.layers.Layer):
+    """A function as a layer."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def call(self, x):
+        """Calls it."""
+        return self.function(self, x)
+
+
+class Extra(keras.layers.Layer):
+    """Adds a loss."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def call(self, x):
+        self.add_loss(0.01 * self.function(x))
+        return x
+
+
+def mlp(*extra, out=1, activation=None):
+    """A model with layers between."""
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            L.Dense(6, "tanh"),
+            *extra,
+            L.Dense(out, activation, kernel_initializer="zeros"),
+        ]
+    )
+
+
+def layer(function):
+    """A model with a layer."""
+    return lambda: mlp(Lambda(lambda _, x: function(x)))
+
+
+def extra(function):
+    """A model with a loss beside."""
+    return lambda: mlp(Extra(function))
+
+
+class OwnStep(keras.Sequential):
+    """A step of one's own, whose loss is a method."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.own_loss(y, self(x, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"own": loss, "norm": tf.reduce_mean(tf.abs(x))}
+
+
+def own_step(function):
+    """A model with such a step."""
+
+    def make():
+        model = OwnStep([keras.Input((4,)), L.Dense(3, "tanh"), L.Dense(1)])
+        model.own_loss = function
+        return model
+
+    return make
+
+
+@tf.function
+def _in_function(y, y_pred):
+    return tf.reduce_mean(tf.square(y - tf.roll(y_pred, 1, axis=0)))
+
+
+def contrastive(y, y_pred):
+    """Every example against all others."""
+    scores = tf.matmul(
+        tf.math.l2_normalize(y_pred + X[0, 0], axis=1), y_pred + 1.0, transpose_b=True
+    )
+    labels = tf.range(tf.shape(scores)[0])
+    return tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores)
+    )
+
+
+def load_balance(x):
+    """As of a mixture of experts."""
+    shares = tf.nn.softmax(x)
+    chosen = tf.one_hot(tf.argmax(shares, axis=1), shares.shape[1])
+    return tf.reduce_sum(
+        tf.reduce_mean(shares, axis=0) * tf.reduce_mean(chosen, axis=0)
+    )
+
+
+def masked(y, y_pred):
+    """A mean over those that a mask leaves, which is that of a part."""
+    return tf.reduce_mean(tf.boolean_mask(tf.square(y - y_pred), y[:, 0] > 0.5))
+
+
+def root(y, y_pred):
+    return tf.sqrt(tf.reduce_mean(tf.square(y - y_pred)))
+
+
+def largest(y, y_pred):
+    return tf.reduce_max(tf.square(y - y_pred))
+
+
+def correlated(y, y_pred):
+    products = tf.matmul(y_pred, y, transpose_a=True) / 8.0
+    return tf.reduce_mean(tf.square(products - 1.0))
+
+
+class Largest(keras.metrics.Metric):
+    """The largest error so far, which is no sum."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.value = self.add_variable((), "zeros", name="value")
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        self.value.assign(tf.maximum(self.value, tf.reduce_max(tf.abs(y - y_pred))))
+
+    def result(self):
+        return self.value
+
+
+WRONG = {
+    "largest": (mlp, largest, "compared"),
+    "correlated": (mlp, correlated, "a sum over"),
+    "boolean_mask": (mlp, masked, "compared"),
+    "reversed": (layer(lambda x: x + x[::-1]), "mse", "compared"),
+    "rolled": (layer(lambda x: x * tf.roll(x, 1, axis=0)), "mse", "compared"),
+    "pairs": (
+        mlp,
+        lambda y, p: tf.reduce_mean(tf.abs(p[:, None] + p[None] - y[:, None])),
+        "compared",
+    ),
+    "in a tf.function": (own_step(_in_function), None, "compared"),
+    "unit normalization": (lambda: mlp(L.UnitNormalization(axis=0)), "mse", "compared"),
+    "add_loss of a sum": (extra(lambda x: tf.reduce_sum(x**2)), "mse", "a sum over"),
+    "load balance": (extra(load_balance), "mse", "compared"),
+    "softmax": (layer(lambda x: tf.nn.softmax(x, axis=0)), "mse", "compared"),
+    "sorted": (layer(lambda x: x * tf.sort(x, axis=0)), "mse", "compared"),
+    "top_k": (
+        mlp,
+        lambda y, p: tf.reduce_mean(tf.math.top_k(tf.square(y - p)[:, 0], 2).values),
+        "compared",
+    ),
+    "contrastive": (mlp, contrastive, "compared"),
+    "root": (own_step(root), None, "compared"),
+    "batch norm": (lambda: mlp(L.BatchNormalization()), "mse", "statistics of a batch"),
+    "sum of an own step": (
+        own_step(lambda y, p: tf.reduce_sum(tf.square(y - p))),
+        None,
+        'reduction="sum"',
+    ),
+}
+
+
+def verified(make, loss, optimizer="adam", batch=(X, Y), **options):
+    """What is found, by a replicator of two; weights and draws stay as they are."""
+    keras.utils.set_random_seed(1)
+    repl = replicator.create("in_graph", num_replicas=2)
+    with repl.scope():
+        model = make()
+        optimizer = optimizer() if callable(optimizer) else optimizer
+        model.compile(optimizer, loss, **options)
+    before = [np.asarray(variable) for variable in model.variables]
+    found = repl.verify_fit(model, batch)
+    for old, variable in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(old, np.asarray(variable))
+    return found
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_not_the_step_of_one_device_is_named(name):
+    make, loss, reason = WRONG[name]
+
+    found = verified(make, loss)
+
+    assert not found.equal
+    assert reason in str(found)
+    assert all(row.reason for row in found.different)
+
+
+def test_metrics_and_logs_that_are_no_means_are_named():
+    found = verified(mlp, "mse", metrics=[root, Largest(), "mae"])
+
+    named = {(row.kind, row.name) for row in found.different}
+    assert named == {(k, n) for k in ("metric", "log") for n in ("root", "largest")}
+    assert "not a mean of examples" in str(found)
+
+
+class Augmenting(keras.Sequential):
+    """Draws numbers of its own beside those of layers."""
+
+    def train_step(self, data):
+        x, y = data
+        return super().train_step((x + tf.random.normal(tf.shape(x)), y))
+
+
+def _clipping(norm):
+    class Clipping(OwnStep):
+        """Clips between tape and optimizer."""
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+            weights = self.trainable_variables
+            gradients, size = tf.clip_by_global_norm(tape.gradient(loss, weights), norm)
+            self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+            return {"loss": loss, "norm": size}
+
+    return Clipping([keras.Input((4,)), L.Dense(3), L.Dense(1)])
+
+
+def _attention():
+    words = keras.Input((4,))
+    rows = L.Embedding(6, 4, mask_zero=True)(ops.cast(ops.abs(words) * 2.0, "int32"))
+    rows = L.LayerNormalization()(L.MultiHeadAttention(2, 2, dropout=0.1)(rows, rows))
+    return keras.Model(words, L.Dense(1)(L.GlobalAveragePooling1D()(rows)))
+
+
+def _images():
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            L.Reshape((2, 2, 1)),
+            L.RandomFlip(),
+            L.Conv2D(3, 2, padding="same", activation="relu"),
+            L.LayerNormalization(),
+            L.Flatten(),
+            L.Dense(1),
+        ]
+    )
+
+
+def _half():
+    return mlp(L.Dense(3, dtype="mixed_float16"), L.Dense(3, dtype="mixed_bfloat16"))
+
+
+WEIGHTS = _NUMBERS.rand(16).astype(np.float32)
+RIGHT = {
+    "layers that draw": (
+        lambda: mlp(L.Dropout(0.5), L.GaussianNoise(0.3)),
+        {"loss": "mse", "metrics": ["mae"]},
+    ),
+    "draws of its own": (
+        lambda: Augmenting([keras.Input((4,)), L.Dense(1)]),
+        {"loss": "mse"},
+    ),
+    "weights of examples, metrics": (
+        lambda: mlp(activation="sigmoid"),
+        {
+            "loss": "binary_crossentropy",
+            "metrics": ["AUC", "accuracy"],
+            "weighted_metrics": ["mae"],
+            "batch": (X, Y, WEIGHTS),
+        },
+    ),
+    "synchronized": (lambda: mlp(L.BatchNormalization(synchronized=True)), {}),
+    "images": (_images, {}),
+    "attention with a mask": (_attention, {}),
+    "clipped by its step": (lambda: _clipping(0.1), {"loss": None}),
+    "clipped by its optimizer": (mlp, {"optimizer": {"global_clipnorm": 0.1}}),
+    "half precision": (_half, {}),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_program_is_equal(name):
+    make, options = RIGHT[name]
+    own = options.get("optimizer", {})
+
+    found = verified(
+        make,
+        **{"loss": "mse", **options, "optimizer": lambda: keras.optimizers.Adam(**own)},
+    )
+
+    assert found.equal, str(found)
+    assert all(row.equal for row in found.rows), str(found)
+    assert {row.kind for row in found.rows} >= {"gradient", "log"}
+
+
+class Shuffled(keras.Sequential):
+    """Draws what the check cannot hold still."""
+
+    def train_step(self, data):
+        x, y = data
+        return super().train_step((tf.random.shuffle(x), y))  # drawn here
+
+
+def test_what_cannot_be_held_still_is_not_compared():
+    found = verified(lambda: Shuffled([keras.Input((4,)), L.Dense(1)]), "mse")
+
+    assert found.equal
+    assert "not comparable: random operation at" in str(found)
+    assert "# drawn here" in str(found)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("is_right", [False, True])
+def test_a_scope_verifies_the_first_batch_before_it_trains(is_right, steps):
+    repl = replicator.create("in_graph", num_replicas=2)
+    outcomes = []
+    for scope in (repl.scope(verify=True), repl.scope()):
+        keras.utils.set_random_seed(1)
+        with scope:
+            model = mlp() if is_right else mlp(L.UnitNormalization(axis=0))
+            model.compile("adam", "mse", steps_per_execution=steps)
+        before = model.get_weights()
+        if not is_right and not outcomes:
+            with pytest.raises(StrategyError, match=r"gradient .* DIFFERS"):
+                model.fit(X, Y, batch_size=5, verbose=0)
+            for old, new in zip(before, model.get_weights(), strict=True):
+                np.testing.assert_array_equal(old, new)
+            return
+        losses = model.fit(X, Y, batch_size=5, epochs=2, verbose=0).history["loss"]
+        outcomes.append([*losses, *model.get_weights()])
+
+    for one, two in zip(*outcomes, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_what_cannot_be_checked_is_refused():
+    repl = replicator.create("in_graph", num_replicas=2)
+    with repl.scope():
+        model, bare = mlp(), mlp()
+        model.compile("sgd", "mse")
+    cases = [
+        (bare, (X, Y), r"compiled keras\.Model"),
+        (model, (X[:1], Y[:1]), "at least 2"),
+        (model, (X, Y[:3]), "same number of examples"),
+        (model, (X[:1].repeat(4, 0), Y[:1].repeat(4, 0)), "equal examples"),
+    ]
+    for given, batch, message in cases:
+        with pytest.raises(StrategyError, match=message):
+            repl.verify_fit(given, batch)
+    with pytest.raises(StrategyError, match="another scope"):
+        replicator.create("in_graph", num_replicas=2).verify_fit(model, (X, Y))
+    with pytest.raises(StrategyError, match="several replicas"):
+        replicator.create("single").verify_fit(model, (X, Y))
+
+
+def test_training_that_has_begun_goes_on_as_if_nothing_had_been_checked():
+    outcomes = []
+    for is_checked in (False, True):
+        keras.utils.set_random_seed(1)
+        repl = replicator.create("in_graph", num_replicas=2)
+        with repl.scope():
+            model = mlp(L.BatchNormalization(), L.Dropout(0.5))
+            model.compile("adam", "mse", metrics=["mae"])
+        model.fit(X, Y, batch_size=8, verbose=0, shuffle=False)
+        if is_checked:
+            repl.verify_fit(model, (X, Y))
+        history = model.fit(X, Y, batch_size=8, verbose=0, shuffle=False).history
+        outcomes.append([*history["loss"], *history["mae"], *model.get_weights()])
+
+    for one, two in zip(*outcomes, strict=True):
+        np.testing.assert_array_equal(one, two)
