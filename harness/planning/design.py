@@ -32,6 +32,10 @@ FEWEST_TO_STOP = 5
 """Generations before a relay may end because its target is reached."""
 
 
+_SHORT_SEC = 60.0
+"""A generation of a gate that is given little time."""
+
+
 def choose_order(request: SweepRequest) -> Order:
     """Returns the requested order, or the default one.
 
@@ -159,7 +163,9 @@ def make_measuring(
     looks = request.gate.looks if request.gate is not None else ()
     if looks:
         minutes = minutes or defaults.MINUTES_OF_GATE
-        generation_sec = min(minutes * 60 / looks[0], usual_sec)
+        # As many as a pass needs, unless they would be too short to start.
+        generation_sec = min(minutes * 60 / looks[-2:][0], usual_sec)
+        generation_sec = max(generation_sec, min(minutes * 60 / looks[0], _SHORT_SEC))
     elif request.target is None:
         minutes = minutes or defaults.MINUTES
         generation_sec = minutes * 60 / choose_repeats(request, order)

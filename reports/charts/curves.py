@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from typing import TYPE_CHECKING, Final
 
@@ -48,12 +49,14 @@ class Curve:
       backend: Colour and marker.
       runs: One per seed. A single one has the intervals of its measurements.
       is_hollow: Whether the case is no evidence (oversubscribed).
+      failed: The quality of each run that failed: infinitely bad.
     """
 
     label: str
     backend: str
     runs: tuple[CurveRun, ...]
     is_hollow: bool = False
+    failed: tuple[float, ...] = ()
 
     @property
     def num_common(self) -> int:
@@ -67,11 +70,19 @@ class Curve:
             for k in range(self.num_common)
         ]
 
+    def typical(self) -> list[float]:
+        """Returns the median quality at each, of all runs; nan where half failed."""
+        found = [
+            statistics.median([*(run.values[k] for run in self.runs), *self.failed])
+            for k in range(self.num_common)
+        ]
+        return [value if math.isfinite(value) else math.nan for value in found]
+
 
 def _draw_curve(axes: Axes, curve: Curve, width: float, look_: Look) -> None:
     color = look_.color(curve.backend)
     spent = curve.median(lambda run: run.spent)
-    values = curve.median(lambda run: run.values)
+    values = curve.typical()
     if len(curve.runs) > 1:
         every = [[run.values[k] for run in curve.runs] for k in range(curve.num_common)]
         axes.fill_between(

@@ -9,7 +9,7 @@ from reports.charts.drawing import tips
 from reports.words import formats
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pandas as pd
 
@@ -142,9 +142,19 @@ def cases_of_steps(frame: pd.DataFrame, phase: str) -> list[rows.Row]:
 
 
 def cases_of_learning(
-    frame: pd.DataFrame, metric: str, spent: str
+    frame: pd.DataFrame,
+    metric: str,
+    spent: str,
+    failed: Mapping[tuple[Any, ...], tuple[float, ...]] | None = None,
 ) -> list[curves.Curve]:
-    """Returns the runs of each case, with what they had spent at each evaluation."""
+    """Returns the runs of each case, with what they had spent at each evaluation.
+
+    Args:
+      frame: All rows.
+      metric: Its name.
+      spent: The column of what they had spent.
+      failed: The quality of runs that failed, by backend, replicas, batch and revision.
+    """
     found = select(frame, "learning")
     found = found[found["quantity"] == metric]
     keys = ["backend", "num_replicas", "per_replica_batch_size", "revision"]
@@ -178,6 +188,7 @@ def cases_of_learning(
                 backend=backend,
                 runs=runs,
                 is_hollow=bool(part["is_oversubscribed"].iloc[0]),
+                failed=(failed or {}).get((backend, num_replicas, batch, revision), ()),
             )
         )
     return drawn

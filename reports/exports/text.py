@@ -159,7 +159,7 @@ def _seed_lines(view: View) -> list[str]:
         f" {run_scores.statistic_of(found.score.n)}, {name} "
         + " ".join(formats.run_score(found.score, runs[0].points[-1][1].unit)).strip()
         for name, runs in quality_runs.collect(view).items()
-        for found in seeds.collect(runs)
+        for found in seeds.collect(runs, view.study.metrics)
     ]
 
 

@@ -128,27 +128,20 @@ def headline(compared: Compared, first: str = FIRST, second: str = SECOND) -> st
             "These two studies are not comparable, so the ratios below are shown and "
             f"judge nothing: {'; '.join(compared.reasons)}."
         )
-    holding = [row for row in rows if row.difference.holds]
     cases = formats.count(len(rows), "shared case")
     what = compared.table.metric.name.replace("_", " ")
-    if not holding:
-        return (
-            f"Whether {what} differs between {first} and {second} is inconclusive in "
-            f"{'the' if len(rows) == 1 else 'all'} {cases}: no difference holds when "
-            "all are looked at together (Holm, 5 %)."
-        )
+    apart = [row for row in rows if row.difference.ratio.excludes(1.0)]
     parts: list[str] = []
     for is_more, word in ((True, "higher"), (False, "lower")):
-        chosen = [row for row in holding if (_value(row) > 1) == is_more]
+        chosen = [row for row in apart if (_value(row) > 1) == is_more]
         if chosen:
             than = "" if parts else f" than in {second}"
             where = f"{len(chosen)} of {cases}"
             parts.append(f"{_range(chosen)} {word}{than} in {where}")
-    rest = len(rows) - len(holding)
-    text = f"In {first}, {what} is {', and '.join(parts)}."
-    if rest:
-        text += f" In {rest} the difference is inconclusive."
-    return text
+    text = f"No interval of {cases} excludes equal {what}"
+    if parts:
+        text = f"In {first}, {what} is {', and '.join(parts)}"
+    return f"{text}. {ratio_table.ADVICE}."
 
 
 def _value(row: Row) -> float:
@@ -213,7 +206,7 @@ def _rows(table: RatioTable, reach: float) -> Iterator[dict[str, object]]:
         yield {
             "name": row.name,
             "ratio": estimate,
-            "bar": ratio_bar.draw(estimate, reach, is_marked=row.difference.holds),
+            "bar": ratio_bar.draw(estimate, reach, is_marked=estimate.excludes(1.0)),
             "n": f"{len(row.first.ok_entries)} / {len(row.second.ok_entries)}",
             "p_value": row.difference.p_value,
             "text": _conclusion(row),
@@ -223,7 +216,7 @@ def _rows(table: RatioTable, reach: float) -> Iterator[dict[str, object]]:
 def _conclusion(row: Row) -> str:
     if row.difference.p_value is None:
         return "no test: one side has a single generation"
-    return "differs" if row.difference.holds else "inconclusive"
+    return f"advice: {'not ' * (not row.difference.ratio.excludes(1.0))}apart"
 
 
 def _figures(compared: Compared) -> list[_Drawn]:

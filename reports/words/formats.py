@@ -201,6 +201,8 @@ def quality(value: float, unit: str, digits: int = SIGNIFICANT_DIGITS) -> str:
 
     The unit 1 of scores is omitted.
     """
+    if math.isinf(value):
+        return "failed"
     if unit in RATIO_UNITS:
         return percent(value)
     if unit == "1":

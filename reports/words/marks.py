@@ -12,18 +12,17 @@ import math
 from typing import TYPE_CHECKING
 
 from reports.words import brief_points, drift, evidence, formats
-from results.figures import relay, scaling
+from results.figures import load, relay, scaling
 from results.records.models import Evidence, Order
 from results.study import agreement
 
 if TYPE_CHECKING:
     from reports.view.view import View
+    from results.figures.load import Load
     from results.figures.scaling import Point
     from results.records.models import Environment
 
 ENOUGH_REPETITIONS = 4
-QUIET_FRACTION = 0.05
-"""A trial is disturbed if other processes used more than this fraction of CPU time."""
 MANY = 0.2
 """More failed or disturbed trials than this fraction are bad."""
 SMALL_DRIFT, LARGE_DRIFT = 0.10, 0.25
@@ -203,6 +202,7 @@ def _environments(view: View) -> list[Environment]:
 
 def _quiet(view: View) -> Mark:
     name = "Quiet machine"
+    found = load.of_study(view.study)
     if view.study.plan.measuring.order is Order.RELAY:
         counts = relay.count_turns(view.study)
         # In numbers: less than half a per cent would be 0 %.
@@ -214,24 +214,29 @@ def _quiet(view: View) -> Mark:
             return Mark(name=name, level=Level.BAD, reason=f"{reason}: no evidence")
         if counts.is_unfit and view.study.plan.measuring.gate is not None:
             return Mark(name=name, level=Level.BAD, reason=reason)
-        return Mark(name=name, level=level, reason=counts.busy or reason)
-    known = [
-        env.foreign_cpu_fraction
-        for env in _environments(view)
-        if env.foreign_cpu_fraction is not None
-    ]
-    if not known:
-        return Mark(name=name, level=Level.CAUTION, reason="load was not recorded")
-    disturbed = [share for share in known if share > QUIET_FRACTION]
-    if not disturbed:
-        reason = f"others used at most {formats.percent(max(known))} of CPU time"
-        return Mark(name=name, level=Level.OK, reason=reason)
-    reason = (
-        f"others used up to {formats.percent(max(disturbed))} of CPU time in "
-        f"{len(disturbed)} of {len(known)} trials"
-    )
-    level = Level.BAD if len(disturbed) > MANY * len(known) else Level.CAUTION
-    return Mark(name=name, level=level, reason=reason)
+        reason = counts.busy or reason
+        if found.num_unknown:
+            level, reason = Level.CAUTION, f"{reason}; {load_text(found)}"
+        return Mark(name=name, level=level, reason=reason)
+    level = Level.CAUTION if found.num_busy or found.num_unknown else Level.OK
+    if found.num_busy > MANY * (found.num_all - found.num_unknown):
+        level = Level.BAD
+    return Mark(name=name, level=level, reason=load_text(found))
+
+
+def load_text(found: Load) -> str:
+    """Says what others used of the machine, or that it is unknown."""
+    unknown = f"load was not recorded in {found.num_unknown} of {found.num_all}"
+    unknown = f"{unknown} {found.unit}s" if found.num_all else "load was not recorded"
+    if found.most is None:
+        return unknown
+    said = f"others used at most {formats.percent(found.most)} of CPU time"
+    if found.num_busy:
+        said = (
+            f"others used up to {formats.percent(found.most)} of CPU time in"
+            f" {found.num_busy} of {found.num_all - found.num_unknown} {found.unit}s"
+        )
+    return f"{said}; {unknown}" if found.num_unknown else said
 
 
 def _drift(view: View) -> Mark:

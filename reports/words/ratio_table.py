@@ -17,13 +17,18 @@ WEAKER: Final = (
     "a weaker comparison: the two were not measured in the same rounds, so nothing that"
     " happened to the machine cancels, and what varies between days is in no interval"
 )
+ADVICE: Final = (
+    "Advice, no verdict: the effect of the day and of the machine's state was not"
+    " measured, and three to seven of ten comparisons of equal programs would differ;"
+    " gate --baseline REVISION measures both in the same rounds"
+)
 
 
 def comparison_notes(comparison: RatioTable) -> list[str]:
     """Returns what a reader of the ratios has to know, one line each."""
     notes = []
     if comparison.is_weaker:
-        notes.append(WEAKER)
+        notes += [WEAKER, ADVICE]
     if comparison.differences:
         listed = "; ".join(comparison.differences)
         notes.append(f"not comparable, shown only: {listed}")
@@ -32,15 +37,17 @@ def comparison_notes(comparison: RatioTable) -> list[str]:
         names = "; ".join(row.name for row in comparison.without_test)
         notes.append(f"one generation, which tests nothing: {names}")
     tested = len(comparison.rows) - len(comparison.without_test)
+    claim = f"; 'differs' holds for all {tested} together (Holm, 5 %)"
     notes.append(
         f"ratios of {comparison.metric.name}, {comparison.first} /"
-        f" {comparison.second}, each with its own 95 % interval; 'differs' holds for"
-        f" all {tested} together (Holm, 5 %)"
+        f" {comparison.second}, each with its own 95 % interval"
+        + claim
+        * (not comparison.is_weaker)
     )
     return notes
 
 
-def _comparison_row(row: Row) -> tuple[str, ...]:
+def _comparison_row(row: Row, *, is_weaker: bool) -> tuple[str, ...]:
     ratio, p_value = row.difference.ratio, row.difference.p_value
     interval = "-"
     if ratio.low is not None and ratio.high is not None:
@@ -51,8 +58,18 @@ def _comparison_row(row: Row) -> tuple[str, ...]:
         interval,
         str(ratio.n),
         "-" if p_value is None else formats.p_value(p_value),
-        "differs" if row.difference.holds else "no difference shown",
+        "advice"
+        if is_weaker
+        else "differs"
+        if row.difference.holds
+        else "no difference shown",
     )
+
+
+def _comparison_rows(comparison: RatioTable) -> list[tuple[str, ...]]:
+    return [
+        _comparison_row(row, is_weaker=comparison.is_weaker) for row in comparison.rows
+    ]
 
 
 _COMPARISON_COLUMNS = ("case", "ratio", "95% interval", "n", "p (Holm)", "")
@@ -60,14 +77,14 @@ _COMPARISON_COLUMNS = ("case", "ratio", "95% interval", "n", "p (Holm)", "")
 
 def comparison_text(comparison: RatioTable) -> str:
     """Writes a comparison for a terminal."""
-    rows = [_comparison_row(row) for row in comparison.rows]
+    rows = _comparison_rows(comparison)
     lines = [*aligned(_COMPARISON_COLUMNS, rows), *comparison_notes(comparison)]
     return "\n".join(lines)
 
 
 def comparison_markdown(comparison: RatioTable) -> str:
     """Writes a comparison for a document."""
-    rows = [_comparison_row(row) for row in comparison.rows]
+    rows = _comparison_rows(comparison)
     notes = [f"- {markdown.escaped(note)}" for note in comparison_notes(comparison)]
     return "\n".join([*markdown.table(_COMPARISON_COLUMNS, rows), "", *notes])
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from reports.view.view import modes_text
 from reports.words import evidence, formats, input_bound, trust
 from reports.words.finding import Finding
-from reports.words.marks import QUIET_FRACTION
 from results.figures import scaling
+from results.figures.load import QUIET_FRACTION
 from results.records.models import Order, ScalingMode
 
 if TYPE_CHECKING:

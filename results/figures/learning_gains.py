@@ -1,14 +1,15 @@
 """What more replicas change in learning: better results, and less time to a target.
 
 Per quality metric and backend, runs with more replicas are compared with those of the
-fewest. A comparison needs three runs (seeds) of each. The target is one of the worst
-results of the runs with the fewest replicas (``time_to_target.target_of``): equal cases
-reach it as well.
+fewest. A comparison needs three runs (seeds) of each. A run that failed is worse than
+any other. The target is one of the worst results of the runs with the fewest replicas
+(``time_to_target.target_of``): equal cases mostly reach it as well.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 from results import errors
@@ -53,6 +54,7 @@ class Gains:
       metric: Name of the metric.
       backend: Name of the backend.
       target: Quality whose time is stated.
+      missed: Probability that a case which is equal seems not to reach it.
       is_higher_better: Whether that is at least, or at most, the target.
       cases: One per number of replicas, ascending.
     """
@@ -60,6 +62,7 @@ class Gains:
     metric: str
     backend: str
     target: float
+    missed: float
     is_higher_better: bool
     cases: tuple[Gain, ...]
 
@@ -97,7 +100,9 @@ def of_metric(name: str, study: Study) -> tuple[Gains, ...]:
     for case in cases:
         if case.spec.revision:  # what a gate compares with, not more replicas
             continue
-        if len(case.ok_entries) >= FEWEST_RUNS and _has_everywhere(case, name):
+        num_ended = len(case.ok_entries) + len(case.failed_entries)
+        is_enough = case.ok_entries and num_ended >= FEWEST_RUNS
+        if is_enough and _has_everywhere(case, name):
             by_backend.setdefault(case.spec.backend, []).append(case)
     return tuple(
         _of_backend(
@@ -131,14 +136,22 @@ def _num_replicas(case: Case) -> int:
 
 def _of_backend(metric: str, cases: Sequence[Case], *, is_higher_better: bool) -> Gains:
     fewest = cases[0]
-    reached = _reached(fewest, metric)
-    target = time_to_target.target_of(reached, is_higher_better=is_higher_better)
+    results = {
+        case.case_id: outcomes(case, metric, is_higher_better=is_higher_better)
+        for case in cases
+    }
+    reached = results[fewest.case_id]
+    target, missed = time_to_target.target_of(
+        reached,
+        is_higher_better=is_higher_better,
+        num_others=min(map(len, results.values())),
+    )
 
     def better(case: Case) -> Estimate | None:
         if case is fewest:
             return None
         return improvement.probability(
-            _reached(case, metric), reached, is_higher_better=is_higher_better
+            results[case.case_id], reached, is_higher_better=is_higher_better
         )
 
     def spent(case: Case, axis: Axis) -> TimeToTarget:
@@ -152,6 +165,7 @@ def _of_backend(metric: str, cases: Sequence[Case], *, is_higher_better: bool) -
         metric=metric,
         backend=fewest.spec.backend,
         target=target,
+        missed=missed,
         is_higher_better=is_higher_better,
         cases=tuple(
             Gain(
@@ -165,9 +179,11 @@ def _of_backend(metric: str, cases: Sequence[Case], *, is_higher_better: bool) -
     )
 
 
-def _reached(case: Case, metric: str) -> list[float]:
-    """The quality of each run at its last evaluation."""
-    return [reached(entry, metric) for entry in case.ok_entries]
+def outcomes(case: Case, metric: str, *, is_higher_better: bool) -> list[float]:
+    """Returns the quality at the end of each run, infinitely bad if it failed."""
+    worst = -math.inf if is_higher_better else math.inf
+    ended = [reached(entry, metric) for entry in case.ok_entries]
+    return ended + [worst] * len(case.failed_entries)
 
 
 def final(entry: Entry, metric: str) -> QualityMetric:

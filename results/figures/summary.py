@@ -174,11 +174,15 @@ def _ends(estimate: Estimate) -> dict[str, Any]:
 
 
 def _gains(found: learning_gains.Gains) -> dict[str, Any]:
-    num_fewest = len(found.cases[0].case.ok_entries)
+
+    def num_runs(case: study_module.Case) -> int:
+        return len(case.ok_entries) + len(case.failed_entries)
+
     return {
         "metric": found.metric,
         "backend": found.backend,
         "target": found.target,
+        "missed_by_chance": found.missed,
         "is_higher_better": found.is_higher_better,
         "cases": [
             {
@@ -187,8 +191,8 @@ def _gains(found: learning_gains.Gains) -> dict[str, Any]:
                 if gain.better is None
                 else {
                     **_ends(gain.better),
-                    "num_first": len(gain.case.ok_entries),
-                    "num_second": num_fewest,
+                    "num_first": num_runs(gain.case),
+                    "num_second": num_runs(found.cases[0].case),
                     "method": gain.better.method,
                     "confidence": gain.better.confidence,
                 },

@@ -6,21 +6,12 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from results import errors
-from results.records.models import TrialStatus
 from results.statistics import time_to_target
 from results.statistics.time_to_target import Time, TimeToTarget
 
 if TYPE_CHECKING:
     from results.records.models import QualityPoint, TrialResult
     from results.study.cases import Case
-
-# Trials that ended without training to their budget: they never reached a target.
-_FAILED = (
-    TrialStatus.FAILED.value,
-    TrialStatus.TIMEOUT.value,
-    TrialStatus.OUT_OF_MEMORY.value,
-    TrialStatus.INSANE.value,
-)
 
 
 class Axis(str, Enum):
@@ -66,8 +57,7 @@ def of_case(
         for curve in curves
     ]
     longest = max(curve[-1][0] for curve in curves)
-    num_failed = sum(entry.state in _FAILED for entry in case.entries)
-    times += [Time(amount=longest, is_reached=False)] * num_failed
+    times += [Time(amount=longest, is_reached=False)] * len(case.failed_entries)
     return time_to_target.median(times, unit=axis.value)
 
 

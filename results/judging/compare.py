@@ -104,11 +104,22 @@ def of_studies(first: Study, second: Study, metric: Metric) -> RatioTable:
         first=first.plan.study,
         second=second.plan.study,
         metric=metric,
-        rows=_rows(simultaneous.differences(means, method=judge.OF_TWO_STUDIES), sides),
+        rows=_rows(
+            _as_advice(simultaneous.differences(means, method=judge.OF_TWO_STUDIES)),
+            sides,
+        ),
         is_weaker=True,
         settings=tuple(dict.fromkeys(settings)),
         differences=study_differences.why_not_comparable(first, second),
     )
+
+
+def _as_advice(found: Mapping[str, Difference]) -> dict[str, Difference]:
+    """Returns differences of which none holds: days and machines vary by themselves."""
+    return {
+        name: dataclasses.replace(difference, holds=False)
+        for name, difference in found.items()
+    }
 
 
 def within(study: Study, first: str, second: str, metric: Metric) -> RatioTable:

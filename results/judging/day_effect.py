@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 from results import errors
 from results.judging import gate_metrics
-from results.statistics import estimates, judge
+from results.statistics import estimates, group_sequential, judge
+from results.statistics.judge import Verdict
 from results.study import case_pairs
 
 if TYPE_CHECKING:
@@ -118,7 +119,12 @@ def judged(
             f" {FEWEST_DAYS} or more"
         )
     mean = one_more_day(sign * math.fsum(ours) / len(ours), known)
-    return of_mean(mean, rule, num_cases=num_cases), ""
+    judgement = of_mean(mean, rule, num_cases=num_cases)
+    fewest = group_sequential.fewest_to_pass(rule.alpha)
+    if not judgement.verdict.is_pass or len(ours) >= fewest:
+        return judgement, ""
+    reason = f"{len(ours)} generations cannot pass; give --repeats {fewest}"
+    return dataclasses.replace(judgement, verdict=Verdict.INCONCLUSIVE), reason
 
 
 def one_more_day(value: float, days: Sequence[float]) -> Mean:

@@ -17,7 +17,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from results import errors
-from results.figures import relay
+from results.figures import load, relay
 from results.judging import (
     day_effect,
     exact,
@@ -34,6 +34,7 @@ from results.study import case_pairs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from results.figures.load import Load
     from results.figures.relay import TurnCounts, Twin
     from results.judging.gate_metrics import Judged, Rule
     from results.judging.paired_gate import Paired
@@ -54,6 +55,8 @@ class Gate:
       cases: In planned order.
       twin: The case that was measured twice; None where none was.
       turns: How many turns were void.
+      load: What others used of the machine; None where it changes nothing, as of what
+        runs have learned.
       is_weaker: Whether the baseline is a stored study.
       is_advice: Whether the verdict decides nothing: the sides were measured on
         different days, and what varies between days is in no interval.
@@ -77,6 +80,7 @@ class Gate:
     cases: tuple[JudgedCase, ...]
     twin: Twin | None
     turns: TurnCounts
+    load: Load | None = None
     is_weaker: bool = False
     is_advice: bool = False
     differences: tuple[str, ...] = ()
@@ -135,8 +139,8 @@ class Gate:
         """The worst verdict of the cases; None if there is none of the whole.
 
         A case without a verdict makes the whole inconclusive, and so does a baseline
-        that is not comparable, unless another case regresses. A count that rose is a
-        regression on any machine.
+        that is not comparable, or load that was not recorded, unless another case
+        regresses. A count that rose is a regression on any machine.
         """
         if self.equal_code:
             return Verdict.PASS
@@ -145,7 +149,7 @@ class Gate:
         if self.why_unfit or not self.cases:
             return None
         found = {case.verdict or Verdict.INCONCLUSIVE for case in self.judged}
-        if self.differences:
+        if self.differences or (self.load is not None and self.load.num_unknown):
             found.add(Verdict.INCONCLUSIVE)
         if self.paired is not None and self.paired.has_slow_processes:
             found.add(Verdict.REGRESS)
@@ -314,6 +318,7 @@ def _of_study(
         cases=tuple(cases),
         twin=relay.twin_of(study),
         turns=relay.count_turns(study),
+        load=None if rule.metric.is_quality else load.of_study(study),
         failures=failures,
         num_ok=sum(entry.is_ok for entry in study.planned),
     )

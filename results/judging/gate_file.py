@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from results.records.gate_record import GateCase, GateRecord
@@ -74,11 +75,16 @@ def _case(case: JudgedCase) -> GateCase:
         name=case.name,
         backend=backend,
         verdict=verdict.value,
-        slowdown=found.value - 1,
-        low=None if found.low is None else found.low - 1,
-        high=None if found.high is None else found.high - 1,
+        slowdown=_finite(found.value),
+        low=_finite(found.low),
+        high=_finite(found.high),
         n=found.n,
     )
+
+
+def _finite(ratio: float | None) -> float | None:
+    """Returns a change; None beyond all numbers, where half of the runs failed."""
+    return ratio - 1 if ratio is not None and math.isfinite(ratio) else None
 
 
 def write(store: Store, record: GateRecord) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from results.judging import gate_logs, gate_metrics
+from results.judging import error_rates, gate_logs, gate_metrics
 from results.judging.judged_case import JudgedCase, name_of
 from results.statistics import estimates, group_sequential, spending
 from results.statistics.estimates import Estimate
@@ -21,15 +21,15 @@ from results.statistics.judge import Judgement, Verdict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from results.judging.error_rates import Rates
     from results.judging.gate_metrics import Rule
     from results.statistics.group_sequential import Kind, Look
     from results.study.cases import Case
 
 METHOD = (
-    "Student's t over generations of the log slowdown, with a spread that borrows from"
-    " the other cases (Smyth 2004), at the level that is left for this look (Kim and"
-    " DeMets 1987); of turns, generations in which all cases were disturbed count less;"
-    " the lower end holds for all cases together (Holm)"
+    "Student's t over generations of the log slowdown, at the level that is left for"
+    " this look (Kim and DeMets 1987), widened for generations that may depend on each"
+    " other; the lower end holds for all cases together (Holm)"
 )
 VERDICTS = {
     group_sequential.UNDECIDED: Verdict.INCONCLUSIVE,
@@ -48,9 +48,12 @@ class Paired:
       decided_after: Generations at the look that ended the gate; None where none did.
       looks: All looks, up to the last generation.
       most: Generations after which it ends in any case.
-      num_slower: Processes of the change that stand out as slow; see
+      fewest: Generations that a pass needs.
+      widening: Of the intervals, for generations that may depend on each other.
+      rates: How often such a gate errs, simulated; None at another ``alpha``.
+      num_slower: Generations in which processes of the change stand out as slow; see
         ``group_sequential.singles``.
-      num_faster: Those of the baseline.
+      num_faster: The same of the baseline.
       stands_out: Ratio of times from which a process does.
       p_value: Of so many slower ones or more, were both sides equal.
       has_slow_processes: Whether the change has slow processes.
@@ -60,6 +63,9 @@ class Paired:
     decided_after: int | None
     looks: tuple[int, ...]
     most: int
+    fewest: int
+    widening: float
+    rates: Rates | None
     num_slower: int
     num_faster: int
     stands_out: float
@@ -120,16 +126,16 @@ def judge(
             )
         of_main = judged.pop(main)
         n = int((~np.isnan(logs[main][:, index])).sum())
-        reason = (
-            f"{n} generation(s) have both, a verdict needs"
-            f" {estimates.FEWEST_FOR_INTERVAL} or more"
-        )
+        fewest = group_sequential.FEWEST_TO_JUDGE
+        reason = ""
+        if n < fewest:
+            reason = f"{n} generation(s) have both, a verdict needs {fewest} or more"
         cases.append(
             JudgedCase(
                 name=name_of(case),
                 case=case,
                 judgement=of_main,
-                reason="" if of_main else reason,
+                reason=reason,
                 others={
                     kind.name: of
                     for kind, of in judged.items()
@@ -146,6 +152,11 @@ def judge(
             decided_after=end if is_decided else None,
             looks=looks,
             most=design.most,
+            fewest=group_sequential.fewest_to_pass(rule.alpha),
+            widening=float(seen[main, end].widening),
+            rates=error_rates.of_gate(
+                len(pairs), None if planned else number, rule.alpha
+            ),
             num_slower=int(singles.num_slower),
             num_faster=int(singles.num_faster),
             stands_out=float(np.exp(singles.threshold)),

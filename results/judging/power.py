@@ -120,7 +120,7 @@ def design(
     delta: float,
     alpha: float,
     num_generations: int | None = None,
-    most: int = group_sequential.LOOKS[-1],
+    most: int | None = None,
 ) -> Design:
     """Returns when a gate looks.
 
@@ -140,9 +140,11 @@ def design(
         last = num_generations
         looks = spending.looks_until(last, ())
     else:
+        planned = group_sequential.planned_looks(alpha)
+        last = planned[-1]
+        most = last if most is None else most
         _check_generations(most)
-        last = group_sequential.LOOKS[-1]
-        looks = spending.looks_until(min(most, last), group_sequential.LOOKS)
+        looks = spending.looks_until(min(most, last), planned)
     return group_sequential.Design(looks=looks, most=last, delta=delta, alpha=alpha)
 
 

@@ -108,10 +108,10 @@ def judged(
     reason = _why_not(here, there, fewest_seeds(rule.alpha))
     if reason:
         return None, reason
-    median = statistics.median(found.value for found in there.values())
-    scale = (1.0 if rule.metric.is_cost else -1.0) / median
+    sign = 1.0 if rule.metric.is_cost else -1.0
+    median = statistics.median(_costs(there, sign))
     ours, theirs = (
-        [scale * of[key].value for key in sorted(of)] for of in (here, there)
+        [cost / abs(median) for cost in _costs(of, sign)] for of in (here, there)
     )
     judgement, failures = of_losses(ours, theirs, rule, is_paired=is_paired)
     return judgement, failures.text
@@ -121,7 +121,10 @@ def of_losses(
     ours: Sequence[float], theirs: Sequence[float], rule: Rule, *, is_paired: bool
 ) -> tuple[Judgement, Failures]:
     """Judges costs of runs, relative to the baseline's median, pair by pair."""
-    losses = sorted(a - b for a, b in zip(ours, theirs, strict=False))
+    # Where both failed, neither is worse.
+    losses = sorted(
+        0.0 if a == b else a - b for a, b in zip(ours, theirs, strict=False)
+    )
     low, high = (
         _median_bounds(losses, level) for level in (OF_MEDIAN * rule.alpha, rule.alpha)
     )
@@ -174,14 +177,24 @@ def _failures(ours: Sequence[float], theirs: Sequence[float]) -> Failures:
     )
 
 
-def _final(case: Case, metric: Metric) -> dict[Key, QualityMetric]:
-    return {
+def _final(case: Case, metric: Metric) -> dict[Key, QualityMetric | None]:
+    """The quality of each run at its end, None of one that failed."""
+    ended: dict[Key, QualityMetric | None] = {
         entry.key: learning_gains.final(entry, metric.name) for entry in case.ok_entries
     }
+    return ended | {entry.key: None for entry in case.failed_entries}
+
+
+def _costs(found: dict[Key, QualityMetric | None], sign: float) -> list[float]:
+    """Costs by seed, infinite of a run that failed."""
+    ordered = (found[key] for key in sorted(found))
+    return [math.inf if of is None else sign * of.value for of in ordered]
 
 
 def _why_not(
-    here: dict[Key, QualityMetric], there: dict[Key, QualityMetric], needed: int
+    here: dict[Key, QualityMetric | None],
+    there: dict[Key, QualityMetric | None],
+    needed: int,
 ) -> str:
     """Why two groups of runs give no verdict; empty if they do."""
     fewest = min(len(here), len(there))
@@ -190,6 +203,7 @@ def _why_not(
     protocols = {
         (found.protocol, found.num_examples)
         for found in (*here.values(), *there.values())
+        if found is not None
     }
     if len(protocols) > 1:
         listed = " / ".join(
@@ -197,7 +211,10 @@ def _why_not(
             for protocol, number in sorted(protocols)
         )
         return f"the protocols of the metric differ, so it is not comparable: {listed}"
-    median = statistics.median(found.value for found in there.values())
+    ended = [found.value for found in there.values() if found is not None]
+    if 2 * len(ended) <= len(there):
+        return "half of the baseline's runs failed or more, so there is no median"
+    median = statistics.median(ended)
     if median <= 0:
         return (
             f"the baseline's median is {median:.4g}, and a loss relative to it has no"

@@ -242,14 +242,33 @@ def finite(values: Sequence[float] | np.ndarray, name: str) -> np.ndarray:
     Raises:
       ResultsError: No number, or one that is not finite.
     """
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 1 or array.size == 0:
-        raise errors.ResultsError(
-            f"{name} is {values!r}, must be a sequence of one or more numbers"
-        )
+    array = _array(values, name)
     if not np.isfinite(array).all():
         raise errors.ResultsError(
             f"{name} holds {values!r}, all must be finite; what failed must be left "
             "out, and reported"
+        )
+    return array
+
+
+def numbers(values: Sequence[float] | np.ndarray, name: str) -> np.ndarray:
+    """Returns numbers that may be ordered, infinite for what failed, as an array.
+
+    Raises:
+      ResultsError: No number, or one that is none.
+    """
+    array = _array(values, name)
+    if np.isnan(array).any():
+        raise errors.ResultsError(
+            f"{name} holds {values!r}, none may be nan; what failed is infinitely bad"
+        )
+    return array
+
+
+def _array(values: Sequence[float] | np.ndarray, name: str) -> np.ndarray:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or array.size == 0:
+        raise errors.ResultsError(
+            f"{name} is {values!r}, must be a sequence of one or more numbers"
         )
     return array

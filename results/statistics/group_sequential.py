@@ -2,28 +2,31 @@
 
 After some generations the gate looks: it ends where the answer is clear and goes on
 where it is not. Of each case and kind of measurement the log slowdown of a generation
-is one number, positive where the change is slower. At a look it has the interval
+is one number, positive where the change is slower; its mean over all generations has
 
-    [m - t(r) s / sqrt(n), m + t(p) s / sqrt(n)]
+    [m - t(r) w s / sqrt(n), m + t(p) w s / sqrt(n)]
 
-with the moderated deviation s (``moderated.py``); of turns, generations in which all
-cases were disturbed count less (``generation_weights.py``). The levels r and p are what
-the spending function leaves for this look (``spending.py``): p spends ``alpha`` on
-passing a slowdown of exactly the margin, r spends the kind's share of ``alpha`` on
-calling equal programs slower. r is divided by the number of cases; once a case is
-slower, the others are tested as one fewer (Holm, Scandinavian Journal of Statistics 6,
-1979).
+with the levels r and p that the spending function leaves for this look: p spends
+``alpha`` on passing a slowdown of exactly the margin, r the kind's share of it on
+calling equal programs slower, divided by the cases that are not yet known to be slower
+(Holm, Scandinavian Journal of Statistics 6, 1979).
 
-A case passes where the upper end is below the margin, and has then passed: later looks
-do not change it. It regresses where the lower end is above 0 and it did not pass. The
-gate ends with the first regression, or when all have passed.
+``w`` is for generations that depend on each other, which Student's t takes to be
+independent: with a correlation of 0.6 from one to the next it is twice too short. A few
+generations cannot show that there is none, so intervals are as wide as the largest
+correlation that they do not rule out (``widening``). It is estimated from all cases
+together, with what they share in a generation apart from what processes have.
 
-Whether single processes are slow, no mean shows before it is too late: a process in
-five that takes 50 % longer is a mean of 8 % with a spread of 16 %. Were the programs
-equal, a generation that stands out would stand out to either side with probability 1/2
-whatever the noise, so those that do are judged by a sign test.
+No generation is left out or counts less: what slows all cases of a generation is an
+effect. What slows one generation in five is not seen at all in n generations with
+probability 0.8^n, whatever the rule, so a case passes only after ``fewest_to_pass`` of
+them, when that probability is well below ``alpha``. It regresses where the lower end is
+above 0 and it did not pass. The gate ends with the first regression, or when all have
+passed.
 
-Record 0062 has the schedules and rules that this one was chosen from, with figures.
+Whether single processes are slow, no mean shows before it is too late. Were the
+programs equal, a generation that stands out would stand out to either side with
+probability 1/2 whatever the noise, so those that do are judged by a sign test.
 
 All functions work on arrays whose last axes are generations and cases, so that
 ``make statistics`` simulates the rule itself.
@@ -37,23 +40,43 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from results.statistics import generation_weights, moderated, spending
+from results.statistics import spending
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from results.statistics.spending import Spending
-
-LOOKS = (3, 4, 5, 6, 7, 8, 10, 12)
-"""Generations after which a gate looks; with fewer looks it takes more of them."""
-OF_PASSING = 0.8
-"""Share of ``alpha`` that the levels of passing spend. By simulation: the t tests of
-several looks, with spreads that are borrowed, err a fifth more often than their levels
-say (``make statistics``)."""
+RARE = 0.2
+"""The share of generations in which a change may be slow, and must be seen to be."""
+OF_PASSING = 0.5
+"""Share of ``alpha`` that the levels of passing spend: t tests on skewed noise err
+twice as often as their levels say (``make statistics``)."""
 STANDS_OUT = 4.0
 """Robust standard deviations from 0, and at least the margin."""
+FEWEST_TO_JUDGE = 3
+"""Generations: two are as often far from 0 as two states of a machine are."""
+MOST_ASSUMED = 0.5
+"""The largest correlation between generations that is assumed without being seen."""
+_NORMAL_DEVIATION = 1.4826  # of the median absolute deviation
+_UPPER = 1.28  # standard errors: a bound at 90 %
+_MOST_SEEN = 0.95
+_EARLY = (4, 5, 6, 8, 10, 12, 16, 20, 24)
 
 UNDECIDED, PASSED, REGRESSED, IMPROVED = 0, 1, 2, 3
+
+
+def fewest_to_pass(alpha: float) -> int:
+    """Returns how many generations show with 1 - alpha what slows one in five.
+
+    And one more, for what is seen once and still passes.
+    """
+    return math.ceil(math.log(alpha) / math.log(1 - RARE)) + 1
+
+
+def planned_looks(alpha: float) -> tuple[int, ...]:
+    """Returns after how many generations a gate looks; with less time, after fewer."""
+    fewest = fewest_to_pass(alpha)
+    early = (look for look in _EARLY if look < fewest)
+    return (*early, fewest, fewest + 2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,11 +95,11 @@ class Kind:
     margins: float | None
 
 
-TURNS = Kind(name="turns", share=0.7, margins=1.0)
+TURNS = Kind(name="turns", share=0.6, margins=1.0)
 SUSTAINED = Kind(name="sustained mean", share=0.1, margins=3.0)
 TAIL = Kind(name="sustained 99th percentile", share=0.05, margins=None)
 SINGLE = Kind(name="single processes", share=0.15, margins=None)
-PROCESSES = Kind(name="processes", share=0.85, margins=1.0)
+PROCESSES = Kind(name="processes", share=0.6, margins=1.0)
 """One number per process, where there are no turns."""
 
 
@@ -89,21 +112,26 @@ class Design:
       most: Generations after which all error is spent.
       delta: The slowdown that matters, as a ratio.
       alpha: The accepted probability of passing it, and of a false regression.
-      spend: The spending function.
     """
 
-    looks: tuple[int, ...] = LOOKS
-    most: int = LOOKS[-1]
+    looks: tuple[int, ...]
+    most: int
     delta: float
     alpha: float
-    spend: Spending = spending.kim_demets
 
     def level(self, share: float, number: int) -> float:
         """Returns the one-sided level of a share of ``alpha`` at one look."""
-        levels = spending.nominal_levels(
-            self.looks, self.most, share * self.alpha, self.spend
-        )
+        levels = spending.nominal_levels(self.looks, self.most, share * self.alpha)
         return levels[self.looks.index(number)]
+
+    def level_of_passing(self, number: int) -> float:
+        """Returns the same of passing, of which no look before the first spends any."""
+        fewest = fewest_to_pass(self.alpha)
+        looks = tuple(look for look in self.looks if look >= fewest)
+        alpha = OF_PASSING * self.alpha
+        if number not in looks:
+            return alpha
+        return spending.nominal_levels(looks, self.most, alpha)[looks.index(number)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,17 +143,48 @@ class Look:
       low: Lower end of its interval; not a number below two generations.
       high: Upper end.
       verdicts: ``UNDECIDED``, ``PASSED``, ``REGRESSED`` or ``IMPROVED``.
+      widening: Of the intervals, of all cases of a gate.
     """
 
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
     verdicts: np.ndarray
+    widening: np.ndarray
 
 
 def margin_of(kind: Kind, delta: float) -> float:
     """Returns the log slowdown that matters; of none, where a kind cannot pass."""
     return -math.inf if kind.margins is None else math.log1p(kind.margins * delta)
+
+
+def widening(away: np.ndarray) -> np.ndarray:
+    """Returns the factor of intervals, of generations that may depend on each other.
+
+    The correlation of neighbours, over all cases, is too low by (1 + 4 r) / n (Marriott
+    and Pope, Biometrika 41, 1954). Its error is of as many series as there are cases,
+    or of fewer, down to one, by what they share in a generation.
+
+    Args:
+      away: From the mean of each case; the last axes are generations and cases.
+    """
+    number, num_cases = away.shape[-2:]
+    total = np.maximum((away**2).sum(axis=(-2, -1)), np.finfo(np.float64).tiny)
+    found = (away[..., 1:, :] * away[..., :-1, :]).sum(axis=(-2, -1)) / total
+    found = found + (1 + 4 * found) / number
+    common = num_cases * (away.mean(axis=-1) ** 2).sum(axis=-1) / total
+    num_series = 1 / (common**2 + (1 - common) ** 2 / max(num_cases - 1, 1))
+    bound = found + _UPPER / np.sqrt(number * num_series)
+    correlation = np.maximum(
+        np.clip(bound, 0, MOST_ASSUMED), np.clip(found, 0, _MOST_SEEN)
+    )
+    lags = np.arange(1, number)
+    powers = (1 - lags / number) * correlation[..., None] ** lags
+    variance = 1 + 2 * powers.sum(axis=-1)
+    # The measured variance is as much too small as that of the mean is too large.
+    measured = 1 - (variance - 1) / max(number - 1, 1)
+    widened: np.ndarray = np.sqrt(variance / np.maximum(measured, 0.05))
+    return widened
 
 
 def look(logs: np.ndarray, kind: Kind, design: Design, *, number: int) -> Look:
@@ -140,44 +199,35 @@ def look(logs: np.ndarray, kind: Kind, design: Design, *, number: int) -> Look:
     from scipy import special
 
     values = logs[..., :number, :]
-    known = ~np.isnan(values)
-    is_known = known.sum(axis=-2) >= 2  # noqa: PLR2004 - a spread needs two
-    weights = known * (generation_weights.weights(values) if kind is TURNS else 1.0)
-    tiny = np.finfo(np.float64).tiny
-    total = np.maximum(weights.sum(axis=-2), tiny)
-    # Of unequal weights, the number of equal ones that tell as much.
-    counts = np.maximum(total**2 / np.maximum((weights**2).sum(axis=-2), tiny), 2.0)
-    mean = np.nansum(weights * values, axis=-2) / total
-    squares = np.nansum(weights * (values - mean[..., None, :]) ** 2, axis=-2)
-    squares = squares / total * counts / (counts - 1)
-    variance, degrees = squares, counts - 1
-    if is_known.all():  # a case that was not measured lends nothing
-        variance, degrees = moderated.moderated(squares, degrees)
-    error = np.sqrt(variance / counts)
-
-    def quantile(share: float) -> np.ndarray:
-        level = design.level(share, number)
-        found: np.ndarray = special.stdtrit(degrees, 1 - level)
-        return found
-
+    counts = (~np.isnan(values)).sum(axis=-2)
+    is_known = counts >= 2  # noqa: PLR2004 - a spread needs two
+    mean = np.nansum(values, axis=-2) / np.maximum(counts, 1)
+    away = np.nan_to_num(values - mean[..., None, :])
+    wider = widening(away)
+    counts = np.maximum(counts, 2)
+    degrees = counts - 1
+    error = wider[..., None] * np.sqrt((away**2).sum(axis=-2) / degrees / counts)
     num_cases = values.shape[-1]
-    strict = quantile(kind.share / num_cases)
-    low, high = mean - strict * error, mean + quantile(OF_PASSING) * error
-    verdicts = np.full(mean.shape, UNDECIDED)
-    passed = high < margin_of(kind, design.delta)
-    steps = [
+    levels = [
         design.level(kind.share / (num_cases - index), number)
         for index in range(num_cases)
     ]
-    verdicts[_holm(mean, error, degrees, steps) & (mean > 0)] = REGRESSED
+    strict = special.stdtrit(degrees, 1 - levels[0]) * error
+    low = mean - strict
+    high = mean + special.stdtrit(degrees, 1 - design.level_of_passing(number)) * error
+    passed = high < margin_of(kind, design.delta)
+    passed &= counts >= fewest_to_pass(design.alpha)
+    verdicts = np.full(mean.shape, UNDECIDED)
+    verdicts[_holm(mean, error, degrees, levels) & (mean > 0)] = REGRESSED
     verdicts[passed] = PASSED
-    verdicts[passed & (mean + strict * error < 0)] = IMPROVED
-    verdicts[~is_known] = UNDECIDED
+    verdicts[passed & (mean + strict < 0)] = IMPROVED
+    verdicts[counts < FEWEST_TO_JUDGE] = UNDECIDED
     return Look(
         mean=mean,
         low=np.where(is_known, low, np.nan),
         high=np.where(is_known, high, np.nan),
         verdicts=verdicts,
+        widening=wider,
     )
 
 
@@ -208,12 +258,14 @@ def _median(values: np.ndarray, axis: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Singles:
-    """Generations of cases that stand out from the others; arrays over gates.
+    """Generations with processes that stand out from the others; arrays over gates.
+
+    A generation counts once, however many of its cases stand out: they share a machine.
 
     Attributes:
-      threshold: Log ratio from which a generation stands out.
-      num_slower: Of the change.
-      num_faster: Of the change, which is of the baseline.
+      threshold: Log ratio from which a process stands out.
+      num_slower: Generations with more that are slower, of the change.
+      num_faster: Generations with more that are faster, of the baseline slower.
       p_value: Of so many or more slower ones, were the programs equal.
       holds: Whether the change has slow processes.
     """
@@ -230,14 +282,13 @@ def singles(logs: np.ndarray, design: Design, *, number: int) -> Singles:
     from scipy import special
 
     values = logs[..., :number, :]
-    flat = values.reshape(*values.shape[:-2], -1)
-    residuals = np.abs(values - _median(values, axis=-2)).reshape(flat.shape)
-    scale = generation_weights.NORMAL_DEVIATION * np.squeeze(
-        _median(residuals, axis=-1), axis=-1
-    )
+    residuals = np.abs(values - _median(values, axis=-2))
+    flat = residuals.reshape(*values.shape[:-2], -1)
+    scale = _NORMAL_DEVIATION * np.squeeze(_median(flat, axis=-1), axis=-1)
     threshold = np.maximum(STANDS_OUT * scale, math.log1p(design.delta))
-    slower = (flat > threshold[..., None]).sum(axis=-1)
-    faster = (flat < -threshold[..., None]).sum(axis=-1)
+    limit = threshold[..., None, None]
+    more = (values > limit).sum(axis=-1) - (values < -limit).sum(axis=-1)
+    slower, faster = (more > 0).sum(axis=-1), (more < 0).sum(axis=-1)
     both = slower + faster
     # Of so many or more: 1 for none.
     p_value = np.where(

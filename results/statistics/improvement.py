@@ -2,7 +2,7 @@
 
 Mann and Whitney's estimate (1947): the share of pairs of runs, one of each case, in
 which the first is better; ties count half. 0.5 says that neither is. It needs no scale
-and no model of the results, and one run that fails counts as one.
+and no model of the results. A run that failed is infinitely bad, and counts as one.
 
 The interval is Newcombe's (2006, method 5): it contains the probabilities from which
 the estimate is not farther than t standard errors, with the variance of Hanley and
@@ -53,9 +53,12 @@ def probability(
       is_higher_better: Whether larger results are better.
 
     Raises:
-      ResultsError: No runs, or a result that is not finite.
+      ResultsError: No runs, or a result that is not a number.
     """
-    a, b = estimates.finite(first, "first"), estimates.finite(second, "second")
+    a, b = (
+        estimates.numbers(of, name)
+        for of, name in ((first, "first"), (second, "second"))
+    )
     if not is_higher_better:
         a, b = -a, -b
     better = (a[:, None] > b).sum() + 0.5 * (a[:, None] == b).sum()

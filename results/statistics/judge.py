@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 DEFAULT_DELTA = 0.05
 DEFAULT_ALPHA = 0.05
 FEWEST_GENERATIONS = 2
-METHOD = "Student's t over generations of the log slowdown"
 OF_TWO_STUDIES = (
     "Welch's t over the generations of two studies, which were not measured in the "
     "same rounds"
@@ -110,29 +109,6 @@ def verdict_of(low: float, high: float, *, margin: float) -> Verdict:
     if high < margin:
         return Verdict.PASS
     return Verdict.REGRESS if low > 0 else Verdict.INCONCLUSIVE
-
-
-def judge(
-    log_slowdowns: Sequence[float],
-    *,
-    delta: float = DEFAULT_DELTA,
-    alpha: float = DEFAULT_ALPHA,
-) -> Judgement:
-    """Judges a change by its log slowdown in each generation.
-
-    Args:
-      log_slowdowns: One number per generation, positive where the change is slower:
-        ln(baseline / change) of a throughput, ln(change / baseline) of a time or of
-        memory.
-      delta: The slowdown that matters, as a ratio.
-      alpha: The accepted probability of passing a slowdown of exactly ``delta``.
-
-    Raises:
-      ResultsError: Fewer than two generations, a number that is not finite, or a
-        ``delta`` or ``alpha`` that is out of range.
-    """
-    mean = estimates.one_group(log_slowdowns, "log_slowdowns")
-    return of_mean(mean, delta=delta, alpha=alpha, method=METHOD)
 
 
 def judge_groups(

@@ -56,6 +56,7 @@ TRIMMED_T = "trimmed t (Yuen): Student's t of the winsorized variance over runs"
 INTERQUARTILE_MEAN = "interquartile mean"
 TRIMMED_MEAN = "mean without a fifth of the runs at either end"
 TYPICAL = "typical run (trimmed mean; of so few runs none is left out)"
+FAILED = "no mean: more runs failed than it leaves out"
 TOO_FEW = f"no interval: fewer than {FEWEST_RUNS} runs say too little about the spread"
 
 
@@ -93,24 +94,35 @@ def score(strata: Mapping[Hashable, Sequence[float]]) -> Estimate:
     """Returns a robust mean of all runs, with its interval.
 
     Args:
-      strata: The result of each run, by environment or whatever else was fixed when
-        seeds were drawn. Several strata need one scale, such as returns from 0 to
-        1000.
+      strata: The result of each run, infinitely bad if it failed, by environment or
+        whatever else was fixed when seeds were drawn. Several strata need one scale,
+        such as returns from 0 to 1000.
 
     Raises:
-      ResultsError: A stratum without values, or a value that is not finite.
+      ResultsError: A stratum without values, or a value that is not a number.
     """
     arrays = _checked(strata)
     everything = np.concatenate(arrays)
     n = everything.size
-    if len(arrays) == 1 and n < FEWEST_RESAMPLED:
+    is_small = len(arrays) == 1 and n < FEWEST_RESAMPLED
+    value = _small_mean(everything) if is_small else _trimmed_means(everything[None])[0]
+    if not math.isfinite(value):
+        return Estimate(
+            value=float(value), low=None, high=None, n=n, unit="", method=FAILED
+        )
+    if is_small:
         return _trimmed(everything).estimate(TRIMMED_T, otherwise=TOO_FEW)
     low, high, method = None, None, TOO_FEW
     if n >= FEWEST_RUNS:
         low, high = _ends(_trimmed_means(_resampled(arrays)))
         method = METHOD
-    value = float(_trimmed_means(everything[None])[0])
-    return Estimate(value=value, low=low, high=high, n=n, unit="", method=method)
+    return Estimate(value=float(value), low=low, high=high, n=n, unit="", method=method)
+
+
+def _small_mean(values: np.ndarray) -> float:
+    """The trimmed mean of a few runs, infinite if more of them failed."""
+    cut = int(_TRIMMED_OF_FEW * values.size)
+    return float(np.sort(values)[cut : values.size - cut].mean())
 
 
 def _trimmed(values: np.ndarray) -> Mean:
@@ -186,10 +198,10 @@ def _checked(
         raise errors.ResultsError(
             f"runs are {dict(strata)!r}, every stratum must have at least one number"
         )
-    if not all(np.isfinite(array).all() for array in arrays):
+    if any(np.isnan(array).any() for array in arrays):
         raise errors.ResultsError(
-            f"runs are {dict(strata)!r}, all must be finite; runs that failed must be "
-            "left out, and reported"
+            f"runs are {dict(strata)!r}, none may be nan; runs that failed are "
+            "infinitely bad"
         )
     return arrays
 
@@ -220,5 +232,9 @@ def _trimmed_means(values: np.ndarray) -> np.ndarray:
 
 def _ends(values: np.ndarray) -> tuple[float, float]:
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(values, [tail, 1 - tail])
+    ends = [tail, 1 - tail]
+    if np.isfinite(values).all():
+        low, high = np.quantile(values, ends)
+    else:  # between an infinite value and another there is none
+        low, high = np.quantile(values, ends, method="inverted_cdf")
     return float(low), float(high)

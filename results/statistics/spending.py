@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    Spending = Callable[[float, float], float]
+    from collections.abc import Sequence
 
 _NUM_NODES = 160
 _POWER = 1.5
@@ -31,13 +29,8 @@ _LOWEST = -8.5  # standard deviations, below which nothing is left
 _NUM_HALVINGS = 60
 
 
-def pocock(alpha: float, fraction: float) -> float:
-    """Returns the error spent until a fraction of the information; nearly evenly."""
-    return alpha * math.log1p((math.e - 1) * min(fraction, 1.0))
-
-
 def kim_demets(alpha: float, fraction: float) -> float:
-    """Returns the same where early looks get less of it.
+    """Returns the error spent until a fraction of the information; early ones get less.
 
     A power of the information (Kim and DeMets, "Design and analysis of group
     sequential tests based on the type I error spending rate function", Biometrika 74,
@@ -49,7 +42,7 @@ def kim_demets(alpha: float, fraction: float) -> float:
 
 @functools.lru_cache(maxsize=512)
 def nominal_levels(
-    looks: tuple[int, ...], most: int, alpha: float, spend: Spending = kim_demets
+    looks: tuple[int, ...], most: int, alpha: float
 ) -> tuple[float, ...]:
     """Returns the one-sided level of the test at each look.
 
@@ -57,7 +50,6 @@ def nominal_levels(
       looks: After how many generations, ascending.
       most: Generations after which all of the error is spent.
       alpha: The error of all looks together.
-      spend: The spending function.
     """
     from scipy import special
 
@@ -67,7 +59,7 @@ def nominal_levels(
     for look in looks:
         now = look / most
         step = math.sqrt(now - before)
-        wanted = max(spend(alpha, now) - spent, 0.0)
+        wanted = max(kim_demets(alpha, now) - spent, 0.0)
 
         low, high = _LOWEST * math.sqrt(now), -_LOWEST * math.sqrt(now)
         for _ in range(_NUM_HALVINGS):

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from results import errors
-from results.statistics.estimates import CONFIDENCE, Estimate, finite
+from results.statistics.estimates import CONFIDENCE, Estimate, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,40 +98,48 @@ def first_reached(
     return Time(amount=positions[-1], is_reached=False)
 
 
-def target_of(reached: Sequence[float], *, is_higher_better: bool) -> float:
+def target_of(
+    reached: Sequence[float], *, is_higher_better: bool, num_others: int
+) -> tuple[float, float]:
     """Returns a quality that runs like these reach as well: one of their worst.
 
     Of equal runs, half end below the median of the others, and would "never reach it".
-    This is the best of the qualities that the median of as many equal runs misses with
-    a probability of at most ``MOST_MISSED``, or the worst of all: with 3 or 4 runs
-    the probability is 0.2.
+    This is the best of the qualities that the median of equal runs misses with a
+    probability of at most ``MOST_MISSED``; where none is, the worst of those that did
+    not fail, with its probability, which is 0.2 of 3 or 4 runs.
 
     Args:
-      reached: The quality of each run at its end.
+      reached: The quality of each run at its end, infinitely bad if it failed.
       is_higher_better: Whether higher is better.
+      num_others: Runs of the case that is compared, of the one with the fewest.
 
     Raises:
-      ResultsError: No run, or a quality that is not finite.
+      ResultsError: No run, a quality that is not a number, or all failed.
     """
-    values = sorted(finite(reached, "reached").tolist(), reverse=not is_higher_better)
-    n = len(values)
-    ranks = (rank for rank in range(n, 1, -1) if _missed(n, rank) <= MOST_MISSED)
-    return float(values[next(ranks, 1) - 1])
+    values = sorted(numbers(reached, "reached"), reverse=not is_higher_better)
+    num_failed = sum(map(math.isinf, values))
+    if num_failed == len(values):
+        raise errors.ResultsError("all runs failed, so there is no target")
+    rank = num_failed + 1
+    for better in range(rank + 1, len(values) + 1):
+        if _missed(len(values), better, num_others) <= MOST_MISSED:
+            rank = better
+    return float(values[rank - 1]), _missed(len(values), rank, num_others)
 
 
-def _missed(n: int, rank: int) -> float:
-    """Probability that the median of n equal runs ends below the rank-th worst of n.
+def _missed(n: int, rank: int, num_others: int) -> float:
+    """Probability that the median of equal runs ends below the rank-th worst of n.
 
-    Any order of both groups is as likely: at least (n + 1) // 2 of the one are worse
-    than ``rank`` of the other.
+    Any order of both groups is as likely: at least half of the others are worse than
+    ``rank`` of the n.
     """
-    needed = (n + 1) // 2
+    needed = (num_others + 1) // 2
     orders = sum(
-        math.comb(needed - 1 + others, others)
-        * math.comb(2 * n - needed - others, n - others)
-        for others in range(rank)
+        math.comb(needed - 1 + worse, worse)
+        * math.comb(num_others - needed + n - worse, n - worse)
+        for worse in range(rank)
     )
-    return orders / math.comb(2 * n, n)
+    return orders / math.comb(num_others + n, n)
 
 
 def median(times: Sequence[Time], *, unit: str) -> TimeToTarget:

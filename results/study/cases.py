@@ -30,6 +30,12 @@ MISSING = "missing"
 CORRUPT = "corrupt"
 """States of a planned trial that has no status record; the others are statuses."""
 UNMATCHED = "unmatched"
+_ENDED_EARLY = {
+    TrialStatus.FAILED.value,
+    TrialStatus.TIMEOUT.value,
+    TrialStatus.OUT_OF_MEMORY.value,
+    TrialStatus.INSANE.value,
+}
 """State of a trial that ended well, and whose replicas do not match one replica."""
 
 Key = tuple[int, int]
@@ -127,6 +133,11 @@ class Case:
     def shown_entries(self) -> tuple[Entry, ...]:
         """The repetitions whose numbers are shown: disturbed ones if all are."""
         return self.ok_entries or self.measured_entries
+
+    @property
+    def failed_entries(self) -> tuple[Entry, ...]:
+        """The repetitions that ended early; of quality runs, the worst outcome."""
+        return tuple(entry for entry in self.entries if entry.state in _ENDED_EARLY)
 
     @property
     def why_unmatched(self) -> str:

@@ -1,8 +1,8 @@
 """The verdict of a gate a second time: from raw turns, with other arithmetic.
 
 ``results/statistics`` judges arrays of gates, with levels by quadrature. Here one gate
-is judged in plain numbers, with levels from a grid and Brent's method, quantiles of
-``scipy.stats``, and the inverse of the trigamma function by bisection.
+is judged in plain numbers, with levels from a grid and Brent's method, and quantiles of
+``scipy.stats``.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from results.verify import gate_spreads as spreads
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 LOWEST = -8.5
 _NUM_POINTS = 801
-OF_PASSING = 0.8
+OF_PASSING = 0.5
 STANDS_OUT = 4.0
+SEEN_IN = 0.8  # of generations: what slows the others must be seen
+MOST_ASSUMED, MOST_SEEN = 0.5, 0.95
 # Share of alpha for a false regression, and the margin in units of delta.
 KINDS: Mapping[str, tuple[float, float | None]] = {
-    "turns": (0.7, 1.0),
+    "turns": (0.6, 1.0),
     "sustained mean": (0.1, 3.0),
     "sustained 99th percentile": (0.05, None),
 }
@@ -207,11 +207,16 @@ def judge(
         share: dict(zip(looks, levels(tuple(looks), most, share * alpha), strict=True))
         for share in _shares(logs)
     }
+    fewest = 1 + next(n for n in itertools.count(1) if SEEN_IN**n <= alpha)
+    passing = dict.fromkeys(looks, OF_PASSING * alpha)
+    late = tuple(look for look in looks if look >= fewest)
+    if late:
+        passing |= zip(late, levels(late, most, OF_PASSING * alpha), strict=True)
     decided: dict[tuple[str, int], tuple[str, tuple[float, float, float]]] = {}
     shown: dict[tuple[str, int], tuple[float, float, float]] = {}
     for look in looks:
         for kind, cases in logs.items():
-            now = _at(kind, cases, look, of_looks, delta)
+            now = _at(kind, cases, look, of_looks, (passing[look], fewest), delta)
             for index, (verdict, interval) in enumerate(now):
                 shown[kind, index] = interval
                 if verdict != "inconclusive":
@@ -232,7 +237,7 @@ def judge(
 
 
 def _shares(logs: Logs) -> set[float]:
-    found = {OF_PASSING, SINGLES}
+    found = {SINGLES}
     for kind, cases in logs.items():
         found |= {KINDS[kind][0] / (len(cases) - rank) for rank in range(len(cases))}
     return found
@@ -256,6 +261,7 @@ def _at(
     cases: Sequence[Sequence[float | None]],
     look: int,
     of_looks: Mapping[float, Mapping[int, float]],
+    passing: tuple[float, int],
     delta: float,
 ) -> list[tuple[str, tuple[float, float, float]]]:
     """Returns the verdict and interval of each case at a look."""
@@ -263,22 +269,20 @@ def _at(
 
     share, margins = KINDS[kind]
     known = [[v for v in case[:look] if v is not None] for case in cases]
-    if min(map(len, known)) < 2:  # noqa: PLR2004 - a spread needs two
-        return [("inconclusive", (0.0, 0.0, 0.0)) for _ in cases]
-    is_whole = all(len(of) == look for of in known)
-    counts = spreads.weights(known) if kind == "turns" and is_whole else []
-    weighted = [spreads.moments(of, counts or [1.0] * len(of)) for of in known]
-    means = [mean for mean, _, _ in weighted]
-    borrowed = spreads.moderated(
-        [v for _, v, _ in weighted], [n - 1 for _, _, n in weighted]
-    )
+    means = [statistics.fmean(of) if of else 0.0 for of in known]
+    away = [
+        [0.0 if v is None else v - mean for v in case[:look]]
+        for case, mean in zip(cases, means, strict=True)
+    ]
+    wider = _widening(away)
+    degrees = [max(len(of), 2) - 1 for of in known]
     errors = [
-        math.sqrt(variance / number)
-        for (_, _, number), (variance, _) in zip(weighted, borrowed, strict=True)
+        wider * math.sqrt(math.fsum(v * v for v in of) / d / (d + 1))
+        for of, d in zip(away, degrees, strict=True)
     ]
     p_values = [
-        float(stats.t.sf(mean / max(error, 2.2250738585072014e-308), degrees))
-        for mean, error, (_, degrees) in zip(means, errors, borrowed, strict=True)
+        float(stats.t.sf(mean / max(error, 2.2250738585072014e-308), d))
+        for mean, error, d in zip(means, errors, degrees, strict=True)
     ]
     slower: set[int] = set()
     for rank, index in enumerate(sorted(range(len(cases)), key=p_values.__getitem__)):
@@ -287,16 +291,39 @@ def _at(
         slower.add(index)
     found = []
     for index, (mean, error) in enumerate(zip(means, errors, strict=True)):
-        degrees = borrowed[index][1]
-        strict = stats.t.isf(of_looks[share / len(cases)][look], degrees) * error
-        high = mean + stats.t.isf(of_looks[OF_PASSING][look], degrees) * error
+        number = len(known[index])
+        if number < 2:  # noqa: PLR2004 - a spread needs two
+            found.append(("inconclusive", (mean, math.nan, math.nan)))
+            continue
+        strict = stats.t.isf(of_looks[share / len(cases)][look], degrees[index]) * error
+        high = mean + stats.t.isf(passing[0], degrees[index]) * error
         verdict = "inconclusive"
-        if margins is not None and high < math.log1p(margins * delta):
+        is_seen = number >= passing[1] and margins is not None
+        if is_seen and margins and high < math.log1p(margins * delta):
             verdict = "improve" if mean + strict < 0 else "pass"
-        elif index in slower and mean > 0:
+        elif index in slower and mean > 0 and number > 2:  # noqa: PLR2004
             verdict = "regress"
         found.append((verdict, (mean, mean - strict, float(high))))
     return found
+
+
+def _widening(cases: Sequence[Sequence[float]]) -> float:
+    """Returns what generations that depend on each other make of the intervals."""
+    number, num_cases = len(cases[0]), len(cases)
+    total = math.fsum(v * v for of in cases for v in of) or 1.0
+    lagged = math.fsum(a * b for of in cases for a, b in itertools.pairwise(of))
+    found = lagged / total
+    found += (1 + 4 * found) / number
+    shared = math.fsum(math.fsum(of) ** 2 for of in zip(*cases, strict=True))
+    shared /= num_cases * total
+    told = shared**2 + (1 - shared) ** 2 / max(num_cases - 1, 1)
+    bound = found + 1.28 * math.sqrt(told / number)
+    r = max(0.0, min(bound, MOST_ASSUMED), min(found, MOST_SEEN))
+    # The variance of the mean of all pairs, over that of independent ones.
+    pairs = itertools.product(range(number), repeat=2)
+    variance = math.fsum(r ** abs(a - b) for a, b in pairs) / number
+    measured = 1 - (variance - 1) / max(number - 1, 1)
+    return math.sqrt(variance / max(measured, 0.05))
 
 
 def _has_slow_processes(
@@ -310,8 +337,12 @@ def _has_slow_processes(
     if not values:
         return False
     residuals = [abs(v - a) for of, a in zip(known, around, strict=True) for v in of]
-    usual = spreads.NORMAL_DEVIATION * statistics.median(residuals)
+    usual = 1.4826 * statistics.median(residuals)
     limit = max(STANDS_OUT * usual, math.log1p(delta))
-    slower = sum(value > limit for value in values)
-    both = slower + sum(value < -limit for value in values)
+    votes = [
+        sum((v > limit) - (v < -limit) for v in of if v is not None)
+        for of in zip(*(case[:look] for case in cases), strict=True)
+    ]
+    slower = sum(vote > 0 for vote in votes)
+    both = slower + sum(vote < 0 for vote in votes)
     return slower > 0 and float(stats.binom.sf(slower - 1, both, 0.5)) <= level

@@ -46,6 +46,7 @@ OURS = {
     "harness/trial/worker.py": TRIAL,
     "reports/page/page.py": "styles and scripts of this tree",
     "reports/site/assets.py": "styles and scripts of this tree",
+    "results/judging/error_rates.py": "a table of this tree",
     "results/store/atomic.py": "opens only to sync",
     "results/store/heartbeat.py": "the identity of this kernel, and its own file",
 }
@@ -66,6 +67,7 @@ PARSED = {
     "harness/launch/ray/cluster.py": OUTPUT,
     "harness/trial/gpu_probe.py": OUTPUT,
     "reports/site/compared_text.py": "what was written a line before",
+    "results/judging/error_rates.py": "a table of this tree",
 }
 FOLDERS = ("results", "reports", "harness")
 

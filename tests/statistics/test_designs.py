@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 
-import fixed_gates
 import numpy as np
 import pytest
 import simulated_designs
@@ -108,19 +107,6 @@ def test_turns_of_four_steps_are_wider(default: Coverage) -> None:
     )
 
     assert found.median_half_width > 1.3 * default.median_half_width
-
-
-@pytest.mark.parametrize("effect", [0.0, 0.05, 0.08])
-def test_gates_on_a_noisy_machine_decide_as_calculated(effect: float) -> None:
-    """Relays of two cases; their own spread in the exact calculation."""
-    num_gates = 400
-    tolerance = 3 * (0.25 / num_gates) ** 0.5  # three standard errors, at most
-    found = simulated_designs.gates(num_gates, SEED, effect=effect)
-    expected = fixed_gates.shares(found.spread, 5, effect)
-
-    assert found.spread == pytest.approx(0.03, abs=0.003)
-    assert expected.passes == pytest.approx(found.passes, abs=tolerance)
-    assert expected.regresses == pytest.approx(found.regresses, abs=tolerance)
 
 
 def test_binomial_interval_of_a_coverage() -> None:

@@ -15,7 +15,6 @@ import gates_with_answers  # beside the script that runs them
 
 RUNNER = runpy.run_path(str(Path(__file__).with_name("run_own_gates.py")))
 ON_ANY = gates_with_answers.on_any_machine(0.1, 8)
-ON_QUIET = gates_with_answers.on_a_quiet_machine()
 EQUAL, PLANTED = ON_ANY
 row, summary = RUNNER["row"], RUNNER["summary"]
 SLOWER = {"value": 1.1, "low": 1.08, "high": 1.13, "n": 8}
@@ -61,54 +60,24 @@ def test_a_gate_is_shown_with_its_interval() -> None:
 
 
 def test_the_repository_is_made_in_an_empty_folder(tmp_path: Path) -> None:
-    """Each commit has a tag; the other kinds are added to it, and none is replaced."""
+    """Each commit has a tag."""
     RUNNER["make_repository"](tmp_path, list(ON_ANY))
     tags = tmp_path / ".git/refs/tags"
-    before = {path.name: path.read_text() for path in tags.iterdir()}
-    assert "WORK = 330000" in (tmp_path / "program.py").read_text()
-    RUNNER["make_repository"](tmp_path, [*ON_ANY, *ON_QUIET])
-    after = {path.name: path.read_text() for path in tags.iterdir()}
 
-    assert {"base-equal", "equal", "base-planted", "planted"} == set(before)
-    assert before == {name: after[name] for name in before}
-    assert {kind.name for kind in ON_QUIET} < set(after)
+    assert "WORK = 330000" in (tmp_path / "program.py").read_text()
+    assert {"base-equal", "equal", "base-planted", "planted"} == {
+        path.name for path in tags.iterdir()
+    }
 
 
 def test_planted_programs_run_and_differ_from_their_base(tmp_path: Path) -> None:
     """In what is planted, and equal ones in a comment."""
-    for kind in (*ON_ANY, *ON_QUIET):
+    for kind in ON_ANY:
         base, head = kind.source("base", {}), kind.source("head", kind.constants)
         for source in (base, head):
             compile(source, str(tmp_path), "exec")
         is_equal = base.splitlines()[1:] == head.splitlines()[1:]
         assert kind.is_planted is not is_equal, kind.name
-
-
-def test_gates_of_a_quiet_machine_take_turns_and_end_in_a_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a stand-in for the gate: which are run, in which order, and what is kept."""
-    asked: list[tuple[str, int]] = []
-
-    def judge(_: Path, kind: Any, number: int) -> dict[str, Any]:
-        asked.append((kind.name, number))
-        verdict = "regress" if kind.is_planted else "pass"
-        return {"verdict": verdict, "cases": [{"slowdown": SLOWER}]}
-
-    monkeypatch.setitem(RUNNER["main"].__globals__, "judge", judge)
-    code = RUNNER["main"]([str(tmp_path), "--quiet-machine"])
-
-    assert 0 == code
-    assert [("same", 0), ("sleep", 0), ("fiftieth", 0), ("in-five", 0)] == asked[:4]
-    assert {"same": 8, "sleep": 4, "fiftieth": 4, "in-five": 4} == {
-        name: sum(of == name for of, _ in asked) for name, _ in asked
-    }
-    text = (tmp_path / "gates.md").read_text()
-    assert "| sleep 3 | regress | +10.0% [+8.0%, +13.0%], n = 8 |" in text
-    assert "- equal code: 8 of 8 right [0.63, 1.00]: 8 pass" in text
-    asked.clear()
-    assert 0 == RUNNER["main"]([str(tmp_path), "--quiet-machine", "--gates=1"])
-    assert [] == asked
 
 
 def test_a_piece_starts_no_gate_once_its_time_is_over(

@@ -16,6 +16,7 @@ from harness.sources import same_code
 from reports.words.judging import judgement
 from results.judging import gate as gate_module
 from results.judging import gate_file
+from results.statistics import group_sequential
 from results.statistics.judge import Verdict
 
 if TYPE_CHECKING:
@@ -97,6 +98,13 @@ def measure(
     design = design_of(request, rule, baseline)
     try:
         with stop_signals(), sides as update:
+            fewest = group_sequential.fewest_to_pass(rule.alpha)
+            if request.repeats is not None and request.repeats < fewest:
+                click.echo(
+                    f"--repeats {request.repeats} can show a regression, and cannot"
+                    f" pass: that takes {fewest} at --alpha {rule.alpha:.1%}",
+                    err=True,
+                )
             return commands.sweep(
                 request.model_copy(update={**update, "gate": design}),
                 call,

@@ -56,7 +56,7 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
     if rule.metric is gate_metrics.EFFICIENCY:
         _check_efficiency(request)
     if rule.metric in gate_metrics.OF_TURNS and takes_turns:
-        return _with_repeats(request)
+        return _with_repeats(request, rule)
     # These exist once per process, and are measured best where it is alone.
     if request.order is Order.RELAY and rule.metric.name == gate_metrics.FIRST_STEP:
         raise PlanError(
@@ -65,7 +65,7 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
             " step; leave --order out"
         )
     order = request.order or Order.SEQUENTIAL
-    repeats = request.repeats or defaults.GENERATIONS
+    repeats = request.repeats or group_sequential.fewest_to_pass(rule.alpha)
     return request.model_copy(update={"order": order, "repeats": repeats})
 
 
@@ -87,10 +87,11 @@ def _check_efficiency(request: GateRequest) -> None:
         )
 
 
-def _with_repeats(request: GateRequest) -> GateRequest:
+def _with_repeats(request: GateRequest, rule: Rule) -> GateRequest:
     """Returns a gate on throughput; one that is measured in sequence does not look."""
     is_relay = design.choose_order(request) is Order.RELAY
-    repeats = request.repeats or (None if is_relay else defaults.GENERATIONS)
+    fewest = group_sequential.fewest_to_pass(rule.alpha)
+    repeats = request.repeats or (None if is_relay else fewest)
     return request.model_copy(update={"repeats": repeats})
 
 
@@ -110,7 +111,9 @@ def design_of(request: GateRequest, rule: Rule, baseline: str) -> GateDesign:
         baseline=baseline,
         delta=rule.delta,
         alpha=rule.alpha,
-        looks=group_sequential.LOOKS if is_relay and request.repeats is None else (),
+        looks=group_sequential.planned_looks(rule.alpha)
+        if is_relay and request.repeats is None
+        else (),
         num_stretches=NUM_STRETCHES if is_relay else 0,
         counts=request.counts if request.program is None else (),
     )

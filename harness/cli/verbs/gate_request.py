@@ -66,6 +66,10 @@ def _learnable() -> str:
     )
 
 
+_LOOKS = ", ".join(map(str, group_sequential.planned_looks(DEFAULT_ALPHA)))
+_FEWEST = group_sequential.fewest_to_pass(DEFAULT_ALPHA)
+
+
 class GateRequest(RunRequest):
     """A sweep of two sides on this machine, and how they are judged."""
 
@@ -98,10 +102,10 @@ class GateRequest(RunRequest):
         Count | None,
         Option(
             group=DESIGN,
-            help="Exactly so many generations, and one look at the end.",
-            default="a relay looks after"
-            f" {', '.join(map(str, group_sequential.LOOKS))}, and ends at the first"
-            f" clear verdict; {defaults.GENERATIONS} in sequence",
+            help="Exactly so many generations, and one look at the end; a pass needs"
+            f" {_FEWEST}, at another `--alpha` others.",
+            default=f"a relay looks after {_LOOKS}, and ends at the first clear"
+            f" verdict; {_FEWEST} in sequence",
         ),
     ] = None
     minutes: Annotated[

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 from reports.charts import curves, data, limits, rows_of
 from reports.charts.drawing import look, svg
@@ -140,7 +141,8 @@ def _draw(
     y_limits = limits.linear(
         rows["value"].tolist(), [*rows["low"].dropna(), *rows["high"].dropna()]
     )
-    panels = _panels(rows_of.cases_of_learning(rows, metric, spendings[0][1]))
+    failed = _failed(view, metric)
+    panels = _panels(rows_of.cases_of_learning(rows, metric, spendings[0][1], failed))
     if len(panels) > 1:
         spendings = spendings[:1]
     return [
@@ -161,9 +163,23 @@ def _draw(
         )
         for slug, column, label in spendings
         for index, (heading, lines) in enumerate(
-            _panels(rows_of.cases_of_learning(rows, metric, column))
+            _panels(rows_of.cases_of_learning(rows, metric, column, failed))
         )
     ]
+
+
+def _failed(view: View, metric: str) -> dict[tuple[Any, ...], tuple[float, ...]]:
+    """Returns infinitely bad quality for each run of a case that failed."""
+    facts = view.study.metrics.get(metric)
+    if facts is None or facts.is_higher_better is None:
+        return {}
+    worst = -math.inf if facts.is_higher_better else math.inf
+    found = {}
+    for case in view.study.quality_runs:
+        spec = case.spec
+        key = spec.backend, spec.num_replicas, spec.per_replica_batch_size
+        found[(*key, spec.revision)] = (worst,) * len(case.failed_entries)
+    return found
 
 
 def render(view: View) -> Markup:
@@ -179,7 +195,7 @@ def render(view: View) -> Markup:
             _draw(view, number, name, runs, axis),
             runs,
             axes.explain(axis, all_axes),
-            seeds.draw(number, name, runs),
+            seeds.draw(number, name, runs, view.study.metrics),
             learning_gains.of_metric(runs[0].points[-1][1].name, view.study),
         )
         for number, (axis, (name, runs)) in enumerate(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from reports.page import page
 from reports.words import marks, names, reproduce
-from results.figures import relay
+from results.figures import load, relay
 from results.records.models import Order
 from results.statistics import repetitions
 
@@ -31,6 +31,7 @@ def render(view: View) -> Markup:
         names=names,
         is_relay=view.study.plan.measuring.order is Order.RELAY,
         marks=marks,
+        load=load,
         relay=relay,
         statistics=repetitions,
     )

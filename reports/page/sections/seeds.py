@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,11 +14,12 @@ from reports.words.quality_runs import FEWEST_SEEDS
 from results.statistics import run_scores
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from markupsafe import Markup
 
     from reports.words.quality_runs import Run
+    from results.records.models import MetricFacts
     from results.statistics.estimates import Estimate
     from results.study.cases import Case
 
@@ -30,7 +32,7 @@ class CaseScore:
 
     Attributes:
       case: The case.
-      reached: Final quality of each run.
+      reached: Final quality of each run, infinitely bad if it failed.
       score: Aggregate of all runs.
     """
 
@@ -52,20 +54,31 @@ class Together:
     panels: tuple[Markup, ...]
 
 
-def collect(runs: Sequence[Run]) -> tuple[CaseScore, ...]:
-    """Returns the score of every case with several runs.
+def collect(
+    runs: Sequence[Run], metrics: Mapping[str, MetricFacts]
+) -> tuple[CaseScore, ...]:
+    """Returns the score of every case with several runs, those that failed included.
 
-    Strata are data sets; a study has one, so its runs differ in their seed only.
+    Strata are data sets; a study has one, so its runs differ in their seed only. Of a
+    metric of unknown direction nobody knows what is worst: cases with a run that failed
+    have no score.
     """
+    facts = metrics.get(runs[0].points[-1][1].name)
+    is_higher_better = None if facts is None else facts.is_higher_better
     by_case: dict[str, list[Run]] = {}
     for run in runs:
         by_case.setdefault(run.case.case_id, []).append(run)
     found = []
     for group in by_case.values():
-        if len(group) < FEWEST_SEEDS:
-            continue
-        reached = tuple(run.points[-1][1].value for run in group)
         case = group[0].case
+        num_failed = len(case.failed_entries)
+        if len(group) + num_failed < FEWEST_SEEDS:
+            continue
+        if num_failed and is_higher_better is None:
+            continue
+        worst = -math.inf if is_higher_better else math.inf
+        reached = tuple(run.points[-1][1].value for run in group)
+        reached += (worst,) * num_failed
         found.append(
             CaseScore(
                 case=case,
@@ -76,19 +89,22 @@ def collect(runs: Sequence[Run]) -> tuple[CaseScore, ...]:
     return tuple(found)
 
 
-def draw(number: int, name: str, runs: Sequence[Run]) -> Together | None:
+def draw(
+    number: int, name: str, runs: Sequence[Run], metrics: Mapping[str, MetricFacts]
+) -> Together | None:
     """Returns table and profiles of one metric, or None without repetitions.
 
     Args:
       number: Index of the metric in the page.
       name: Its title.
-      runs: The runs of all cases.
+      runs: The runs of all cases that are ok.
+      metrics: What is known of each metric.
     """
-    cases = collect(runs)
+    cases = collect(runs, metrics)
     if not cases:
         return None
     unit = runs[0].points[-1][1].unit
-    values = [value for found in cases for value in found.reached]
+    values = [v for found in cases for v in found.reached if math.isfinite(v)]
     low, high = min(values), max(values)
     margin = 0.05 * (high - low) or 1.0
     levels = np.linspace(low - margin, high + margin, _NUM_THRESHOLDS).tolist()

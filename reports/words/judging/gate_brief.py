@@ -7,9 +7,10 @@ import math
 from typing import TYPE_CHECKING
 
 from reports.words import formats, reproduce
+from reports.words.judging.judgement import rule_text
 from reports.words.marks import Level
 from results import errors
-from results.judging import exact, gate_file
+from results.judging import error_rates, exact, gate_file
 from results.statistics.judge import Verdict
 
 if TYPE_CHECKING:
@@ -32,12 +33,14 @@ class GateView:
       why_none: Why there is no record; empty if there is.
       head: Commits of the tree that was judged.
       base: Commits of the tree that it was compared with; of a stored study its name.
+      rule: What matters, and how often such a gate errs.
     """
 
     record: GateRecord | None
     why_none: str
     head: str
     base: str
+    rule: str
 
     @property
     def verdict(self) -> str:
@@ -127,6 +130,19 @@ def of_view(view: View) -> GateView | None:
         why_none="" if record is not None else why_none,
         head=", ".join(head) or "this tree",
         base=base,
+        rule="" if record is None else _rule(view.study, record),
+    )
+
+
+def _rule(study: Study, record: GateRecord) -> str:
+    cases = [case for case in record.cases if case.after is None]
+    design, rates = study.plan.measuring.gate, None
+    if study.other_revisions and cases:
+        has_looks = design is not None and design.looks
+        number = None if has_looks else study.plan.repeats
+        rates = error_rates.of_gate(len(cases), number, record.alpha)
+    return rule_text(
+        record.worse, record.delta, record.alpha, rates, is_advice=record.is_advice
     )
 
 

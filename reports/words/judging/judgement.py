@@ -9,11 +9,13 @@ from xml.etree import ElementTree as ET
 
 from reports.words import markdown, ratio_table
 from reports.words.judging import counted
+from reports.words.marks import load_text
 from results.statistics.judge import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from results.judging.error_rates import Rates
     from results.judging.gate import Gate
     from results.judging.judged_case import JudgedCase
     from results.statistics.estimates import Estimate
@@ -60,13 +62,31 @@ def headline(gate: Gate) -> str:
         f"{sum(_verdict_of(case) == value for case in gate.all_cases)} {value}"
         for value in dict.fromkeys(_verdict_of(case) for case in gate.all_cases)
     )
-    rule = f"{gate.metric.worse} by {gate.delta:.1%} matters"
-    if not gate.is_advice:  # what varies between days is in no error rate
-        rule += f", and passes with probability {gate.alpha:.1%} at most"
+    rates = None if gate.paired is None else gate.paired.rates
+    rule = rule_text(
+        gate.metric.worse, gate.delta, gate.alpha, rates, is_advice=gate.is_advice
+    )
     if gate.why_unfit:
         rule += f"; the machine gave no verdict: {gate.why_unfit}"
     advice = "ADVICE, NO VERDICT: " * gate.is_advice
     return f"{advice}{name.upper()}: {what}: {counts} ({rule})"
+
+
+def rule_text(
+    worse: str, delta: float, alpha: float, rates: Rates | None, *, is_advice: bool
+) -> str:
+    """Says what matters, and how often it passes: of such a gate, simulated."""
+    rule = f"{worse} by {delta:.1%} matters"
+    if is_advice:  # what varies between days is in no error rate
+        return rule
+    if rates is None:
+        return f"{rule}, and passes with probability {alpha:.1%} at most"
+    return (
+        f"{rule}, and passes with probability {rates.passes:.1%} at most"
+        f" ({rates.passes_dependent:.1%} where generations depend on each other); equal"
+        f" programs regress with {rates.regresses:.1%} at most"
+        f" ({rates.regresses_dependent:.1%})"
+    )
 
 
 def _verdict_of(case: JudgedCase) -> str:
@@ -86,6 +106,16 @@ def _notes_of_looks(gate: Gate) -> Iterator[str]:
     paired = gate.paired
     if paired is None:
         return
+    if paired.num_generations < paired.fewest:
+        yield (
+            f"{paired.num_generations} generations cannot pass, since they may miss"
+            f" what slows one in five; give --repeats {paired.fewest}, or more"
+            " --minutes"
+        )
+    yield (
+        f"intervals are {paired.widening:.2f} times as wide as Student's, for"
+        " generations that may depend on each other; they hold at least what they state"
+    )
     if len(paired.looks) > 1 or paired.most > paired.looks[-1]:
         listed = ", ".join(map(str, paired.looks))
         end = (
@@ -107,10 +137,10 @@ def _notes_of_looks(gate: Gate) -> Iterator[str]:
     is_slower = any(case.verdict is Verdict.REGRESS for case in gate.cases)
     if paired.has_slow_processes and not is_slower:
         yield (
-            f"single processes are {gate.metric.worse}: {paired.num_slower} of this"
-            f" tree stand out by more than {change_text(paired.stands_out)}, and"
-            f" {paired.num_faster} of the baseline (sign test, p ="
-            f" {paired.p_value:.2g})"
+            f"single processes are {gate.metric.worse}: in {paired.num_slower}"
+            " generations those of this tree stand out by more than"
+            f" {change_text(paired.stands_out)}, and in {paired.num_faster} those of"
+            f" the baseline (sign test, p = {paired.p_value:.2g})"
         )
     for case in gate.cases:
         for name, other in case.others.items():
@@ -119,6 +149,15 @@ def _notes_of_looks(gate: Gate) -> Iterator[str]:
                 f" {change_text(other.slowdown.value)} {_interval(other.slowdown)};"
                 f" {other.delta:.0%} matters"
             )
+
+
+def _notes_of_load(gate: Gate) -> Iterator[str]:
+    """Says where others used the machine, or nobody knows."""
+    found = gate.load
+    if found is None or not (found.num_busy or found.num_unknown):
+        return
+    why = ", and what is unknown does not pass" * bool(found.num_unknown)
+    yield f"caution: {load_text(found)}{why}"
 
 
 def _notes(gate: Gate) -> list[str]:
@@ -142,6 +181,7 @@ def _notes(gate: Gate) -> list[str]:
     notes += notes_of(gate)
     if gate.turns.num_turns:
         notes.append(f"void turns: {gate.turns.num_void} of {gate.turns.num_turns}")
+    notes += _notes_of_load(gate)
     notes += [f"failed: {failure}" for failure in gate.failures]
     return notes
 
@@ -169,7 +209,7 @@ def _rows(gate: Gate) -> list[tuple[str, ...]]:
 
 
 def _columns(gate: Gate) -> tuple[str, ...]:
-    confidence = f"{1 - 2 * gate.alpha:.0%} interval"
+    confidence = f"interval, at least {1 - 2 * gate.alpha:.0%}"
     return ("case", f"{gate.metric.worse} by", confidence, "n", "verdict")
 
 

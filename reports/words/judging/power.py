@@ -67,7 +67,7 @@ def text(found: Power) -> str:
         f"spread between generations: {found.spread:.2%} ({found.source})",
         (
             f"a slowdown of {found.delta:.1%} of one case matters, and passes with"
-            f" probability {found.alpha:.1%}"
+            f" probability {found.alpha:.1%} at most"
         ),
         "",
         (

@@ -99,7 +99,7 @@ def test_two_studies_are_compared_in_a_page(
         ("text", r"what differs \(A / B\)\n  nothing that is recorded\n"),
         (
             "markdown",
-            r"\A### A a, B b\n\n\*\*Whether throughput differs between A and B",
+            r"\A### A a, B b\n\n\*\*No interval of 4 shared cases excludes equal",
         ),
         ("json", r'"is_comparable": true'),
         ("csv", r"\nb,scaling,throughput"),

@@ -269,7 +269,7 @@ def test_a_gate_judges_two_revisions_of_the_repository(
         *OWN,
         "--replicas=1",
         "--mode=weak",
-        "--repeats=3",
+        *("--repeats=5", "--alpha=45%"),
         f"--baseline={baseline}",
         "--setup=echo prepared > .prepared",
     )

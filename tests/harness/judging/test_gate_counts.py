@@ -29,7 +29,7 @@ def test_three_percent_more_bytes_are_shown_before_the_first_turn(gate: Any) -> 
     files = ("--write=junit=gate.xml", "--write=json=gate.json")
     code, out, err = gate(*OF, "--study=g", *files)
 
-    assert exit_codes.OK == code, err
+    assert exit_codes.INCONCLUSIVE == code, err
     line = "counted in a step: in_graph x1: collective bytes +3.0 % (exact: 1000 to"
     assert err.index(line) < err.index("checking and recording")
     assert 1 == err.count("counted in a step")
@@ -116,7 +116,7 @@ def test_an_unchanged_tree_reports_nothing(gate: Any, stored: str) -> None:
 
     assert exit_codes.OK == code, err
     assert "exact: " not in out
-    assert "and equal on both sides: graph nodes, collective bytes (n = 3 runs" in out
+    assert "and equal on both sides: graph nodes, collective bytes (n = 5 runs" in out
     assert "counted in a step:" not in err
 
 

@@ -43,7 +43,7 @@ def test_a_slowdown_of_ten_percent_is_a_regression(
     assert "regress" == data["verdict"]
     (case,) = data["cases"]
     assert pytest.approx(1.10, abs=0.02) == case["slowdown"]["value"]
-    assert 3 == case["slowdown"]["n"]
+    assert 5 == case["slowdown"]["n"]
     assert [] == worktrees(repository)
     assert [] == list(temporary.iterdir())
     (recorded,) = Path("runs").glob("*/gate.json")
@@ -63,7 +63,7 @@ def test_two_equal_revisions_pass(
     code, out, err = gate("--baseline=same", f"--study={stored}")
 
     assert exit_codes.OK == code, err
-    assert 9 == len(statuses)
+    assert 15 == len(statuses)
     assert statuses == written_at()
     assert re.search(
         r"(PASS|IMPROVE): throughput against revision same \(\w{12}\)", out
@@ -90,7 +90,7 @@ def test_the_figures_of_this_tree_are_verified(harness: Any, stored: str) -> Non
 @pytest.mark.full
 def test_a_baseline_that_is_slower_shows_an_improvement(gate: Any) -> None:
     """A kind of pass: exit code 0; only the full run gates in this direction."""
-    code, out, err = gate("--baseline=slower", "--repeats=2", "--delta=50%")
+    code, out, err = gate("--baseline=slower", "--delta=50%")
 
     assert exit_codes.OK == code, (out, err)
     assert re.search(r"in_graph x1, weak +-(8|9)\.\d %", out)
@@ -128,15 +128,14 @@ def test_a_machine_that_disturbs_every_turn_is_unfit(gate: Any) -> None:
 
 def test_costs_are_measured_alone(gate: Any, tmp_path: Path) -> None:
     """Peak memory in sequence: no twin, no turns, repetitions as requested."""
-    of = (*GATE, "--repeats=2")
     code, out, err = gate(
-        "--baseline=slower", "--metric=peak_memory", "--study=g", of=of
+        "--baseline=slower", "--metric=peak_memory", "--study=g", of=GATE
     )
 
     assert exit_codes.OK == code, err
-    assert re.search(r"in_graph x1, weak +\+0.0 % .* 2  pass\n", out)
+    assert re.search(r"in_graph x1, weak +\+0.0 % .* 5  pass\n", out)
     plan = Store.open(tmp_path / "runs" / "g").read_plan()
-    assert 4 == len(plan.trials)
+    assert 10 == len(plan.trials)
     assert {Order.SEQUENTIAL} == {trial.spec.order for trial in plan.trials}
 
 

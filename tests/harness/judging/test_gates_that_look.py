@@ -48,7 +48,7 @@ def test_equal_code_passes_at_once(gate: Any, written: Any) -> None:
 
 
 def test_a_clear_slowdown_ends_at_the_first_look(gate: Any, tmp_path: Path) -> None:
-    """After three generations of no peer; both sides lie beside each other."""
+    """After four generations of no peer; both sides lie beside each other."""
     code, out, err = gate(
         "--baseline=faster",
         "--measure-equal",
@@ -59,19 +59,19 @@ def test_a_clear_slowdown_ends_at_the_first_look(gate: Any, tmp_path: Path) -> N
 
     data = json.loads(out)
     assert exit_codes.REGRESSION == code, err
-    assert 3 == data["looks"]["decided_after"] == data["looks"]["num_generations"]
+    assert 4 == data["looks"]["decided_after"] == data["looks"]["num_generations"]
     store = Store.open(tmp_path / "runs" / "g")
     plan = store.read_plan()
     assert {"in_graph"} == {trial.spec.backend for trial in plan.trials}
     assert plan.measuring.gate is not None
-    assert group_sequential.LOOKS == plan.measuring.gate.looks
+    assert group_sequential.planned_looks(0.05) == plan.measuring.gate.looks
     results = [trial.result for trial in store.trials() if trial.result is not None]
     first = [of for of in results if any(turn.is_sustained for turn in of.turns)]
-    assert 6 == len(first)  # not the twins
+    assert 8 == len(first)  # not the twins
     assert {4} == {sum(turn.is_sustained for turn in of.turns) for of in first}
     notes = gate_file.read(store).notes
     (check,) = (note for note in notes if note.startswith("a check of the turns:"))
-    assert re.search(r"take [+-]\d+\.\d % \[.+\] longer \(n = 3\), over all", check)
+    assert re.search(r"take [+-]\d+\.\d % \[.+\] longer \(n = 4\), over all", check)
 
 
 def test_an_efficiency_needs_turns() -> None:

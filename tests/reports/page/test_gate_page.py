@@ -33,7 +33,7 @@ def made(tmp_path: pathlib.Path, synthetic: Any) -> Any:
         shape = synthetic.Shape(
             backends=("in_graph",),
             modes=(synthetic.WEAK,),
-            repeats=4,
+            repeats=15,
             num_rounds=10,
             noise=0.008,
             twin_factor=1.0,

@@ -39,7 +39,7 @@ def section(view: View) -> str:
 def test_runs_of_a_case_are_scored_together(view: View) -> None:
     """What the records say is what the score is made of."""
     (runs,) = quality_runs.collect(view).values()
-    found = seeds.collect(runs)
+    found = seeds.collect(runs, view.study.metrics)
 
     assert [1, 2] == [case.case.spec.num_replicas for case in found]
     for case in found:

@@ -26,13 +26,13 @@ def compared(first: Store, second: Store) -> Compared:
 
 
 def test_the_headline_says_how_much_in_how_many_cases(compared: Compared) -> None:
-    """30 % in the cases of one backend; the other is inconclusive."""
+    """30 % in the cases of one backend; which is advice."""
     expected = (
         "In A, throughput is 30.0\N{NARROW NO-BREAK SPACE}% higher than in B in 3 of 6"
-        " shared cases. In 3 the difference is inconclusive."
+        " shared cases. Advice, no verdict: the effect of the day and of the machine's"
     )
 
-    assert expected == comparison.headline(compared)
+    assert comparison.headline(compared).startswith(expected)
 
 
 def test_code_and_its_changes_are_named(compared: Compared) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from results.figures import learning_gains
+from results.statistics import run_scores
 from results.study.cases import load_study
 
 if TYPE_CHECKING:
     import pathlib
+    from collections.abc import Sequence
 
     from results.study.cases import Study
 
@@ -86,3 +89,70 @@ def test_a_metric_of_unknown_direction_is_not_compared(
     plan = study.plan.model_copy(update={"metrics": metrics})
 
     assert () == learning_gains.of_study(dataclasses.replace(study, plan=plan))
+
+
+def with_failed(study: Study, num_replicas: int, numbers: Sequence[int]) -> Study:
+    """Returns the study where some quality runs of a case failed, from the worst on."""
+    (case,) = (c for c in study.quality_runs if c.spec.num_replicas == num_replicas)
+    ordered = sorted(
+        case.ok_entries, key=lambda entry: entry.result.curve[-1].quality[0].value
+    )
+    ids = {ordered[number].trial_id for number in numbers}
+    return dataclasses.replace(
+        study,
+        entries=tuple(
+            dataclasses.replace(entry, state="failed", reason="nan")
+            if entry.trial_id in ids
+            else entry
+            for entry in study.entries
+        ),
+    )
+
+
+@pytest.mark.parametrize("num_failed", [1, 2, 3, 4])
+def test_a_run_that_failed_is_worse_than_any_other(
+    study: Study, num_failed: int
+) -> None:
+    """Failures, from the worst run on, make no case better, and none is dropped."""
+    (before,) = learning_gains.of_study(study)
+    (after,) = learning_gains.of_study(with_failed(study, 2, range(num_failed)))
+    (best,) = learning_gains.of_study(with_failed(study, 2, range(5 - num_failed, 5)))
+    was, now = before.cases[1], after.cases[1]
+
+    assert was.better is not None
+    assert now.better is not None
+    assert best.cases[1].better is not None
+    assert now.better.value <= was.better.value
+    assert best.cases[1].better.value < was.better.value
+    assert (5, 5) == (now.better.n, now.seconds.median.n)
+    assert now.seconds.num_reached <= 5 - num_failed
+    assert (now.seconds.median.value == math.inf) is (num_failed > 2)
+
+
+def test_a_target_of_runs_of_which_some_failed_says_what_it_is_worth(
+    study: Study,
+) -> None:
+    """The worst that did not fail, which equal runs miss more often than one in ten."""
+    (found,) = learning_gains.of_study(with_failed(study, 1, range(3)))
+    (all_ok,) = learning_gains.of_study(study)
+
+    assert all_ok.missed < 0.1
+    assert found.missed > 0.5
+    assert sorted(reached(study, 1))[3] == found.target
+
+
+@pytest.mark.parametrize(
+    ("num_failed", "is_finite"), [(0, True), (1, True), (2, False)]
+)
+def test_a_robust_mean_leaves_out_a_fifth_of_failures_and_no_more(
+    study: Study, num_failed: int, is_finite: bool
+) -> None:
+    """Beyond that it says so; the mean of the others would be that of survivors."""
+    values = sorted(reached(study, 2))
+    failed = run_scores.score({"": [-math.inf] * num_failed + values[num_failed:]})
+
+    assert 5 == failed.n
+    assert math.isfinite(failed.value) is is_finite
+    assert failed.has_interval is is_finite
+    if num_failed:
+        assert failed.value <= run_scores.score({"": values}).value

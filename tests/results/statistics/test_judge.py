@@ -9,11 +9,19 @@ import pytest
 from scipy import stats
 
 from results import errors
-from results.statistics import judge
+from results.statistics import estimates, judge
 from results.statistics.judge import Verdict
 
 LIMIT = math.log(1.05)
 E = 1e-9
+
+
+def judged(
+    logs: list[float], *, delta: float = 0.05, alpha: float = 0.05
+) -> judge.Judgement:
+    """The verdict on the mean of some generations."""
+    mean = estimates.one_group(logs, "logs")
+    return judge.of_mean(mean, delta=delta, alpha=alpha, method="")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +52,7 @@ def test_an_improvement_is_a_kind_of_pass() -> None:
 def test_the_interval_has_confidence_of_one_minus_twice_alpha(alpha: float) -> None:
     """Two one-sided tests at level alpha."""
     logs = [0.01, 0.03, -0.01, 0.02]
-    found = judge.judge(logs, alpha=alpha)
+    found = judged(logs, alpha=alpha)
     low, high = stats.t.interval(1 - 2 * alpha, 3, np.mean(logs), stats.sem(logs))
 
     assert math.exp(low) == pytest.approx(found.slowdown.low)
@@ -65,15 +73,13 @@ def test_the_interval_has_confidence_of_one_minus_twice_alpha(alpha: float) -> N
 )
 def test_verdict_of_generations(logs: list[float], expected: Verdict) -> None:
     """Positive is slower."""
-    assert judge.judge(logs).verdict is expected
+    assert judged(logs).verdict is expected
 
 
 @pytest.mark.parametrize(
     ("logs", "options", "message"),
     [
-        ([], {}, r"log_slowdowns is \[\], must be a sequence of one or more"),
         ([0.1], {}, r"there is 1 generation, a verdict needs 2 or more of each side"),
-        ([0.1, math.inf], {}, r"log_slowdowns holds \[0\.1, inf\], all must be finite"),
         ([0, 0], {"delta": 0}, r"delta is 0, must be more than 0 and at most 1: the"),
         ([0, 0], {"delta": 5}, r"delta is 5, must be more than 0 and at most 1"),
         ([0, 0], {"delta": math.nan}, r"delta is nan, must be"),
@@ -86,4 +92,4 @@ def test_what_cannot_be_judged_is_refused(
 ) -> None:
     """One line with what is allowed."""
     with pytest.raises(errors.ResultsError, match=message):
-        judge.judge(logs, **options)
+        judged(logs, **options)

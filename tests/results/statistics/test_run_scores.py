@@ -148,6 +148,6 @@ def test_no_runs_are_refused(runs: dict[str, list[float]]) -> None:
 
 
 def test_runs_without_a_number_are_refused() -> None:
-    """Failed runs are left out by whoever asks, and counted."""
-    with pytest.raises(errors.ResultsError, match="all must be finite"):
+    """A run that failed is infinitely bad."""
+    with pytest.raises(errors.ResultsError, match="none may be nan"):
         run_scores.score({"": [1.0, float("nan")]})

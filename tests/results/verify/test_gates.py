@@ -31,12 +31,12 @@ def test_both_have_the_same_levels() -> None:
 )
 def test_both_say_the_same_of_simulated_gates(change: Change) -> None:
     """Verdict, when, and the interval of each case."""
-    planned = group_sequential.LOOKS
+    planned = group_sequential.planned_looks(0.05)
     logs = noise_models.simulate(
-        "this machine", change, num_gates=2, num_generations=12, num_cases=3, seed=8
+        "this machine", change, num_gates=2, num_generations=17, num_cases=3, seed=8
     )
     of = {TURNS: logs.turns, SUSTAINED: logs.sustained, TAIL: logs.tail}
-    design = group_sequential.Design(delta=0.05, alpha=0.05)
+    design = group_sequential.Design(looks=planned, most=17, delta=0.05, alpha=0.05)
     found = group_sequential.outcomes(of, design)
     for index in range(2):
         plain = {kind.name: values[index].T.tolist() for kind, values in of.items()}

@@ -37,7 +37,9 @@ def with_results(
 def with_turns(of: WithEntries, change: Callable[[Entry], dict[str, Any]]) -> Any:
     """Returns the same with other fields of every turn; they may be functions of it."""
 
-    def turns(entry: Entry) -> dict[str, Any]:
+    def turns(entry: Entry) -> dict[str, Any] | None:
+        if not entry.is_ok:
+            return None
         fields = change(entry)
         return {
             "turns": tuple(

@@ -6,16 +6,15 @@ and verdict is that of ``results``.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import stats
-from simulated_sweeps import Generation, Machine, Sweeps, relay, sequence
+from simulated_sweeps import Generation, Sweeps, relay, sequence
 
-from results.statistics import generations, judge
+from results.statistics import generations
 from results.statistics.repetitions import ratio
 
 if TYPE_CHECKING:
@@ -196,56 +195,4 @@ def sequential(
         np.full(num_sweeps, LOG_RATIO),
         end_sec,
         [len(found) for found in logs],
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Gates:
-    """What gates said about one true slowdown.
-
-    Attributes:
-      effect: The slowdown as a ratio.
-      spread: Standard deviation of the log slowdown over generations.
-      shares: Of each verdict.
-    """
-
-    effect: float
-    spread: float
-    shares: dict[judge.Verdict, float]
-
-    @property
-    def passes(self) -> float:
-        """The share of pass and improve."""
-        return sum(share for verdict, share in self.shares.items() if verdict.is_pass)
-
-    @property
-    def regresses(self) -> float:
-        """The share of regress."""
-        return self.shares[judge.Verdict.REGRESS]
-
-
-def gates(
-    num_gates: int,
-    seed: int,
-    *,
-    effect: float,
-    num_generations: int = 5,
-    delta: float = judge.DEFAULT_DELTA,
-) -> Gates:
-    """Relays of two cases, the change (case 0) and the baseline (case 1)."""
-    machine = Machine(num_cases=2)
-    slowdown = math.log1p(effect)
-    sweeps = Sweeps(num_gates, seed, log_slowdown=slowdown, machine=machine)
-    measured = relay(sweeps, num_generations, SWEEP_SEC)
-    logs = [
-        [generations.mean(of) for of in logs_of(measured, gate)]
-        for gate in range(num_gates)
-    ]
-    counts = collections.Counter(
-        judge.judge(found, delta=delta).verdict for found in logs
-    )
-    return Gates(
-        effect=effect,
-        spread=float(np.sqrt(np.mean(np.var(logs, axis=1, ddof=1)))),
-        shares={verdict: counts[verdict] / num_gates for verdict in judge.Verdict},
     )

@@ -265,6 +265,7 @@ def _write_trial(
             factor=factor,
             num_rounds=shape.num_rounds,
             void_share=shape.void_share,
+            foreign_fraction=0.0 if shape.revisions else None,
             learned=shape.learned.get(spec.revision, 1.0),
         )
         store.write_result(trial_id, result)

@@ -95,6 +95,7 @@ def result(
     factor: float = 1.0,
     num_rounds: int = 0,
     void_share: float = 0.0,
+    foreign_fraction: float | None = None,
     learned: float = 1.0,
 ) -> TrialResult:
     """Makes the observations of a trial.
@@ -108,6 +109,7 @@ def result(
       factor: By which steps take longer.
       num_rounds: Of a relay, with one step per turn; 0 for a contiguous window.
       void_share: Of the turns.
+      foreign_fraction: What others used in each turn; None where it is unknown.
       learned: Factor of the accuracy of a quality run.
     """
     generator = np.random.default_rng(int(trial_id[:15], 16))
@@ -137,7 +139,9 @@ def result(
         global_batch_size=spec.global_batch_size,
         num_measured_steps=num_steps,
         window_sec=window,
-        turns=_turns(spec, times, generator, void_share) if num_rounds else (),
+        turns=_turns(spec, times, generator, void_share, foreign_fraction)
+        if num_rounds
+        else (),
         ranks=(
             RankTimes(
                 rank=0,
@@ -163,6 +167,7 @@ def _turns(
     times: np.ndarray,
     generator: np.random.Generator,
     void_share: float,
+    foreign_fraction: float | None,
 ) -> tuple[Turn, ...]:
     """One step per turn; noise of a round is shared by all cases."""
     shared = np.random.default_rng([spec.seed, 1]).normal(0, 0.1, times.size)
@@ -175,6 +180,7 @@ def _turns(
             start_ns=int(start),
             end_ns=int(end),
             num_steps=1,
+            foreign_cpu_fraction=foreign_fraction,
             void_reason=VOID if generator.random() < void_share else "",
         )
         for index, (start, end) in enumerate(zip(starts, ends, strict=True))
