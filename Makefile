@@ -7,8 +7,6 @@ STAMP_GPU := $(VENV)/.installed-gpu
 COMMUNITIES := build/communities
 DIST_TOOLS := build/dist-tools
 PEERS := build/peers
-COMPILED ?=
-OF_HOROVOD := HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITH_GLOO=1 HOROVOD_CPU_OPERATIONS=GLOO
 CALLBACKS := build/callbacks
 # A file runs in one process, since its tests share clusters and traced programs.
 # Three on two cores: a test of a cluster waits for a fifth of its time.
@@ -51,16 +49,13 @@ $(STAMP_GPU): $(STAMP) requirements-gpu.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-gpu.lock
 	@touch $@
 
-# The stamp of each environment has the digest of its lock, which sweeps look at. What is compiled needs the others first.
-setup-peers: setup  # Create the environments of other frameworks (PyTorch, JAX), checked by hash; COMPILED=horovod also compiles Horovod (a quarter of an hour; CMake, GCC).
-	@$(BIN)/python -m harness.command.peers $(COMPILED) | while read -r name lock digest source; do \
+# The stamp of each environment has the digest of its lock, which sweeps look at.
+setup-peers: setup  # Create the environments of other frameworks (PyTorch, JAX), checked by hash.
+	@$(BIN)/python -m harness.command.peers | while read -r name lock digest; do \
 		[ "$$(cat $(PEERS)/$$name/.installed 2>/dev/null)" = "$$digest" ] && continue; \
 		echo "$(PEERS)/$$name from $$lock"; \
 		$(BIN)/python -m venv --clear $(PEERS)/$$name \
-			&& sed "/^$${source:-none}==/,+1d" $$lock > $(PEERS)/$$name/wheels.lock \
-			&& sed -n "/^$${source:-none}==/,+1p" $$lock > $(PEERS)/$$name/compiled.lock \
-			&& $(PEERS)/$$name/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(PEERS)/$$name/wheels.lock \
-			&& { [ -z "$$source" ] || $(OF_HOROVOD) $(PEERS)/$$name/bin/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation --require-hashes -r $(PEERS)/$$name/compiled.lock; } \
+			&& $(PEERS)/$$name/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $$lock \
 			&& echo "$$digest" > $(PEERS)/$$name/.installed || exit 1; \
 	done
 

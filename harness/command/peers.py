@@ -119,7 +119,7 @@ def check_environments(
             raise PlanError(
                 f"backend {name!r} runs in the environment 'build/peers/"
                 f"{peer.environment}' of a checkout, which {why}; run"
-                f" '{peer.setup}', or leave it out of --backends"
+                " 'make setup-peers', or leave it out of --backends"
             )
 
 
@@ -168,20 +168,12 @@ def write_expected(trial_dir: Path, spec: TrialSpec, export: Path) -> None:
     first_losses.write(trial_dir, spec, settings["losses"], of, dtype)
 
 
-def main(compiled: Sequence[str]) -> None:
-    """Prints a line for each peer: its environment, its lock, the lock's digest.
-
-    Where a package of it is compiled, that package too; those only that are asked for.
-
-    Args:
-      compiled: Packages to compile.
-    """
+def main() -> None:
+    """Prints a line for each peer: its environment, its lock, the lock's digest."""
     for peer in catalog.PEERS.values():
-        if peer.compiled and peer.compiled not in compiled:
-            continue
         words = (peer.environment, peer.lock, lock_digest(SOURCE_ROOT, peer))
-        sys.stdout.write(" ".join((*words, peer.compiled)).rstrip() + "\n")
+        sys.stdout.write(" ".join(words) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

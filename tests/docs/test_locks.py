@@ -20,7 +20,7 @@ LENGTHS = {
 }
 LENGTHS[".ci/release/twine.lock"] = 15
 LENGTHS["tests/harness/client/callbacks.lock"] = 25
-ELSEWHERE = {"pytest", "torch", "jax", "flax", "optax", "mpi4py", "horovod"}
+ELSEWHERE = {"pytest", "torch", "jax", "flax", "optax", "mpi4py"}
 """Of programs, plugins and peers, each in an environment of its own."""
 _HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 

@@ -57,15 +57,12 @@ class PeerInfo(BackendInfo):
         placeholders of a command.
       programs: Its steps, by workload.
       exporter: The module that writes what they begin with; it needs TensorFlow.
-      compiled: The package of its environment that is compiled on the machine; empty if
-        there is none.
     """
 
     environment: str
     launch: str
     programs: Mapping[str, PeerStep]
     exporter: str
-    compiled: str = ""
 
     def command(self, workload: str) -> str:
         """Returns what starts its program, from the folder of the sources."""
@@ -79,11 +76,6 @@ class PeerInfo(BackendInfo):
         """Its lock file, from the folder of the sources."""
         folder = self.target.replace(".", "/")
         return f"{folder}/{LOCK}"
-
-    @property
-    def setup(self) -> str:
-        """What makes its environment: compiling takes too long to be done unasked."""
-        return "make setup-peers" + f" COMPILED={self.compiled}" * bool(self.compiled)
 
 
 _LACKS: Final = {
@@ -133,26 +125,6 @@ PEERS: dict[str, PeerInfo] = {
                 "sngan": PeerStep(module="workloads.peers.jax.sngan", settings=_SNGAN),
             },
             exporter="workloads.peers.export",
-        ),
-        PeerInfo(
-            name="horovod",
-            target="workloads.peers.horovod",
-            description="Horovod with TensorFlow 2.15: a process per replica, gloo",
-            kind="program",
-            lacks=_LACKS,
-            environment="horovod",
-            launch="-m horovod.runner.launch -np {replicas} --gloo"
-            " build/peers/horovod/bin/python",
-            programs={
-                "resnet50": PeerStep(
-                    module="workloads.peers.horovod.resnet50", settings=_RESNET50
-                ),
-                "sngan": PeerStep(
-                    module="workloads.peers.horovod.sngan", settings=_SNGAN
-                ),
-            },
-            exporter="workloads.peers.export",
-            compiled="horovod",
         ),
     )
 }

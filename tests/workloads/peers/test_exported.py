@@ -270,7 +270,6 @@ ONLY_FLOAT32 = ONLY.format("bfloat16", "'float32'")
         ("torch_ddp", "resnet50", BFLOAT16, "digits", ""),
         ("torch_ddp", "sngan", BFLOAT16, "digits", ONLY_FLOAT32),
         ("jax", "resnet50", BFLOAT16, "digits", ONLY_FLOAT32),
-        ("horovod", "resnet50", BFLOAT16, "digits", ONLY_FLOAT32),
         (
             *("torch_ddp", "resnet50", FLOAT16, "digits"),
             ONLY.format("float16", "'float32' and 'mixed_bfloat16'"),

@@ -80,18 +80,6 @@ def test_a_peer_that_cannot_start_is_refused(
     peers.check_environments([trial()], "local", "local", tmp_path)
 
 
-def test_what_is_compiled_is_made_only_when_it_is_asked_for(capsys):
-    """Its line says what, and a refusal how."""
-    peers.main([])
-    plain = capsys.readouterr().out.splitlines()
-    peers.main(["horovod"])
-    (line,) = set(capsys.readouterr().out.splitlines()) - {*plain}
-
-    assert {"torch", "jax"} == {words.split()[0] for words in plain}
-    assert ["horovod", "horovod"] == [line.split()[0], line.split()[-1]]
-    assert "make setup-peers COMPILED=horovod" == catalog.PEERS["horovod"].setup
-
-
 @pytest.mark.parametrize(
     ("found", "message"),
     [

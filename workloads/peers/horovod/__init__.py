@@ -1,1 +1,0 @@
-"""Peers in Horovod, with TensorFlow 2.15: a process per replica, Gloo."""
