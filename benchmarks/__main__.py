@@ -20,7 +20,6 @@ COMMANDS = {
     "dispatch": [_PYTHON, "-m", "benchmarks.bench_dispatch"],
     "fit": [_PYTHON, "-m", "benchmarks.bench_fit"],
     "pipeline": [_PYTHON, "-m", "benchmarks.bench_pipeline"],
-    "timeline": [_PYTHON, "-m", "benchmarks.bench_timeline"],
     "optimizer": [_PYTHON, "-m", "benchmarks.bench_optimizer"],
     "sharding": [_PYTHON, "-m", "benchmarks.bench_sharding"],
     "replicator": [_PYTHON, "-m", "benchmarks.bench_replicator"],

@@ -6,7 +6,6 @@ python -m benchmarks.bench_pipeline [--processes 5]
 turns. Micro-batches are 512 rows of 512. The first step of workload ``transformer``,
 preset ``laptop``, has micro-batches of one sequence. Intervals are over processes. On
 two cores that share memory this says what the schedule gives, and nothing of GPUs.
-``bench_timeline`` has the idle shares.
 """
 
 from __future__ import annotations

@@ -73,7 +73,6 @@ CAPABILITIES: dict[str, str] = {
     "compiled_functions": (
         "a step can compute gradients in a tf.function(jit_compile=True)"
     ),
-    "timelines": "timeline(path) records where the time of steps goes",
     "explained_plan": "explain() shows bytes and algorithm of each collective",
 }
 
@@ -177,7 +176,6 @@ _STOCK_LACKS = {
     "sharded_update": "all replicas update its variables",
     "sharded_gradients": "all replicas update its variables",
     "sharded_parameters": "all replicas update its variables",
-    "timelines": "tf.distribute has no linked graph that could be marked",
     "unsynchronized_update_check": (
         "under a strategy, Keras optimizers sum gradients themselves"
     ),
@@ -225,7 +223,6 @@ _ASYNC_LACKS = {
     "sharded_parameters": _ON_SERVERS,
     "sparse_gradients": "they are averaged over the replicas of one worker only",
     "synchronous_training": "every worker updates from the values that it has read",
-    "timelines": "workers have no common step",
     "whole_steps": "a worker that has no batch does not stop the others",
     "whole_epochs": "each worker ends its own epoch, with its last whole step",
 }
@@ -246,7 +243,6 @@ BACKENDS: dict[str, BackendInfo] = {
                     "every collective is the identity, in control flow as well"
                 ),
                 "explained_plan": "nothing is communicated",
-                "timelines": "a step of one replica has no linked graph; profile it",
             },
         ),
         BackendInfo(
@@ -281,9 +277,6 @@ BACKENDS: dict[str, BackendInfo] = {
             description="synchronous replicas of all workers in one client's graph",
             kind="ours",
             processes=SERVED_WORKERS,
-            lacks={
-                "timelines": "clocks of processes that only serve are not compared",
-            },
         ),
         BackendInfo(
             name="async",

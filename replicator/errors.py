@@ -21,7 +21,6 @@ ReplicatorError
 +-- DeviceError                devices that do not exist, or too few of them
 +-- PipelineError              stages, micro-batches or a schedule that cannot train
 +-- StaticShapeError           batches of unknown shape for a compiled step
-+-- TimelineError              a timeline that a backend or its devices cannot have
 +-- RetraceLimitError          a new step function object in every call
 +-- InputModeError             an input mode that the backend does not support
 +-- OtherReplicatorError       something that another replicator or strategy made
@@ -137,10 +136,6 @@ class PipelineError(ReplicatorError):
 
 class StaticShapeError(ReplicatorError):
     """A compiled step cannot take batches without static shapes."""
-
-
-class TimelineError(ReplicatorError):
-    """A backend, or its devices, has nothing that could be recorded."""
 
 
 class RetraceLimitError(ReplicatorError):

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from replicator.checkpoint.manager import CheckpointManager
 
 
-_MOST_TURNS = 10  # of step functions, with and without marks
-
-
 class CatalogWorkload(Workload):
     """A workload with name, version and unit from the catalogue."""
 
@@ -135,26 +132,6 @@ class ReplicatedProgram(StepProgram):
         """
         with self._explained():
             return self._repl.run(step, self._inputs, num_steps=num_steps)
-
-    def record(self, path: str, num_steps: int) -> None:
-        """Writes a timeline of further steps; every process calls this.
-
-        Args:
-          path: Of the file that the first process writes.
-          num_steps: Steps to record; see ``Replicator.timeline``.
-
-        Raises:
-          ValueError: No step has parts.
-        """
-        self._repl.timeline(path, num_steps)
-        for _ in range(_MOST_TURNS * (num_steps + 1)):
-            self.run()
-            if not self._repl.is_recording:
-                return
-        raise ValueError(
-            "the steps have nothing that a timeline could show: no layer whose ops "
-            "have its name; use --option jit=off"
-        )
 
     def _keep_losses(self, losses: Any) -> float:
         """Waits for the losses of a step and returns their mean over replicas."""

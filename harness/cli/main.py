@@ -95,7 +95,6 @@ VERBS = (
         "list", "Lists workloads, backends and presets, or the studies of a directory."
     ),
     Verb("status", "Shows the progress of a study and its failures."),
-    Verb("trace", "Runs a case of a study again, and records a timeline of its steps."),
     Verb(
         "report",
         """Builds the report of a study, a comparison of two, or a site of several.

@@ -79,11 +79,8 @@ class DeviceMemory:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the trial whose directory is the last argument; returns the exit code.
-
-    Two more before it, a file and a number of steps, request a timeline.
-    """
-    *timeline, trial_dir_text = argv
+    """Runs the trial whose directory is the argument; returns the exit code."""
+    (trial_dir_text,) = argv
     trial_dir = Path(trial_dir_text)
     spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
@@ -114,7 +111,6 @@ def main(argv: Sequence[str]) -> int:
             writer,
             Channel.from_environment(rank, processes.num_ranks),
             num_replicas_here=processes.num_replicas_here(spec.num_replicas),
-            timeline=timeline,
         )
     except Exception as error:  # noqa: BLE001 - recorded, whatever it is
         writer.fail(error)
@@ -155,7 +151,6 @@ def measure_spec(
     channel: Channel | None = None,
     *,
     num_replicas_here: int = 0,
-    timeline: Sequence[str] = (),
 ) -> None:
     """Prepares TensorFlow, then measures; in a relay, when the harness says so.
 
@@ -166,7 +161,6 @@ def measure_spec(
       channel: The connection to the harness in a relay.
       num_replicas_here: Replicas of this process, on whose devices the peak rate is
         measured; 0 where other processes compute that are not measured.
-      timeline: A file, and how many steps after the window are recorded in it.
 
     Raises:
       Exception: Whatever TensorFlow, the replicator or the workload raises.
@@ -215,10 +209,6 @@ def measure_spec(
             from workloads.matching import MatchedProgram
 
             program = MatchedProgram(program, functools.partial(writer.write, "change"))
-        if timeline:
-            from workloads.recorded import RecordedProgram
-
-            program = RecordedProgram(program, timeline[0], int(timeline[1]))
         made: measure.StepProgram = program
         return made
 

@@ -26,7 +26,6 @@ from replicator.contract import (
 from replicator.engine.analysis import plan
 from replicator.engine.run.program import Program
 from replicator.engine.run.time_limit import TimeLimit
-from replicator.engine.run.timeline import Timeline
 from replicator.errors import DeviceError
 from replicator.inputs.iterator import InputIterator
 from replicator.inputs.values import values_of
@@ -47,7 +46,6 @@ from replicator.variables.outside_writes import are_detected
 from replicator.variables.table import VariableTable
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from replicator.optimizer.options import OptimizerOptions
@@ -71,8 +69,6 @@ class InGraphReplicator(base.Replicator):
       devices: Full device name of each replica (of its logical device 0).
       variable_placement: ``shared`` or ``mirrored``.
     """
-
-    _timeline: Timeline | None = None
 
     def __init__(
         self,
@@ -211,27 +207,12 @@ class InGraphReplicator(base.Replicator):
         self, program: Program, source: Any, num_steps: int, *, may_end: bool = False
     ) -> Any:
         """Runs steps; where they fail, variables are coherent again."""
-        timeline = self._timeline
         try:
-            if timeline is None:
-                return program.run(source, num_steps, may_end=may_end)
-            outputs = timeline.run(program, source, num_steps, may_end=may_end)
+            return program.run(source, num_steps, may_end=may_end)
         except BaseException as error:
             if self._is_repairable(error):
                 program.repair(error, num_steps, may_end=may_end)
             raise
-        if timeline.is_over:
-            self._timeline, self.is_recording = None, False
-            timeline.write()
-        return outputs
-
-    def timeline(self, path: str | os.PathLike[str], steps: int = 3) -> None:
-        """Records where the time of steps goes; see ``Replicator.timeline``."""
-        super().timeline(path, steps)
-        self._timeline = Timeline(
-            path, steps, worker=self.worker_id, gather=self.gather_bytes
-        )
-        self.is_recording = True
 
     def _is_repairable(self, error: BaseException) -> bool:
         """Whether the devices of all copies still respond after an error."""

@@ -54,11 +54,9 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         ``InputIterator`` that failed, none.
       without_communication: Whether this is a measuring control: its replicas do not
         communicate, and diverge.
-      is_recording: Whether a timeline is not yet complete.
     """
 
     num_steps_run: int = 0
-    is_recording: bool = False
     _strategy: tf.distribute.Strategy | None = None
 
     @contextlib.contextmanager
@@ -329,25 +327,26 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         described = summary.describe(self, [], None)
         return "\n".join([described, *sharding.unmarked(device_memory)])
 
-    def timeline(self, path: str | os.PathLike[str], steps: int = 3) -> None:
-        """Records where the time of the next steps goes, into a trace of Chrome.
+    def timeline(
+        self, path: str | os.PathLike[str]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Records what this process computes meanwhile, into a trace of Chrome.
 
-        Perfetto and ``chrome://tracing`` open it: a row per replica and device with the
-        layers that it computes, collectives with their bytes and way, and what waits
-        for input or for another replica. Every worker calls it, and worker 0 writes.
-        Steps with and without marks take turns, after one of each, so that of one step
-        function it ends after ``2 * steps + 2`` steps (``is_recording``). The file has
-        the cost of the marks, and how exactly the clocks of workers are known.
+        ``with repl.timeline("trace.json"):`` around some steps. Perfetto and
+        ``chrome://tracing`` open the file. TensorFlow's profiler measures, and each
+        event has in its arguments which ``replica``, ``bucket`` of a collective,
+        ``stage`` and ``task`` of a pipeline, and ``op`` it is of. Run each step once
+        before: tracing it is slow. Every worker writes the path that it gives.
 
         Args:
           path: Of the file, in a folder that exists.
-          steps: How many steps are recorded.
 
         Raises:
-          ValueError: A number of steps below 1, or no such folder.
-          TimelineError: The backend, or its devices, cannot be recorded.
+          TypeError: No path.
+          ValueError: A folder, or a file in none.
+          RuntimeError: Another profile of this process is running.
         """
-        timelines.check(self, path, steps)
+        return timelines.recorded(timelines.check(path))
 
     @abc.abstractmethod
     def explain(self) -> str:

@@ -1,64 +1,79 @@
-"""Checks of a request for a timeline."""
+"""Timelines: a profile of TensorFlow that says of each op where it belongs."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import pathlib
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any
 
-from replicator.catalog import BACKENDS, entry_of
-from replicator.errors import TimelineError
-from replicator.placement import devices as device_lib
+from replicator._tf import profiles
 from replicator.validation.arguments import shown
-from replicator.validation.integers import is_integer
 
-CAPABILITY = "timelines"
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PLACES = {
+    "replica": re.compile(r"(?:^|/)(?:\w*_)?replica_(\d+)/"),
+    "bucket": re.compile(r"/(collective_\d+_\d+)(?:/|_|:|$)"),
+    "stage": re.compile(r"/stage_(\d+)_[FB]\d+/"),
+    "task": re.compile(r"/stage_\d+_([FB]\d+)/"),
+}
 
 
-def check(replicator: Any, path: str | os.PathLike[str], steps: Any) -> None:
-    """Rejects what cannot be recorded.
+def check(path: Any) -> pathlib.Path:
+    """Returns where a timeline is written to.
 
     Raises:
       TypeError: No path.
-      ValueError: A number of steps below 1, a folder, or a file in none.
-      TimelineError: The backend, or its devices, cannot be recorded.
+      ValueError: A folder, or a file in none.
     """
-    if not is_integer(steps) or steps < 1:
-        raise ValueError(
-            f"timeline(steps={shown(steps)}) must be an integer of 1 or more"
-        )
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise TypeError(f"timeline({shown(path)}) must be the path of a file to write")
-    place = pathlib.Path(path).absolute()
-    reason = _why_not_written(place)
+    place = pathlib.Path(os.fsdecode(path)).absolute()
+    reason = ""
+    try:
+        if place.is_dir():
+            reason = "it is a folder"
+        else:
+            place.lstat()
+    except FileNotFoundError:
+        if not place.parent.is_dir():
+            reason = f"there is no folder {str(place.parent)!r}"
+        elif not os.access(place.parent, os.W_OK):
+            reason = "its folder cannot be written"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
     if reason:
         raise ValueError(
             f"timeline() cannot write {shown(str(path))}: {reason}; use a file in a "
             "folder that exists, such as 'trace.json'"
         )
-    info = entry_of(type(replicator))
-    if CAPABILITY in info.lacks:
-        able = [n for n, other in BACKENDS.items() if CAPABILITY not in other.lacks]
-        raise TimelineError(
-            f"backend {info.name!r} has no timeline: {info.lacks[CAPABILITY]}; use "
-            f"{', '.join(able)}, or tf.profiler.experimental"
-        )
-    others = [d for d in replicator.devices if not device_lib.is_cpu(d)]
-    if others:
-        raise TimelineError(
-            f"timeline() reads clocks of CPUs, and {others[0]} starts what it computes "
-            "before it is computed: use tf.profiler.experimental there"
-        )
+    return place
 
 
-def _why_not_written(place: pathlib.Path) -> str:
-    """Returns why no file can be at a place, or nothing."""
+@contextlib.contextmanager
+def recorded(place: pathlib.Path) -> Iterator[None]:
+    """Records what this process computes meanwhile; see ``Replicator.timeline``."""
+    events: list[dict[str, Any]] = []
     try:
-        if place.is_dir():
-            return "it is a folder"
-        place.lstat()
-    except FileNotFoundError:
-        return "" if place.parent.is_dir() else f"there is no {str(place.parent)!r}"
-    except (OSError, ValueError) as error:
-        return getattr(error, "strerror", None) or str(error)
-    return ""
+        with profiles.recorded() as events:
+            yield
+    finally:
+        for event in events:
+            if event["ph"] == "X":
+                event["args"] = _arguments(event["name"])
+        if events:
+            place.write_text(json.dumps({"traceEvents": events}))
+
+
+def _arguments(name: str) -> dict[str, Any]:
+    op, _, kind = name.rpartition(":")
+    found: dict[str, Any] = {"op": kind} if op else {}
+    for key, pattern in _PLACES.items():
+        match = pattern.search(name)
+        if match:
+            found[key] = int(match[1]) if match[1].isdigit() else match[1]
+    return found

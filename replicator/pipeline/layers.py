@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
-import time
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -19,9 +17,6 @@ from replicator.validation.integers import is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-BALANCES = ("flops", "measured")
-_NUM_RUNS = 5
 
 
 class Stages(list[Any]):
@@ -52,8 +47,7 @@ def make_stages(
       example: ``tf.TensorSpec`` of the inputs of a micro-batch, [examples, ...].
       num_stages: K, at most as many as layers.
       balance: ``flops`` counts the products of each layer from its graph, without
-        making its variables; ``measured`` times its forward and backward pass once,
-        where this process computes; a list has the number of layers of each stage.
+        making its variables; a list has the number of layers of each stage.
 
     Returns:
       K models in a list, whose balance ``explain()`` prints.
@@ -79,16 +73,15 @@ def make_stages(
             f"make_stages(example) got {shown(example)}; pass the tf.TensorSpec of a "
             "micro-batch, with its number of examples"
         )
-    if isinstance(balance, str) and balance not in BALANCES:
+    by_hand, way = None, "flops"
+    if isinstance(balance, str) and balance != "flops":
         raise PipelineError(
-            f"balance={shown(balance)} is unknown; use one of {', '.join(BALANCES)}, "
-            "or the number of layers of each stage"
+            f"balance={shown(balance)} is unknown; use 'flops', or a list with the "
+            "number of layers of each stage"
         )
-    by_hand = None
     if not isinstance(balance, str):
-        by_hand = _by_hand(balance, len(makers), num_stages)
-    way = balance if isinstance(balance, str) else "hand"
-    costs, outputs = _costs(makers, example, way)
+        by_hand, way = _by_hand(balance, len(makers), num_stages), "hand"
+    costs, outputs = _costs(makers, example)
     parts = balance_stages(costs, num_stages) if by_hand is None else by_hand
     stages = Stages()
     for index, part in enumerate(parts):
@@ -109,15 +102,15 @@ def _by_hand(balance: Any, num_layers: int, num_stages: int) -> list[range]:
     if not is_list or len(balance) != num_stages or sum(balance) != num_layers:
         raise PipelineError(
             f"balance={shown(balance)} does not cut {num_layers} layers into "
-            f"{num_stages} stages; use {' or '.join(map(repr, BALANCES))}, or the "
-            f"number of layers of each stage, {num_layers} in all"
+            f"{num_stages} stages; use 'flops', or the number of layers of each stage, "
+            f"{num_layers} in all"
         )
     ends = [0, *itertools.accumulate(balance)]
     return [range(a, b) for a, b in itertools.pairwise(ends)]
 
 
 def _costs(
-    makers: Sequence[Callable[[], Any]], example: Any, way: str
+    makers: Sequence[Callable[[], Any]], example: Any
 ) -> tuple[list[float], list[Any]]:
     """What each layer costs, and the inputs of each."""
     costs: list[float] = []
@@ -134,11 +127,7 @@ def _costs(
                 "of the first"
             ) from error
         inputs.append(tf.TensorSpec.from_tensor(concrete.outputs[0]))
-        costs.append(
-            _seconds(maker, inputs[-2])
-            if way == "measured"
-            else float(products.flops(concrete.graph))
-        )
+        costs.append(float(products.flops(concrete.graph)))
     return costs, inputs
 
 
@@ -151,34 +140,9 @@ def _traced(maker: Callable[[], Any]) -> Any:
     return tf.function(run, autograph=False)
 
 
-def _seconds(maker: Callable[[], Any], spec: Any) -> float:
-    """How long the forward and the backward pass of a layer take, the median."""
-    layer, values = maker(), tf.zeros(spec.shape, spec.dtype)
-    layer(values)  # builds it
-
-    @tf.function(autograph=False)
-    def run(values: Any) -> Any:
-        with tf.GradientTape() as tape:
-            if values.dtype.is_floating:
-                tape.watch(values)
-            outputs = layer(values)
-        sources = [values, *layer.trainable_variables]
-        return outputs, tape.gradient(outputs, sources)
-
-    found = []
-    for _ in range(_NUM_RUNS + 1):
-        begin = time.perf_counter()
-        tf.nest.map_structure(lambda one: one.numpy(), run(values)[0])
-        found.append(time.perf_counter() - begin)
-    return statistics.median(found[1:])  # the first one traces
-
-
 def _described(way: str, parts: Sequence[range], costs: Sequence[float]) -> str:
     by_stage = [sum(costs[i] for i in part) for part in parts]
-    if way == "measured":
-        found = ", ".join(f"{1e3 * cost:.3g} ms" for cost in by_stage)
-    else:
-        found = ", ".join(f"{cost:,.0f} FLOPs forward" for cost in by_stage)
+    found = ", ".join(f"{cost:,.0f} FLOPs forward" for cost in by_stage)
     layers = ", ".join(
         f"{part.start}" if len(part) == 1 else f"{part.start} to {part.stop - 1}"
         for part in parts

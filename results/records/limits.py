@@ -30,7 +30,5 @@ MAX_NAME = 200
 MAX_LINE = 5_000
 MAX_TEXT = 1_000_000
 MAX_METRICS = 50
-MAX_TIMELINE_ROWS = 2_000
-MAX_TIMELINE_SPANS = 20_000
 MAX_CHECKS = 200_000
 """Sanity checks of one trial: a few of each rank."""

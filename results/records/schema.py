@@ -7,7 +7,7 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from results.records import models, timeline_record
+from results.records import models
 from results.records.client import protocol as client_protocol
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ MODELS: dict[str, type[models.Record]] = {
     "env": models.Environment,
     "status": models.StatusRecord,
     "result": models.TrialResult,
-    "timeline": timeline_record.Timeline,
 }
 """File stem of a record in the store -> its model."""
 PROTOCOL: Final = "client"

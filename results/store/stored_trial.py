@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         TrialResult,
         TrialSpec,
     )
-    from results.records.timeline_record import Timeline
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,9 +55,7 @@ class Reading:
     Attributes:
       trials: The readable trials by id, including unfinished ones.
       problems: The damaged records, by path.
-      timelines: Steps that were recorded after the study, by case.
     """
 
     trials: tuple[Trial, ...]
     problems: tuple[Problem, ...]
-    timelines: tuple[Timeline, ...] = ()

@@ -10,7 +10,6 @@
         turns.jsonl                                      load within each turn
       earlier/<trial_id>-<k>/                          results.store.earlier
     match/trials/<trial_id>/     as above: N replicas are matched with one, untimed
-      timelines/<case_id>/timeline.json    one step (``trace --keep``); no evidence
       gate.json                    what a gate concluded (results.judging.gate_file)
       report/index.html
       seal.jsonl                                       digests of all this, as a chain
@@ -34,7 +33,6 @@ from results.records.models import (
     TrialResult,
     TrialSpec,
 )
-from results.records.timeline_record import Timeline
 from results.store import atomic, record_file, seal, untrusted
 from results.store.stored_trial import Problem, Reading, Trial
 
@@ -46,7 +44,6 @@ VARIED_NAME = "vary.json"
 """In a folder of studies that differ in one setting (``results.store.varied``)."""
 TRIALS_NAME = "trials"
 MATCHING_NAME = "match"
-TIMELINES_NAME = "timelines"
 
 
 class Store:
@@ -227,16 +224,6 @@ class Store:
         self.seal_trial(trial_id, {"status.json": seal.digest(content)})
         record_file.write_content(folder / "status.json", content)
 
-    def write_timeline(self, timeline: Timeline) -> pathlib.Path:
-        """Writes the timeline of a case, and returns its path.
-
-        Raises:
-          WriteStoreError: The file cannot be written.
-        """
-        path = self.root / TIMELINES_NAME / timeline.case_id / "timeline.json"
-        record_file.write(path, timeline)
-        return path
-
     def seal_trial(self, trial_id: str, also: Mapping[str, str] | None = None) -> None:
         """Adds the files of a trial to the seal of the study, as they are now.
 
@@ -346,20 +333,7 @@ class Store:
             # Nothing in a folder is no trial, as in trial_ids(): it is listed once.
             with _kept(problems), contextlib.suppress(errors.MissingRecordError):
                 trials.append(self.read_trial(name))
-        timelines = tuple(self._read_timelines(problems))
-        return Reading(
-            trials=tuple(trials), problems=tuple(problems), timelines=timelines
-        )
-
-    def _read_timelines(self, problems: list[Problem]) -> Iterator[Timeline]:
-        folder = self.root / TIMELINES_NAME
-        for name in sorted(untrusted.names_in(folder)):
-            found = None
-            with _kept(problems):
-                path = folder / name / "timeline.json"
-                found = record_file.read(path, "timeline", Timeline)
-            if found is not None:
-                yield found
+        return Reading(trials=tuple(trials), problems=tuple(problems))
 
     def trials(self) -> Iterator[Trial]:
         """Yields all trials by id, including unfinished ones.

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         TrialResult,
         TrialSpec,
     )
-    from results.records.timeline_record import Timeline
     from results.store.stored_trial import Problem, Trial
     from results.store.study_store import Store
     from results.study.matching import Match
@@ -181,14 +180,12 @@ class Study:
       entries: All planned trials in planned order, then those not planned, by id.
       problems: Records that cannot be read.
       matches: Whether N replicas match one, by backend and size, in planned order.
-      timelines: Steps of planned cases that were recorded after it, in planned order.
     """
 
     plan: Plan
     entries: tuple[Entry, ...]
     problems: tuple[Problem, ...]
     matches: tuple[Match, ...] = ()
-    timelines: tuple[Timeline, ...] = ()
 
     @property
     def metrics(self) -> dict[str, MetricFacts]:
@@ -356,14 +353,7 @@ def load_study(store: Store) -> Study:
         entries=tuple(_without_unmatched(entries, matches)),
         problems=(*found.problems, *matched.problems),
         matches=matches,
-        timelines=_of_planned(found.timelines, plan),
     )
-
-
-def _of_planned(timelines: Iterable[Timeline], plan: Plan) -> tuple[Timeline, ...]:
-    by_case = {timeline.case_id: timeline for timeline in timelines}
-    planned = dict.fromkeys(trial.case_id for trial in plan.trials)
-    return tuple(by_case[case_id] for case_id in planned if case_id in by_case)
 
 
 def matching_entries(store: Store) -> list[Entry]:

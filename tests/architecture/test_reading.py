@@ -53,7 +53,6 @@ OURS = {
 LINES = "a line of a connection, whose reader drops what is none"
 OUTPUT = "the output of a program that this harness has started"
 PARSED = {
-    "harness/cli/verbs/trace_verb.py": OUTPUT,
     "harness/client/scaling_client.py": "a file that is copied, and imports nothing",
     "harness/command/files.py": "the numbers of a program, with messages of its own",
     "harness/command/first_losses.py": TRIAL,

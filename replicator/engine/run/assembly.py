@@ -24,7 +24,6 @@ from replicator.engine.link.cross_worker import CrossWorker
 from replicator.engine.link.linker import Linker
 from replicator.engine.link.local import LocalLinker
 from replicator.engine.run import completion
-from replicator.engine.run.marks import Marks
 from replicator.engine.run.packed_outputs import PackedOutputs
 from replicator.errors import CaptureError
 from replicator.step.per_replica import per_replica_nest
@@ -46,11 +45,8 @@ class Assembly:
     Attributes:
       captured: What the step closes over, the first arguments of the function.
       copies: The nodes of the replicas.
-      marks: What the times are of that it returns; None if it returns none.
       outputs: Which outputs it returns as one.
     """
-
-    marks: Marks | None = None
 
     def __init__(
         self,
@@ -60,7 +56,6 @@ class Assembly:
         group: Group | None = None,
         *,
         without_communication: bool = False,
-        is_timed: bool = False,
     ) -> None:
         """Prepares a function; ``register`` makes it.
 
@@ -70,12 +65,9 @@ class Assembly:
           topology: Where the replicas of this program are.
           group: The workers whose programs run side by side; None if there are none.
           without_communication: Links every replica to itself; see ``LocalLinker``.
-          is_timed: Whether the function also returns the times of its parts, after its
-            other outputs; see ``marks.py``.
         """
         self.captured: list[Any] = []
         self._name = name
-        self._is_timed = is_timed
         self._analysis = analysis
         self._traced = analysis.traced
         self._topology = topology
@@ -159,7 +151,7 @@ class Assembly:
         Returns:
           The outputs of all replicas, flat.
         """
-        specs = [*self.outputs.specs, *self._specs_of_times]
+        specs = list(self.outputs.specs)
         inputs = tf.nest.flatten(batch, expand_composites=True)
         # Reductions between GPUs wait for what the call waits for; see ``Chain``.
         waits = inputs if self._topology.has_own_gpus else []
@@ -182,14 +174,7 @@ class Assembly:
     @property
     def output_specs(self) -> list[tf.TensorSpec]:
         """Shapes and types of what ``call`` returns."""
-        specs = list(self._traced.output_specs) * len(self._replicas)
-        return [*specs, *self._specs_of_times]
-
-    @property
-    def _specs_of_times(self) -> list[tf.TensorSpec]:
-        if self.marks is None:
-            return []
-        return [tf.TensorSpec([len(self.marks.marks)], tf.float64)]
+        return list(self._traced.output_specs) * len(self._replicas)
 
     def pack(self, flat: Sequence[Any]) -> Any:
         """Turns the outputs of a call into one nest of ``PerReplica``."""
@@ -265,16 +250,6 @@ class Assembly:
             *packing,
             *(self._workers.nodes if self._workers else ()),
         ]
-        if self._is_timed:
-            batch = [name for name, _ in self._batch]
-            marks = Marks(nodes, self._name, batch)
-            self.marks = marks if marks.parts else None
-        if self.marks is not None:
-            times = self.marks.add_to(nodes, self._name)
-            function.signature.output_arg.add(
-                name="times", type=tf.float64.as_datatype_enum
-            )
-            function.ret["times"] = times
         ends, joins = completion.join(sorted(controls), nodes, self._name)
         nodes += joins
         for index, name in enumerate(ends):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from replicator._tf import distribute as _tf_distribute
 from replicator._tf.dispatch import Dispatch
 from replicator.engine.analysis import owned
 from replicator.engine.analysis.analyze import analyze
-from replicator.engine.analysis.plan import FLAT
 from replicator.engine.graph import gathers
 from replicator.engine.graph.rewriters import INLINING, Rewriters
 from replicator.engine.run import turns
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 
     from replicator.collectives.kind import Transfer
     from replicator.engine.analysis.plan import CollectivePlan
-    from replicator.engine.run.marks import Marks
     from replicator.placement.topology import Topology
     from replicator.placement.worker_group import Group
     from replicator.variables.table import Entry, VariableTable
@@ -93,7 +90,6 @@ class Program:
         self._coherence = self._make_coherence(None if without_communication else group)
         self._functions: dict[tuple[int, bool], Dispatch] = {}
         self._without_communication = without_communication
-        self._timed_function: Dispatch | None = None
         self._rewriters = Rewriters()
         self._repairs: dict[bool, Dispatch] = {}
         self._num_exposed = table.num_exposed
@@ -166,77 +162,7 @@ class Program:
         if self._num_exposed != self._table.num_exposed:
             self._num_exposed = self._table.num_exposed
             self._functions.clear()
-            self._timed_function = None
             self._repairs.clear()
-
-    @functools.cached_property
-    def _timed(self) -> Assembly:
-        """The step whose parts are timed: a function of its own."""
-        timed = Assembly(
-            f"replicated_{next(_COUNTER)}_timed",
-            self._analysis,
-            self._topology,
-            self._group,
-            without_communication=self._without_communication,
-            is_timed=True,
-        )
-        timed.register()
-        return timed
-
-    @property
-    def has_parts(self) -> bool:
-        """Whether there is something to time: a layer, or a collective of results."""
-        return self._timed.marks is not None
-
-    def run_timed(
-        self, source: Any, *, may_end: bool = False
-    ) -> tuple[Any, Marks, list[float]]:
-        """Runs one step whose parts are timed; it ``has_parts``.
-
-        Args:
-          source: As in ``run``.
-          may_end: As in ``run``.
-
-        Returns:
-          What ``run`` does, the parts, and the times of their marks, in seconds since
-          the epoch by the clock of this machine.
-        """
-        self._follow_exposed()
-        marks = self._timed.marks
-        assert marks is not None
-        if self._timed_function is None:
-            group = self._group if may_end else None
-            end = None if group is None else UnevenInputs(self._topology, group)
-            self._timed_function = self._make_function(1, end, source, self._timed)
-        *outputs, times = self._timed_function(source)
-        return self._timed.pack(outputs), marks, times.numpy().tolist()
-
-    def facts(self) -> dict[str, dict[str, Any]]:
-        """What is planned of each bucket of a collective, by its name in marks."""
-        return {
-            f"collective_{plan.collective.index}_{index}": {
-                "call": str(plan.collective.kind),
-                "bytes": bucket.num_bytes,
-                "tensors": len(bucket.positions),
-                "way": self._way(plan),
-                "owner": bucket.owner,
-            }
-            for plan in self.plans
-            for index, bucket in enumerate(plan.buckets)
-        }
-
-    def _way(self, plan: CollectivePlan) -> str:
-        """How a collective is carried out: in this process, and between workers."""
-        if self._group is None or plan.algorithm in FLAT:
-            return plan.algorithm
-        return f"{plan.algorithm}, then between workers"
-
-    @staticmethod
-    def wait(outputs: Any) -> None:
-        """Waits until the step that returned these has ended."""
-        for leaf in tf.nest.flatten(outputs):
-            for value in leaf:
-                value.numpy()
 
     def repair(self, error: BaseException, num_steps: int, *, may_end: bool) -> None:
         """Makes variables coherent after a run that raised an error.
@@ -337,9 +263,8 @@ class Program:
         num_steps: int,
         end: UnevenInputs | None,
         source: Any,
-        assembly: Assembly | None = None,
     ) -> Dispatch:
-        assembly = assembly or self._assembly
+        assembly = self._assembly
         num_replicas = self._topology.num_local_replicas
         is_values = source is not None and not isinstance(source, Source)
         # In a loop the call is in a function of its own. On GPUs this was not measured.

@@ -20,7 +20,6 @@ from reports.page.sections import (
     startup,
     steps,
     summary,
-    timelines,
     variation,
     verdict,
 )
@@ -33,7 +32,6 @@ SECTIONS = (
     summary,
     backends,
     steps,
-    timelines,
     variation,
     startup,
     counts,

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import pathlib
-import tempfile
-
 import keras
 import numpy as np
 import tensorflow as tf
@@ -320,30 +316,6 @@ def trains_with_compiled_gradients(repl):
         "losses": np.float32(losses),
         "weights": [weight.numpy() for weight in model.weights],
     }
-
-
-def _expected_of_timeline(topology):
-    return np.full([6], 4.0 * topology.num_replicas, np.float32)
-
-
-@case("timelines", reference=_expected_of_timeline)
-def records_a_timeline(repl):
-    """Steps compute what they compute, and the first worker has a file."""
-    value = share(repl, [tf.ones([2, 2])] * repl.num_replicas)
-
-    def step(x):
-        with tf.name_scope("model/layer"):
-            product = tf.linalg.matmul(x, 2.0 * x)
-        return replicator.all_sum(tf.reduce_max(product))
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "trace.json"
-        repl.timeline(path, steps=2)
-        sums = [float(repl.reduce("mean", repl.run(step, value))) for _ in range(6)]
-        assert path.exists() == (repl.worker_id == 0)
-        if path.exists():
-            assert json.loads(path.read_text())["traceEvents"]
-    return np.float32(sums)
 
 
 @case("synchronous_training", "fixed_inputs", **LIKE_ONE)

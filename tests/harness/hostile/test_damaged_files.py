@@ -27,7 +27,6 @@ from harness.cli import main as cli
 from harness.machine import cuda_cache, disturbance
 from results.judging import gate_file
 from results.records.gate_record import GateCase, GateRecord
-from results.records.timeline_record import Span, Timeline
 from results.store.study_store import Store
 
 if TYPE_CHECKING:
@@ -76,14 +75,6 @@ GATE = GateRecord(
                  reason="no trial is ok"),
     ),
 )  # fmt: skip
-TIMELINE = Timeline(
-    case_id="0" * 20, recorded_at="2026-01-01T00:00:00Z", step_sec=0.02, cost=1.02,
-    clock_bound_sec=0.0, communication_share=0.1, rows=("replica 0", "replica 1"),
-    spans=(
-        Span(row=0, name="model", kind="compute", begin_sec=0.001, end_sec=0.003),
-        Span(row=1, name="stage 0, F0", kind="compute", begin_sec=0.0, end_sec=0.02),
-    ),
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +103,6 @@ def whole(tmp_path_factory: Any, overrides: Any) -> Path:
     study = root / "runs" / "r"
     shutil.make_archive(str(root / "records"), "zip", root / "runs", "r")
     gate_file.write(Store(study), GATE)
-    case_id = Store(study).read_plan().trials[0].case_id
-    Store(study).write_timeline(TIMELINE.model_copy(update={"case_id": case_id}))
     (study / "report").mkdir(exist_ok=True)
     (study / "report" / "index.html").write_text("<p>a page of 12 numbers</p>\n")
     (study / "seal.jsonl.sig").write_text("-----BEGIN SSH SIGNATURE-----\nAAAA\n")
@@ -193,10 +182,6 @@ READERS: dict[str, tuple[str, tuple[str | Callable[[Path], None], ...]]] = {
     ),
     "records of a page": ("records.zip", ("verify records.zip",)),
     "what a gate concluded": ("runs/r/gate.json", (read_files.of_gate, "status r")),
-    "timeline": (
-        "runs/r/timelines/*/timeline.json",
-        (read_files.of_timeline, "status r"),
-    ),
     "study file": ("study.toml", ("plan --file study.toml",)),
     "numbers in JSON": ("numbers.json", (read_files.of_numbers("json", "a.b"),)),
     "numbers in CSV": ("numbers.csv", (read_files.of_numbers("csv", "rate"),)),

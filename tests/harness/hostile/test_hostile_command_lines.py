@@ -24,7 +24,6 @@ from harness.errors import LaunchError
 from harness.launch.catalog import LAUNCHERS
 from reports.exports.export_formats import FORMATS
 from results.records.limits import MAX_TRIALS
-from results.records.status_record import Failure, Phase, StatusRecord, TrialStatus
 from workloads.catalog import WORKLOADS
 
 if TYPE_CHECKING:
@@ -246,23 +245,11 @@ def place(template: Path, tmp_path_factory: Any) -> Iterator[Path]:
     def no_engine(*_: object, **__: object) -> None:
         raise LaunchError("no engine is asked in this test")
 
-    def no_trial(_store: Any, trial: Any, _settings: Any) -> StatusRecord:
-        return StatusRecord(
-            trial_id=trial.trial_id,
-            status=TrialStatus.FAILED,
-            started_at="2026-01-01T00:00:00Z",
-            ended_at="2026-01-01T00:00:01Z",
-            duration_sec=1.0,
-            exit_code=1,
-            failure=Failure(phase=Phase.BUILD, reason="no trial starts in this test"),
-        )
-
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         # No trial starts, no process looks for MuJoCo, no figure is drawn, no machine
         # is timed, no engine is asked.
         patch.setattr("harness.run.sweep.run_trials", lambda *_: None)
-        patch.setattr("harness.cli.verbs.trace_verb.run_trial", no_trial)
         patch.setattr("harness.doctor.diagnose.diagnose", lambda **_: [])
         patch.setattr("harness.launch.slurm.programs.run", no_engine)
         patch.setattr("harness.launch.kubernetes.programs._run", no_engine)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import keras
 import tensorflow as tf
 
@@ -229,9 +227,6 @@ IN_FOLDER = {
         repl, folder, inputs=v
     ),
     "timeline(value)": lambda repl, v, folder: repl.timeline(v),
-    "timeline(path, value)": lambda repl, v, folder: repl.timeline(
-        pathlib.Path(folder) / "trace.json", v
-    ),
     "save(value)": lambda repl, v, folder: _manager(repl, folder).save(v),
     "restore(value)": lambda repl, v, folder: _manager(repl, folder).restore(v),
     "read_metadata(value)": lambda repl, v, folder: _manager(

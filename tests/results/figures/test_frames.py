@@ -14,7 +14,6 @@ import pytest
 import results
 from results.figures import frame, summary
 from results.records import schema
-from results.records.timeline_record import Span, Timeline
 from results.store.study_store import Store
 
 SCHEMAS = pathlib.Path(__file__).parents[3] / "docs" / "schema"
@@ -36,20 +35,10 @@ def test_notebooks_need_one_import(tmp_path: pathlib.Path, synthetic: Any) -> No
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> Store:
     """A study with every kind of failure."""
-    store = synthetic.make_store(tmp_path_factory.mktemp("study"), synthetic.BROKEN)
-    store.write_timeline(
-        Timeline(
-            case_id=store.read_plan().trials[0].case_id,
-            recorded_at="2026-01-01T00:00:00Z",
-            step_sec=0.5,
-            cost=1.0,
-            clock_bound_sec=0.0,
-            communication_share=0.25,
-            rows=("replica 0 on CPU:0",),
-            spans=(Span(row=0, name="a", kind="compute", begin_sec=0.0, end_sec=0.5),),
-        )
+    made: Store = synthetic.make_store(
+        tmp_path_factory.mktemp("study"), synthetic.BROKEN
     )
-    return store
+    return made
 
 
 def test_trials_frame_has_a_row_per_trial_and_mode(broken: Store) -> None:

@@ -10,8 +10,6 @@ from harness.command.errors import ReadingError
 from harness.machine import cuda_cache
 from harness.run.aggregate import conclude
 from harness.run.trial_tree import TrialExit
-from reports.page.sections import timelines
-from reports.view.view import view_store
 from reports.words.judging import gate_brief
 from results.errors import ResultsError
 from results.judging import gate_file
@@ -46,12 +44,6 @@ def of_gate(path: Path) -> None:
             assert view.sentence
             assert view.level
             assert all(map(gate_brief.change, record.cases))
-
-
-def of_timeline(path: Path) -> None:
-    """Draws a recorded step, as the page of its study does."""
-    with contextlib.suppress(ResultsError):
-        timelines.render(view_store(Store(path.parents[2])))
 
 
 def of_trial(path: Path) -> None:

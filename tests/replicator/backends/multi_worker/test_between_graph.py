@@ -11,17 +11,11 @@ import tensorflow as tf
 from loading import load
 
 import replicator
-from results.study import timeline
 
 pytestmark = pytest.mark.processes
 
 FOLDER = Path(__file__).parent
 worker_types = load(FOLDER / "worker_types.py")
-# Means of some steps beside others on the same cores.
-OF_SHARES = 0.2
-# Below a millisecond on a quiet machine; here others compute as well.
-BOUND_SEC = 5e-3
-LATE_SEC = 0.1  # that of worker_cases.py
 worker_rows = load(FOLDER / "worker_rows.py")
 
 
@@ -134,51 +128,6 @@ def test_the_plan_shows_cross_worker_communication(two_workers):
         r"#2 broadcast\(0\): .*; then broadcast over 2 workers \(tree\)",
     ):
         assert re.search(line, text), text
-
-
-def test_a_timeline_has_the_wait_for_the_worker_that_is_late(two_workers):
-    """On one clock, to a millisecond: transfers end together, and begin apart."""
-    first, second = two_workers.values("timeline")
-    trace = first["file"]
-    sums = [
-        [
-            e
-            for e in trace["traceEvents"]
-            if e["pid"] == w and e.get("cat") == "collective"
-        ]
-        for w in range(2)
-    ]
-    waits = [
-        (e["pid"], e["dur"]) for e in trace["traceEvents"] if "of" in e.get("args", ())
-    ]
-    clocks = trace["otherData"]["clocks"]
-
-    assert second["file"] is None
-    assert 128.0 == first["sum"] == second["sum"]
-    assert [0.0, True] == [
-        clocks[0]["bound_sec"],
-        0 < clocks[1]["bound_sec"] < BOUND_SEC,
-    ]
-    assert [2, 2] == [len(of_worker) for of_worker in sums]
-    assert [(0, True)] * 2 == [(w, t > 0.5e6 * LATE_SEC) for w, t in waits]
-    for early, late in zip(*sums, strict=True):
-        assert 64 * 64 * 4 == early["args"]["bytes"]
-        assert "add_n, then between workers" == early["args"]["way"]
-        assert abs(early["ts"] - late["ts"]) < 1.0
-        ends = [event["ts"] + event["dur"] for event in (early, late)]
-        assert abs(ends[0] - ends[1]) < 0.5e6 * LATE_SEC
-
-
-def test_a_timeline_shows_the_communication_that_the_control_saves(two_workers):
-    """The part of a step that is gone where replicas do not communicate."""
-    first, _ = two_workers.values("exposed communication")
-    found, alone = map(timeline.summary, first)
-
-    share = 1 - alone["step_sec"] / found["step_sec"]
-
-    assert share > 2 * OF_SHARES
-    assert share == pytest.approx(found["communication_share"], abs=OF_SHARES)
-    assert found["clock_bound_sec"] < BOUND_SEC
 
 
 def test_a_step_that_fails_to_trace_everywhere_breaks_nothing(two_workers):

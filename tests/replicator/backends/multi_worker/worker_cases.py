@@ -7,9 +7,7 @@ processes do.
 from __future__ import annotations
 
 import collections
-import json
 import tempfile
-import time
 from pathlib import Path
 
 import keras
@@ -233,57 +231,7 @@ def without_communication(repl):
     return {"losses": losses, "explained": control.explain(), "message": message}
 
 
-def timeline(repl):
-    """The file of two recorded steps, in which the last worker starts late."""
-    value = share(repl, [np.ones([64, 64], np.float32)] * repl.num_replicas)
-
-    def step(x):
-        with tf.name_scope("model"), tf.name_scope("layer"):
-            x = tf.linalg.matmul(x, x)
-        return replicator.all_sum(x)
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        repl.timeline(path, steps=2)
-        for _ in range(6):
-            time.sleep(LATE_SEC * (repl.worker_id == repl.num_workers - 1))
-            result = repl.run(step, value)
-        return {
-            "file": json.loads(path.read_text()) if path.exists() else None,
-            "sum": float(result[0].numpy().max()),
-        }
-
-
-def exposed_communication(repl):
-    """Timelines with communication, and without."""
-    control = replicator.create(
-        "multi_worker", num_replicas=repl.num_replicas, without_communication=True
-    )
-
-    def step(x):
-        with tf.name_scope("model/layer"):
-            for _ in range(3):
-                x = tf.tanh(tf.linalg.matmul(x, x))
-            x = tf.fill([1_000_000], tf.reduce_max(x))
-        return tf.reduce_max(replicator.all_sum(x))
-
-    ones = [np.ones([512, 512], np.float32)] * repl.num_replicas
-    values = {each: share(each, ones) for each in (repl, control)}
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder) / name for name in ("with.json", "without.json")]
-        for each, path in zip(values, paths, strict=True):
-            each.timeline(path, steps=24)
-        while repl.is_recording:  # in turns: others compute on the same cores
-            for each, value in values.items():
-                each.run(step, value)
-        return [
-            json.loads(path.read_text()) if path.exists() else None for path in paths
-        ]
-
-
 CASES = {
-    "timeline": timeline,
-    "exposed communication": exposed_communication,
     "topology": topology,
     "every type": every_type,
     "empty tensors": empty_tensors,
