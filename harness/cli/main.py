@@ -86,12 +86,6 @@ VERBS = (
         options=[STUDY_FILE],
     ),
     Verb(
-        "plan",
-        "Prints the trials of a sweep and a time estimate; runs nothing.",
-        "harness.cli.verbs.sweep_verb",
-        options=[STUDY_FILE],
-    ),
-    Verb(
         "list", "Lists workloads, backends and presets, or the studies of a directory."
     ),
     Verb("status", "Shows the progress of a study and its failures."),

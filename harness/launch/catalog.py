@@ -54,7 +54,7 @@ def complain(found: object) -> str:
 
 
 def options() -> dict[str, type[Options]]:
-    """Returns the model of each launcher's options for ``sweep`` and ``plan``."""
+    """Returns the model of each launcher's options for ``sweep``."""
     return {name: info(name).options for name in _FOUND}
 
 

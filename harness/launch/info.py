@@ -41,7 +41,7 @@ class LauncherInfo:
     Attributes:
       name: For ``--launcher``; also that of its folder.
       summary: One line.
-      options: Its options for ``sweep`` and ``plan``.
+      options: Its options for ``sweep``.
       file_options: Those for ``launch render``.
     """
 

@@ -77,7 +77,9 @@ def test_a_documented_command_for_an_image_is_right(
     assert ("--shm-size" in options) == ("--gpus" in options) == image.endswith("-gpu")
     assert cli.commands[name].make_context(name, list(arguments)).params
     here = ["cpu" if word == "gpu" else word for word in arguments]
-    done = CliRunner().invoke(cli, ["plan", *here, "--runs-dir", str(tmp_path / "r")])
+    done = CliRunner().invoke(
+        cli, ["sweep", "--dry-run", *here, "--runs-dir", str(tmp_path / "r")]
+    )
     assert not done.exception, done.output
 
 

@@ -46,7 +46,9 @@ def test_the_commands_of_the_harness_parse(arguments: list[str]) -> None:
 def test_the_sweeps_can_be_planned_here(arguments: list[str], tmp_path: Path) -> None:
     """Values are allowed together, which parsing does not see; here on CPUs."""
     here = ["cpu" if word == "gpu" else word for word in arguments[1:]]
-    done = CliRunner().invoke(cli, ["plan", *here, "--runs-dir", str(tmp_path)])
+    done = CliRunner().invoke(
+        cli, ["sweep", "--dry-run", *here, "--runs-dir", str(tmp_path)]
+    )
 
     assert not done.exception, done.output
     assert re.search(r"\d+ trials of \d+ cases", done.output)

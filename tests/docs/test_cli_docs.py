@@ -15,8 +15,6 @@ from harness.cli.main import cli
 from harness.cli.verb import DeclaredOption
 
 VERBS = sorted(cli.commands)
-# Verbs whose document refers to that of another one: verb -> (the other, left out).
-SHARED = {"plan": ("sweep", {"--dry-run", "--keep-checkpoints", "--retry"})}
 EVERYWHERE = {"-h", "--help"}
 
 _OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
@@ -73,11 +71,11 @@ def test_the_help_of_a_verb_shows_every_option(verb: str) -> None:
 def test_the_tables_of_options_are_those_that_are_declared(document: str) -> None:
     """``python -m harness.cli.documents`` writes them; every verb but plan has one."""
     assert documents.with_tables(document) == document
-    for verb in set(VERBS) - SHARED.keys():
+    for verb in VERBS:
         assert "<!-- options of " in section(document, verb)
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in SHARED])
+@pytest.mark.parametrize("verb", VERBS)
 def test_a_table_names_every_value_of_a_choice(verb: str, document: str) -> None:
     """A reader need not ask the help which formats, modes or devices there are."""
     rows = section(document, verb).splitlines()
@@ -109,7 +107,6 @@ def test_no_documented_option_is_gone(verb: str, document: str) -> None:
     """An option that was removed leaves the document too."""
     known = options_of(verb) | EVERYWHERE
     # A verb that refers to another one may say what it leaves out.
-    known |= options_of(SHARED[verb][0]) if verb in SHARED else set()
 
     assert set() == options_in(section(document, verb)) - known
 

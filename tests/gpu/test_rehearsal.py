@@ -213,7 +213,7 @@ def test_every_sweep_can_be_planned_on_eight_gpus(
     makefile = (FOLDER.parents[1] / "Makefile").read_text(encoding="utf-8")
     (flags,) = re.findall(r"^SWEEP_GPU_FLAGS \?= (.+)$", makefile, re.MULTILINE)
     for chosen in [*sweeps, flags.split()]:  # the last one is make sweep-gpu
-        code = cli.main(["plan", "--device=gpu", *chosen])
+        code = cli.main(["sweep", "--dry-run", "--device=gpu", *chosen])
         printed = capsys.readouterr()
 
         assert exit_codes.OK == code, (chosen, printed.err)

@@ -84,6 +84,7 @@ class GateRequest(RunRequest):
             "retry",
             "are_checkpoints_kept",
             "is_dry_run",
+            "device_memory",
             "vary",
             *HostRequest.model_fields,
         }

@@ -1,4 +1,4 @@
-"""The verbs ``sweep`` and ``plan``: what they request, and what they do with it."""
+"""The verb ``sweep``: what it requests, and what it does with it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from harness.cli.shared_options import (
     Retry,
     RunsDir,
 )
+from harness.errors import PlanError
 from harness.options.option import Option
 from harness.planning.program_request import resolved
 from harness.planning.request import MEASURED, STUDY, Count, SweepRequest
@@ -60,36 +61,35 @@ class RunRequest(HostRequest, SweepRequest):
             help="Only print the trials and a time estimate; run and write nothing.",
         ),
     ] = False
-    device_memory: int | None = None
-    """See ``PlanRequest``; what is run shows what it needed."""
-
-
-class PlanRequest(RunRequest):
-    """A sweep that is only planned."""
-
-    not_options = frozenset({"retry", "are_checkpoints_kept", "is_dry_run"})
-
-    is_dry_run: bool = True
     device_memory: Annotated[
         Count | None,
         Option(
             group=STUDY,
             metavar="BYTES",
             is_key=False,
-            help="Also say what weights, gradients and optimizer state take of the"
-            " memory of a device at each level of `sharded_update`, and which level"
-            " fits into so many bytes; of a workload that counts its variables"
-            " (`transformer`).",
+            help="With `--dry-run`: also say what weights, gradients and optimizer"
+            " state take of the memory of a device at each level of `sharded_update`,"
+            " and which level fits into so many bytes; of a workload that counts its"
+            " variables (`transformer`).",
         ),
     ] = None
 
 
 def run(request: RunRequest, call: Call) -> int:
-    """Runs a sweep and writes the report, or prints its plan."""
+    """Runs a sweep and writes the report, or prints its plan.
+
+    Raises:
+      HarnessError: The request cannot be carried out; nothing was written.
+    """
     from harness.cli import commands, continuing
 
     if continuing.is_continued(request):
         return continuing.run(request, call)
+    if request.device_memory is not None and not request.is_dry_run:
+        raise PlanError(
+            f"--device-memory {request.device_memory} only says what would fit; add"
+            " --dry-run, or leave it out"
+        )
     request = resolved(request, Path.cwd())
     if request.vary is not None:
         from harness.cli import varied

@@ -20,7 +20,9 @@ def test_plan_lists_trials_on_stdout_and_notes_on_stderr(
     harness: Any, written: Any
 ) -> None:
     """Data and remarks do not mix, and nothing is written."""
-    code, out, err = harness("plan", "--workload=resnet50", "--preset=smoke")
+    code, out, err = harness(
+        "sweep", "--dry-run", "--workload=resnet50", "--preset=smoke"
+    )
 
     assert exit_codes.OK == code
     assert "in_graph x1 weak+strong, batch 1x4, generation 0" in out
@@ -32,7 +34,7 @@ def test_plan_lists_trials_on_stdout_and_notes_on_stderr(
 def test_dry_run_is_the_plan(harness: Any, written: Any, small: Any) -> None:
     """Two names for one thing."""
     code, out, _ = harness("sweep", *small, "--dry-run", "--json")
-    _, planned, _ = harness("plan", *small, "--json")
+    _, planned, _ = harness("sweep", "--dry-run", *small, "--json")
     first, second = json.loads(out), json.loads(planned)
 
     assert exit_codes.OK == code

@@ -149,7 +149,7 @@ def test_plan_estimates_from_earlier_trials(
     finished: None, harness: Any, small: Any
 ) -> None:
     """And says so."""
-    _, out, _ = harness("plan", *small, "--study=t", "--seed=5")
+    _, out, _ = harness("sweep", "--dry-run", *small, "--study=t", "--seed=5")
 
     assert "8 to run" in out
     assert "from earlier trials like these" in out

@@ -49,7 +49,8 @@ def test_other_names_are_an_error(text: str, message: str) -> None:
 def test_controls_are_planned_from_the_command_line(harness: Any) -> None:
     """The plan has them, and a note says whose they are."""
     code, _, err = harness(
-        "plan",
+        "sweep",
+        "--dry-run",
         "--workload=resnet50",
         "--preset=smoke",
         "--replicas=1,2",

@@ -15,7 +15,13 @@ BYTES = 4 * 1_074_784  # of its parameters, in float32
 
 def test_a_plan_says_which_level_fits(harness: Any, written: Any) -> None:
     """All is 16 bytes per parameter; of two replicas, each keeps half of a level."""
-    plan = ("plan", *SMOKE, "--replicas=1,2", f"--device-memory={3 * BYTES}")
+    plan = (
+        "sweep",
+        "--dry-run",
+        *SMOKE,
+        "--replicas=1,2",
+        f"--device-memory={3 * BYTES}",
+    )
     code, out, _ = harness(*plan)
     _, as_json, _ = harness(*plan, "--json")
 
@@ -63,7 +69,7 @@ def test_what_is_not_known_is_refused(
     harness: Any, written: Any, arguments: tuple[str, ...], message: str
 ) -> None:
     """One line, and nothing is written."""
-    code, _, err = harness("plan", *arguments)
+    code, _, err = harness("sweep", "--dry-run", *arguments)
 
     assert exit_codes.USAGE == code
     assert message in err

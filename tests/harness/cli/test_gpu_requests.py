@@ -214,7 +214,7 @@ def test_a_plan_does_not_ask_tensorflow(
 ) -> None:
     """Nor who uses the GPUs now."""
     install_gpus(BUSY)
-    code, out, _ = harness("plan", *SWEEP[1:], "--replicas=1,2")
+    code, out, _ = harness("sweep", "--dry-run", *SWEEP[1:], "--replicas=1,2")
 
     assert exit_codes.OK == code
     assert "in_graph" in out

@@ -41,7 +41,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     [
         ("--help",),
         ("list", "studies"),
-        ("plan", "--workload=resnet50", "--preset=smoke", "--no-match"),
+        ("sweep", "--dry-run", "--workload=resnet50", "--preset=smoke", "--no-match"),
         ("report", "--help"),
     ],
 )

@@ -69,7 +69,15 @@ NEITHER = TrialMetric(name="neither", title="Neither", unit="1",
                       of=lambda entry: float("nan"))
 FORMAT = ExportFormat(name="own-format", output=Output.TEXT, writer="shown:write")
 """
-PLAN = ("plan", "--json", "--workload", "near:WORKLOAD", "--backends", "in_graph")
+PLAN = (
+    "sweep",
+    "--dry-run",
+    "--json",
+    "--workload",
+    "near:WORKLOAD",
+    "--backends",
+    "in_graph",
+)
 
 
 @pytest.fixture
@@ -316,7 +324,9 @@ def test_a_built_in_name_is_not_shadowed(install: Any, harness: Any) -> None:
     """It stays what it is; who lists plugins is told."""
     install("near", WORKLOAD, workloads={"resnet50": "near:WORKLOAD"})
 
-    code, _, err = harness("plan", "--workload=resnet50", "--preset=smoke")
+    code, _, err = harness(
+        "sweep", "--dry-run", "--workload=resnet50", "--preset=smoke"
+    )
     assert exit_codes.OK == code, err
     code, _, err = harness("list", "plugins")
     assert exit_codes.USAGE == code

@@ -56,8 +56,10 @@ def test_a_file_plans_what_its_options_plan(
     harness: Any, write: Any, small: Any
 ) -> None:
     """The same trials, so the same derived name of the study."""
-    code, of_file, _ = harness("plan", "--json", "--file", write(SMALL_FILE))
-    _, of_options, _ = harness("plan", "--json", *small)
+    code, of_file, _ = harness(
+        "sweep", "--dry-run", "--json", "--file", write(SMALL_FILE)
+    )
+    _, of_options, _ = harness("sweep", "--dry-run", "--json", *small)
 
     assert exit_codes.OK == code
     assert planned(of_options) == planned(of_file)
@@ -70,7 +72,7 @@ def test_a_list_is_an_array_a_text_or_one_integer(
 ) -> None:
     """As whoever writes it thinks of it."""
     text = SMALL_FILE.replace("[1, 2]", value)
-    code, out, _ = harness("plan", "--json", "--file", write(text))
+    code, out, _ = harness("sweep", "--dry-run", "--json", "--file", write(text))
 
     assert exit_codes.OK == code
     assert {2} == {trial["spec"]["num_replicas"] for trial in json.loads(out)["trials"]}
@@ -82,8 +84,8 @@ def test_options_beside_the_file_override_it(
     """In any order on the command line, flags with a negative form included."""
     name = write(f"{SMALL_FILE}match = true\nevaluate = true\n")
     flags = ("--repeats=3", "--no-match", "--no-evaluate", "--mode=weak,strong")
-    code, of_file, _ = harness("plan", "--json", *flags, "--file", name)
-    _, of_options, _ = harness("plan", "--json", *small, *flags)
+    code, of_file, _ = harness("sweep", "--dry-run", "--json", *flags, "--file", name)
+    _, of_options, _ = harness("sweep", "--dry-run", "--json", *small, *flags)
 
     assert exit_codes.OK == code
     assert planned(of_options) == planned(of_file)
@@ -96,7 +98,12 @@ def test_an_option_of_the_workload_overrides_only_its_key(
     """The other keys of the table stay, with the types that they have in the file."""
     table = '[option]\nversion = "v1"\nimage_size = 64\nzero_gamma = false\n'
     _, out, _ = harness(
-        "plan", "--json", "--file", write(SMALL_FILE + table), "--option=image_size=96"
+        "sweep",
+        "--dry-run",
+        "--json",
+        "--file",
+        write(SMALL_FILE + table),
+        "--option=image_size=96",
     )
     (options,) = {
         json.dumps(trial["spec"]["options"], sort_keys=True)
@@ -126,7 +133,7 @@ def test_the_recorded_command_has_the_effective_settings_and_no_file(
     assert ("1,2", "1", "zero_gamma=false") == tuple(
         pairs[option] for option in ("--replicas", "--repeats", "--option")
     )
-    _, out, _ = harness("plan", *words[1:], "--json")
+    _, out, _ = harness("sweep", "--dry-run", *words[1:], "--json")
     assert [trial.trial_id for trial in recorded.trials] == planned(out)
 
 
@@ -199,7 +206,7 @@ def test_a_file_that_cannot_be_read_is_one_line(
         # Opened, and then not read, by an error that has no path.
         "/proc/self/mem": r"cannot read '/proc/\d+/mem': Input/output error; nothing",
     }.items():
-        code, out, err = harness("plan", "--file", name)
+        code, out, err = harness("sweep", "--dry-run", "--file", name)
 
         assert (exit_codes.USAGE, "") == (code, out)
         assert 1 == err.count("\n")
@@ -209,18 +216,23 @@ def test_a_file_that_cannot_be_read_is_one_line(
 def test_a_file_without_a_workload_needs_the_option(harness: Any, write: Any) -> None:
     """A file can hold what several sweeps share."""
     name = write('preset = "smoke"\n')
-    code, _, err = harness("plan", "--file", name)
+    code, _, err = harness("sweep", "--dry-run", "--file", name)
 
     assert exit_codes.USAGE == code
     assert re.search("nothing to measure: give --command .*, or --workload", err)
-    assert exit_codes.OK == harness("plan", "--file", name, "--workload=sngan")[0]
+    assert (
+        exit_codes.OK
+        == harness("sweep", "--dry-run", "--file", name, "--workload=sngan")[0]
+    )
 
 
 def test_every_option_of_sweep_is_a_key_and_every_key_an_option() -> None:
     """Those that say what a call prints or leaves out are the only exceptions."""
     options = {max(of.opts, key=len)[2:] for of in main.cli.commands["sweep"].params}
 
-    assert options - {"file", "json", "dry-run"} == set(study_keys.keys_of(RunRequest))
+    assert options - {"file", "json", "dry-run", "device-memory"} == set(
+        study_keys.keys_of(RunRequest)
+    )
     assert {"replicas", "option", "match", "seed", "runs-dir", "partition"} <= options
 
 
@@ -264,7 +276,7 @@ def test_each_shipped_study_can_be_planned(
     monkeypatch.setattr(requirements, "check", lambda *_, **__: None)
     asked = study_file.parse(path)
     if "vary" in asked:
-        code, out, err = harness("plan", "--file", str(path))
+        code, out, err = harness("sweep", "--dry-run", "--file", str(path))
         key, _, values = asked["vary"].partition("=")
         found = re.findall(rf"^runs/.*/{key}-(\S+): \d+ trials of", out, re.MULTILINE)
 
@@ -272,7 +284,7 @@ def test_each_shipped_study_can_be_planned(
         assert values.replace(":", "-").split(",") == found
         assert [] == written()
         return
-    code, out, err = harness("plan", "--json", "--file", str(path))
+    code, out, err = harness("sweep", "--dry-run", "--json", "--file", str(path))
 
     assert exit_codes.OK == code, err
     specs = [trial["spec"] for trial in json.loads(out)["trials"]]
@@ -319,7 +331,7 @@ def test_plan_takes_the_launcher_of_a_sweep(
 ) -> None:
     """What would be submitted is planned as it is on a login node."""
     name = write(f'{SMALL_FILE}launcher = "slurm"\nnodes = 2\n')
-    code, of_file, err = harness("plan", "--json", "--file", name)
+    code, of_file, err = harness("sweep", "--dry-run", "--json", "--file", name)
     _, of_options, _ = harness(
         "sweep", "--dry-run", "--json", *small, "--launcher=slurm", "--nodes=2"
     )

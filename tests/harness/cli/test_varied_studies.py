@@ -233,7 +233,7 @@ def test_what_cannot_be_varied_is_refused_before_anything_is_written(
 
 def test_a_plan_shows_every_value(harness: Any, written: Any) -> None:
     """And writes nothing."""
-    code, out, err = harness("plan", *BATCHES[1:])
+    code, out, err = harness("sweep", "--dry-run", *BATCHES[1:])
 
     assert exit_codes.OK == code, err
     planned = re.findall(r"^runs/s/global-batch-size-\d+: 8 trials", out, re.MULTILINE)

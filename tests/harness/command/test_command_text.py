@@ -148,7 +148,7 @@ def test_options_of_a_program_need_one(
     harness: Any, arguments: tuple[str, ...], message: str
 ) -> None:
     """Nothing is measured without a command or a workload."""
-    code, _, err = harness("plan", *arguments)
+    code, _, err = harness("sweep", "--dry-run", *arguments)
 
     assert exit_codes.USAGE == code
     assert re.search(message, err), err
@@ -158,7 +158,7 @@ def test_a_plan_has_the_program_and_its_parts(harness: Any) -> None:
     """Weak and strong share the baseline; the code digest is that of the parts."""
     Path("train.py").touch()
 
-    code, out, err = harness("plan", "--json", *OWN, "--unit=cells")
+    code, out, err = harness("sweep", "--dry-run", "--json", *OWN, "--unit=cells")
     plan = json.loads(out)
     (spec,) = {json.dumps(trial["spec"]["program"]) for trial in plan["trials"]}
 
@@ -186,7 +186,7 @@ def test_work_without_batches_has_one_mode(
         "--metric=step_time=(x)",
         "--replicas=1..3",
     )
-    code, out, err = harness("plan", "--json", *options, f"--work={work}")
+    code, out, err = harness("sweep", "--dry-run", "--json", *options, f"--work={work}")
 
     assert exit_codes.OK == code, err
     trials = json.loads(out)["trials"]

@@ -122,7 +122,7 @@ def test_where_nothing_is_read_a_count_is_refused(
     harness: Any, arguments: tuple[str, ...], message: str
 ) -> None:
     """It would be asked for and never seen."""
-    code, out, err = harness("plan", *arguments)
+    code, out, err = harness("sweep", "--dry-run", *arguments)
 
     assert (exit_codes.USAGE, "") == (code, out)
     assert message in err

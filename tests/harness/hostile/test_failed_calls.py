@@ -59,7 +59,8 @@ VERBS = {
     "resume a relay": "sweep --study a",
     "resume a sequence": "sweep --study c",
     "sweep again": f"sweep {SWEEP} --repeats=2 --budget=none {ORDERS['c']} --study=c",
-    "plan": f"plan {SWEEP} --repeats=2 --budget=none {ORDERS['a']} --study=a",
+    "plan": f"sweep --dry-run {SWEEP} --repeats=2 --budget=none {ORDERS['a']}"
+    " --study=a",
     "gate again": GATE,
 }
 OUTPUTS = {

@@ -136,7 +136,6 @@ VALUES: dict[str, Any] = {
 }
 """By the name of an option or an argument; others have values of their kind."""
 BASES = {
-    "plan": ("--workload=resnet50", "--preset=smoke"),
     "sweep": ("--workload=resnet50", "--preset=smoke"),
     "gate": ("--workload=resnet50", "--preset=smoke"),
 }

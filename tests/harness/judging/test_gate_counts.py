@@ -160,7 +160,9 @@ def test_a_count_that_cannot_be_judged_is_refused(
 
 def test_a_sweep_counts_by_itself(harness: Any) -> None:
     """So that the option has nothing to say there."""
-    code, out, err = harness("plan", "--workload=resnet50", "--count=retraces")
+    code, out, err = harness(
+        "sweep", "--dry-run", "--workload=resnet50", "--count=retraces"
+    )
 
     assert (exit_codes.USAGE, "") == (code, out)
     assert "--count 'retraces' has no effect without --command" in err

@@ -146,7 +146,7 @@ def test_an_image_without_an_id_is_refused(
 ) -> None:
     """A name can be moved to another image, and names a registry."""
     monkeypatch.setenv("REPLICATOR_IMAGE", "trainer:latest")
-    code, out, err = harness("plan", "--workload=resnet50")
+    code, out, err = harness("sweep", "--dry-run", "--workload=resnet50")
 
     assert (2, "") == (code, out)
     assert "REPLICATOR_IMAGE='trainer:latest' is no id of an image: 64" in err

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from harness import catalog
 from harness.cli import commands
 from harness.cli.verb import Call
-from harness.cli.verbs.sweep_verb import PlanRequest
+from harness.cli.verbs.sweep_verb import RunRequest
 from harness.machine.topology import CpuTopology, LogicalCpu
 from harness.placement import allocation, gpu_threads
 from harness.placement.processes import processes_of
@@ -59,7 +59,8 @@ def test_a_sweep_plans_trials_with_gpu_threads(
     planned: list[Any] = []
 
     commands.sweep(
-        PlanRequest(
+        RunRequest(
+            is_dry_run=True,
             workload="resnet50",
             preset="smoke",
             order=Order.SEQUENTIAL,

@@ -50,7 +50,9 @@ def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> Any:
 
     def run(num_gpus: int) -> Any:
         monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(num_gpus)))
-        code = cli.main(["plan", "--json", "--device=gpu", *flags.split()])
+        code = cli.main(
+            ["sweep", "--dry-run", "--json", "--device=gpu", *flags.split()]
+        )
         printed = capsys.readouterr()
         assert exit_codes.OK == code, printed.err
         return json.loads(printed.out)

@@ -118,7 +118,7 @@ def test_a_path_without_permission_is_one_line(
         raise PermissionError(errno.EACCES, "Permission denied", "runs")
 
     monkeypatch.setattr("results.store.atomic.check_reachable", refuse)
-    code, out, err = harness("plan", "--workload=resnet50")
+    code, out, err = harness("sweep", "--dry-run", "--workload=resnet50")
 
     assert (exit_codes.USAGE, "") == (code, out)
     assert "error: cannot use 'runs': Permission denied; choose another path, or" in err

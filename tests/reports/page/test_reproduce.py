@@ -28,11 +28,12 @@ def view(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> View:
 def test_the_command_of_a_point_plans_the_point(
     view: View, tmp_path: pathlib.Path
 ) -> None:
-    """It is a command line that the harness accepts, with ``plan`` for ``sweep``."""
+    """It is a command line that the harness accepts, as a dry run."""
     point = next(p for p in view.points if p.num_replicas == 2)
     words = shlex.split(reproduce.command(view.study.plan, point))
     arguments = [
-        "plan",
+        "sweep",
+        "--dry-run",
         *words[words.index("sweep") + 1 :],
         "--runs-dir",
         str(tmp_path),
