@@ -34,6 +34,7 @@ _SMOKE = PresetInfo(
     per_replica_batch_size=4,
     num_warmup_steps=2,
     num_measured_steps=4,
+    num_evaluations=2,
 )
 _LAPTOP = PresetInfo(
     name="laptop",
@@ -152,6 +153,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
                     per_replica_batch_size=32,
                     num_warmup_steps=5,
                     num_measured_steps=20,
+                    num_evaluations=2,
                 ),
                 PresetInfo(
                     name="laptop",

@@ -159,7 +159,6 @@ def sweep(
             timeout_sec=request.timeout_sec,
             topology=cpus,
             is_failed_retried=is_failed_retried,
-            are_checkpoints_kept=request.are_checkpoints_kept,
             data_dir=reconciled.plan.data_dir,
             measuring=reconciled.plan.measuring,
             trees=_trees(request),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _TAKEN = {
     *("study", "runs_dir", "retry", "data_dir", "timeout_sec", "launcher"),
-    *("launcher_options", "is_json", "are_checkpoints_kept"),
+    *("launcher_options", "is_json"),
 }
 """What may be said anew of a study that is continued."""
 
@@ -75,7 +75,6 @@ def _continue(request: RunRequest, call: Call) -> int:
                 if request.timeout_sec == _usual(request, "timeout_sec")
                 else request.timeout_sec,
                 is_failed_retried=request.retry is not None,
-                are_checkpoints_kept=request.are_checkpoints_kept,
                 data_dir=plan.data_dir
                 if request.data_dir is None
                 else str(request.data_dir.absolute()),

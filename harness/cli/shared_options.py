@@ -52,14 +52,6 @@ Retry = Annotated[
     Literal["failed"] | None,
     Option(group=STUDY, help="Run trials with a recorded failure again."),
 ]
-AreCheckpointsKept = Annotated[
-    bool,
-    Option(
-        group=STUDY,
-        name="keep-checkpoints",
-        help="Also keep the last checkpoint of quality runs that succeed.",
-    ),
-]
 Metric = Annotated[
     str,
     Option(metavar="NAME", help="`throughput`, `time_to_first_step` or `peak_memory`."),

@@ -35,7 +35,6 @@ _OF_WORKLOADS: Final[Mapping[str, object]] = {
     "data_dir": None,
     "options": {},
     "budget": None,
-    "num_evaluations": None,
 }
 """Fields that say nothing about a command, and what they are where nothing is given."""
 _OF_CLIENTS: Final[Mapping[str, object]] = {

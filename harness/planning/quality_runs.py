@@ -71,9 +71,7 @@ def choose(
     text = preset.budget if request.budget is None else request.budget
     if not text or (not is_asked_for and not is_data_real):
         return None
-    budget = budgets.parse_budget(
-        text, num_evaluations=request.num_evaluations or preset.num_evaluations
-    )
+    budget = budgets.parse_budget(text, num_evaluations=preset.num_evaluations)
     if budget is None or (not is_asked_for and request.is_evaluated is False):
         return None
     if not is_data_real:

@@ -17,7 +17,7 @@ from harness.planning.program_request import ProgramRequest
 from harness.planning.settings import described_default
 from harness.sources.source_tree import SourceTree
 from results.records.bounds import BatchSize, Seed, Steps
-from results.records.limits import MAX_EVALUATIONS, MAX_SEED
+from results.records.limits import MAX_SEED
 from results.records.measuring import GateDesign
 from results.records.models import Allocator, Control, OptionValue, Order, ScalingMode
 from results.records.settings import StepSettings
@@ -268,15 +268,6 @@ class SweepRequest(ProgramRequest):
             help="Training budget of each quality run: `60s`, `10min`, `500steps`,"
             " `20000examples`, or `none`.",
             default="the preset's (`laptop`: `40s`), on the first backend only",
-        ),
-    ] = None
-    num_evaluations: Annotated[
-        Annotated[int, Field(ge=1, le=MAX_EVALUATIONS)] | None,
-        Option(
-            group=LEARNING,
-            name="evaluations",
-            help="Number of evaluations in a quality run.",
-            default="the preset's",
         ),
     ] = None
     quality_repeats: Annotated[

@@ -78,8 +78,6 @@ class RunSettings:
       is_failed_retried: Whether recorded failures are run again.
       worker_command: The process of a trial; its directory is appended.
       canary: Returns the seconds of the fixed computation on a core.
-      are_checkpoints_kept: Whether the last checkpoint of a completed quality run is
-        kept; that of a failed one is always kept.
       data_dir: Directory of TFDS data sets; by default that of TFDS.
       measuring: How long a relay measures.
       void_reason: Says why a turn does not count, or "" if it does.
@@ -95,7 +93,6 @@ class RunSettings:
     is_failed_retried: bool = False
     worker_command: Sequence[str] = trial_tree.WORKER_COMMAND
     canary: Callable[[int | None], float] = canary.run_canary
-    are_checkpoints_kept: bool = False
     data_dir: str | None = None
     measuring: Measuring = dataclasses.field(default_factory=Measuring)
     void_reason: VoidReason = disturbance.void_reason
@@ -251,8 +248,7 @@ def record(
         after["gpu_uses"] = uses
         after["nccl_version"] = conclusion.nccl_version
     store.write_env(trial_id, prepared.env.model_copy(update=after))
-    is_ok = conclusion.status is TrialStatus.OK
-    if is_ok and not settings.are_checkpoints_kept:
+    if conclusion.status is TrialStatus.OK:  # that of a failed run explains it
         checkpoints.remove(prepared.trial_dir)
     if conclusion.result is not None:
         store.write_result(trial_id, conclusion.result)

@@ -102,7 +102,6 @@ def test_a_sweep_with_actors_ends_in_learning_curves(
         # So few that actors must act within a window of 20 steps.
         "--option=samples_per_insert=4",
         "--budget=60steps",
-        "--evaluations=2",
         "--quality-repeats=2",
         as_users=True,
     )

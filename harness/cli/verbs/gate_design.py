@@ -36,7 +36,6 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
         learned = catalog.judged_metrics(catalog.workload(request.workload))
     for name, value in (
         ("--budget", None if request.program else request.budget),
-        ("--evaluations", request.num_evaluations),
         ("--quality-repeats", request.num_seeds),
     ):
         if value is not None:

@@ -82,7 +82,6 @@ class GateRequest(RunRequest):
             "quality_repeats",
             "is_json",
             "retry",
-            "are_checkpoints_kept",
             "is_dry_run",
             "device_memory",
             "vary",

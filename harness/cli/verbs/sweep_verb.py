@@ -10,7 +10,6 @@ from pydantic import InstanceOf
 from harness.cli.host_options import HostRequest
 from harness.cli.shared_options import (
     RUNS_DIR,
-    AreCheckpointsKept,
     IsJson,
     Retry,
     RunsDir,
@@ -51,7 +50,6 @@ class RunRequest(HostRequest, SweepRequest):
     runs_dir: RunsDir = RUNS_DIR
     is_json: IsJson = False
     retry: Retry = None
-    are_checkpoints_kept: AreCheckpointsKept = False
     is_dry_run: Annotated[
         bool,
         Option(

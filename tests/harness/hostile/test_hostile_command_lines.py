@@ -100,7 +100,6 @@ REQUEST: dict[str, Any] = {
         "{}{}".format, numbers, st.sampled_from(("s", "h", "steps", "examples", "x"))
     )
     | texts,
-    "--evaluations": numbers,
     "--quality-repeats": numbers,
     "--option": options | texts,
     "--seed": numbers,

@@ -27,7 +27,6 @@ GATE = (
     "--replicas=1",
     "--mode=weak",
     "--budget=20steps",
-    "--evaluations=2",
 )
 
 

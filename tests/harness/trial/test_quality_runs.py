@@ -78,12 +78,10 @@ def test_the_default_sweep_ends_with_quality_runs_of_its_first_backend():
 
 def test_a_budget_that_is_asked_for_is_given_to_every_backend():
     """Repetitions have seeds of their own, shared by the backends."""
-    specs = quality_trials(
-        plan_of(budget="300steps", num_evaluations=4, quality_repeats=2)
-    )
+    specs = quality_trials(plan_of(budget="300steps", quality_repeats=2))
 
     assert 2 * 2 * 2 == len(specs)
-    assert {Budget(amount=300, unit=BudgetUnit.STEPS, num_evaluations=4)} == {
+    assert {Budget(amount=300, unit=BudgetUnit.STEPS, num_evaluations=5)} == {
         spec.budget for spec in specs
     }
     assert 2 == len({(spec.repetition_index, spec.seed) for spec in specs})
@@ -229,7 +227,6 @@ QUALITY_SWEEP = (
     "--order=sequential",
     "--no-match",
     "--budget=20steps",
-    "--evaluations=2",
     "--study=s",
 )
 
@@ -311,17 +308,6 @@ def test_a_value_that_is_no_number_ends_a_quality_run(
     assert reason.format(id=trial.trial_id, step=step) == failure.reason
     if "ckpt-1" in reason:
         assert "10" == (checkpoint / "ckpt-1.index").read_text(encoding="utf-8")
-
-
-def test_a_run_that_ended_well_leaves_a_checkpoint_where_requested(overrides, tmp_path):
-    """Without the option there is none; the last one is that of the end."""
-    code, kept = run_quality_sweep(overrides, tmp_path, "--keep-checkpoints")
-
-    assert exit_codes.OK == code
-    assert {"20"} == {
-        (checkpoint / "ckpt-1.index").read_text(encoding="utf-8")
-        for _, checkpoint in kept.values()
-    }
 
 
 def test_trials_look_for_data_where_the_sweep_says(overrides, tmp_path):
