@@ -208,7 +208,7 @@ def _run_in_sequence(
 ) -> int:
     """Replaces the plan of a relay, of which nothing was measured, by a sequence."""
     for trial in store.read_plan().trials:
-        clearing.clear(store.trial_dir(trial.trial_id))
+        clearing.clear(store.trial_dir(trial.trial_id), store.list_earlier)
     store.write_plan(plan)
     settings = dataclasses.replace(settings, measuring=plan.measuring)
     return running.run_until_done(

@@ -15,7 +15,7 @@ from harness.planning.plan import digest_of
 from harness.sources import plugin_code
 from results.records.models import Control, Plan
 from results.store import untrusted
-from results.store.seal import SEAL_NAME
+from results.store.manifest import MANIFEST_NAME
 from results.store.study_store import PLAN_NAME, Store
 from results.study.cases import load_study
 
@@ -177,7 +177,7 @@ def read_existing_plan(root: Path) -> Plan | None:
         return Store.open(root).read_plan()
     others = sorted(p.name for p in root.iterdir() if not p.name.startswith("."))
     # A harness that begins it may have come no further yet, or have ended there.
-    others = [name for name in others if name not in ("trials", SEAL_NAME)]
+    others = [name for name in others if name not in ("trials", MANIFEST_NAME)]
     if others:
         raise StudyError(
             f"{str(root)!r} is not a study: it has {others[0]!r} but no {PLAN_NAME};"

@@ -14,12 +14,14 @@ from results.store import earlier, fence, untrusted
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from results.store.earlier import Before
 
-def clear(trial_dir: Path) -> None:
+
+def clear(trial_dir: Path, before: Before | None = None) -> None:
     """Ends the processes of an earlier attempt; keeps what it measured elsewhere.
 
     What it measured is moved (``results.store.earlier``); what measured nothing, or is
-    no folder of a trial, is removed.
+    no folder of a trial, is removed. ``before`` is told of a move first.
 
     Raises:
       StudyError: It can be neither moved nor removed.
@@ -37,7 +39,7 @@ def clear(trial_dir: Path) -> None:
         elif earlier.is_measured(trial_dir):
             if not untrusted.is_there(trial_dir / "status.json"):
                 checkpoints.remove(trial_dir)  # large, and of no use to a failure
-            earlier.keep(trial_dir)
+            earlier.keep(trial_dir, before)
         else:
             shutil.rmtree(trial_dir)
     except OSError as error:

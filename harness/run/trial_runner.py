@@ -112,7 +112,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     """
     spec, trial_id = trial.spec, trial.trial_id
     trial_dir = store.trial_dir(trial_id)
-    clearing.clear(trial_dir)
+    clearing.clear(trial_dir, store.list_earlier)
     started_at, start_sec = now_text(), time.monotonic()
     store.write_spec(trial_id, spec)
     processes = processes_of_trial(spec)

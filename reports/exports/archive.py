@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from results.store.study_store import Store
 
-MOST_BYTES: Final = 2_000_000
+MOST_BYTES: Final = 2 * 2**20
 _MEGABYTE: Final = 1_000_000
 _SOME_TIME: Final = (1980, 1, 1, 0, 0, 0)  # the first that the format knows
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from reports import output_file
 from reports.exports import private, secrets
 from results.errors import WriteStoreError
-from results.store import atomic, seal, untrusted
+from results.judging.gate_file import GATE_NAME
+from results.store import atomic, manifest, untrusted
 from results.store.study_store import MATCHING_NAME, PLAN_NAME, TRIALS_NAME, Store
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ _CHUNKS: Final = frozenset(
     b"IHDR PLTE tRNS gAMA sRGB pHYs IDAT IEND acTL fcTL fdAT".split()
 )
 _CHUNK_BYTES: Final = 12
+_TOP: Final = (PLAN_NAME, GATE_NAME)
 _WITHHELD: Final = "withheld"
-_PUBLISHED: Final = "published"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +82,7 @@ def publish(store: Store, output: Path) -> Published:
         num_kept = len(set(_names_below(store.root)) - set(names))
         work.rename(output)
         atomic.sync_or_remove(output)
-    except (untrusted.DamagedFileError, seal.BrokenSealError) as error:
+    except untrusted.DamagedFileError as error:
         raise WriteStoreError(
             f"nothing is published: a file of the study is damaged: {error}; restore it"
             " from a copy, or remove its trial"
@@ -108,7 +109,7 @@ def _copy(store: Store, work: Path) -> Iterator[Shown]:
 
 
 def copy_records(store: Store, work: Path) -> Iterator[Shown]:
-    """Writes a sealed copy of the records; yields what may be private in it."""
+    """Writes the records with their manifest; yields what may be private in them."""
     for name in _listed(store):
         content = untrusted.read_bytes(store.root / name)
         if content is None:
@@ -116,35 +117,29 @@ def copy_records(store: Store, work: Path) -> Iterator[Shown]:
         content = _without_tracebacks(name, content)
         output_file.write(work / name, content)
         yield from _search(name, content)
-    _seal(store, Store.open(work))
+    _list(store, Store.open(work))
 
 
-def _seal(store: Store, copy: Store) -> None:
-    """Seals the copy; its first line has the head of the seal of what was measured.
-
-    So a copy of a copy has the same bytes.
-    """
-    origin = seal.read(store.root)
-    if origin is None:  # of an earlier version: a seal would promise too much
+def _list(store: Store, copy: Store) -> None:
+    """Writes the manifest of the copy, whose failures have no tracebacks."""
+    if manifest.read(store.root) is None:  # of an earlier version: it promises too much
         return
-    lines, head = origin
-    if lines and lines[0]["of"] == _PUBLISHED:
-        head = lines[0]["files"].get(seal.SEAL_NAME, head)
-    seal.append(copy.root, _PUBLISHED, {seal.SEAL_NAME: head})
-    plan = untrusted.read_bytes(copy.root / PLAN_NAME) or b""
-    seal.append(copy.root, PLAN_NAME, {PLAN_NAME: seal.digest(plan)})
+    top = [name for name in _TOP if untrusted.is_there(copy.root / name)]
+    for name in top:
+        manifest.renew(copy.root, name, {name: manifest.digest_of(copy.root / name)})
     for part in (copy, copy.matching):
         for trial_id in part.trial_ids():
-            part.seal_trial(trial_id)
+            part.list_trial(trial_id)
 
 
 def _listed(store: Store) -> Iterator[str]:
-    yield PLAN_NAME
+    top = untrusted.names_in(store.root)
+    yield from (name for name in _TOP if name in top)
     for part in (store, store.matching):
         below = TRIALS_NAME if part is store else f"{MATCHING_NAME}/{TRIALS_NAME}"
         for trial_id in part.trial_ids():
             for name in sorted(untrusted.names_in(part.trial_dir(trial_id))):
-                if seal.EVIDENCE.fullmatch(name):
+                if manifest.EVIDENCE.fullmatch(name):
                     yield f"{below}/{trial_id}/{name}"
 
 

@@ -89,7 +89,7 @@ def _finite(ratio: float | None) -> float | None:
 
 def write(store: Store, record: GateRecord) -> None:
     """Writes it; raises WriteStoreError if it cannot."""
-    record_file.write(store.root / GATE_NAME, record)
+    store.write_listed(GATE_NAME, record)
 
 
 def read(store: Store) -> GateRecord | None:

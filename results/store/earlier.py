@@ -4,7 +4,7 @@ A trial is measured again where its generation was interrupted, or where its fai
 retried. What is there then is moved by one rename, whole, to
 ``earlier/<trial_id>-<k>``: nothing that was measured is lost, however the next attempt
 ends. No figure is made of it. ``status`` counts it, and ``verify`` finds there what was
-sealed and is not measured again yet.
+listed and is not measured again yet.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from results.store import atomic, untrusted
 
 if TYPE_CHECKING:
     import pathlib
+    from collections.abc import Callable
+
+    Before = Callable[[pathlib.Path, pathlib.Path], None]
 
 EARLIER_NAME: Final = "earlier"
 _CONCLUDED: Final = {"status.json", "result.json", "turns.jsonl"}
@@ -44,8 +47,10 @@ def is_measured(trial_dir: pathlib.Path) -> bool:
     return False
 
 
-def keep(trial_dir: pathlib.Path) -> pathlib.Path:
+def keep(trial_dir: pathlib.Path, before: Before | None = None) -> pathlib.Path:
     """Moves the folder of a trial to those of earlier attempts; returns where it is.
+
+    ``before`` is told from where to where, such as ``Store.list_earlier``.
 
     Raises:
       OSError: It cannot be moved.
@@ -58,6 +63,8 @@ def keep(trial_dir: pathlib.Path) -> pathlib.Path:
     taken = untrusted.names_in(place)
     names = (f"{trial_dir.name}-{number}" for number in itertools.count(1))
     kept = place / next(name for name in names if name not in taken)
+    if before is not None:
+        before(trial_dir, kept)
     trial_dir.rename(kept)
     atomic.sync(place)
     atomic.sync(trial_dir.parent)

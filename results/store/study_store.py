@@ -12,7 +12,7 @@
     match/trials/<trial_id>/     as above: N replicas are matched with one, untimed
       gate.json                    what a gate concluded (results.judging.gate_file)
       report/index.html
-      seal.jsonl                                       digests of all this, as a chain
+      SHA256SUMS                                       digests of all this
 
 A trial's folder is named by a hash of its spec, so folders of one study can be joined.
 """
@@ -33,11 +33,13 @@ from results.records.models import (
     TrialResult,
     TrialSpec,
 )
-from results.store import atomic, record_file, seal, untrusted
+from results.store import atomic, manifest, record_file, untrusted
 from results.store.stored_trial import Problem, Reading, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from results.records.record_base import Record
 
 PLAN_NAME = "plan.json"
 VARIED_NAME = "vary.json"
@@ -54,16 +56,16 @@ class Store:
     """
 
     def __init__(
-        self, root: pathlib.Path, *, sealed_in: pathlib.Path | None = None
+        self, root: pathlib.Path, *, listed_in: pathlib.Path | None = None
     ) -> None:
         """Wraps a directory without looking at it; prefer ``create`` and ``open``.
 
         Args:
           root: The directory.
-          sealed_in: The study whose seal has these trials, if not this directory.
+          listed_in: The study whose manifest has these trials, if not this directory.
         """
         self.root = pathlib.Path(root)
-        self._sealed_in = self.root if sealed_in is None else sealed_in
+        self._listed_in = self.root if listed_in is None else listed_in
 
     def __repr__(self) -> str:
         return f"Store({str(self.root)!r})"
@@ -157,7 +159,7 @@ class Store:
     @property
     def matching(self) -> Store:
         """The trials that match N replicas with one; they have no plan of their own."""
-        return Store(self.root / MATCHING_NAME, sealed_in=self.root)
+        return Store(self.root / MATCHING_NAME, listed_in=self.root)
 
     @property
     def report_path(self) -> pathlib.Path:
@@ -170,9 +172,13 @@ class Store:
         Raises:
           WriteStoreError: The file cannot be written.
         """
-        content = record_file.content_of(plan)
-        self._seal(PLAN_NAME, {PLAN_NAME: seal.digest(content)})
-        record_file.write_content(self.root / PLAN_NAME, content)
+        self.write_listed(PLAN_NAME, plan)
+
+    def write_listed(self, name: str, record: Record) -> None:
+        """Writes a record of the whole study; raises WriteStoreError if it cannot."""
+        content = record_file.content_of(record)
+        self._list(name, {name: manifest.digest(content)})
+        record_file.write_content(self.root / name, content)
 
     def read_plan(self) -> Plan:
         """Reads the plan.
@@ -221,35 +227,46 @@ class Store:
                 "free space or choose another directory"
             ) from error
         content = record_file.content_of(status)
-        self.seal_trial(trial_id, {"status.json": seal.digest(content)})
+        self.list_trial(trial_id, {"status.json": manifest.digest(content)})
         record_file.write_content(folder / "status.json", content)
 
-    def seal_trial(self, trial_id: str, also: Mapping[str, str] | None = None) -> None:
-        """Adds the files of a trial to the seal of the study, as they are now.
+    def list_trial(self, trial_id: str, also: Mapping[str, str] | None = None) -> None:
+        """Lists the files of a trial in the manifest, as they are now.
 
         Args:
           trial_id: The trial.
           also: Digests of files that are written afterwards, by name.
 
         Raises:
-          WriteStoreError: A file cannot be read, or the seal not be written.
+          WriteStoreError: A file cannot be read, or the manifest not be written.
         """
-        folder = self.trial_dir(trial_id)
+        self._list_folder(self.trial_dir(trial_id), self.trial_dir(trial_id), also)
+
+    def list_earlier(self, trial_dir: pathlib.Path, kept: pathlib.Path) -> None:
+        """Lists the files of a trial where they are moved next; raises as above."""
+        self._list_folder(trial_dir, kept)
+
+    def _list_folder(
+        self,
+        folder: pathlib.Path,
+        place: pathlib.Path,
+        also: Mapping[str, str] | None = None,
+    ) -> None:
         try:
-            files = seal.evidence_in(folder) | dict(also or {})
+            files = manifest.evidence_in(folder) | dict(also or {})
         except untrusted.DamagedFileError as error:
             raise errors.WriteStoreError(
-                f"cannot seal {str(folder)!r}: {error}; remove it, and run the trial"
+                f"cannot list {str(folder)!r}: {error}; remove it, and run the trial"
                 " again"
             ) from error
-        of = folder.relative_to(self._sealed_in).as_posix()
-        self._seal(of, dict(sorted(files.items())))
+        of = place.relative_to(self._listed_in).as_posix()
+        self._list(of, {f"{of}/{name}": one for name, one in files.items()})
 
-    def _seal(self, of: str, files: Mapping[str, str]) -> None:
-        path = self._sealed_in / seal.SEAL_NAME
+    def _list(self, of: str, files: Mapping[str, str]) -> None:
+        path = self._listed_in / manifest.MANIFEST_NAME
         try:
-            self._sealed_in.mkdir(parents=True, exist_ok=True)
-            seal.append(self._sealed_in, of, files)
+            self._listed_in.mkdir(parents=True, exist_ok=True)
+            manifest.renew(self._listed_in, of, files)
         except untrusted.DamagedFileError as error:
             raise errors.WriteStoreError(
                 f"cannot write {str(path)!r}: {error}; remove it"

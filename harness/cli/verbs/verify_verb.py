@@ -6,8 +6,7 @@ import dataclasses
 import itertools
 import json
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,11 +14,12 @@ from harness.cli import exit_codes, varied
 from harness.cli.arguments import one_line
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.cli.terminal import console
-from harness.options.option import Option, Options
+from harness.options.option import Options
 from harness.planning import study as study_module
 from results.store import untrusted, zipped
+from results.store.manifest import MANIFEST_NAME
 from results.store.study_store import Store
-from results.verify import plugin_parts, seals, signature
+from results.verify import listed, plugin_parts
 from results.verify.against_raw import verify as verify_study
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from harness.cli.verb import Call
     from results.verify.check import Check
-    from results.verify.seals import Sealed
+    from results.verify.listed import Covered
 
 _PAGE = "numbers on the page"
 _PAGE_TEXT = "text of the page"
@@ -41,15 +41,6 @@ class VerifyRequest(Options):
     """What is verified."""
 
     study: StudyArgument
-    signers: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            help="Whose signatures of the seal count, as `allowed_signers` of"
-            " ssh-keygen.",
-            default="any key, which is named",
-        ),
-    ] = None
     runs_dir: RunsDir = RUNS_DIR
     is_json: IsJson = False
 
@@ -75,11 +66,10 @@ def _verify(request: VerifyRequest, _: Call) -> int:
     """
     store = Store.open(study_module.find_study(request.study, request.runs_dir))
     check = verify_study(store)
-    sealed = seals.compare(store, check)
-    signer = signature.compare(store, request.signers, check)
+    covered = listed.compare(store, check)
     shown = _verify_page(store, check)
     left = [
-        *seals.not_covered(sealed, is_signed=bool(signer)),
+        *listed.not_covered(covered),
         *plugin_parts.not_covered(store.read_plan()),
         *(f"section {of}: what a plugin shows is its own" for of in shown),
     ]
@@ -88,13 +78,13 @@ def _verify(request: VerifyRequest, _: Call) -> int:
             "kinds": [dataclasses.asdict(kind) for kind in check.kinds],
             "differences": [dataclasses.asdict(item) for item in check.differences],
             "missing": check.missing,
-            "seal": {**dataclasses.asdict(sealed), "signer": signer},
+            "manifest": dataclasses.asdict(covered),
             "not_covered": left,
         }
         click.echo(json.dumps(data, indent=2))
     else:
         _print(check)
-        _print_seal(sealed, signer, left)
+        _print_left(covered, left)
     return exit_code(check)
 
 
@@ -180,11 +170,9 @@ def _print(check: Check) -> None:
     click.echo(_conclusion(check))
 
 
-def _print_seal(sealed: Sealed, signer: str, left: Sequence[str]) -> None:
-    if sealed.head:
-        click.echo(f"sealed: {sealed.num_sealed:,} trials; the seal ends {sealed.head}")
-    if signer:
-        click.echo(one_line(f"signed: {signer}"))
+def _print_left(covered: Covered, left: Sequence[str]) -> None:
+    if covered.num_listed:
+        click.echo(f"{MANIFEST_NAME}: the files of {covered.num_listed:,} trials")
     for what in left:
         click.echo(f"not covered: {what}")
 

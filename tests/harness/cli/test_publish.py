@@ -74,7 +74,7 @@ def test_only_listed_files_are_published(study: Path, harness: Any) -> None:
     assert {"plan.json", "report/index.html"} < copied
     assert any(name.endswith(".png") for name in copied)
     assert not [n for n in copied if "log" in n.rsplit("/", 1)[-1] or "checkpoint" in n]
-    for name in copied - {"report/index.html", "seal.jsonl"}:
+    for name in copied - {"report/index.html", "SHA256SUMS"}:
         assert (study / name).read_bytes() == Path("public", name).read_bytes()
     assert QUICK == Path("public/report/index.html").read_text()
     assert [] == list(Path().glob(".tmp-*"))

@@ -18,7 +18,7 @@ from harness.cli import main as cli
 from harness.machine import disturbance
 from reports.page.build import write_report
 from results.errors import NewerSchemaError, OlderSchemaError
-from results.store.seal import SEAL_NAME
+from results.store.manifest import MANIFEST_NAME
 from results.store.study_store import Store
 from results.verify.against_raw import verify
 
@@ -116,8 +116,8 @@ def test_a_study_is_verified(study: Path, harness: Any) -> None:
 
 
 def unseal(root: Path) -> None:
-    """Makes it a study of an earlier version, which nothing seals."""
-    (root / SEAL_NAME).unlink()
+    """Makes it a study of an earlier version, which lists nothing."""
+    (root / MANIFEST_NAME).unlink()
     for path in root.rglob("rank_*.jsonl"):
         path.write_text(path.read_text().partition("\n")[2])
 

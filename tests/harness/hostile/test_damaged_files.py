@@ -59,7 +59,6 @@ minutes = "5min"
 [option]
 image_size = 32
 """
-SIGNERS = "jane@example.org ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJlE\n"
 
 
 GATE = GateRecord(
@@ -105,11 +104,9 @@ def whole(tmp_path_factory: Any, overrides: Any) -> Path:
     gate_file.write(Store(study), GATE)
     (study / "report").mkdir(exist_ok=True)
     (study / "report" / "index.html").write_text("<p>a page of 12 numbers</p>\n")
-    (study / "seal.jsonl.sig").write_text("-----BEGIN SSH SIGNATURE-----\nAAAA\n")
     (study / ".lock-holder").write_text("1\n")
     (study / ".lock-heartbeat").write_text("another 0123\n")
     (root / "study.toml").write_text(TOML)
-    (root / "signers").write_text(SIGNERS)
     (root / "numbers.json").write_text('{"a": {"b": [1.5, 2]}}\n{"a": {"b": 3}}\n')
     (root / "numbers.csv").write_text("step,rate\n1,20.5\n2,21\n")
     note = root / "cuda"
@@ -169,9 +166,7 @@ READERS: dict[str, tuple[str, tuple[str | Callable[[Path], None], ...]]] = {
         "runs/r/match/trials/*/rank_0.jsonl",
         ("verify r", "status r"),
     ),
-    "seal": ("runs/r/seal.jsonl", ("verify r", "publish r -o written")),
-    "signature": ("runs/r/seal.jsonl.sig", ("verify r",)),
-    "signers": ("signers", ("verify r --signers signers",)),
+    "manifest": ("runs/r/SHA256SUMS", ("verify r", "publish r -o written")),
     "page": ("runs/r/report/index.html", ("verify r", "report r -o page.html")),
     "holder": ("runs/r/.lock-holder", ("status r", "status r --json")),
     "owner": ("runs/r/.lock-heartbeat", ("sweep --study r",)),

@@ -16,9 +16,9 @@ import pytest
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from reports.page.build import write_report
-from results.store import seal
+from results.store import manifest
 from results.store.study_store import Store
-from results.verify import seals
+from results.verify import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,9 +34,9 @@ SWEEP = (
 
 
 @pytest.fixture(scope="module")
-def sealed(tmp_path_factory: Any, overrides: Any) -> Path:
+def measured(tmp_path_factory: Any, overrides: Any) -> Path:
     """Returns a study with its page, measured by the fake worker."""
-    root: Path = tmp_path_factory.mktemp("sealed")
+    root: Path = tmp_path_factory.mktemp("measured")
     with (
         forked_trials.installed(overrides["worker_command"]),
         pytest.MonkeyPatch.context() as patch,
@@ -47,14 +47,14 @@ def sealed(tmp_path_factory: Any, overrides: Any) -> Path:
     store = Store(root / "runs" / "s")
     first = min(store.trial_ids())
     (store.trial_dir(first) / "samples_00000008.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    store.seal_trial(first)
+    store.list_trial(first)
     return store.root
 
 
 @pytest.fixture
-def study(sealed: Path, tmp_path: Path) -> Path:
+def study(measured: Path, tmp_path: Path) -> Path:
     """Returns a copy to change."""
-    shutil.copytree(sealed, tmp_path / "runs" / "s")
+    shutil.copytree(measured, tmp_path / "runs" / "s")
     return tmp_path / "runs" / "s"
 
 
@@ -148,11 +148,11 @@ def in_plan(**fields: Any) -> Callable[[Path], None]:
     return lambda root: change(root / "plan.json", lambda plan: plan.update(fields))
 
 
-def edit_seal(edit: Callable[[list[bytes]], list[bytes]]) -> Callable[[Path], None]:
-    """Returns what changes the lines of the seal."""
+def edit_manifest(edit: Callable[[list[bytes]], list[bytes]]) -> Callable[[Path], None]:
+    """Returns what changes the lines of the manifest."""
 
     def run(root: Path) -> None:
-        path = root / seal.SEAL_NAME
+        path = root / manifest.MANIFEST_NAME
         path.write_bytes(b"".join(edit(path.read_bytes().splitlines(keepends=True))))
 
     return run
@@ -212,14 +212,21 @@ TAMPERINGS: dict[str, Callable[[Path], None]] = {
     "a picture is added": lambda root: (
         (trials(root)[-1] / "samples_00000009.png").write_bytes(b"x") and None
     ),
-    "the seal is removed": lambda root: (root / seal.SEAL_NAME).unlink(),
-    "a line of the seal is removed": edit_seal(lambda lines: lines[:3] + lines[4:]),
-    "a line of the seal is changed": edit_seal(
-        lambda lines: [*lines[:2], lines[2].replace(b'"of": "', b'"of": "x'), *lines[3:]]
+    "the manifest is removed": lambda root: (root / manifest.MANIFEST_NAME).unlink(),
+    "a line of the manifest is removed": edit_manifest(lambda lines: lines[:3] + lines[4:]),
+    "a trial's lines are removed": lambda root: edit_manifest(
+        lambda lines: [of for of in lines if trials(root)[0].name.encode() not in of]
+    )(root),
+    "a digest is changed": edit_manifest(
+        lambda lines: [*lines[:2], b"0" * 64 + lines[2][64:], *lines[3:]]
     ),
-    "two lines of the seal are exchanged": edit_seal(
-        lambda lines: [lines[0], lines[2], lines[1], *lines[3:]]
+    "two digests are exchanged": edit_manifest(
+        lambda lines: [lines[0], lines[1][:64] + lines[2][64:], lines[2][:64] + lines[1][64:], *lines[3:]]
     ),
+    "the manifest is cut": edit_manifest(lambda lines: [*lines[:-1], lines[-1][:70]]),
+    "an earlier attempt is added": lambda root: shutil.copytree(
+        trials(root)[0], root / "earlier" / f"{trials(root)[0].name}-1"
+    ) and None,
 }  # fmt: skip
 
 
@@ -241,34 +248,67 @@ def test_a_tampering_is_found(study: Path, harness: Any, name: str) -> None:
     assert re.search("^differs: |^error: ", out + err, re.MULTILINE)
 
 
-def test_an_untouched_study_is_sealed(study: Path, harness: Any) -> None:
-    """And it says at last what it does not cover."""
+def test_an_untouched_study_is_listed(study: Path, harness: Any) -> None:
+    """For any tool; and ``verify`` says at last what it does not cover."""
     write_report(Store(study))
     code, out, _ = harness("verify", "s")
-    lines = out.splitlines()
+    sums = (study / manifest.MANIFEST_NAME).read_text()
+    paths = {line.partition("  ")[2] for line in sums.splitlines() if line[0] != "#"}
 
     assert exit_codes.OK == code, out
-    (head,) = re.findall(
-        r"^sealed: 12 trials; the seal ends (\w{40})$", out, re.MULTILINE
-    )
-    assert seal.read(study)[1] == head  # type: ignore[index]
-    assert [f"not covered: {w}" for w in (seals.NOT_SIGNED, seals.ALWAYS)] == lines[-2:]
+    assert "\nSHA256SUMS: the files of 12 trials\n" in out
+    assert f"not covered: {listed.NOT_COVERED}" == out.splitlines()[-1]
+    names = ("spec", "env", "result", "status")
+    assert {
+        "plan.json",
+        *(f"trials/{of.name}/{name}.json" for of in trials(study) for name in names),
+    } < paths
+    command = ["sha256sum", "--check", "--strict", "--quiet", manifest.MANIFEST_NAME]
+    assert not subprocess.run(
+        command, cwd=study, check=True, capture_output=True
+    ).stdout
+
+
+def test_a_kill_between_a_file_and_its_digest_is_understood(
+    study: Path, harness: Any
+) -> None:
+    """A status or plan of before, or of after, is no tampering."""
+    shutil.rmtree(study / "report")
+    folder, plan = trials(study)[0], study / "plan.json"
+    status, of = folder / "status.json", f"trials/{folder.name}"
+    text = status.read_bytes()
+    status.unlink()
+    Store(study).list_trial(folder.name, {"status.json": manifest.digest(text)})
+    code, data = verified(harness)
+    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert [f"{of} was stopped as it ended; run the same command again"] == data[
+        "missing"
+    ]
+    status.write_bytes(text)
+    assert exit_codes.OK == verified(harness)[0]
+
+    for is_written in (True, False):
+        changed = plan.read_bytes() + b"\n"
+        manifest.renew(study, "plan.json", {"plan.json": manifest.digest(changed)})
+        assert exit_codes.OK == verified(harness)[0]
+        if is_written:
+            plan.write_bytes(changed)
+        assert exit_codes.OK == verified(harness)[0]
+        Store(study).list_trial(folder.name)
+        assert exit_codes.OK == verified(harness)[0]
+    plan.write_bytes(plan.read_bytes() + b"\n")
+    assert exit_codes.SOME_TRIALS_FAILED == verified(harness)[0]
 
 
 def test_what_is_not_covered_is_as_it_says(study: Path, harness: Any) -> None:
-    """A seal that is made anew, and one that is cut with what it seals."""
+    """Records that were made anew with their digests."""
     shutil.rmtree(study / "report")
     set_in("env.json", cpu_model="Cray-1")(study)
-    (study / seal.SEAL_NAME).unlink()
-    store = Store(study)
-    plan = (study / "plan.json").read_bytes()
-    seal.append(study, "plan.json", {"plan.json": seal.digest(plan)})
-    for trial_id in store.trial_ids():
-        store.seal_trial(trial_id)
+    Store(study).list_trial(trials(study)[0].name)
     code, data = verified(harness)
 
     assert exit_codes.OK == code
-    assert seals.NOT_SIGNED in data["not_covered"]
+    assert [listed.NOT_COVERED] == data["not_covered"]
 
 
 WORDS: dict[str, Callable[[str], str]] = {
@@ -303,55 +343,20 @@ def test_a_change_of_the_pages_words_is_found(
     assert "text of the page" in {item["kind"] for item in data["differences"]}
 
 
-def test_a_study_of_an_earlier_version_is_not_sealed(study: Path, harness: Any) -> None:
+@pytest.mark.parametrize("has_seal", [False, True])
+def test_a_study_of_an_earlier_version_is_not_listed(
+    study: Path, harness: Any, has_seal: bool
+) -> None:
     """It stays readable, is verified, and the words say what that leaves out."""
     shutil.rmtree(study / "report")
-    (study / seal.SEAL_NAME).unlink()
-    for path in study.glob("trials/*/rank_*.jsonl"):
-        path.write_text(path.read_text().partition("\n")[2])
+    (study / manifest.MANIFEST_NAME).unlink()
+    if has_seal:
+        (study / "seal.jsonl").write_text("of an earlier version\n")
+    else:
+        for path in study.glob("trials/*/rank_*.jsonl"):
+            path.write_text(path.read_text().partition("\n")[2])
     code, data = verified(harness)
 
     assert exit_codes.OK == code
-    assert {"num_sealed": 0, "num_unsealed": 12, "head": "", "signer": ""} == data[
-        "seal"
-    ]
-    assert data["not_covered"][0] == seals.NOT_SEALED.format(12, 12)
-
-
-@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
-def test_a_signature_says_whose_study_it_is(
-    study: Path, harness: Any, tmp_path: Path
-) -> None:
-    """By a listed key; another key, a changed seal and no signature are differences."""
-    shutil.rmtree(study / "report")
-    key, signers = tmp_path / "key", tmp_path / "signers"
-    path = study / seal.SEAL_NAME
-    with_signers = f"--signers={signers}"
-    signers.write_text("")
-    assert exit_codes.SOME_TRIALS_FAILED == verified(harness, with_signers)[0]
-    for command in (
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "jane", "-f", str(key)],
-        ["ssh-keygen", "-Y", "sign", "-n", "replicator-harness", "-f", str(key), str(path)],
-    ):  # fmt: skip
-        subprocess.run(command, check=True, capture_output=True)
-    code, anybody = verified(harness)
-    assert exit_codes.OK == code
-    assert "Good" in anybody["seal"]["signer"]
-    assert exit_codes.SOME_TRIALS_FAILED == verified(harness, with_signers)[0]
-    public = key.with_suffix(".pub").read_text()
-    signers.write_text(f"jane@example.org {public}")
-    code, data = verified(harness, with_signers)
-    assert exit_codes.OK == code
-    assert "jane@example.org" in data["seal"]["signer"]
-    assert [seals.ALWAYS] == data["not_covered"]
-    Store(study).seal_trial(trials(study)[0].name)
-    assert exit_codes.SOME_TRIALS_FAILED == verified(harness)[0]
-
-
-def test_a_missing_file_of_signers_is_one_line(study: Path, harness: Any) -> None:
-    """Exit code 2."""
-    (study / f"{seal.SEAL_NAME}.sig").touch()
-    code, _, err = harness("verify", "s", "--signers=nowhere")
-
-    assert exit_codes.USAGE == code
-    assert "error: --signers 'nowhere' is no file; give one with a line for" in err
+    assert {"num_listed": 0, "num_unlisted": 12} == data["manifest"]
+    assert data["not_covered"][0] == listed.NOT_LISTED.format(12, 12)

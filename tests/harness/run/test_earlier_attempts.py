@@ -17,7 +17,7 @@ from harness.machine import disturbance
 from harness.run import clearing, starting
 from harness.trial import checkpoints
 from results.errors import UnavailableRecordError
-from results.store import earlier, seal
+from results.store import earlier, manifest
 from results.store.study_store import Store
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def test_a_generation_that_is_measured_again_is_kept_until_it_is_complete(
 def test_a_removed_trial_is_no_earlier_attempt(
     finished: None, tmp_path: Path, harness: Any
 ) -> None:
-    """Nor is one whose observations are others than those that were sealed."""
+    """Nor is one whose observations are others than those that were listed."""
     root = tmp_path / "runs" / "s"
     trial_dir = next((root / "trials").iterdir())
     (trial_dir / "rank_0.jsonl").open("a").write("\n")
@@ -132,7 +132,7 @@ def test_nothing_is_moved_out_of_the_study(tmp_path: Path) -> None:
     ):
         clearing.clear(trial_dir)
 
-    assert {"status.json": seal.digest(b"{}")} == seal.evidence_in(trial_dir)
+    assert {"status.json": manifest.digest(b"{}")} == manifest.evidence_in(trial_dir)
 
 
 @pytest.mark.parametrize("name", [".", "status.json"])

@@ -1,6 +1,6 @@
 """The n-th call that reads fails while an interrupted sweep goes on: nothing is lost.
 
-One trial was killed between its seal and its status, so it is measured again, and in
+One trial was killed between its digests and its status, so it is measured again, and in
 a relay its generation. ``READ_FAULTS`` sets how many are drawn; ``make faults`` draws
 400. Verbs that only read have ``tests/harness/hostile/test_failed_calls.py``.
 """

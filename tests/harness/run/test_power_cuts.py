@@ -1,7 +1,7 @@
 """The power is cut while a study is written, on a real ext4: nothing finished is lost.
 
 At a random call that writes, of sweeps in sequence and in a relay. What a trial is
-sealed with is on the disk then; the same command finishes the study, which verifies.
+listed with is on the disk then; the same command finishes the study, which verifies.
 ``POWER_CUTS`` sets how many; ``make faults`` cuts a hundred times.
 """
 
@@ -20,7 +20,7 @@ from loads import QUIET
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
 from harness.machine import disturbance
-from results.store import heartbeat, seal
+from results.store import heartbeat, manifest
 from results.store.study_store import Store
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
 def evidence_of(root: Path, ids: Any) -> dict[str, dict[str, str]]:
     """The digests of what figures are made of, by the id of a trial."""
     store = Store(root)
-    return {name: seal.evidence_in(store.trial_dir(name)) for name in ids}
+    return {name: manifest.evidence_in(store.trial_dir(name)) for name in ids}
 
 
 def found_after_a_cut(

@@ -1,0 +1,126 @@
+"""``SHA256SUMS`` of a study: a digest of each file that a page or an export is made of.
+
+It is in the format of sha256sum, which ignores lines that begin with ``#``. The lines
+of a file are written before the file itself; what was there until then is in a line
+``# before DIGEST  PATH`` (``-``: nothing), so that a study that was killed in between
+is told from one that was changed. ``results/verify/listed.py`` compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from results.store import atomic, untrusted
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Mapping
+
+MANIFEST_NAME: Final = "SHA256SUMS"
+EVIDENCE: Final = re.compile(
+    r"(?:spec|env|result|status)\.json|(?:rank_\d{1,6}|turns)\.jsonl"
+    r"|samples_\d{1,12}\.png"
+)
+"""Names of the files of a trial that figures and pages are made of."""
+NOTHING: Final = "-"
+_LINE: Final = re.compile(
+    r"(?P<before># before )?(?P<sum>[0-9a-f]{64}|-)  (?P<path>.+)"
+)
+_LOCK: Final = threading.Lock()
+
+
+class Listed(NamedTuple):
+    """The digests of a study by path, and those of files that may be as before."""
+
+    sums: dict[str, str]
+    before: dict[str, str]
+
+
+def digest(content: bytes) -> str:
+    """Returns what identifies some bytes."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def digest_of(path: pathlib.Path) -> str:
+    """Returns the digest of a file, ``NOTHING`` where there is none.
+
+    Raises:
+      DamagedFileError: It is no regular file, or too large.
+      UnavailableRecordError: The file system does not answer.
+    """
+    content = untrusted.read_bytes(path)
+    return NOTHING if content is None else digest(content)
+
+
+def evidence_in(folder: pathlib.Path) -> dict[str, str]:
+    """Returns the digests of a trial's files, by name; raises as ``digest_of``."""
+    names = sorted(filter(EVIDENCE.fullmatch, untrusted.names_in(folder)))
+    return {name: digest_of(folder / name) for name in names}
+
+
+def renew(root: pathlib.Path, of: str, files: Mapping[str, str]) -> None:
+    """Lists a file, or the files of a folder, in place of what was listed of it.
+
+    Args:
+      root: The study directory, in which only one process writes.
+      of: The file or folder, as a path in the study.
+      files: Digests by path in the study, also of files that are written afterwards.
+
+    Raises:
+      OSError: It cannot be written.
+      DamagedFileError: The manifest is no such file.
+      UnavailableRecordError: The file system does not answer.
+      StudyLostError: Another machine has taken the study over.
+    """
+    with _LOCK:
+        found = read(root)
+        sums = {} if found is None else found.sums
+        for path, before in {} if found is None else found.before.items():
+            if digest_of(root / path) == before:
+                # A kill left it as it was.
+                sums.pop(path, None)
+                sums |= {path: before} if before != NOTHING else {}
+        sums = {
+            path: one
+            for path, one in sums.items()
+            if path != of and not path.startswith(f"{of}/")
+        }
+        sums |= files
+        lines = [f"{one}  {path}" for path, one in sorted(sums.items())]
+        for path, one in sorted(files.items()):
+            if (present := digest_of(root / path)) != one:
+                lines.append(f"# before {present}  {path}")
+        text = "".join(f"{line}\n" for line in lines)
+        atomic.write_text(root / MANIFEST_NAME, text)
+
+
+def read(root: pathlib.Path) -> Listed | None:
+    """Returns what is listed; None without a manifest.
+
+    Raises:
+      DamagedFileError: It is no manifest.
+      UnavailableRecordError: The file system does not answer.
+    """
+    text = untrusted.read_text(root / MANIFEST_NAME)
+    if text is None:
+        return None
+    found = Listed({}, {})
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
+        match = _LINE.fullmatch(line)
+        into = found.before if match and match["before"] else found.sums
+        if match is None or match["path"] in into:
+            raise untrusted.DamagedFileError(
+                f"{MANIFEST_NAME} line {number} is malformed, must be a SHA-256 and a"
+                " path that no other line has"
+            )
+        if into is found.sums and match["sum"] == NOTHING:
+            raise untrusted.DamagedFileError(
+                f"{MANIFEST_NAME} line {number} has no sum"
+            )
+        into[match["path"]] = match["sum"]
+    if text and not text.endswith("\n"):
+        raise untrusted.DamagedFileError(f"the last line of {MANIFEST_NAME} is cut")
+    return found
