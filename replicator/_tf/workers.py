@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
+from google.protobuf.message import DecodeError
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.core.framework.device_attributes_pb2 import DeviceAttributes
 from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.eager import context as eager_context
 
@@ -109,3 +111,14 @@ def abort_collectives(message: str) -> None:
     Workers that wait for this one in a collective get the error too.
     """
     eager_context.context().abort_collective_ops(tf.errors.ABORTED, message)
+
+
+def incarnations(status: bytes) -> frozenset[int]:
+    """The numbers of a process in its ``GetStatusResponse``; none if malformed."""
+    try:
+        # The devices are its field 1, repeated, which is what a BytesList has.
+        devices = tf.train.BytesList.FromString(status).value
+        found = [DeviceAttributes.FromString(device).incarnation for device in devices]
+    except DecodeError:
+        return frozenset()
+    return frozenset(found) - {0}

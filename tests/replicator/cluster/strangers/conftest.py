@@ -47,6 +47,8 @@ def listening(port, answer):
 
 @pytest.fixture
 def stranger():
-    """Starts a stranger at a port, which says one of ``ANSWERS``."""
+    """Starts a stranger at a port, which says one of ``ANSWERS``, or other bytes."""
     with contextlib.ExitStack() as started:
-        yield lambda port, how: started.enter_context(listening(port, ANSWERS[how]))
+        yield lambda port, how: started.enter_context(
+            listening(port, ANSWERS.get(how, how))
+        )

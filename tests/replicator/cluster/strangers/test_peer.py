@@ -65,11 +65,20 @@ def test_what_is_no_server_is_found_out(at, how):
         link.wait_for_identity(10.0)
 
 
-def test_an_answer_that_is_none_has_no_identity():
-    """Whatever bytes another server sends."""
-    assert frozenset() == peer._incarnations(b"")
-    assert frozenset() == peer._incarnations(b"\xff" * 30)
-    assert frozenset() == peer._incarnations(b"\x0a\x05ab")
+@pytest.mark.parametrize(
+    "answer", [b"", b"\xff" * 30, b"\x0a\x05ab", b"\x0a\x02\xff\xff", b"\x0a\x00"]
+)
+def test_a_server_that_does_not_say_who_it_is_is_none_of_tensorflow(stranger, answer):
+    """It speaks HTTP/2, and answers with other bytes."""
+    settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+    data = bytes([0, 0, 5 + len(answer), 0, 1, 0, 0, 0, 1, *bytes(5), *answer])
+    with (
+        contextlib.closing(
+            peer.Link(stranger(free_ports(1)[0], settings + data), 2.0)
+        ) as link,
+        pytest.raises(peer.NotAServerError, match=r"^is not a TensorFlow server$"),
+    ):
+        link.wait_for_identity(10.0)
 
 
 @pytest.mark.parametrize("how", ["silent", "garbage"])
