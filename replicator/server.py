@@ -14,23 +14,138 @@ same program serves ``multi_worker_in_graph``, ``async`` and ``tf_parameter_serv
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from replicator.cluster import environment, port_filter
-from replicator.cluster.liveness.client_watch import ClientWatch
+from replicator.cluster.liveness.peer import Link
 from replicator.cluster.liveness.reachability import check_port_is_free
-from replicator.errors import ClusterConfigError, ReplicatorError
+from replicator.errors import ClusterConfigError, ReplicatorError, UnreachableError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replicator.cluster.configuration import ClusterConfig
 
+# A client has exited if its port is closed or belongs to another process; a machine
+# that does not respond may be unreachable for a moment only.
+CLOSED_SEC = 2.0
+NO_RESPONSE_SEC = 10.0  # on top of the time that the connection needs to fail
+_POLL_SEC = 0.2
+_READ_SEC = 60.0
+_CONNECT_SEC = 2.0
+LEFT = "the client has exited"
 _SERVED_KINDS = ("worker", "ps")
 CLIENT_TIMEOUT_SEC = 600.0
+
+
+class ClientWatch:
+    """Watches the client of one server."""
+
+    def __init__(self, name: str, address: str) -> None:
+        """Stores the client; ``wait_for`` starts to watch it."""
+        self._name = name
+        self._address = address
+        self._identity: frozenset[int] | None = None
+        self._link: Link | None = None
+
+    def wait_for(self, timeout_sec: float) -> None:
+        """Waits until the client listens, and records its identity."""
+        deadline = time.monotonic() + timeout_sec
+        found_instead = ""
+        while True:
+            left_sec = max(deadline - time.monotonic(), _POLL_SEC)
+            try:
+                link = Link(self._address, _CONNECT_SEC)
+            except OSError:  # nobody listens there: the client starts later
+                pass
+            else:
+                found_instead = self._is_client(link, left_sec)
+                if not found_instead:
+                    return
+                link.close()
+            if time.monotonic() > deadline:
+                raise UnreachableError(
+                    f"the client, {self._name}, did not start within {timeout_sec:g} "
+                    f"s{found_instead}; start the training program there with the same "
+                    "TF_CONFIG, or increase --client-timeout-sec"
+                )
+            time.sleep(_POLL_SEC)
+
+    def _is_client(self, link: Link, timeout_sec: float) -> str:
+        """Keeps a link if it leads to a client; otherwise says what listens there."""
+        what = "does not respond"
+        try:
+            self._identity = link.wait_for_identity(timeout_sec)
+        except OSError as error:
+            what = str(error)
+        if self._identity is not None:
+            self._link = link
+            return ""
+        return f" (another process listens at its address; it {what})"
+
+    def wait_until_left(self) -> str:
+        """Waits until the client has exited; returns the reason, if known."""
+        reason = ""
+        while not reason:
+            assert self._link is not None
+            with contextlib.closing(self._link) as link:
+                _wait_until_lost(link)
+            reason = self._find_again()
+        return reason
+
+    def _find_again(self) -> str:
+        """Connects to the client again; returns why it is lost, or an empty string."""
+        # More than one attempt: what broke the connection may be a network that takes a
+        # moment, and to take that for the client's end would end the job.
+        lost = time.monotonic()
+        limit_sec, reason = CLOSED_SEC, LEFT
+        while time.monotonic() - lost < limit_sec:
+            try:
+                link = Link(self._address, _CONNECT_SEC)
+            except ConnectionRefusedError:
+                limit_sec, reason = CLOSED_SEC, LEFT
+            except OSError:
+                limit_sec, reason = (
+                    NO_RESPONSE_SEC,
+                    f"{LEFT}: its machine does not respond",
+                )
+            else:
+                found = self._identify(link, lost)
+                if found == self._identity:
+                    self._link = link
+                    return ""
+                link.close()
+                limit_sec = CLOSED_SEC
+                reason = f"{LEFT}, and another process listens at its address"
+                if found:
+                    return reason
+            time.sleep(_POLL_SEC)
+        return reason
+
+    def _identify(self, link: Link, lost: float) -> frozenset[int] | None:
+        try:
+            while link.identity is None:
+                # A server that responds may be busy; one that only accepts is not a
+                # TensorFlow server.
+                limit_sec = NO_RESPONSE_SEC if link.is_grpc_server else CLOSED_SEC
+                left_sec = lost + limit_sec - time.monotonic()
+                if left_sec <= 0:
+                    return None
+                link.read(left_sec)
+        except OSError:
+            return None
+        return link.identity
+
+
+def _wait_until_lost(link: Link) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            link.read(_READ_SEC)
 
 
 def serve(
@@ -93,7 +208,7 @@ def _check_serves(config: ClusterConfig) -> None:
 def _start(config: ClusterConfig, num_cpu_devices: int) -> Any:
     import tensorflow as tf
 
-    from replicator.cluster import threads
+    from replicator.cluster import membership
 
     num_devices = num_cpu_devices if config.kind == "worker" else 1
     with port_filter.guarded(config):
@@ -104,7 +219,7 @@ def _start(config: ClusterConfig, num_cpu_devices: int) -> Any:
             protocol="grpc",
             config=tf.compat.v1.ConfigProto(
                 device_count={"CPU": num_devices},
-                inter_op_parallelism_threads=threads.needed(),
+                inter_op_parallelism_threads=membership.needed_threads(),
             ),
             start=True,
         )

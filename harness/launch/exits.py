@@ -11,7 +11,7 @@ import socket
 from typing import Any
 
 from harness.launch import channel
-from replicator.cluster import network, port_filter
+from replicator.cluster import port_filter
 from replicator.cluster.line_listener import LineListener
 
 
@@ -118,8 +118,8 @@ def _listen() -> tuple[socket.socket, int]:
     """
     listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
     port = int(listener.getsockname()[1])
-    own = network.resolve(f"{socket.gethostname()}:{port}")
-    if all(network.allows(network.PRIVATE, str(address)) for address in own):
+    own = port_filter.resolve(f"{socket.gethostname()}:{port}")
+    if all(port_filter.allows(port_filter.PRIVATE, str(address)) for address in own):
         with contextlib.suppress(OSError):
-            port_filter.restrict(listener, network.Reach.PRIVATE)
+            port_filter.restrict(listener, port_filter.Reach.PRIVATE)
     return listener, port

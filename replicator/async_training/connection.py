@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.async_training.faults import ServerWatch
-from replicator.cluster import environment, membership, port_filter, remote, threads
+from replicator.cluster import environment, membership, port_filter, remote
 from replicator.cluster.liveness import reachability
 from replicator.errors import ClusterConfigError, DeviceError
 
@@ -119,7 +119,7 @@ def _connect(cluster: ClusterConfig, timeout_sec: float) -> Connection:
     remote.check_nothing_is_made()
     reachability.check_port_is_free(cluster.address)
     reachability.wait_for(served, timeout_sec)
-    threads.ensure()
+    membership.ensure_threads()
     with port_filter.guarded(cluster):
         strategy = tf.distribute.ParameterServerStrategy(
             membership.resolver_of(cluster)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any
 
-from replicator.cluster.workers import exchange
+from replicator.cluster.workers import runtime as worker_runtime
 from replicator.contract import base, control, output_reduction
 from replicator.errors import DisagreementError, ReplicasOutOfSyncError
 
@@ -59,7 +59,7 @@ class BetweenGraphReplicator(base.Replicator):
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
         """Gathers bytes from every worker; see ``Replicator.gather_bytes``."""
-        return exchange.gather_bytes(self._runtime, payload)
+        return worker_runtime.gather_bytes(self._runtime, payload)
 
     def assert_in_sync(self) -> None:
         """Compares mirrored variables bit by bit, here and over workers.
@@ -77,10 +77,10 @@ class BetweenGraphReplicator(base.Replicator):
         except ReplicasOutOfSyncError as error:
             failure = str(error)
         digests = {
-            number: (variable.name, exchange.digest(variable))
+            number: (variable.name, worker_runtime.digest(variable))
             for number, variable in self._numbered_mirrored()
         }
-        exchange.compare(self._runtime, failure, digests)
+        worker_runtime.compare(self._runtime, failure, digests)
 
 
 def may_end(peers: WorkerRuntime, what: str, inputs: InputIterator) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicator.backends.between_graph import BetweenGraphReplicator, may_end
 from replicator.backends.multi_worker import MultiWorkerReplicator
-from replicator.cluster import environment, local_gpus
+from replicator.cluster import environment, membership
 from replicator.cluster.workers import join as worker_join
 from replicator.engine.run.program import Program
 from replicator.errors import DisagreementError
@@ -96,7 +96,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         num_local = per_worker(num_replicas, self.num_workers)
         # Before the cluster is joined: TensorFlow then has its devices.
         if devices is None:
-            local_gpus.claim(self.cluster, num_local * logical_devices_per_replica)
+            membership.claim_gpus(self.cluster, num_local * logical_devices_per_replica)
             if logical_devices_per_replica > 1:
                 device_lib.split_cpu_without_gpus(
                     num_local * logical_devices_per_replica

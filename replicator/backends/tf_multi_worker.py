@@ -13,7 +13,7 @@ import tensorflow as tf
 from replicator._tf import signals
 from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.strategy import StrategyReplicator
-from replicator.cluster import environment, local_gpus, membership, port_filter
+from replicator.cluster import environment, membership, port_filter
 from replicator.cluster.workers import join as worker_join
 from replicator.cluster.workers.runtime import WorkerRuntime
 from replicator.cluster.workers.worker_state import WorkerState
@@ -54,7 +54,7 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
           DeviceError: The strategy makes another number of replicas.
         """
         self.cluster = environment.config_of(cluster)
-        local_gpus.claim(
+        membership.claim_gpus(
             self.cluster, num_replicas and num_replicas // self.cluster.num_workers
         )
         strategy, state = membership.join_once(

@@ -34,7 +34,7 @@ class ClusterConfig:
       local_rank: Its index among the workers of its host, if its launcher says; None
         counts those with the same host in their addresses.
       i_trust_this_network: Whether something else, such as a firewall, blocks untrusted
-        hosts from the cluster's ports; see ``replicator.cluster.network``.
+        hosts from the cluster's ports; see ``replicator.cluster.port_filter``.
     """
 
     addresses: Mapping[str, tuple[str, ...]]
@@ -49,11 +49,7 @@ class ClusterConfig:
 
     @property
     def address(self) -> str:
-        """Where this process listens.
-
-        Raises:
-          ClusterConfigError: It is an evaluator that the cluster does not list.
-        """
+        """Where this process listens."""
         if self.kind not in self.addresses:
             raise ClusterConfigError(
                 f"this process is {self.kind}:{self.index}, which the cluster does not"
@@ -77,11 +73,7 @@ class ClusterConfig:
 
     @property
     def worker_id(self) -> int:
-        """Index of this process among the workers.
-
-        Raises:
-          ClusterConfigError: This process is not a worker.
-        """
+        """Index of this process among the workers."""
         own = (self.kind, self.index)
         if own not in self.workers:
             how = (
@@ -101,10 +93,7 @@ class ClusterConfig:
 
     @property
     def local_index(self) -> int:
-        """Index of this process among those of its kind on its host.
-
-        It says which of the host's GPUs are its own; the index in the cluster does not.
-        """
+        """Index of this process among those of its kind on its host."""
         own = split_address(self.address)[0]
         before = self.addresses[self.kind][: self.index]
         return sum(split_address(address)[0] == own for address in before)
@@ -114,9 +103,6 @@ class ClusterConfig:
         """Index of this process among the workers of its host, a chief included.
 
         It is what the launcher says, which knows hosts behind several addresses.
-
-        Raises:
-          ClusterConfigError: This process is not a worker.
         """
         if self.local_rank is not None:
             return self.local_rank
@@ -124,11 +110,7 @@ class ClusterConfig:
 
     @property
     def num_workers_on_host(self) -> int:
-        """Workers on the host of this one, itself included.
-
-        Raises:
-          ClusterConfigError: This process is not a worker.
-        """
+        """Workers on the host of this one, itself included."""
         listed = self._hosts().count(self._hosts()[self.worker_id])
         return max(listed, self.local_worker_id + 1)
 
@@ -147,11 +129,7 @@ class ClusterConfig:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Splits ``name:port``; the name may be an IPv6 address in brackets.
-
-    Raises:
-      ClusterConfigError: It is not of that form.
-    """
+    """Splits ``name:port``; the name may be an IPv6 address in brackets."""
     name, _, port = str(address).rpartition(":")
     is_number = port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT
     if not isinstance(address, str) or not name or "/" in name or not is_number:

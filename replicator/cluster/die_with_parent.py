@@ -18,12 +18,6 @@ def request_death_signal() -> bool:
 
     The signal is lost if the parent has ended before the request: compare
     ``os.getppid()`` afterwards, or watch a pipe as well.
-
-    Returns:
-      Whether the system has such a signal; Linux only.
-
-    Raises:
-      OSError: The kernel refused.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -41,15 +41,7 @@ class LineListener:
         stranger_sec: float = STRANGER_SEC,
         user: int | None = None,
     ) -> None:
-        """Takes over a socket, which it closes.
-
-        Args:
-          listener: Listens already, behind the filter that it needs.
-          max_line_bytes: A connection that sends a longer line is closed.
-          stranger_sec: Time in which a connection must be admitted.
-          user: Of a Unix socket: only processes of this user may connect, each a few
-            times. They may take long to speak, so the oldest are not closed for others.
-        """
+        """Takes over a socket, which it closes."""
         self._listener = listener
         self._max_line_bytes = max_line_bytes
         self._stranger_sec = stranger_sec

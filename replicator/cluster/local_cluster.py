@@ -31,6 +31,7 @@ _MAX_PORT_TRIES = 1000
 _POLL_SEC = 0.02
 _KILL_WAIT_SEC = 60.0
 _TAIL_LINES = 20
+_SIGKILL = signal.SIGKILL
 
 
 class LocalCluster:
@@ -253,15 +254,8 @@ class LocalCluster:
         return self.log_dir / f"{kind}_{index}.log"
 
 
-_SIGKILL = signal.SIGKILL
-
-
 def free_ports(num_ports: int) -> list[int]:
-    """Finds free ports of this machine, in random order.
-
-    Raises:
-      LocalClusterError: There are not enough.
-    """
+    """Finds free ports of this machine, in random order."""
     chosen: list[int] = []
     with contextlib.ExitStack() as reserved:
         for _ in range(_MAX_PORT_TRIES):

@@ -1,27 +1,122 @@
 """Closes the ports of a cluster's processes to hosts outside it.
 
 TensorFlow's server listens on all interfaces, whatever address it gets, has no option
-to change that, and does what everybody asks of it. How a port is closed is in
-``_tf/ports``; here is for which hosts it stays open.
+to change that and no authentication: every host that can reach the port can run any
+operation there, such as ``WriteFile``. So packets from other networks are dropped
+(``_tf/ports``), and public addresses are refused unless the user states that something
+else blocks untrusted hosts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
+import ipaddress
 import os
 import socket
 from typing import TYPE_CHECKING
 
 from replicator._tf.ports import listen, packets
-from replicator.cluster import network
+from replicator._tf.ports.packets import LOOPBACK, Network
 from replicator.cluster.configuration import split_address
-from replicator.cluster.network import Reach
-from replicator.errors import ClusterError
+from replicator.errors import ClusterConfigError, ClusterError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from replicator.cluster.configuration import ClusterConfig
+
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# Networks that IANA's registries list as not globally reachable and that machines can
+# be in. Written out, because ``is_private`` differs between versions of Python.
+PRIVATE = LOOPBACK + tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "10.0.0.0/8",
+            "172.16.0.0/12",
+            "192.168.0.0/16",
+            "100.64.0.0/10",
+            "169.254.0.0/16",
+            "192.0.2.0/24",
+            "198.18.0.0/15",
+            "198.51.100.0/24",
+            "203.0.113.0/24",
+            "fc00::/7",
+            "fe80::/10",
+        ),
+    )
+)
+HOW_TO_TRUST = (
+    "`--i-trust-this-network` for replicator.server, "
+    "cluster=environment.detect().config(i_trust_this_network=True) for a program"
+)
+
+
+class Reach(enum.Enum):
+    """The hosts that may reach the ports of a cluster."""
+
+    MACHINE = "this machine"
+    PRIVATE = "private networks"
+    ANY = "any network"
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        """The networks from which connections are accepted; empty for ``ANY``."""
+        return {Reach.MACHINE: LOOPBACK, Reach.PRIVATE: PRIVATE}.get(self, ())
+
+
+def reach_of(config: ClusterConfig) -> Reach:
+    """The smallest set of hosts that must be able to reach this process's port.
+
+    This machine, if all addresses of the cluster are loopback addresses. Host names are
+    resolved; a name that cannot be resolved yet counts as private.
+    """
+    if config.i_trust_this_network:
+        return Reach.ANY
+    reach = Reach.MACHINE
+    for address in (a for of_kind in config.addresses.values() for a in of_kind):
+        found = resolve(address)
+        public = [str(ip) for ip in found if not _is_in(ip, PRIVATE)]
+        if public:
+            raise ClusterConfigError(
+                f"address {address!r} of the cluster is public ({', '.join(public)}), "
+                "but every host that can reach the port of a TensorFlow server can run "
+                "any operation there, such as writing files; use the private addresses "
+                "of the machines; if a firewall or a security group blocks untrusted "
+                f"hosts, declare it in every process: {HOW_TO_TRUST}"
+            )
+        if not found or not all(_is_in(ip, LOOPBACK) for ip in found):
+            reach = Reach.PRIVATE
+    return reach
+
+
+def resolve(address: str) -> list[Address]:
+    """The IP addresses of ``name:port``; none if the name is not known."""
+    name, port = split_address(address)
+    try:
+        infos = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return list(dict.fromkeys(plain(str(info[4][0])) for info in infos))
+
+
+def plain(text: str) -> Address:
+    """An IP address without its zone; an IPv4-mapped IPv6 address becomes IPv4."""
+    found = ipaddress.ip_address(text.partition("%")[0])
+    mapped = getattr(found, "ipv4_mapped", None)
+    return mapped or found
+
+
+def allows(networks: Iterable[Network], address: str) -> bool:
+    """Whether an IP address is in one of the networks."""
+    return _is_in(plain(address), networks)
+
+
+def _is_in(address: Address, networks: Iterable[Network]) -> bool:
+    return any(address in network for network in networks)
 
 
 @contextlib.contextmanager
@@ -29,14 +124,6 @@ def guarded(config: ClusterConfig) -> Iterator[None]:
     """Filters the port of this process, which TensorFlow opens inside.
 
     The filter is in place before the first connection is possible.
-
-    Args:
-      config: The cluster; determines which hosts may connect (``network.reach_of``).
-
-    Raises:
-      ClusterConfigError: An address of the cluster is public; see ``network``.
-      ClusterError: This system has no such filters, or TensorFlow listens in an unknown
-        way.
     """
     reach = check(config)
     if reach is Reach.ANY:
@@ -65,34 +152,21 @@ def guarded(config: ClusterConfig) -> Iterator[None]:
 
 
 def restrict(listener: socket.socket, reach: Reach) -> None:
-    """Makes a listening socket drop packets from networks that are not allowed.
-
-    Raises:
-      OSError: The system has no such filters.
-    """
+    """Makes a listening socket drop packets from networks that are not allowed."""
     if reach is not Reach.ANY:
         packets.attach(listener, packets.program(reach.networks))
 
 
 def check(config: ClusterConfig) -> Reach:
-    """Returns which hosts may reach this process's port, if that can be enforced.
-
-    Raises:
-      ClusterConfigError: An address of the cluster is public; see ``network``.
-      ClusterError: This system has no such filters.
-    """
-    reach = network.reach_of(config)
+    """Returns which hosts may reach this process's port, if that can be enforced."""
+    reach = reach_of(config)
     if reach is not Reach.ANY:
         check_system(reach)
     return reach
 
 
 def check_system(reach: Reach) -> None:
-    """Tests that filters work on this system.
-
-    Raises:
-      ClusterError: They do not.
-    """
+    """Tests that filters work on this system."""
     try:
         packets.check_system()
     except OSError as error:
@@ -104,5 +178,5 @@ def _unprotected(reach: Reach, why: object) -> ClusterError:
         "TensorFlow's server listens on all interfaces, and every host that can reach "
         "its port can run any operation there; the filter that restricts it to "
         f"{reach.value} does not work on this system ({why}); if a firewall blocks "
-        f"untrusted hosts, declare it: {network.HOW_TO_TRUST}"
+        f"untrusted hosts, declare it: {HOW_TO_TRUST}"
     )

@@ -22,21 +22,7 @@ _TRAINING_KINDS = ("chief", "worker")
 
 
 def connect(config: ClusterConfig, timeout_sec: float) -> WorkerWatch:
-    """Makes this process the client of the cluster's servers, once.
-
-    Args:
-      config: The cluster; this process must be its worker 0.
-      timeout_sec: Longest wait for the servers.
-
-    Returns:
-      The running watch over the servers.
-
-    Raises:
-      ClusterConfigError: This process is not worker 0, or it is the client of another
-        cluster, or it has already created variables.
-      PortInUseError: Another process listens at this one's address.
-      UnreachableError: Servers do not respond; the message names them.
-    """
+    """Makes this process the client of the cluster's servers, once."""
     _check_client(config)
     return membership.join_once(
         "the client of servers,", config, lambda: _connect(config, timeout_sec)
@@ -51,21 +37,7 @@ def worker_devices(config: ClusterConfig) -> list[str]:
 def replica_devices(
     workers: list[str], num_replicas: int, num_logical_devices: int = 1
 ) -> list[list[str]]:
-    """Gives every worker an equal share of the devices that replicas need.
-
-    Args:
-      workers: Device prefix of each worker.
-      num_replicas: Replicas of the whole job.
-      num_logical_devices: Devices that one replica is split over.
-
-    Returns:
-      Full device names by replica, then by logical device, worker by worker: separate
-      GPUs if workers have GPUs, else the CPU. A replica whose parts do not fit on one
-      worker continues on the next.
-
-    Raises:
-      DeviceError: The devices are not divisible by the workers, or some are missing.
-    """
+    """Gives every worker an equal share of the devices that replicas need."""
     share = per_worker(num_replicas, len(workers), num_logical_devices)
     listed = [device.name for device in tf.config.list_logical_devices()]
     has_gpus = any(map(device_lib.is_gpu, listed))

@@ -26,13 +26,7 @@ _MESH_AXES = 4  # x, y, z, and the cores of one chip
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TpuSystem:
-    """An initialised TPU.
-
-    Attributes:
-      name: The name or address by which it was found.
-      resolver: TensorFlow's cluster resolver for it.
-      topology: Its mesh of cores, as TensorFlow reports it.
-    """
+    """An initialised TPU."""
 
     name: str
     resolver: Any
@@ -46,15 +40,7 @@ class TpuSystem:
     def make_strategy(
         self, num_replicas: int | None, num_logical_devices: int
     ) -> tf.distribute.Strategy:
-        """Assigns cores to replicas.
-
-        Args:
-          num_replicas: Number of replicas; None takes as many as fit.
-          num_logical_devices: Cores that one replica is split over.
-
-        Raises:
-          DeviceError: There are too few cores, or the mesh has no such blocks.
-        """
+        """Assigns cores to replicas."""
         if num_replicas is None:
             num_replicas = max(self.num_cores // num_logical_devices, 1)
         needed = num_replicas * num_logical_devices
@@ -76,18 +62,7 @@ class TpuSystem:
 
 
 def connect(tpu: str | None = None) -> TpuSystem:
-    """Finds and initialises a TPU, which clears its memory.
-
-    Args:
-      tpu: A Cloud TPU's name, an address such as ``grpc://10.0.0.2:8470``, or ``local``
-        for the chips of this machine; None searches the environment, then for chips.
-
-    Returns:
-      The system, ready for a strategy.
-
-    Raises:
-      DeviceError: There is no TPU; says where it was searched for, and what failed.
-    """
+    """Finds and initialises a TPU, which clears its memory."""
     name = tpu if tpu is not None else _name_from_environment(os.environ)
     if name is None:
         if not tf.config.list_physical_devices("TPU"):
@@ -117,17 +92,7 @@ def connect(tpu: str | None = None) -> TpuSystem:
 
 
 def computation_shape(mesh_shape: Sequence[int], num_logical_devices: int) -> list[int]:
-    """Returns the shape of the block of the core mesh that one replica uses.
-
-    The cores of one chip come first, because they are closest to each other.
-
-    Args:
-      mesh_shape: Cores along x, y, z and within a chip.
-      num_logical_devices: Cores of one replica.
-
-    Raises:
-      DeviceError: No block of the mesh has that many cores.
-    """
+    """Returns the shape of the block of the core mesh that one replica uses."""
     shape = [1] * _MESH_AXES
     rest = num_logical_devices
     for axis in (3, 0, 1, 2):

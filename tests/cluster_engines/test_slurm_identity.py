@@ -88,7 +88,7 @@ def test_ranks_are_on_the_nodes_that_addresses_say(
 )
 def test_a_list_of_nodes_means_what_slurm_says(slurm: SlurmCluster, text: str) -> None:
     """As ``scontrol show hostnames``."""
-    from replicator.cluster.environment.slurm_lists import expand_nodes
+    from replicator.cluster.environment.slurm import expand_nodes
 
     done = slurm.run("scontrol", "show", "hostnames", text)
 

@@ -18,14 +18,14 @@ one at which processes on other hosts reach it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from replicator.cluster import network, port_filter
-from replicator.cluster.environment.registration import addresses_of, parse_registration
+from replicator.cluster import port_filter
 from replicator.cluster.line_listener import LineListener
 from replicator.cluster.local_cluster import free_ports
 from replicator.errors import (
@@ -38,8 +38,8 @@ from replicator.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from replicator.cluster.environment.registration import Ranks, Registration
 
+_MAX_PORT = 65_535
 DEFAULT_TIMEOUT_SEC = 300.0
 _POLL_SEC = 0.1
 _CONNECT_SEC = 1.0
@@ -47,6 +47,92 @@ _MAX_MESSAGE_BYTES = 4096
 # Addresses of 65,536 processes with long names.
 _MAX_REPLY_BYTES = 2**24
 _MOST_NAMED = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Ranks:
+    """What a process is given by its launcher."""
+
+    rank: int
+    world_size: int
+    chief_host: str  # where rank 0 runs, and collects the addresses at the port
+    chief_port: int
+
+    @property
+    def chief(self) -> str:
+        """Where rank 0 collects the addresses, as ``name:port``."""
+        host = f"[{self.chief_host}]" if ":" in self.chief_host else self.chief_host
+        return f"{host}:{self.chief_port}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Registration:
+    """What the chief knows of a process."""
+
+    host: str  # where its connection comes from
+    port: int  # where it will listen
+    chief_host: str  # the address at which it reached the chief
+
+
+def addresses_of(
+    registered: Mapping[int, Registration], chief_port: int
+) -> tuple[str, ...]:
+    """Returns the addresses of all processes, from what the others registered."""
+    seen_at = [registered[rank].chief_host for rank in sorted(registered)]
+    outside = [host for host in seen_at if not _is_loopback(host)]
+    chief = (outside or seen_at or ["127.0.0.1"])[0]
+    hosts = {0: (chief, chief_port)}
+    for rank, one in registered.items():
+        hosts[rank] = (chief if _is_loopback(one.host) else one.host, one.port)
+    return tuple(
+        f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        for host, port in (hosts[rank] for rank in sorted(hosts))
+    )
+
+
+def parse_registration(
+    line: bytes, host: str, world_size: int
+) -> tuple[int, Registration] | None:
+    """Reads what a process sent; None if that is not one of ours."""
+    try:
+        sent = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(sent, dict):
+        return None
+    numbers = [sent.get(name) for name in ("rank", "world_size", "port")]
+    # Not isinstance: true and false are integers, too.
+    integers = [number for number in numbers if type(number) is int]
+    if len(integers) < len(numbers):
+        return None
+    rank, size, port = integers
+    seen_at = str(sent.get("chief_host"))
+    if not 0 < port <= _MAX_PORT or not _is_address(seen_at):
+        return None
+    if size != world_size:
+        raise ClusterConfigError(
+            f"rank {rank} at {host} has a world size of {size}, the chief has"
+            f" {world_size}: two jobs use the same MASTER_ADDR and MASTER_PORT, or the"
+            " processes were started with different sizes; give every job its own port"
+        )
+    if not 0 < rank < world_size:
+        raise ClusterConfigError(
+            f"a process at {host} has rank {rank}, which must be from 1 to"
+            f" {world_size - 1}: the chief is rank 0 itself; number each process once"
+        )
+    return rank, Registration(host=host, port=port, chief_host=seen_at)
+
+
+def _is_loopback(host: str) -> bool:
+    return port_filter.allows(port_filter.LOOPBACK, host)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        port_filter.plain(text)
+    except ValueError:
+        return False
+    return True
 
 
 @functools.cache
@@ -57,17 +143,6 @@ def agree(
 
     A second call of the same process returns the same without waiting: the others do
     not exchange again.
-
-    Args:
-      ranks: What the launcher gave this process.
-      is_trusted: Whether hosts of public networks may connect; see ``network``.
-      timeout_sec: Longest wait for the others.
-
-    Raises:
-      ClusterConfigError: Two processes have the same rank, or they disagree on how many
-        there are; or the chief's address is public.
-      PortInUseError: Another process listens at the chief's port.
-      UnreachableError: Some processes did not respond in time.
     """
     deadline = time.monotonic() + timeout_sec
     # Bound until all have agreed, so that two processes of a host differ.
@@ -104,7 +179,7 @@ def _collect(
             for connection, line in _messages(listener, deadline):
                 if line is None:  # a process that has gone: joining the cluster says so
                     continue
-                host = str(network.plain(connection.getpeername()[0]))
+                host = str(port_filter.plain(connection.getpeername()[0]))
                 found = parse_registration(line, host, ranks.world_size)
                 if found is None:  # a stranger: a port scanner, a health check
                     listener.drop(connection)
@@ -134,7 +209,7 @@ def _collect(
 
 def _listen(ranks: Ranks, *, is_trusted: bool) -> LineListener:
     reach = _reach(ranks, is_trusted=is_trusted)
-    if reach is not network.Reach.ANY:
+    if reach is not port_filter.Reach.ANY:
         port_filter.check_system(reach)
     try:
         listener = socket.create_server(
@@ -150,29 +225,31 @@ def _listen(ranks: Ranks, *, is_trusted: bool) -> LineListener:
     return LineListener(listener, max_line_bytes=_MAX_MESSAGE_BYTES)
 
 
-def _reach(ranks: Ranks, *, is_trusted: bool) -> network.Reach:
+def _reach(ranks: Ranks, *, is_trusted: bool) -> port_filter.Reach:
     """Which hosts may connect to the chief.
 
     A host name may stand for a loopback address on the host itself, and for another
     address elsewhere; so only an explicit one means this machine.
     """
     if is_trusted:
-        return network.Reach.ANY
-    found = network.resolve(ranks.chief)
-    public = [ip for ip in found if not network.allows(network.PRIVATE, str(ip))]
+        return port_filter.Reach.ANY
+    found = port_filter.resolve(ranks.chief)
+    public = [
+        ip for ip in found if not port_filter.allows(port_filter.PRIVATE, str(ip))
+    ]
     if public:
         raise ClusterConfigError(
             f"MASTER_ADDR={ranks.chief_host!r} is public"
             f" ({', '.join(map(str, public))}), but the servers of a cluster have no"
             " authentication; use the private address of that host, or, if a firewall"
             f" blocks untrusted hosts, declare it in every process:"
-            f" {network.HOW_TO_TRUST}"
+            f" {port_filter.HOW_TO_TRUST}"
         )
     literal = {str(ip) for ip in found} | {"localhost"}
     is_machine = ranks.chief_host in literal and all(
-        network.allows(network.LOOPBACK, str(ip)) for ip in found
+        port_filter.allows(port_filter.LOOPBACK, str(ip)) for ip in found
     )
-    return network.Reach.MACHINE if is_machine else network.Reach.PRIVATE
+    return port_filter.Reach.MACHINE if is_machine else port_filter.Reach.PRIVATE
 
 
 def _messages(
@@ -192,7 +269,7 @@ def _register(
             "rank": ranks.rank,
             "world_size": ranks.world_size,
             "port": port,
-            "chief_host": str(network.plain(connection.getpeername()[0])),
+            "chief_host": str(port_filter.plain(connection.getpeername()[0])),
         }
         reply = b""
         try:

@@ -11,11 +11,12 @@ import zlib
 from typing import TYPE_CHECKING, ClassVar
 
 from replicator.cluster.configuration import ClusterConfig
-from replicator.cluster.environment import roles
-from replicator.cluster.environment.base import DetectedEnvironment
-from replicator.cluster.environment.variables import (
+from replicator.cluster.environment.base import (
     FIRST_PORT,
     LAST_PORT,
+    DetectedEnvironment,
+    by_kind,
+    members_of,
     read_integer,
     read_text,
 )
@@ -23,7 +24,7 @@ from replicator.cluster.environment.variables import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from replicator.cluster.environment.registration import Ranks
+    from replicator.cluster.environment.address_exchange import Ranks
 
 HOST = "MASTER_ADDR"
 PORT = "MASTER_PORT"
@@ -33,16 +34,7 @@ _PMIX_RANK = "PMIX_RANK"  # says to programs of MPI that they are in a job
 
 
 class RankEnvironment(DetectedEnvironment):
-    """Variables with the rank and the number of processes; subclasses name them.
-
-    Attributes:
-      RANK: Variable with the rank of this process.
-      WORLD_SIZE: Variable with the number of processes.
-      LOCAL_RANK: Variable with the rank among the processes of the same host; the
-        launcher need not set it.
-      HOW: What sets them, for messages.
-      HOW_CHIEF: How to set the address of rank 0, for messages.
-    """
+    """Variables with the rank and the number of processes; subclasses name them."""
 
     RANK: ClassVar[str]
     WORLD_SIZE: ClassVar[str]
@@ -51,17 +43,13 @@ class RankEnvironment(DetectedEnvironment):
     HOW_CHIEF: ClassVar[str] = ""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Reads the variables; exchanges nothing.
-
-        Raises:
-          ClusterConfigError: One is missing or malformed.
-        """
+        """Reads the variables; exchanges nothing."""
         how = self.HOW
         size = read_integer(
             environ, self.WORLD_SIZE, least=1, most=MAX_WORLD_SIZE, how=how
         )
         rank = read_integer(environ, self.RANK, least=0, most=size - 1, how=how)
-        self._members = roles.of_tasks(environ, size)
+        self._members = members_of(environ, size)
         self.local_rank: int | None = None
         if environ.get(self.LOCAL_RANK):
             self.local_rank = read_integer(
@@ -70,7 +58,7 @@ class RankEnvironment(DetectedEnvironment):
         environ = {**self.default_chief(environ, size), **_without_empty(environ)}
         how = f"set {HOST} and {PORT} in every process: the host and a free port of"
         # Not at the top: of the other environments, launchers wait for the import.
-        from replicator.cluster.environment.registration import Ranks
+        from replicator.cluster.environment.address_exchange import Ranks
 
         self.ranks: Ranks = Ranks(
             rank=rank,
@@ -103,11 +91,7 @@ class RankEnvironment(DetectedEnvironment):
         return tuple(name for name in names if name in environ)
 
     def addresses(self) -> dict[str, tuple[str, ...]]:
-        """What the processes agree on; waits for all of them, once per process.
-
-        Raises:
-          UnreachableError: Some do not respond.
-        """
+        """What the processes agree on; waits for all of them, once per process."""
         return self._agree(is_trusted=False)
 
     def own(self) -> tuple[str, int]:
@@ -137,7 +121,7 @@ class RankEnvironment(DetectedEnvironment):
         from replicator.cluster.environment import address_exchange
 
         by_rank = address_exchange.agree(self.ranks, is_trusted=is_trusted)
-        return roles.addresses(self._members, by_rank)
+        return by_kind(self._members, by_rank)
 
 
 class PlainRankEnvironment(RankEnvironment):

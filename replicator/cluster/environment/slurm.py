@@ -1,14 +1,17 @@
-"""Slurm: the variables that ``srun`` sets for each task of a step."""
+"""Slurm: what ``srun`` sets for each task of a step, and its notations."""
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import TYPE_CHECKING
 
-from replicator.cluster.environment import roles, slurm_lists
-from replicator.cluster.environment.base import DetectedEnvironment
-from replicator.cluster.environment.variables import (
+from replicator.cluster.environment.base import (
     FIRST_PORT,
     LAST_PORT,
+    DetectedEnvironment,
+    by_kind,
+    members_of,
     read_integer,
     read_text,
 )
@@ -22,6 +25,12 @@ _TASKS = "SLURM_STEP_TASKS_PER_NODE"
 _RESERVED = "SLURM_STEP_RESV_PORTS"
 _HOW = "start this process with srun, which sets it"
 _MOST = 2**32  # ids of jobs in a federation have 32 bits
+MAX_NODES = 100_000
+"""More are a mistake, and would fill the memory before anybody noticed."""
+_COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_PART = re.compile(r"\[([^\[\]]*)\]")
+_PLAIN = re.compile(r"[A-Za-z0-9_.-]*")
 
 
 class SlurmEnvironment(DetectedEnvironment):
@@ -36,13 +45,9 @@ class SlurmEnvironment(DetectedEnvironment):
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Reads the variables of the step.
-
-        Raises:
-          ClusterConfigError: One is missing, malformed, or contradicts the others.
-        """
-        self._nodes = slurm_lists.expand_nodes(read_text(environ, _NODES, how=_HOW))
-        counts = slurm_lists.expand_counts(read_text(environ, _TASKS, how=_HOW))
+        """Reads the variables of the step."""
+        self._nodes = expand_nodes(read_text(environ, _NODES, how=_HOW))
+        counts = expand_counts(read_text(environ, _TASKS, how=_HOW))
         if len(counts) != len(self._nodes):
             raise ClusterConfigError(
                 f"{_TASKS}={environ[_TASKS]!r} counts the tasks of {len(counts)} nodes,"
@@ -58,7 +63,7 @@ class SlurmEnvironment(DetectedEnvironment):
                 " process with srun, which sets both"
             )
         _check_own_place(environ, self._places[self._rank])
-        self._members = roles.of_tasks(environ, len(self._places))
+        self._members = members_of(environ, len(self._places))
         self._ports = _ports(environ, max(counts))
 
     @classmethod
@@ -76,7 +81,7 @@ class SlurmEnvironment(DetectedEnvironment):
         by_rank = tuple(
             f"{self._nodes[node]}:{self._ports[local]}" for node, local in self._places
         )
-        return roles.addresses(self._members, by_rank)
+        return by_kind(self._members, by_rank)
 
     def own(self) -> tuple[str, int]:
         """By rank: a worker, unless ``REPLICATOR_ROLES`` says otherwise."""
@@ -86,13 +91,7 @@ class SlurmEnvironment(DetectedEnvironment):
 def places_of_tasks(
     counts: Sequence[int], block_size: int | None = None
 ) -> tuple[tuple[int, int], ...]:
-    """Returns index of the node, and number within the node, of each task by rank.
-
-    Args:
-      counts: Tasks of each node.
-      block_size: Tasks that a node gets before it is the next one's turn: 1 in the
-        distribution ``cyclic``, more in ``plane``; None for all of its tasks.
-    """
+    """Returns index of the node, and number within the node, of each task by rank."""
     given = [0] * len(counts)
     places: list[tuple[int, int]] = []
     while len(places) < sum(counts):
@@ -117,7 +116,7 @@ def derived_ports(job_id: int, step_id: int, num_ports: int) -> tuple[int, ...]:
 
 def _ports(environ: Mapping[str, str], num_ports: int) -> tuple[int, ...]:
     if environ.get(_RESERVED):
-        reserved = slurm_lists.expand_ports(environ[_RESERVED])
+        reserved = expand_ports(environ[_RESERVED])
         if len(reserved) < num_ports:
             raise ClusterConfigError(
                 f"{_RESERVED}={environ[_RESERVED]!r} has {len(reserved)} ports, but a"
@@ -152,3 +151,72 @@ def _check_own_place(environ: Mapping[str, str], place: tuple[int, int]) -> None
 
 def _number(environ: Mapping[str, str], name: str) -> int:
     return read_integer(environ, name, least=0, most=_MOST, how=_HOW)
+
+
+def expand_nodes(text: str) -> tuple[str, ...]:
+    """Returns the names in a list of nodes, such as ``n[0-1,5],gpu-[01-03]``."""
+    names: list[str] = []
+    for part in _split(text):
+        pieces = _PART.split(part)
+        plain, inside = pieces[::2], pieces[1::2]
+        if not part or not all(map(_PLAIN.fullmatch, plain)):
+            raise _malformed_nodes(text, part)
+        choices = [_expand_range(text, piece) for piece in inside]
+        for chosen in itertools.product(*choices):
+            pairs = itertools.zip_longest(plain, chosen, fillvalue="")
+            names.append("".join(itertools.chain.from_iterable(pairs)))
+            if len(names) > MAX_NODES:
+                raise _malformed_nodes(text, f"more than {MAX_NODES} nodes")
+    return tuple(names)
+
+
+def expand_counts(text: str) -> tuple[int, ...]:
+    """Returns the counts in a list such as ``2(x2),1``: 2, 2 and 1."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = _COUNT.fullmatch(part)
+        repeats = int(match[2] or 1) if match else 0
+        if match is None or not 0 < repeats <= MAX_NODES:
+            raise ClusterConfigError(
+                f"{text!r} is not a list of tasks per node: {part!r} is wrong; Slurm"
+                " writes for example '2(x2),1'"
+            )
+        counts += [int(match[1])] * repeats
+    return tuple(counts)
+
+
+def expand_ports(text: str) -> tuple[int, ...]:
+    """Returns the ports in a list such as ``12000-12001,12004``."""
+    return tuple(int(number) for number in _expand_range(text, text.strip("[]")))
+
+
+def _split(text: str) -> list[str]:
+    """Splits at the commas that are not in brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += {"[": 1, "]": -1}.get(character, 0)
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _expand_range(text: str, inside: str) -> list[str]:
+    found: list[str] = []
+    for part in inside.split(","):
+        first, dash, last = part.partition("-")
+        last = last if dash else first
+        is_valid = _NUMBER.fullmatch(first) and _NUMBER.fullmatch(last)
+        if not is_valid or not 0 <= int(last) - int(first) < MAX_NODES:
+            raise _malformed_nodes(text, part)
+        width = len(first)
+        found += [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
+    return found
+
+
+def _malformed_nodes(text: str, part: str) -> ClusterConfigError:
+    return ClusterConfigError(
+        f"{text[:200]!r} is not a list of Slurm: {part[:100]!r} is wrong; Slurm writes"
+        " for example 'n[0-1,5],gpu-[01-03]'"
+    )

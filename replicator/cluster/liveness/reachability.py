@@ -20,16 +20,7 @@ _CONNECT_SEC = 1.0
 def wait_for(
     addresses: Mapping[str, Sequence[str]], timeout_sec: float, *, own: str = ""
 ) -> None:
-    """Waits until every process accepts connections.
-
-    Args:
-      addresses: ``name:port`` by kind, such as ``ClusterConfig.addresses``.
-      timeout_sec: Longest wait in all.
-      own: The address of this process, which is not waited for.
-
-    Raises:
-      UnreachableError: Some do not respond; the message names them.
-    """
+    """Waits until every process accepts connections."""
     missing = {
         f"{kind} {index}": address
         for kind, of_kind in addresses.items()
@@ -57,11 +48,7 @@ def wait_for(
 
 
 def check_port_is_free(address: str) -> None:
-    """Makes sure that this process can listen at its address.
-
-    Raises:
-      PortInUseError: Another process listens there.
-    """
+    """Makes sure that this process can listen at its address."""
     port = split_address(address)[1]
     # TensorFlow's server listens on all interfaces and does not share its port.
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:

@@ -42,22 +42,14 @@ _LOST_STATE = "context_id"
 
 
 class WorkerWatch:
-    """This process's watch over its servers; a ``FailureDetector`` each may use it.
-
-    Attributes:
-      lost: By device prefix of a server that was given up, its name and the timeout
-        in seconds that it exceeded. TensorFlow's connection to it is closed, so it is
-        lost for all replicators of the process.
-    """
+    """This process's watch over its servers; a ``FailureDetector`` each may use it."""
 
     def __init__(self, servers: Mapping[str, tuple[str, str]]) -> None:
-        """Starts watching.
-
-        Args:
-          servers: By device prefix (``/job:worker/replica:0/task:1``): the name of the
-            worker in messages, and its address.
-        """
+        """Starts watching."""
+        # By device prefix of a server that was given up, its name and the seconds that
+        # it exceeded. Its connection is closed: it is lost for all replicators.
         self.lost: dict[str, tuple[str, float]] = {}
+        # By device prefix, the name of the worker in messages, and its address.
         self.servers = dict(servers)
         self._detectors: weakref.WeakSet[FailureDetector] = weakref.WeakSet()
         if servers:
@@ -104,11 +96,7 @@ class WorkerWatch:
 
 
 class FailureDetector:
-    """One replicator's failure detection.
-
-    Attributes:
-      timeout_sec: How long a server may give no response while this one waits for it.
-    """
+    """One replicator's failure detection."""
 
     def __init__(self, watch: WorkerWatch, timeout_sec: float) -> None:
         self.timeout_sec = timeout_sec
@@ -123,11 +111,7 @@ class FailureDetector:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Turns TensorFlow's errors about a lost worker into one that names it.
-
-        Raises:
-          WorkerLostError: A worker exited, was restarted, or does not respond.
-        """
+        """Turns TensorFlow's errors about a lost worker into one that names it."""
         if self._watch.lost:
             raise WorkerLostError(f"{self._lost_names()}; {_WHAT_TO_DO}")
         self._num_waiting += 1
@@ -172,10 +156,7 @@ class FailureDetector:
 
 
 def close_connections(address: str) -> None:
-    """Closes all connections of this process to an address.
-
-    TensorFlow has no function for it. Calls that wait for a response fail at once.
-    """
+    """Closes this process's connections to an address: its calls fail at once."""
     name, port = split_address(address)
     try:
         found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)

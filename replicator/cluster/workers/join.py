@@ -33,24 +33,7 @@ def join(
     timeout_sec: float = DEFAULT_TIMEOUT_SEC,
     heartbeat_timeout_sec: float = DEFAULT_HEARTBEAT_TIMEOUT_SEC,
 ) -> WorkerRuntime:
-    """Makes this process a worker of its cluster, together with all others.
-
-    The cluster is joined once per process; the limits of time are the caller's own.
-
-    Args:
-      config: The cluster, and which of its processes this one is.
-      timeout_sec: Longest wait for the others, here and later.
-      heartbeat_timeout_sec: A worker without a heartbeat for this time is lost.
-
-    Returns:
-      The runtime.
-
-    Raises:
-      ClusterConfigError: An address of the cluster is public; see ``network``.
-      PortInUseError: Another process listens at this one's address.
-      UnreachableError: Workers did not start in time; the message names them.
-      ClusterError: TensorFlow has run before, or this process is in another cluster.
-    """
+    """Makes this process a worker of its cluster, together with all others."""
 
     def make() -> WorkerState:
         deadline = time.monotonic() + timeout_sec
@@ -70,11 +53,6 @@ def meet(config: ClusterConfig, timeout_sec: float) -> None:
 
     TensorFlow's server also waits for the others, but without a timeout; so this
     process listens at its address itself until all workers do.
-
-    Raises:
-      PortInUseError: Another process listens at this one's address.
-      UnreachableError: Workers did not start in time; the message names them.
-      ClusterError: TensorFlow has run before in this process.
     """
     if _tf_workers.has_started():
         raise ClusterError(

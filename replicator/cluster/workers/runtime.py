@@ -7,7 +7,9 @@ collectives. Every wait has a timeout.
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import json
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,28 +18,25 @@ import tensorflow as tf
 
 from replicator._tf import workers as _tf_workers
 from replicator._tf.messages import reason_of
-from replicator.cluster.workers import diagnosis, failures
+from replicator.cluster.workers import worker_state
 from replicator.cluster.workers.worker_state import WorkerState, key_of
 from replicator.errors import (
     DisagreementError,
+    ReplicasOutOfSyncError,
     ReplicatorError,
     WorkerLostError,
 )
 from replicator.placement.worker_group import CPU_GROUP_KEY, Group
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 _POLL_SEC = 1.0
 
 
 class WorkerRuntime:
-    """One replicator's communication with the other workers, within its time limit.
-
-    Attributes:
-      timeout_sec: Longest duration of a step or an exchange that waits for others.
-    """
+    """One replicator's communication with the other workers, within its time limit."""
 
     def __init__(self, state: WorkerState, timeout_sec: float) -> None:
         self.timeout_sec = timeout_sec
@@ -61,17 +60,6 @@ class WorkerRuntime:
         """Sends a string to all workers and returns theirs.
 
         All workers call this in the same order.
-
-        Args:
-          what: Description of the exchange in a few words, for errors.
-          text: The string to send.
-
-        Returns:
-          The strings by worker id.
-
-        Raises:
-          DisagreementError: Another worker is at a different exchange.
-          WorkerLostError: Another worker timed out or has exited.
         """
         self._worker.check_not_lost()
         self._worker.doing = what
@@ -111,23 +99,13 @@ class WorkerRuntime:
                 raise self._worker.lose(error)
 
     def agree(self, what: str, description: dict[str, Any]) -> None:
-        """Checks that all workers are about to run the same program.
-
-        Args:
-          what: Description of the program, for errors.
-          description: JSON that must be identical on all workers.
-
-        Raises:
-          DisagreementError: It is not; the message has both values. Raised on all
-            workers, before anything runs.
-          WorkerLostError: See ``exchange``.
-        """
+        """Checks that all workers are about to run the same program."""
         texts = self.exchange(what, json.dumps(description))
         for worker, text in enumerate(texts):
             if text == texts[0]:
                 continue
             first, other = json.loads(texts[0]), json.loads(text)
-            where, ours, theirs = failures.difference(first, other)
+            where, ours, theirs = worker_state.difference(first, other)
             raise DisagreementError(
                 f"workers are about to run different programs at {what}: {where} is "
                 f"{ours} on {self.name_of(0)}, but {theirs} on "
@@ -144,10 +122,7 @@ class WorkerRuntime:
             self.agree(what, {"failure": failure})
 
     def group(self) -> Group:
-        """The worker group of the collectives of this process's programs.
-
-        Waits for all workers once, to find the order of the parts in a gather.
-        """
+        """The worker group of the collectives of this process's programs."""
         if self._worker.group is None:
             what = "the first collective"
             with self.guard(what):
@@ -168,16 +143,7 @@ class WorkerRuntime:
 
     @contextlib.contextmanager
     def guard(self, what: str, num_steps: int = 1) -> Iterator[None]:
-        """Turns the failure of a collective into an error that names the lost worker.
-
-        Args:
-          what: The operation inside, in a few words, for errors here and elsewhere.
-          num_steps: Steps that are run inside, each of which may take ``timeout_sec``.
-
-        Raises:
-          WorkerLostError: A worker exited or timed out.
-          DisagreementError: Workers passed different shapes.
-        """
+        """Turns the failure of a collective into an error about the lost worker."""
         self._worker.check_not_lost()
         self._worker.doing = what
         try:
@@ -189,8 +155,10 @@ class WorkerRuntime:
         except tf.errors.OpError as error:
             message = str(error.message)
             if "replicator: shapes differ" in message:
-                raise self._worker.lose(failures.shape_error(what, message)) from error
-            if not failures.is_collective_failure(error):
+                raise self._worker.lose(
+                    worker_state.shape_error(what, message)
+                ) from error
+            if not worker_state.is_collective_failure(error):
                 self._worker.abort(f"failed in {what}: {reason_of(error)}")
                 raise
             raise self._worker.lose(self._diagnose(error)) from error
@@ -238,4 +206,44 @@ class WorkerRuntime:
 
     def _diagnose(self, error: tf.errors.OpError, message: str = "") -> ReplicatorError:
         text = message or str(error.message)
-        return diagnosis.diagnose(self._worker, text, self.timeout_sec)
+        return worker_state.diagnose(self._worker, text, self.timeout_sec)
+
+
+def digest(variable: Any) -> str:
+    """A digest of a variable's bits."""
+    return hashlib.blake2b(variable.numpy().tobytes(), digest_size=16).hexdigest()
+
+
+def gather_bytes(runtime: WorkerRuntime, payload: bytes) -> list[bytes]:
+    """Gathers one byte string from every worker; see ``Replicator.gather_bytes``."""
+    text = base64.b64encode(payload).decode("ascii")
+    texts = runtime.exchange("an exchange of bytes (a checkpoint)", text)
+    return [base64.b64decode(text) for text in texts]
+
+
+def compare(
+    runtime: WorkerRuntime, failure: str, digests: Mapping[int, tuple[str, str]]
+) -> None:
+    """Compares mirrored variables over workers."""
+    text = json.dumps({"failure": failure, "digests": digests})
+    answers = [
+        json.loads(answer) for answer in runtime.exchange("assert_in_sync()", text)
+    ]
+    for worker, answer in enumerate(answers):
+        if answer["failure"]:
+            raise ReplicasOutOfSyncError(
+                f"on {runtime.name_of(worker)}: {answer['failure']}"
+            )
+        others = answer["digests"]
+        differing = [
+            name
+            for number, (name, mine) in answers[0]["digests"].items()
+            if number in others and others[number][1] != mine
+        ]
+        if differing:
+            raise ReplicasOutOfSyncError(
+                f"{len(differing)} mirrored variables differ between "
+                f"{runtime.name_of(0)} and {runtime.name_of(worker)}: "
+                f"{', '.join(differing[:5])}; assign variables outside run() on "
+                "every worker, with the same values"
+            )

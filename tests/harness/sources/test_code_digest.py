@@ -202,7 +202,7 @@ def test_it_is_said_of_each_module_of_the_harness_whether_it_counts() -> None:
         ("replicator.backends.asynchronous", of_backends("async")),
         ("replicator.backends.strategy", of_backends("tf_mirrored")),
         ("replicator.async_training.commit", of_backends("async")),
-        ("replicator.cluster.environment.slurm_lists", set()),
+        ("replicator.cluster.environment.slurm", set()),
         ("replicator.cluster.liveness.watch", of_backends("async")),
         (
             "replicator.backends.in_graph",

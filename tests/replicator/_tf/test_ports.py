@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from replicator._tf.ports import listen, packets
 from replicator.cluster.local_cluster import free_ports
-from replicator.cluster.network import PRIVATE
+from replicator.cluster.port_filter import PRIVATE
 
 WAIT_SEC = 0.3
 

@@ -12,8 +12,8 @@ import pytest
 
 from replicator import errors
 from replicator.cluster import local_cluster
-from replicator.cluster.environment import address_exchange, registration
-from replicator.cluster.environment.registration import Ranks
+from replicator.cluster.environment import address_exchange
+from replicator.cluster.environment.address_exchange import Ranks
 
 SOON_SEC = 20.0
 AT_ONCE_SEC = 0.5
@@ -219,7 +219,7 @@ def test_the_exchange_happens_once_per_process(port):
 )
 def test_other_messages_are_those_of_strangers(line):
     """They are ignored: anybody in the network may connect."""
-    assert registration.parse_registration(line, "10.0.0.2", 2) is None
+    assert address_exchange.parse_registration(line, "10.0.0.2", 2) is None
 
 
 @pytest.mark.parametrize("rank", [0, 2, -1])
@@ -233,4 +233,4 @@ def test_a_rank_out_of_range_is_explained(rank):
         errors.ClusterConfigError,
         match=rf"a process at 10\.0\.0\.2 has rank {rank}, which must be from 1 to 1",
     ):
-        registration.parse_registration(line, "10.0.0.2", 2)
+        address_exchange.parse_registration(line, "10.0.0.2", 2)

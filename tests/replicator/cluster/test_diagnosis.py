@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from replicator._tf import messages
 from replicator.cluster.configuration import ClusterConfig
-from replicator.cluster.workers import diagnosis, failures
+from replicator.cluster.workers import worker_state
 
 ME = "worker 0 (localhost:1000)"
 DERIVED = {messages.DERIVED: b""}
@@ -41,13 +41,13 @@ def reports(monkeypatch):
     found = {}
 
     def get_value(key, timeout_sec):
-        assert 0 < timeout_sec <= diagnosis._GRACE_SEC
+        assert 0 < timeout_sec <= worker_state._GRACE_SEC
         worker = int(key.rpartition("/")[2])
         if worker not in found:
             raise tf.errors.DeadlineExceededError(None, None, "silent")
         return found[worker]
 
-    monkeypatch.setattr(diagnosis._tf_workers, "get_value", get_value)
+    monkeypatch.setattr(worker_state._tf_workers, "get_value", get_value)
     return found
 
 
@@ -75,7 +75,7 @@ def test_the_worker_that_began_it_is_named(reports, faults, said, expected):
     """Not those that ended after it, or wait for it as this one does."""
     reports.update(said)
 
-    error = diagnosis.diagnose(FakeState(faults), "RecvBuf failed\nmore", 30.0)
+    error = worker_state.diagnose(FakeState(faults), "RecvBuf failed\nmore", 30.0)
 
     with pytest.raises(type(error), match=expected):
         raise error
@@ -88,7 +88,7 @@ def test_without_the_coordination_service_connections_tell(reports):
     reports[1] = "step 'train'"
     state = FakeState({1: "has exited"}, has_leader=False)
 
-    error = diagnosis.diagnose(state, "no more", 30.0)
+    error = worker_state.diagnose(state, "no more", 30.0)
 
     assert "worker 1 (localhost:1001) has exited" in str(error)
     assert "worker 2" not in str(error)
@@ -110,7 +110,7 @@ def test_without_the_coordination_service_connections_tell(reports):
 )
 def test_failures_of_others_are_recognized_by_their_status(error, is_others):
     """By code, or as derived where ordinary ops have the same code; not by words."""
-    assert failures.is_collective_failure(error) is is_others
+    assert worker_state.is_collective_failure(error) is is_others
 
 
 @pytest.mark.parametrize(

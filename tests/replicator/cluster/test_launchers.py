@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from replicator import errors
 from replicator.cluster import environment
 from replicator.cluster.configuration import ClusterConfig
-from replicator.cluster.environment import registration
-from replicator.cluster.environment.registration import Registration
+from replicator.cluster.environment import address_exchange
+from replicator.cluster.environment.address_exchange import Registration
 
 POD = {
     "JOB_COMPLETION_INDEX": "1",
@@ -384,7 +384,7 @@ def test_processes_of_a_host_get_the_same_host(
             port=1000 + rank,
             chief_host="127.0.1.1" if beside else "10.0.0.0",
         )
-    addresses = registration.addresses_of(registered, 999)
+    addresses = address_exchange.addresses_of(registered, 999)
     hosts = [address.rpartition(":")[0] for address in addresses]
 
     assert num_hosts * num_each == len(set(addresses))

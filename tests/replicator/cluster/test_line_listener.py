@@ -22,7 +22,7 @@ from harness.run import resident
 from harness.trial import process_tree
 from replicator.cluster import local_cluster
 from replicator.cluster.environment import address_exchange
-from replicator.cluster.environment.registration import Ranks
+from replicator.cluster.environment.address_exchange import Ranks
 from replicator.cluster.line_listener import MAX_STRANGERS, LineListener
 
 HOSTILE = {

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicator import errors
-from replicator.cluster import local_gpus
+from replicator.cluster import membership
 from replicator.cluster.configuration import ClusterConfig
 
 
 def choose(num_visible, rank, num_workers, *, num_needed=1, is_limited=False):
     """What one worker takes."""
     return list(
-        local_gpus.choose(
+        membership.choose_gpus(
             num_visible,
             num_needed=num_needed,
             local_worker_id=rank,
@@ -70,7 +70,7 @@ def test_tensorflow_is_shown_the_own_ones_only(
 ):
     """By the local rank: worker 3 of the job is worker 1 of its host."""
     shown = []
-    monkeypatch.setattr(local_gpus._tf_workers, "has_started", lambda: False)
+    monkeypatch.setattr(membership._tf_workers, "has_started", lambda: False)
     monkeypatch.setattr(
         tf.config, "get_visible_devices", lambda _: [f"gpu{i}" for i in range(4)]
     )
@@ -82,6 +82,6 @@ def test_tensorflow_is_shown_the_own_ones_only(
         kind="worker",
         index=2 + index,
     )
-    local_gpus.claim(cluster, num_needed)
+    membership.claim_gpus(cluster, num_needed)
 
     assert expected == shown

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replicator.cluster import environment
-from replicator.cluster.environment import roles, slurm, slurm_lists
+from replicator.cluster.environment import base, slurm
 from replicator.errors import ClusterConfigError
 
 
@@ -80,10 +80,10 @@ def test_roles_make_servers_of_the_last_tasks():
 def test_roles_are_written_as_they_are_read():
     """What a harness starts in the order of ranks, an engine numbers."""
     members = (("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0))
-    text = roles.text_of(members)
+    text = base.roles_text(members)
 
     assert "chief:1,worker:2,ps:1" == text
-    assert members == roles.of_tasks({roles.VARIABLE: text}, len(members))
+    assert members == base.members_of({base.ROLES: text}, len(members))
 
 
 def test_reserved_ports_are_used():
@@ -173,7 +173,7 @@ def test_a_list_of_nodes_expands_to_what_it_was_made_of(parts):
             ]
         texts.append(f"{name}[{','.join(inside)}]")
 
-    assert tuple(expected) == slurm_lists.expand_nodes(",".join(texts))
+    assert tuple(expected) == slurm.expand_nodes(",".join(texts))
 
 
 def _expand(expand, text):
@@ -190,8 +190,8 @@ def _expand(expand, text):
 @example("1(x999999999)")
 def test_any_text_is_a_list_or_an_error_of_ours(text):
     """Hostile variables end in an error, not in a crash or a full memory."""
-    for expand in (slurm_lists.expand_nodes, slurm_lists.expand_counts):
-        assert len(_expand(expand, text)) <= slurm_lists.MAX_NODES
+    for expand in (slurm.expand_nodes, slurm.expand_counts):
+        assert len(_expand(expand, text)) <= slurm.MAX_NODES
 
 
 @given(

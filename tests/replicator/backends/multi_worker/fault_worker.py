@@ -14,7 +14,7 @@ import messages
 from tiny_models import Training
 
 import replicator
-from replicator.cluster.workers import diagnosis
+from replicator.cluster.workers import worker_state
 
 FAULT_STEP = 12
 NUM_STEPS = 20
@@ -73,7 +73,7 @@ def set_up(folder, *, mode, victim, num_workers):
     """All that the one case needs."""
     if mode in ("hang", "stopped"):
         # For the report of a worker that sends none.
-        diagnosis._GRACE_SEC = FAULT_TIMEOUT_SEC
+        worker_state._GRACE_SEC = FAULT_TIMEOUT_SEC
     return folder, mode, victim, num_workers
 
 

@@ -9,9 +9,9 @@ import socket
 import pytest
 
 from replicator import errors, server
-from replicator.cluster import environment, network
+from replicator.cluster import environment, port_filter
 from replicator.cluster.configuration import ClusterConfig
-from replicator.cluster.network import Reach
+from replicator.cluster.port_filter import Reach
 
 NAMES = {
     "localhost": ["127.0.0.1", "::1"],
@@ -33,7 +33,7 @@ def names(monkeypatch):
             raise socket.gaierror("Name or service not known")
         return [(None, None, None, "", (address, port)) for address in found]
 
-    monkeypatch.setattr(network.socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(port_filter.socket, "getaddrinfo", resolve)
 
 
 def config_of(*names, **options):
@@ -57,7 +57,7 @@ def config_of(*names, **options):
 )
 def test_a_cluster_is_reached_from_as_near_as_its_addresses(names, reach):
     """From this machine where all addresses are loopback; unknown names are private."""
-    assert reach is network.reach_of(config_of(*names))
+    assert reach is port_filter.reach_of(config_of(*names))
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def test_a_public_address_is_refused(name, found):
         r"cluster=environment.detect\(\).config\(i_trust_this_network=True\) for a "
         r"program$",
     ):
-        network.reach_of(config_of("localhost", name))
+        port_filter.reach_of(config_of("localhost", name))
 
 
 def test_a_trusted_network_may_be_public():
     """Somebody said that something else keeps strangers out."""
     config = config_of("8.8.8.8", i_trust_this_network=True)
 
-    assert Reach.ANY is network.reach_of(config)
+    assert Reach.ANY is port_filter.reach_of(config)
 
 
 def test_programs_say_it_with_the_cluster():

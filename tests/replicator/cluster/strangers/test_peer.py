@@ -8,9 +8,10 @@ import time
 import pytest
 
 from replicator import errors
-from replicator.cluster.liveness import client_watch, peer
-from replicator.cluster.liveness.client_watch import ClientWatch
+from replicator import server as server_lib
+from replicator.cluster.liveness import peer
 from replicator.cluster.local_cluster import free_ports
+from replicator.server import ClientWatch
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +120,14 @@ def test_a_stranger_is_not_taken_for_the_client(server, at, how, monkeypatch):
     watched = ClientWatch("worker 0", server)
     watched.wait_for(30.0)
     watched._address = at(how)
-    monkeypatch.setattr(client_watch, "CLOSED_SEC", 0.3)
+    monkeypatch.setattr(server_lib, "CLOSED_SEC", 0.3)
     start = time.monotonic()
 
     assert (
         "the client has exited, and another process listens at its address"
         == watched._find_again()
     )
-    assert time.monotonic() - start < client_watch.NO_RESPONSE_SEC
+    assert time.monotonic() - start < server_lib.NO_RESPONSE_SEC
 
 
 def test_another_server_is_not_taken_for_the_client(server):

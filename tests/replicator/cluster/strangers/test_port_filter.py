@@ -9,7 +9,7 @@ from replicator._tf.ports import listen, packets
 from replicator.cluster import port_filter
 from replicator.cluster.configuration import ClusterConfig
 from replicator.cluster.local_cluster import free_ports
-from replicator.cluster.network import Reach
+from replicator.cluster.port_filter import Reach
 
 
 def own_config(**options):
