@@ -10,7 +10,7 @@ import errno
 import re
 from typing import TYPE_CHECKING
 
-from harness.errors import ParseError, causes
+from harness.errors import DifferentStudyError, ParseError, causes
 from results.records.texts import printable
 
 if TYPE_CHECKING:
@@ -111,3 +111,19 @@ def one_line(message: str) -> str:
         return text
     half = MAX_MESSAGE // 2
     return f"{text[:half]} ... {text[-half:]}"
+
+
+def check_comparable(
+    first: str, second: str, differences: Sequence[str], is_different_allowed: bool
+) -> None:
+    """Refuses studies that are not comparable, unless they are to be shown anyway.
+
+    Raises:
+      DifferentStudyError: Names what differs.
+    """
+    if differences and not is_different_allowed:
+        raise DifferentStudyError(
+            f"{first!r} and {second!r} are not comparable: {'; '.join(differences)};"
+            " measure both on one machine with the same options, or use"
+            " --allow-different to see them anyway"
+        )

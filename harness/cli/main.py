@@ -121,20 +121,8 @@ VERBS = (
         """,
     ),
     Verb(
-        "compare",
-        "Shows the ratios A / B of two studies, backends or settings.",
-    ),
-    Verb(
         "gate",
         "Judges whether this tree is worse than a baseline; run it again to resume.",
-    ),
-    Verb(
-        "baseline",
-        "Names a study as a baseline, or shows those that are named.",
-    ),
-    Verb(
-        "power",
-        "Shows what a gate can find, and how long that takes.",
     ),
     click.Group(
         "launch",

@@ -1,1 +1,1 @@
-"""What a change is judged against: sources of another revision, named baselines."""
+"""What a change is judged against: sources of another revision."""

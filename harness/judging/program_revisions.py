@@ -90,8 +90,8 @@ def find_commit(source: Repository, revision: str) -> str:
     )
     if found.returncode != 0:
         raise RevisionError(
-            f"--baseline {revision!r} is neither a named baseline, nor a study, nor a"
-            f" revision of {str(source.root)!r}; 'baseline list' and 'git log' show"
+            f"--baseline {revision!r} is neither a study nor a"
+            f" revision of {str(source.root)!r}; 'list studies' and 'git log' show"
             " which there are"
         )
     return found.stdout.strip()

@@ -97,8 +97,8 @@ def find_commit(revision: str) -> str:
             " not a git repository, so it has no revisions; name a stored study"
         )
     raise RevisionError(
-        f"--baseline {revision!r} is neither a named baseline, nor a study, nor a"
-        f" revision of {str(SOURCE_ROOT)!r}; 'baseline list' and 'git log' show which"
+        f"--baseline {revision!r} is neither a study nor a"
+        f" revision of {str(SOURCE_ROOT)!r}; 'list studies' and 'git log' show which"
         " there are"
     )
 

@@ -170,7 +170,7 @@ def captured(placeholder: tf.Tensor) -> Any:
 
 
 def called_graph(op: Any) -> Any:
-    """The graph of the function that an op calls, or None (test_lookups)."""
+    """The graph of the function that an op calls, or None (test_positions)."""
     function = op.graph._get_function(op.get_attr("f").name)  # noqa: SLF001
     return None if function is None else function.graph
 

@@ -60,7 +60,7 @@ _UNEVEN = "unequal parts: equal where all replicas have the same number of examp
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class FitRow:
     """One value of a training step, with one replica and with all.
 
     Attributes:
@@ -92,10 +92,10 @@ class FitCheck:
     model: str
     num_replicas: int
     tolerance: float
-    rows: tuple[Row, ...]
+    rows: tuple[FitRow, ...]
 
     @property
-    def different(self) -> tuple[Row, ...]:
+    def different(self) -> tuple[FitRow, ...]:
         """The rows that differ."""
         return tuple(row for row in self.rows if row.equal is False)
 
@@ -149,7 +149,7 @@ def verify_fit(
     tolerance = tolerance or max(_TOLERANCES.get(one, 1e-6) for one in {*used, ""})
     comparison = _Comparison(strategy, model)
 
-    def rows(count: int) -> list[Row]:
+    def rows(count: int) -> list[FitRow]:
         parts = [None if x is None else tf.constant(x[order[:count]]) for x in leaves]
         return comparison.rows(tf.nest.pack_sequence_as(batch, parts), tolerance)
 
@@ -211,7 +211,7 @@ def _check_model(strategy: Any, model: Any) -> None:
     raise StrategyError(f"verify_fit() {message}")
 
 
-class _State:
+class _Restored:
     """All that a step may write, which is restored."""
 
     def __init__(self, strategy: Any, model: Any) -> None:
@@ -267,7 +267,7 @@ class _Comparison:
     """Runs steps with all replicas and with one."""
 
     def __init__(self, strategy: Any, model: Any) -> None:
-        self._model, self.state = model, _State(strategy, model)
+        self._model, self.state = model, _Restored(strategy, model)
         self._num_replicas = strategy.num_replicas_in_sync
         single = strategy.one_replica().as_strategy()
         self._strategies = type(strategy)(strategy.replicator), single
@@ -279,9 +279,9 @@ class _Comparison:
 
         self._step = types.MethodType(train_step, model)
 
-    def rows(self, batch: Any, tolerance: float) -> list[Row]:
+    def rows(self, batch: Any, tolerance: float) -> list[FitRow]:
         """One by value: of weights as they are, or moved, what differs more."""
-        found: dict[tuple[str, str], Row] = {}
+        found: dict[tuple[str, str], FitRow] = {}
         for is_moved in (False, True):
             both, one = (
                 self._made(strategy, batch, is_moved=is_moved)
@@ -329,7 +329,7 @@ class _Comparison:
         self.state.add(graph.variables)
         return logs, gradients
 
-    def _compared(self, both: Values, one: Values, tolerance: float) -> list[Row]:
+    def _compared(self, both: Values, one: Values, tolerance: float) -> list[FitRow]:
         gradients = [key for key in one if key[0] == "gradient" and key in both]
         largest = max((_size(one[key]) for key in gradients), default=0.0)
         # Updates are differences of values of up to 1.
@@ -343,12 +343,12 @@ class _Comparison:
             scale = max(_size(first), _size(other), floors.get(kind, _FLOOR))
             by = _size(other - first) / (scale or 1.0)
             by = by if np.isfinite(by) else float("inf")
-            rows.append(Row(kind, name, by, equal=by <= tolerance))
+            rows.append(FitRow(kind, name, by, equal=by <= tolerance))
             if kind == "gradient" and by > tolerance:
                 different.append((other.ravel(), first.ravel()))
         return [row if row.equal else self._explained(row, different) for row in rows]
 
-    def _explained(self, row: Row, different: list[tuple[Any, Any]]) -> Row:
+    def _explained(self, row: FitRow, different: list[tuple[Any, Any]]) -> FitRow:
         """A row that differs with the reason, as far as that is recognised."""
         norms = own_statistics(self._model)
         if self._drawing:

@@ -1,10 +1,4 @@
-"""Ratios between two sides: two backends or settings of one study, or two studies.
-
-Within a study, the sides were measured in the same generations, so their log ratios are
-paired. Two studies are two groups: a weaker comparison. Which differences hold when all
-of them are looked at is decided by Holm's procedure
-(``results/statistics/simultaneous.py``).
-"""
+"""Ratios of two studies: two groups, measured at different times, so advice only."""
 
 from __future__ import annotations
 
@@ -17,16 +11,12 @@ from results.statistics import estimates, generations, judge, simultaneous
 from results.study import case_pairs, study_differences
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from results.judging.gate_metrics import Metric
     from results.statistics.estimates import Mean
     from results.statistics.simultaneous import Difference
     from results.study.cases import Case, Study
-
-KEYS = ("backend", "replicas", "mode", "revision")
-THIS_TREE = "this"
-"""Selects the cases of the tree of the harness, in a study of two revisions."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,57 +112,6 @@ def _as_advice(found: Mapping[str, Difference]) -> dict[str, Difference]:
     }
 
 
-def within(study: Study, first: str, second: str, metric: Metric) -> RatioTable:
-    """Compares two sides of one study.
-
-    Args:
-      study: The study.
-      first: A backend, or ``KEY=VALUE[,KEY=VALUE]`` with keys from ``KEYS``.
-      second: The same of the other side.
-      metric: What to compare.
-
-    Raises:
-      ResultsError: A side selects nothing, both are equal, or no two of their cases
-        differ in the selected settings only and were measured together.
-    """
-    here, there = _selector(first, study), _selector(second, study)
-    if here == there:
-        raise errors.ResultsError(
-            f"both sides are {first!r}, which has no difference; name two backends, or"
-            " two values of one setting"
-        )
-    selected = here.keys() | there.keys()
-    numerators = _select(study, first, here, selected)
-    denominators = _select(study, second, there, selected)
-    means: dict[str, Mean] = {}
-    sides: dict[str, tuple[Case, Case]] = {}
-    compared: set[tuple[str, str]] = set()
-    for rest, case in numerators.items():
-        other = denominators.get(rest)
-        if other is None or (case.case_id, other.case_id) in compared:
-            continue
-        mean = gate_metrics.mean_log_ratio(case, other, metric)
-        if mean is not None:
-            compared.add((case.case_id, other.case_id))
-            name = ", ".join(f"{key} {value}" for key, value in rest) or "all"
-            factor = generations.widening(
-                mean.n, is_stopped_on_width=case.is_stopped_on_width
-            )
-            means[name] = mean.widened(factor)
-            sides[name] = (case, other)
-    if not means:
-        raise errors.ResultsError(
-            f"study {study.plan.study!r} has no generation in which {first!r} and"
-            f" {second!r} were measured with all else equal; see 'status'"
-        )
-    return RatioTable(
-        first=first,
-        second=second,
-        metric=metric,
-        rows=_rows(simultaneous.differences(means), sides),
-    )
-
-
 def _rows(
     found: Mapping[str, Difference], sides: Mapping[str, tuple[Case, Case]]
 ) -> tuple[Row, ...]:
@@ -185,65 +124,3 @@ def _rows(
         )
         for name, difference in found.items()
     )
-
-
-def _values(case: Case) -> list[dict[str, str]]:
-    """Returns what a case is, once per scaling mode that it serves."""
-    return [
-        {
-            "backend": case.spec.backend,
-            "replicas": str(case.spec.num_replicas),
-            "mode": mode.value,
-            "revision": case.spec.revision or THIS_TREE,
-        }
-        for mode in case.modes
-    ]
-
-
-def _selector(text: str, study: Study) -> dict[str, str]:
-    if "=" not in text:
-        text = f"backend={text}"
-    found: dict[str, str] = {}
-    cases = [*study.cases, *study.other_revisions]
-    for part in text.split(","):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or key not in KEYS or key in found:
-            raise errors.ResultsError(
-                f"{text!r} selects no side of a study; allowed are a backend, or"
-                f" KEY=VALUE with the keys {', '.join(KEYS)}, each once, such as"
-                " replicas=2,mode=weak"
-            )
-        known = sorted({values[key] for case in cases for values in _values(case)})
-        if value not in known:
-            raise errors.ResultsError(
-                f"study {study.plan.study!r} has no {key} {value!r}; it has"
-                f" {', '.join(known) or 'no timed case'}"
-            )
-        found[key] = value
-    return found
-
-
-def _select(
-    study: Study, text: str, selector: Mapping[str, str], selected: set[str]
-) -> dict[tuple[tuple[str, str], ...], Case]:
-    """Returns the cases of a side by what the selectors do not name."""
-    found: dict[tuple[tuple[str, str], ...], Case] = {}
-    cases: Sequence[Case] = study.cases
-    if "revision" in selected:
-        cases = (*study.cases, *study.other_revisions)
-    for case in cases:
-        for values in _values(case):
-            if all(values[key] == value for key, value in selector.items()):
-                left = tuple(
-                    (key, value)
-                    for key, value in values.items()
-                    if key not in selected
-                    and not (key == "revision" and value == THIS_TREE)
-                )
-                if left in found and found[left].case_id != case.case_id:
-                    raise errors.ResultsError(
-                        f"{text!r} selects both {found[left].label} and {case.label};"
-                        " name a setting more, such as replicas=2"
-                    )
-                found[left] = case
-    return found

@@ -2,9 +2,8 @@
 
 The baseline is another revision, measured in the same rounds
 (``results/judging/paired_gate.py``), or a stored study. That is weaker: its rounds are
-not those of the change, so nothing cancels. What varies between days is in the interval
-if the baseline was measured on several (``results/judging/day_effect.py``); else such a
-verdict is advice.
+not those of the change, so nothing cancels, and what varies between days is in no
+interval: such a verdict is advice.
 
 The verdict of a gate is the worst of its cases. There is none on a machine that
 disturbed too many turns, and none where the twin (one case measured twice) differs from
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING
 from results import errors
 from results.figures import load, relay
 from results.judging import (
-    day_effect,
     exact,
     gate_logs,
     gate_metrics,
@@ -205,7 +203,6 @@ def of_studies(
     rule: Rule,
     *,
     baseline: str,
-    days: Sequence[Study] = (),
 ) -> Gate:
     """Judges a study of this tree against a stored one.
 
@@ -214,7 +211,6 @@ def of_studies(
       stored: The baseline.
       rule: What is judged.
       baseline: Its name.
-      days: The baseline measured on other days; with them the verdict is no advice.
 
     Raises:
       ResultsError: No case is in both, or quality runs do not measure this metric, or
@@ -228,15 +224,12 @@ def of_studies(
     ]
     for case, other in pairs:
         differences += case_pairs.settings(case, other)
-    if days and not are_quality_runs:
-        gate = _of_study(study, rule, baseline, _of_days(pairs, days, rule))
-    else:
-        gate = _conclude(study, pairs, rule, baseline, is_paired=False)
+    gate = _conclude(study, pairs, rule, baseline, is_paired=False)
     return dataclasses.replace(
         _with_counts(gate, study, pairs),
         is_weaker=True,
         # What runs have learned does not depend on the day.
-        is_advice=not (are_quality_runs or days),
+        is_advice=not are_quality_runs,
         differences=tuple(dict.fromkeys(differences)),
     )
 
@@ -252,24 +245,6 @@ def check_stored(rule: Rule, baseline: str) -> None:
             f"efficiency against {baseline} cannot be judged: both sides must take"
             " turns in the same rounds; use gate --baseline with a revision of git"
         )
-
-
-def _of_days(
-    pairs: Sequence[tuple[Case, Case]], days: Sequence[Study], rule: Rule
-) -> list[JudgedCase]:
-    """Judges cases against their baseline on several days."""
-    others = [{case_pairs.key_of(case): case for case in day.cases} for day in days]
-    cases = []
-    for case, other in pairs:
-        key = case_pairs.key_of(other)
-        of_days = [other, *(day[key] for day in others if key in day)]
-        judgement, reason = day_effect.judged(case, of_days, rule, num_cases=len(pairs))
-        cases.append(
-            JudgedCase(
-                name=name_of(case), case=case, judgement=judgement, reason=reason
-            )
-        )
-    return cases
 
 
 def _conclude(

@@ -80,7 +80,7 @@ def test_what_is_checked_is_found() -> None:
     """The extraction above is not empty by accident."""
     verbs = [param.values[0][0] for param in HARNESS]
 
-    assert {"sweep", "gate", "doctor", "report", "power", "publish"} == set(verbs)
+    assert {"sweep", "gate", "doctor", "report", "publish"} == set(verbs)
     assert verbs.count("gate") >= 6
     with pytest.raises(Exception, match="No such option"):
         cli.commands["sweep"].make_context("sweep", ["--workloads", "resnet50"])

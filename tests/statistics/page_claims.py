@@ -16,7 +16,7 @@ import noise_models
 import numpy as np
 from noise_models import Change
 
-from results.judging import day_effect, quality_gate
+from results.judging import quality_gate
 from results.judging.gate_metrics import THROUGHPUT, Rule
 from results.statistics import (
     generations,
@@ -158,7 +158,6 @@ def rows(num: int, seed: int) -> Iterator[Row]:
     """Simulates every number and sentence of a page."""
     yield from _of_a_relay(num, seed)
     yield _causes()
-    yield from _over_days(num, seed)
     yield from _learned(num, seed)
     yield from _quality_gates(num, seed)
 
@@ -250,67 +249,6 @@ def _causes() -> Row:
         most=0.0,
         n=len(studies),
     )
-
-
-def _over_days(num: int, seed: int) -> Iterator[Row]:
-    generator = np.random.default_rng(seed)
-    hours = 0.02 * generator.standard_normal((num, 1))
-    drawn = hours + 0.03 * generator.standard_normal((num, NUM_GENERATIONS))
-    found = [generations.over_generations(of.tolist()) for of in drawn]
-    for name, truth, is_claimed in (
-        ("of its own hour", np.exp(hours[:, 0]), True),
-        ("of another hour", np.ones(num), False),
-    ):
-        yield Row(
-            name=RATE,
-            claimed=f"holds the rate {name} in 95 %"
-            if is_claimed
-            else "nothing: the page says from when to when it holds",
-            simulated=f"the rate {name}; 2 % between hours, 3 % between generations",
-            shares=(
-                float(
-                    np.mean(
-                        [not f.excludes(t) for f, t in zip(found, truth, strict=True)]
-                    )
-                ),
-            ),
-            least=0.93,
-            most=0.98,
-            n=num,
-            is_claimed=is_claimed,
-        )
-    for num_days in (3, 10):
-        regressed, passed = _against_days(num, seed, num_days)
-        for verdict, share in (("regress", regressed), ("pass", passed)):
-            truth = "equal programs" if verdict == "regress" else "one of 6 cases +5 %"
-            yield Row(
-                name=f"{verdict.upper()} against a baseline of several days",
-                claimed="false in at most 5 %",
-                simulated=f"{truth}; {num_days} days, 2 % between days",
-                shares=(share,),
-                most=0.05,
-                n=num,
-            )
-
-
-def _against_days(num: int, seed: int, num_days: int) -> tuple[float, float]:
-    """Gates of equal programs that regress; of a loss of delta that pass."""
-    generator = np.random.default_rng([seed, num_days])
-    rule = Rule(metric=THROUGHPUT, delta=0.05, alpha=0.05)
-    regressed = passed = 0
-    for _ in range(num):
-        days = 0.02 * generator.standard_normal((num_days + 1, 1))
-        noise = 0.03 / 8**0.5 * generator.standard_normal((num_days + 1, NUM_CASES))
-        costs = days + noise
-
-        def verdict(costs: np.ndarray, index: int) -> Verdict:
-            found = day_effect.one_more_day(costs[-1, index], list(costs[:-1, index]))
-            return day_effect.of_mean(found, rule, num_cases=NUM_CASES).verdict
-
-        regressed += Verdict.REGRESS in [verdict(costs, i) for i in range(NUM_CASES)]
-        costs[-1, -1] += math.log1p(rule.delta)
-        passed += verdict(costs, NUM_CASES - 1).is_pass
-    return regressed / num, passed / num
 
 
 def returns(generator: np.random.Generator, *size: int) -> np.ndarray:

@@ -82,7 +82,6 @@ class GateRequest(RunRequest):
             "quality_repeats",
             "is_json",
             "retry",
-            "is_dry_run",
             "device_memory",
             "vary",
             *HostRequest.model_fields,
@@ -134,8 +133,8 @@ class GateRequest(RunRequest):
             group=JUDGING,
             name="baseline",
             metavar="REV|STUDY",
-            help="A named baseline, a study, or a git revision, in this order.",
-            default="the baseline named `default`",
+            help="A study, or a git revision, in this order.",
+            default="required",
         ),
     ] = None
     delta: Annotated[

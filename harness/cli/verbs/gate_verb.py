@@ -8,21 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli import commands, exit_codes
-from harness.cli.verbs import beside
-from harness.cli.verbs.compare_verb import check_comparable
+from harness.cli.arguments import check_comparable
+from harness.cli.verbs import beside, gate_outlook
 from harness.cli.verbs.gate_design import design_of, of_gate
 from harness.cli.verbs.gate_request import GateRequest, files_of, make_rule
 from harness.errors import Interrupted, PlanError, StudyError
-from harness.judging import (
-    baselines,
-    program_revisions,
-    revisions,
-    this_machine,
-)
+from harness.judging import program_revisions, revisions, this_machine
 from harness.planning import study as study_module
 from harness.planning.program_request import judged_metric, resolved
 from reports.words.judging import judgement
-from results.judging import day_effect
 from results.judging import gate as gate_module
 from results.store import atomic, untrusted
 from results.store.study_store import PLAN_NAME, Store
@@ -68,10 +62,12 @@ def run(request: GateRequest, call: Call) -> int:
         alpha=request.alpha,
     )
     request = of_gate(request, rule)
-    name, stored, days = _find_baseline(request.baseline_name, request.runs_dir)
+    name, stored = _find_baseline(request.baseline_name, request.runs_dir)
+    if request.is_dry_run:
+        return gate_outlook.show(request, call, rule, stored)
     if stored is not None:
         gate_module.check_stored(rule, name)  # before anything is measured
-        return _against_study(request, call, stored, name, rule, days)
+        return _against_study(request, call, stored, name, rule)
     source = None
     if request.program is None:
         commit = revisions.find_commit(name)
@@ -91,38 +87,19 @@ def run(request: GateRequest, call: Call) -> int:
         return exit_codes.INTERRUPTED
 
 
-def _find_baseline(
-    text: str | None, runs_dir: Path
-) -> tuple[str, Study | None, tuple[Study, ...]]:
-    """Returns the name of a baseline, its study, and those of other days.
-
-    The study is None if it is a revision.
+def _find_baseline(text: str | None, runs_dir: Path) -> tuple[str, Study | None]:
+    """Returns the name of a baseline, and its study; None if it is a revision.
 
     Raises:
-      StudyError: No baseline was given, and none is named default.
+      StudyError: No baseline was given.
     """
-    known = baselines.read_baselines(runs_dir)
-    if text is None:
-        if baselines.DEFAULT_NAME not in known:
-            raise StudyError(
-                "a gate needs a baseline: give --baseline with a git revision or a"
-                " study, or name one with 'baseline set STUDY'"
-            )
-        text = baselines.DEFAULT_NAME
-    if not text.strip():
+    if text is None or not text.strip():
         raise StudyError(
-            "--baseline is empty; give a git revision, a study, or a named baseline"
+            "a gate needs a baseline: give --baseline with a git revision or a study"
         )
-    if text in known:
-        of = known[text]
-        stored = study_module.load(of.study, runs_dir)
-        days = tuple(study_module.load(day, runs_dir) for day in of.days)
-        if days:
-            day_effect.check(stored, days)
-        return f"baseline {text} (study {of.study})", stored, days
     if untrusted.is_there(study_module.find_study(text, runs_dir) / PLAN_NAME):
-        return f"study {text}", study_module.load(text, runs_dir), ()
-    return text, None, ()
+        return f"study {text}", study_module.load(text, runs_dir)
+    return text, None
 
 
 def _against_study(
@@ -131,12 +108,11 @@ def _against_study(
     stored: Study,
     name: str,
     rule: Rule,
-    days: tuple[Study, ...],
 ) -> int:
     """Measures this tree alone, and judges it against a stored study."""
 
     def judge_studies(store: Store, study: Study, _trials: object) -> int:
-        found = gate_module.of_studies(study, stored, rule, baseline=name, days=days)
+        found = gate_module.of_studies(study, stored, rule, baseline=name)
         if found.differences and not request.is_different_allowed:
             # Seen only now: placement and machine are recorded with the trials.
             check_comparable(str(store.root), name, found.differences, False)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli import exit_codes, running, terminal, varied
-from harness.cli.arguments import one_line
-from harness.cli.verbs import compare_verb, status_verb
+from harness.cli.arguments import check_comparable, one_line
+from harness.cli.verbs import status_verb
 from harness.cli.verbs.report_request import ReportRequest, check
 from harness.errors import StudyError
 from harness.planning import study as study_module
@@ -143,9 +143,7 @@ def _compared(request: ReportRequest, stores: Sequence[Store]) -> Compared:
     metric = gate_metrics.metric_of(request.metric)
     found = comparison.compare_studies(first, second, metric)
     name, other = request.studies
-    compare_verb.check_comparable(
-        name, other, found.reasons, request.is_different_allowed
-    )
+    check_comparable(name, other, found.reasons, request.is_different_allowed)
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from typing import TYPE_CHECKING
 
@@ -110,11 +109,6 @@ def _need_line(need: Need) -> str:
     if need.num_generations is not None and need.minutes is not None:
         number, minutes = str(need.num_generations), f"{need.minutes:.1f}"
     return f"{need.effect:+10.1%}   {need.verdict.value:7}  {number:>11}  {minutes:>8}"
-
-
-def as_json(found: Power) -> str:
-    """Writes it as data."""
-    return json.dumps(dataclasses.asdict(found), indent=2)
 
 
 def calculate(

@@ -45,7 +45,6 @@ VERBS = {
     "report": ("report", "s", "--format=text"),
     "page": ("report", "s"),
     "verify": ("verify", "s"),
-    "compare": ("compare", "replicas=1", "replicas=2", "--study=s"),
     "resume": ("sweep", "--study", "s"),
 }
 NUM_LIMITS = int(os.environ.get("MEMORY_LIMITS", "20" if covering.is_full() else "3"))

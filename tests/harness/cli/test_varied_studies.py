@@ -140,9 +140,6 @@ def test_the_verbs_of_a_study_take_all_or_one(
     code, out, _ = harness("report", "s", "--format=csv")
     assert exit_codes.OK == code
     assert {"8", "16"} <= set(re.split(r"[,\n]", out))
-    code, out, err = harness("compare", "s", FIRST)
-    assert exit_codes.USAGE == code
-    assert "is a varied study, whose folders are studies; name one of them" in err
 
 
 @pytest.mark.processes

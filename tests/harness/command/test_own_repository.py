@@ -156,8 +156,6 @@ def _runs(repository: Path) -> Any:
     "arguments",
     [
         ("status", "own"),
-        ("compare", "--study=own", "replicas=2", "replicas=1"),
-        ("power", "own"),
         ("list", "studies"),
         ("report", "own", "--format=markdown"),
     ],

@@ -98,7 +98,6 @@ def whole(tmp_path_factory: Any, overrides: Any) -> Path:
         ):  # fmt: skip
             code = cli.main((*SMALL, *more), run_overrides=overrides)
             assert exit_codes.OK == code
-        assert exit_codes.OK == cli.main(("baseline", "set", "r"))
     study = root / "runs" / "r"
     shutil.make_archive(str(root / "records"), "zip", root / "runs", "r")
     gate_file.write(Store(study), GATE)
@@ -171,10 +170,6 @@ READERS: dict[str, tuple[str, tuple[str | Callable[[Path], None], ...]]] = {
     "holder": ("runs/r/.lock-holder", ("status r", "status r --json")),
     "owner": ("runs/r/.lock-heartbeat", ("sweep --study r",)),
     "varied study": ("runs/v/vary.json", ("status v", "verify v", "list studies")),
-    "baselines": (
-        "runs/baselines.json",
-        ("baseline show", "baseline set r --name=x", "baseline show --json"),
-    ),
     "records of a page": ("records.zip", ("verify records.zip",)),
     "what a gate concluded": ("runs/r/gate.json", (read_files.of_gate, "status r")),
     "study file": ("study.toml", ("sweep --dry-run --file study.toml",)),

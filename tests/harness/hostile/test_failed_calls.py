@@ -44,9 +44,6 @@ VERBS = {
     "status": "status a",
     "status as JSON": "status a --json",
     "list": "list studies",
-    "compare two": "compare a b",
-    "compare within": "compare replicas=1 replicas=2 --study=c",
-    "power": "power a",
     "report": "report a --format text",
     "report as a page": "report a",
     "report as CSV": "report a --format csv",
@@ -54,8 +51,6 @@ VERBS = {
     "verify": "verify c",
     "verify a relay": "verify a",
     "publish": f"publish c -o {OUTPUT}",
-    "baseline": "baseline set a",
-    "baseline shown": "baseline show",
     "resume a relay": "sweep --study a",
     "resume a sequence": "sweep --study c",
     "sweep again": f"sweep {SWEEP} --repeats=2 --budget=none {ORDERS['c']} --study=c",
@@ -70,7 +65,6 @@ OUTPUTS = {
     "CSV": f"report a --format csv -o {OUTPUT}.csv",
     "MLPerf": f"report a --format mlperf -o {OUTPUT}",
     "publish": VERBS["publish"],
-    "baseline": VERBS["baseline"],
     "render": f"launch render --launcher ray --name=x --workers=2 -o {OUTPUT} -- true",
 }
 SEVERAL = ("site", "MLPerf", "render")
@@ -101,7 +95,6 @@ def measured(tmp_path_factory: Any, overrides: Any) -> Path:
             words = ("sweep", *options.split())
             patch.setattr("sys.argv", ["harness", *words])  # which the plan records
             assert exit_codes.OK == cli.main(words, run_overrides=overrides)
-        assert exit_codes.OK == cli.main(("baseline", "set", "a"))
         words = tuple(GATE.split())
         patch.setattr("sys.argv", ["harness", *words])
         code = cli.main(words, run_overrides=overrides)
@@ -114,8 +107,6 @@ def faults(measured: Path, monkeypatch: pytest.MonkeyPatch) -> FailingReads:
     """Returns what lets calls fail that read a study."""
     found = FailingReads(measured)
     found.install(monkeypatch)
-    # Gates that are simulated after all has been read, by ``power``.
-    monkeypatch.setattr("results.judging.power.NUM_GATES", 100)
     return found
 
 
@@ -123,7 +114,7 @@ def _digest(root: Path) -> dict[str, str]:
     return {
         str(path): hashlib.blake2b(path.read_bytes()).hexdigest()
         for path in sorted(root.rglob("*"))
-        if path.is_file() and not path.name.startswith((".lock", "baselines"))
+        if path.is_file() and not path.name.startswith(".lock")
     }
 
 
@@ -212,7 +203,6 @@ def test_a_failed_write_leaves_the_old_output_or_a_whole_new_one(
         monkeypatch.chdir(tmp_path)
         shutil.rmtree(whole, ignore_errors=True)
         shutil.copytree(measured, place)
-        (place / "runs" / "baselines.json").unlink(missing_ok=True)  # of reads
         monkeypatch.chdir(place)
         return files()
 

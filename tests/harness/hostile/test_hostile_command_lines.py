@@ -144,7 +144,6 @@ WRITERS = (
     "report",
     "publish",
     "store",
-    "baseline",
     "launch",
 )
 DOCUMENTED = {

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,16 +52,3 @@ def test_files_that_cannot_be_rendered_are_one_line(
     assert (exit_codes.USAGE, "") == (code, out)
     assert err.startswith("error: cannot write ")
     assert 1 == err.count("\n")
-
-
-def test_a_contrast_of_foreign_cases_is_one_line(harness: Any, tmp_path: Path) -> None:
-    """``power`` names the case; exit code 2."""
-    shutil.copytree(STUDY, tmp_path / "runs" / "s")
-    path = tmp_path / "runs" / "s" / "plan.json"
-    plan = json.loads(path.read_text())
-    plan["measuring"]["primary"]["first_case_id"] = "0" * 20
-    path.write_text(json.dumps(plan))
-    code, out, err = harness("power", "s")
-
-    assert (exit_codes.USAGE, "") == (code, out)
-    assert "has no case '00000000000000000000', which its primary contrast names" in err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,66 +14,25 @@ from harness.cli import exit_codes
 pytestmark = pytest.mark.processes
 
 
-def test_a_named_baseline_is_judged_as_weaker(
-    gate: Any, harness: Any, stored: str
-) -> None:
-    """The default baseline needs no option; what varies between days is not known."""
-    harness("baseline", "set", stored)
-    code, out, err = gate("--study=new", "--seed=1")
+def test_a_stored_study_is_judged_as_weaker(gate: Any, stored: str) -> None:
+    """What varies between days is not known, so it is advice."""
+    code, out, err = gate(f"--baseline={stored}", "--study=new", "--seed=1")
 
     assert exit_codes.INCONCLUSIVE == code, err
     assert re.search(r"^a weaker comparison: the two were not", out, re.MULTILINE)
     assert re.search(
-        r"^ADVICE, NO VERDICT: (PASS|IMPROVE): throughput against baseline default"
-        r" \(study stored\)",
+        r"^ADVICE, NO VERDICT: (PASS|IMPROVE): throughput against study stored",
         out,
         re.MULTILINE,
     )
 
 
-def test_a_baseline_of_several_days_gives_a_verdict(
-    gate: Any, harness: Any, stored: str
-) -> None:
-    """Set, shown, and judged; two copies are dated to other days, 3 % apart."""
-    for name, day, factor in (("b", "02", 1.02), ("c", "03", 0.99)):
-        shutil.copytree(Path("runs", stored), Path("runs", name))
-        for path in Path("runs", name).glob("**/*.json"):
-            text = path.read_text().replace(
-                f'"study": "{stored}"', f'"study": "{name}"'
-            )
-            record = json.loads(text)
-            if path.name == "status.json":
-                record["started_at"] = f"2026-01-{day}T00:00:00+00:00"
-            if path.name == "result.json":
-                for turn in record["turns"]:
-                    taken = factor * (turn["end_ns"] - turn["start_ns"])
-                    turn["end_ns"] = turn["start_ns"] + round(taken)
-            path.write_text(json.dumps(record))
-    code, out, err = harness("baseline", "set", stored, "--days=b,c")
-    assert (exit_codes.OK, f"default: {stored} and 2 other days\n") == (code, out), err
-    assert (
-        f"default: {stored} and 2 other days, set at" in harness("baseline", "show")[1]
-    )
-
-    code, out, err = gate("--study=new", "--seed=1")
-
-    verdict = re.search(r"^([A-Z]+): throughput against", out, re.MULTILINE)
-    assert verdict is not None, out + err
-    expected = {"PASS": exit_codes.OK, "IMPROVE": exit_codes.OK}
-    expected |= {"REGRESS": exit_codes.REGRESSION}
-    assert code == expected.get(verdict[1], exit_codes.INCONCLUSIVE)
-    assert "ADVICE" not in out
-    assert "passes with probability 45.0% at most" in out
-
-
-@pytest.mark.parametrize("option", [(), ("--baseline=stored",)])
 def test_an_efficiency_is_refused_before_anything_is_measured(
-    gate: Any, harness: Any, stored: str, option: tuple[str, ...]
+    gate: Any, stored: str
 ) -> None:
     """Nothing of a machine cancels that both sides had at other times."""
-    harness("baseline", "set", stored)
     replicas = ("--replicas=1,2", "--metric=efficiency")
-    code, out, err = gate(*option, *replicas, "--study=new")
+    code, out, err = gate(f"--baseline={stored}", *replicas, "--study=new")
 
     assert (exit_codes.USAGE, "") == (code, out)
     assert re.fullmatch(

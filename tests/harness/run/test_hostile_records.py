@@ -46,15 +46,9 @@ CODES = {
 }
 OTHERS = (
     ("verify", "{}"),
-    ("compare", "replicas=1", "replicas=2", "--study={}"),
-    ("compare", "{}", "5"),
-    ("power", "{}"),
     ("list", "studies"),
     ("report", "{}", "--check-private"),
     ("publish", "{}", "-o", "written"),
-    ("init", "{}", "-o", "written"),
-    ("store", "merge", "{}", "5", "-o", "written"),
-    ("baseline", "set", "{}", "--name=x"),
 )
 """Other readers of a study, of which each case has one."""
 RECORDS = ("spec.json", "env.json", "result.json", "status.json")

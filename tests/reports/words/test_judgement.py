@@ -9,9 +9,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from reports.words import ratio_table
 from reports.words.judging import judgement
-from results.judging import compare, gate, gate_metrics
+from results.judging import gate, gate_metrics
 from results.study.cases import Study, load_study
 
 if TYPE_CHECKING:
@@ -146,19 +145,3 @@ def test_small_changes_have_no_sign_of_their_own() -> None:
     """Neither -0.0 % nor +0.0 % that differ."""
     assert "+0.0 %" == judgement.change_text(0.99999)
     assert "-5.0 %" == judgement.change_text(0.95)
-
-
-def test_a_comparison_is_written_in_three_ways(relay: Any) -> None:
-    """Text, Markdown and JSON have the same ratios."""
-    found = compare.within(relay(), "in_graph", "tf_mirrored", gate_metrics.THROUGHPUT)
-    data = json.loads(ratio_table.comparison_json(found))
-    ratio = f"{data['rows'][1]['ratio']['value']:.3f}"
-
-    assert data["rows"][1]["differs"]
-    assert re.search(
-        rf"replicas 2, mode weak +{ratio} .*differs",
-        (ratio_table.comparison_text(found)),
-    )
-    assert f"| replicas 2, mode weak | {ratio} |" in (
-        ratio_table.comparison_markdown(found)
-    )

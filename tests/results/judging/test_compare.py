@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from typing import TYPE_CHECKING, Any
@@ -41,77 +40,6 @@ def relay(tmp_path: Path, synthetic: Any) -> Any:
         return load_study(synthetic.make_store(tmp_path / name, shape))
 
     return make
-
-
-def test_two_backends_of_a_study_are_compared_at_every_size(relay: Any) -> None:
-    """The ratio of the table is in the interval, and holds within the set."""
-    found = compare.within(relay(), "in_graph", "tf_mirrored", METRIC)
-
-    assert ["replicas 1, mode weak", "replicas 2, mode weak"] == [
-        row.name for row in found.rows
-    ]
-    ratio = found.rows[1].difference.ratio
-    assert ratio.low < TRUE_RATIO < ratio.high
-    assert found.rows[1].difference.holds
-    assert not found.is_weaker
-
-
-def test_two_settings_of_a_study_are_compared(relay: Any) -> None:
-    """All else equal: backend by backend."""
-    found = compare.within(relay(), "replicas=2", "replicas=1", METRIC)
-
-    assert ["backend in_graph, mode weak", "backend tf_mirrored, mode weak"] == [
-        row.name for row in found.rows
-    ]
-    assert pytest.approx(47.2 / 26.1, rel=0.05) == found.rows[0].difference.ratio.value
-
-
-def test_two_revisions_of_a_gate_are_compared(relay: Any) -> None:
-    """'this' is the tree of the harness."""
-    study = relay(revisions={"abc": 1.25})
-    found = compare.within(study, "revision=this", "revision=abc", METRIC)
-
-    assert 4 == len(found.rows)
-    for row in found.rows:
-        assert pytest.approx(1.25, rel=0.05) == row.difference.ratio.value
-
-
-def test_a_case_of_both_modes_is_compared_once(relay: Any, synthetic: Any) -> None:
-    """The baseline serves weak and strong scaling: one ratio, one test."""
-    study = relay(modes=(synthetic.WEAK, synthetic.STRONG))
-    found = compare.within(study, "in_graph", "tf_mirrored", METRIC)
-
-    assert 3 == len(found.rows)
-
-
-def test_one_generation_tests_nothing(relay: Any) -> None:
-    """It is shown without a test."""
-    found = compare.within(relay(repeats=1), "in_graph", "tf_mirrored", METRIC)
-
-    assert found.rows == found.without_test
-    assert not any(row.difference.holds for row in found.rows)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "message"),
-    [
-        ("in_graph", "in_graph", r"both sides are 'in_graph', which has no difference"),
-        ("tpu", "in_graph", r"no backend 'tpu'; it has in_graph, tf_mirrored"),
-        ("replicas=3", "replicas=1", r"no replicas '3'; it has 1, 2"),
-        ("colour=red", "in_graph", r"'colour=red' selects no side .*backend, replicas"),
-        (
-            "backend=in_graph,replicas=1",
-            "tf_mirrored",
-            r"selects both .* setting more",
-        ),
-    ],
-)
-def test_a_side_that_is_not_there_is_refused(
-    relay: Any, first: str, second: str, message: str
-) -> None:
-    """With what there is."""
-    with pytest.raises(ResultsError, match=message):
-        compare.within(relay(), first, second, METRIC)
 
 
 def test_two_studies_are_two_groups(relay: Any) -> None:
@@ -182,26 +110,3 @@ def test_metrics_are_named_in_the_message() -> None:
     with pytest.raises(ResultsError, match="of what this workload learns nothing"):
         gate_metrics.metric_of_gate("fid", [])
     assert re.fullmatch(r"\w+", METRIC.name)
-
-
-def test_the_widening_of_a_target_is_in_comparisons_too(relay: Any) -> None:
-    """A study that stopped on its width compares with intervals as wide as its own."""
-    study = relay(repeats=8)
-    measuring = study.plan.measuring.model_copy(update={"target": 0.03})
-    stopped = dataclasses.replace(
-        study, plan=study.plan.model_copy(update={"measuring": measuring})
-    )
-    for one, other in (
-        (
-            compare.within(study, "in_graph", "tf_mirrored", METRIC),
-            compare.within(stopped, "in_graph", "tf_mirrored", METRIC),
-        ),
-        (
-            compare.of_studies(study, study, METRIC),
-            compare.of_studies(stopped, study, METRIC),
-        ),
-    ):
-        for row, wider in zip(one.rows, other.rows, strict=True):
-            before, after = row.difference.ratio, wider.difference.ratio
-            widths = [math.log(of.high / of.low) for of in (before, after)]
-            assert widths[1] == pytest.approx(1.1 * widths[0])
