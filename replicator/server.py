@@ -47,7 +47,6 @@ class ClientWatch:
     """Watches the client of one server."""
 
     def __init__(self, name: str, address: str) -> None:
-        """Stores the client; ``wait_for`` starts to watch it."""
         self._name = name
         self._address = address
         self._identity: frozenset[int] | None = None

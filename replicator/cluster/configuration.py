@@ -119,7 +119,6 @@ class ClusterConfig:
         return [split_address(address)[0] for address in addresses]
 
     def address_of(self, worker_id: int) -> str:
-        """Where a worker listens."""
         kind, index = self.workers[worker_id]
         return self.addresses[kind][index]
 

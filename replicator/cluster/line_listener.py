@@ -55,7 +55,6 @@ class LineListener:
 
     @property
     def connections(self) -> tuple[socket.socket, ...]:
-        """All that are open, strangers included."""
         return tuple(self._rest)
 
     def read(self, timeout_sec: float) -> Iterator[tuple[socket.socket, bytes | None]]:
@@ -145,7 +144,6 @@ class LineListener:
             connection.close()
 
     def close(self) -> None:
-        """Closes all connections and the socket; harmless if they are closed."""
         for connection in self.connections:
             self.drop(connection)
         with contextlib.suppress(KeyError, ValueError):

@@ -56,7 +56,6 @@ def join_once(role: str, config: ClusterConfig, join: Callable[[], _T]) -> _T:
 
 
 def resolver_of(config: ClusterConfig) -> Any:
-    """The cluster as TensorFlow's strategies take it."""
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(
             {kind: list(addresses) for kind, addresses in config.addresses.items()}

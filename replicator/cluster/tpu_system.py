@@ -34,13 +34,11 @@ class TpuSystem:
 
     @property
     def num_cores(self) -> int:
-        """Cores of the whole system."""
         return int(self.topology.num_tasks * self.topology.num_tpus_per_task)
 
     def make_strategy(
         self, num_replicas: int | None, num_logical_devices: int
     ) -> tf.distribute.Strategy:
-        """Assigns cores to replicas."""
         if num_replicas is None:
             num_replicas = max(self.num_cores // num_logical_devices, 1)
         needed = num_replicas * num_logical_devices

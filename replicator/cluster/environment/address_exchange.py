@@ -60,7 +60,6 @@ class Ranks:
 
     @property
     def chief(self) -> str:
-        """Where rank 0 collects the addresses, as ``name:port``."""
         host = f"[{self.chief_host}]" if ":" in self.chief_host else self.chief_host
         return f"{host}:{self.chief_port}"
 
@@ -255,7 +254,6 @@ def _reach(ranks: Ranks, *, is_trusted: bool) -> port_filter.Reach:
 def _messages(
     listener: LineListener, deadline: float
 ) -> Iterator[tuple[socket.socket, bytes | None]]:
-    """Yields what arrives until the deadline."""
     while (left_sec := deadline - time.monotonic()) > 0:
         yield from listener.read(min(left_sec, _POLL_SEC))
 

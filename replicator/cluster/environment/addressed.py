@@ -7,7 +7,6 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from replicator.cluster.configuration import ClusterConfig
 from replicator.cluster.environment.base import (
     EXAMPLE,
     ClusterEnvironment,
@@ -46,25 +45,20 @@ class TfConfigEnvironment(DetectedEnvironment):
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Parses the variable."""
         self._config = _parse_tf_config(environ.get("TF_CONFIG", ""))
 
     @classmethod
     def is_present(cls, environ: Mapping[str, str]) -> bool:
-        """Whether ``TF_CONFIG`` is set."""
         return bool(environ.get("TF_CONFIG"))
 
     @classmethod
     def variables(cls, environ: Mapping[str, str]) -> tuple[str, ...]:
-        """``TF_CONFIG``."""
         return tuple({"TF_CONFIG"} & environ.keys())
 
     def addresses(self) -> dict[str, tuple[str, ...]]:
-        """``TF_CONFIG["cluster"]``."""
         return as_tuples(self._config["cluster"])
 
     def own(self) -> tuple[str, int]:
-        """``TF_CONFIG["task"]``."""
         own = self._config["task"]
         for key in ("type", "index"):
             if key not in own:
@@ -111,11 +105,9 @@ class ResolverEnvironment(ClusterEnvironment):
         self._resolver = resolver
 
     def addresses(self) -> dict[str, tuple[str, ...]]:
-        """The resolver's cluster."""
         return as_tuples(self._resolver.cluster_spec().as_dict())
 
     def own(self) -> tuple[str, int]:
-        """The resolver's task."""
         return self._resolver.task_type, as_index(self._resolver.task_id)
 
 
@@ -128,7 +120,6 @@ class KubernetesEnvironment(DetectedEnvironment):
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Reads the variables."""
         self._num_workers = read_integer(
             environ, NUM_WORKERS, least=1, most=MAX_WORKERS, how=_HOW
         )
@@ -157,25 +148,21 @@ class KubernetesEnvironment(DetectedEnvironment):
 
     @classmethod
     def is_present(cls, environ: Mapping[str, str]) -> bool:
-        """Whether this is a pod of an Indexed Job."""
         return bool(environ.get(INDEX))
 
     @classmethod
     def variables(cls, environ: Mapping[str, str]) -> tuple[str, ...]:
-        """What Kubernetes and the manifest set."""
         names = (INDEX, NUM_WORKERS, SERVICE, PORT)
         return tuple(name for name in names if name in environ)
 
     def addresses(self) -> dict[str, tuple[str, ...]]:
-        """The pods' names in DNS, which exist before the pods are ready."""
         by_rank = tuple(
             f"{self._pods}-{index}.{self._service}:{self._port}"
             for index in range(self._num_workers)
         )
-        return by_kind(self._members, by_rank)
+        return by_kind([kind for kind, _ in self._members], by_rank)
 
     def own(self) -> tuple[str, int]:
-        """By index: a worker, unless ``REPLICATOR_ROLES`` says otherwise."""
         return self._members[self._index]
 
 
@@ -198,7 +185,6 @@ class RayMember:
 
     @property
     def address(self) -> str:
-        """``host:port``, with brackets around an IPv6 address."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
@@ -207,39 +193,21 @@ class RayEnvironment(ClusterEnvironment):
     """A gang of Ray actors, in the order of their bundles.
 
     It is not detected: only the program that made the placement group knows the gang.
+    The local rank follows from Ray's machines.
     """
 
     def __init__(self, members: Sequence[RayMember], rank: int) -> None:
-        """Takes the members of the gang, by rank, and which of them this one is."""
-        self._members = tuple(members)
-        self._rank = rank
+        own, earlier = members[rank], members[:rank]
+        self._members = members
+        self._own = own.kind, sum(member.kind == own.kind for member in earlier)
+        self.local_rank = sum(
+            member.node_id == own.node_id and member.kind in ("chief", "worker")
+            for member in earlier
+        )
 
     def addresses(self) -> dict[str, tuple[str, ...]]:
-        """The members' addresses, by kind."""
-        kinds = dict.fromkeys(member.kind for member in self._members)
-        return {
-            kind: tuple(one.address for one in self._members if one.kind == kind)
-            for kind in kinds
-        }
+        kinds = [member.kind for member in self._members]
+        return by_kind(kinds, [member.address for member in self._members])
 
     def own(self) -> tuple[str, int]:
-        """The kind of this member, and its index among those of that kind."""
-        own = self._members[self._rank]
-        earlier = self._members[: self._rank]
-        return own.kind, sum(member.kind == own.kind for member in earlier)
-
-    def config(self, *, i_trust_this_network: bool = False) -> ClusterConfig:
-        """The cluster, with the local rank that follows from Ray's machines."""
-        kind, index = self.own()
-        here = self._members[self._rank].node_id
-        earlier = self._members[: self._rank]
-        return ClusterConfig(
-            addresses=self.addresses(),
-            kind=kind,
-            index=index,
-            local_rank=sum(
-                member.node_id == here and member.kind in ("chief", "worker")
-                for member in earlier
-            ),
-            i_trust_this_network=i_trust_this_network,
-        )
+        return self._own

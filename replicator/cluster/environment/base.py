@@ -38,6 +38,9 @@ _ENVIRONMENTS = (
 class ClusterEnvironment(abc.ABC):
     """What a process can find out about its job before it talks to anybody."""
 
+    local_rank: int | None = None
+    """Its index among the workers of its host, where that is known."""
+
     @abc.abstractmethod
     def addresses(self) -> dict[str, tuple[str, ...]]:
         """``name:port`` of every process, by kind; the chief is the first worker."""
@@ -55,14 +58,19 @@ class ClusterEnvironment(abc.ABC):
         Raises:
           ClusterConfigError: It is incomplete or wrong; the message says what to write.
         """
-        addresses = self.addresses()
+        addresses = self._addresses(is_trusted=i_trust_this_network)
         kind, index = self.own()
         return ClusterConfig(
             addresses=addresses,
             kind=kind,
             index=index,
+            local_rank=self.local_rank,
             i_trust_this_network=i_trust_this_network,
         )
+
+    def _addresses(self, *, is_trusted: bool) -> dict[str, tuple[str, ...]]:
+        del is_trusted  # it matters where processes connect to find them out
+        return self.addresses()
 
 
 class DetectedEnvironment(ClusterEnvironment):
@@ -107,7 +115,6 @@ def as_index(index: Any) -> int:
 
 
 def read_text(environ: Mapping[str, str], name: str, *, how: str) -> str:
-    """Returns the value of a variable."""
     text = environ.get(name, "")
     if not text:
         raise ClusterConfigError(
@@ -125,7 +132,6 @@ def read_integer(
     how: str,
     default: int | None = None,
 ) -> int:
-    """Returns the value of a variable as an integer."""
     if default is not None and not environ.get(name):
         return default
     text = read_text(environ, name, how=how)
@@ -140,7 +146,6 @@ def read_integer(
 def members_of(
     environ: Mapping[str, str], num_tasks: int
 ) -> tuple[tuple[str, int], ...]:
-    """Returns kind and index of each task, by rank."""
     text = environ.get(ROLES, "") or f"worker:{num_tasks}"
     found: list[tuple[str, int]] = []
     for part in text.split(","):
@@ -168,17 +173,13 @@ def roles_text(members: Sequence[tuple[str, int]]) -> str:
 
 
 def by_kind(
-    members: tuple[tuple[str, int], ...], by_rank: tuple[str, ...]
+    kinds: Sequence[str], addresses: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Returns addresses by kind from addresses by rank."""
-    kinds = dict.fromkeys(kind for kind, _ in members)
+    """Returns addresses by kind, from both by rank."""
+    of_ranks = list(zip(kinds, addresses, strict=True))
     return {
-        kind: tuple(
-            address
-            for (own, _), address in zip(members, by_rank, strict=True)
-            if own == kind
-        )
-        for kind in kinds
+        kind: tuple(address for own, address in of_ranks if own == kind)
+        for kind in dict.fromkeys(kinds)
     }
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, ClassVar
 
-from replicator.cluster.configuration import ClusterConfig
 from replicator.cluster.environment.base import (
     FIRST_PORT,
     LAST_PORT,
@@ -43,14 +42,12 @@ class RankEnvironment(DetectedEnvironment):
     HOW_CHIEF: ClassVar[str] = ""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Reads the variables; exchanges nothing."""
         how = self.HOW
         size = read_integer(
             environ, self.WORLD_SIZE, least=1, most=MAX_WORLD_SIZE, how=how
         )
         rank = read_integer(environ, self.RANK, least=0, most=size - 1, how=how)
         self._members = members_of(environ, size)
-        self.local_rank: int | None = None
         if environ.get(self.LOCAL_RANK):
             self.local_rank = read_integer(
                 environ, self.LOCAL_RANK, least=0, most=rank, how=how
@@ -75,7 +72,6 @@ class RankEnvironment(DetectedEnvironment):
 
     @classmethod
     def is_present(cls, environ: Mapping[str, str]) -> bool:
-        """Whether the launcher's variables are set."""
         return bool(environ.get(cls.RANK)) and bool(environ.get(cls.WORLD_SIZE))
 
     @classmethod
@@ -86,42 +82,20 @@ class RankEnvironment(DetectedEnvironment):
 
     @classmethod
     def variables(cls, environ: Mapping[str, str]) -> tuple[str, ...]:
-        """What the launcher sets, and where the chief is."""
         names = (cls.RANK, cls.WORLD_SIZE, cls.LOCAL_RANK, HOST, PORT, _PMIX_RANK)
         return tuple(name for name in names if name in environ)
 
     def addresses(self) -> dict[str, tuple[str, ...]]:
-        """What the processes agree on; waits for all of them, once per process."""
-        return self._agree(is_trusted=False)
+        return self._addresses(is_trusted=False)
 
     def own(self) -> tuple[str, int]:
-        """By rank: a worker, unless ``REPLICATOR_ROLES`` says otherwise."""
         return self._members[self.ranks.rank]
 
-    def config(self, *, i_trust_this_network: bool = False) -> ClusterConfig:
-        """The cluster, with everything checked; waits for all processes.
-
-        Args:
-          i_trust_this_network: See ``ClusterConfig``.
-
-        Raises:
-          ClusterConfigError: It is incomplete or wrong.
-          UnreachableError: Some processes do not respond.
-        """
-        kind, index = self.own()
-        return ClusterConfig(
-            addresses=self._agree(is_trusted=i_trust_this_network),
-            kind=kind,
-            index=index,
-            local_rank=self.local_rank,
-            i_trust_this_network=i_trust_this_network,
-        )
-
-    def _agree(self, *, is_trusted: bool) -> dict[str, tuple[str, ...]]:
+    def _addresses(self, *, is_trusted: bool) -> dict[str, tuple[str, ...]]:
         from replicator.cluster.environment import address_exchange
 
         by_rank = address_exchange.agree(self.ranks, is_trusted=is_trusted)
-        return by_kind(self._members, by_rank)
+        return by_kind([kind for kind, _ in self._members], by_rank)
 
 
 class PlainRankEnvironment(RankEnvironment):
@@ -163,7 +137,6 @@ class HydraEnvironment(RankEnvironment):
 
     @classmethod
     def is_present(cls, environ: Mapping[str, str]) -> bool:
-        """Whether mpiexec started it; ``srun --mpi=pmi2`` sets no local rank."""
         return super().is_present(environ) and bool(environ.get(cls.LOCAL_RANK))
 
 

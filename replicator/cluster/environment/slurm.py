@@ -45,7 +45,6 @@ class SlurmEnvironment(DetectedEnvironment):
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Reads the variables of the step."""
         self._nodes = expand_nodes(read_text(environ, _NODES, how=_HOW))
         counts = expand_counts(read_text(environ, _TASKS, how=_HOW))
         if len(counts) != len(self._nodes):
@@ -68,7 +67,6 @@ class SlurmEnvironment(DetectedEnvironment):
 
     @classmethod
     def is_present(cls, environ: Mapping[str, str]) -> bool:
-        """Whether ``srun`` started this process."""
         return bool(environ.get(_NODES)) and bool(environ.get("SLURM_PROCID"))
 
     @classmethod
@@ -81,10 +79,9 @@ class SlurmEnvironment(DetectedEnvironment):
         by_rank = tuple(
             f"{self._nodes[node]}:{self._ports[local]}" for node, local in self._places
         )
-        return by_kind(self._members, by_rank)
+        return by_kind([kind for kind, _ in self._members], by_rank)
 
     def own(self) -> tuple[str, int]:
-        """By rank: a worker, unless ``REPLICATOR_ROLES`` says otherwise."""
         return self._members[self._rank]
 
 
@@ -191,7 +188,6 @@ def expand_ports(text: str) -> tuple[int, ...]:
 
 
 def _split(text: str) -> list[str]:
-    """Splits at the commas that are not in brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += {"[": 1, "]": -1}.get(character, 0)

@@ -26,7 +26,6 @@ class Deadline:
     """
 
     def __init__(self, expire: Callable[[], None]) -> None:
-        """Takes the function to call, once for each block that takes too long."""
         self._expire = expire
         self._condition = threading.Condition()
         self._end: float | None = None
@@ -35,7 +34,6 @@ class Deadline:
 
     @contextlib.contextmanager
     def limit(self, sec: float) -> Iterator[None]:
-        """Limits the block inside to ``sec`` seconds."""
         end = time.monotonic() + sec
         with self._condition:
             self._end = end

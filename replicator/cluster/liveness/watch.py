@@ -45,7 +45,6 @@ class WorkerWatch:
     """This process's watch over its servers; a ``FailureDetector`` each may use it."""
 
     def __init__(self, servers: Mapping[str, tuple[str, str]]) -> None:
-        """Starts watching."""
         # By device prefix of a server that was given up, its name and the seconds that
         # it exceeded. Its connection is closed: it is lost for all replicators.
         self.lost: dict[str, tuple[str, float]] = {}

@@ -44,16 +44,13 @@ class WorkerRuntime:
 
     @property
     def num_workers(self) -> int:
-        """Worker processes."""
         return self._worker.config.num_workers
 
     @property
     def worker_id(self) -> int:
-        """Index of this process."""
         return self._worker.config.worker_id
 
     def name_of(self, worker_id: int) -> str:
-        """Name of a worker in messages."""
         return self._worker.config.name_of(worker_id)
 
     def exchange(self, what: str, text: str) -> list[str]:
@@ -179,7 +176,6 @@ class WorkerRuntime:
                 ) from error
 
     def _wait_for(self, worker: int, number: int, deadline: float, what: str) -> str:
-        """Waits for a worker's part of an exchange."""
         key = key_of(f"exchange/{number}", worker)
         while True:
             left_sec = max(deadline - time.monotonic(), 0.01)
@@ -210,7 +206,6 @@ class WorkerRuntime:
 
 
 def digest(variable: Any) -> str:
-    """A digest of a variable's bits."""
     return hashlib.blake2b(variable.numpy().tobytes(), digest_size=16).hexdigest()
 
 

@@ -53,7 +53,6 @@ class WorkerState:
 
     @property
     def others(self) -> list[int]:
-        """The ids of all other workers."""
         return list(self._peers)
 
     def check_not_lost(self) -> None:
@@ -62,7 +61,6 @@ class WorkerState:
             raise type(self._lost)(*self._lost.args) from self._lost
 
     def lose(self, error: ReplicatorError) -> ReplicatorError:
-        """Remembers the error that ends this process's communication."""
         self._lost = error
         return error
 
@@ -90,7 +88,6 @@ class WorkerState:
         return True
 
     def retract(self) -> None:
-        """Withdraws the report, once an exchange has succeeded."""
         if self._has_reported:
             self._has_reported = False
             with contextlib.suppress(tf.errors.OpError):
