@@ -32,10 +32,6 @@ _OF_FILE: Final = "harness.cli.verb.file"
 """Key of what a study file gives for options that merge with those beside it."""
 
 
-_SINGLE: Final = ("--command", "--metric", "--setup", "--unit", "--work")
-"""Options that say what is measured: of two, neither may be dropped in silence."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
     """The call of a verb, besides what it requests.
@@ -229,13 +225,15 @@ class Verb(click.Command):
         counts = collections.Counter(
             param
             for param in order
-            if isinstance(param, click.Option) and param.opts[-1] in _SINGLE
+            if isinstance(param, click.Option)
+            and not (param.multiple or param.opts[-1] == "--help")
         )
         for param, number in counts.items():
             if number > 1:
+                name = next(name for name in param.opts if name.startswith("--"))
                 raise PlanError(
-                    f"{param.opts[-1]} is given {number} times, and only one would"
-                    " count; give it once"
+                    f"{name} is given {number} times, and only one would count; give it"
+                    " once"
                 )
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from command_words import overridden
 
 from results.records.models import TrialStatus
 from results.store.study_store import Store
@@ -69,7 +70,9 @@ def test_the_true_worker_trains_over_the_network(in_job: Any, shared: Path) -> N
     In the full run; otherwise ``test_slurm_identity.py`` has a sum of TensorFlow over
     this network, and the other tests here have the harness with another worker.
     """
-    sweep = (*SWEEP, "--workload=d4pg", "--data=synthetic")  # traced in seconds
+    sweep = overridden(
+        SWEEP, "--workload=d4pg", "--data=synthetic"
+    )  # traced in seconds
     output, state = in_job(*sweep, HARNESS_REAL_WORKER="1")
     trial = only_trial(shared)
 

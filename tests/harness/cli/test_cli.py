@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click.testing
 import pytest
+from command_words import overridden
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
@@ -103,7 +104,7 @@ def test_bad_input_is_one_line_exit_2_and_nothing_written(
     (tmp_path / "taken" / "f").write_text("")
     before = written()
     defaults = ("--workload=resnet50", "--preset=smoke")
-    code, out, err = harness("sweep", *defaults, *args)
+    code, out, err = harness("sweep", *overridden(defaults, *args))
 
     assert exit_codes.USAGE == code
     assert out == ""

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from command_words import overridden
 from ended import ended_ids
 
 from harness.cli import exit_codes
@@ -32,7 +33,7 @@ def test_a_sweep_ends_with_table_and_report(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Stdout has the table, stderr progress; the same command has nothing to do."""
-    args = ("sweep", *small, "--repeats=1", "--no-match", "--study=s")
+    args = ("sweep", *overridden(small, "--repeats=1", "--no-match", "--study=s"))
     code, out, err = harness(*args, overrides=overrides)
     report = tmp_path / "runs" / "s" / "report" / "index.html"
     page = report.read_text()
@@ -134,7 +135,7 @@ def test_failures_have_exit_codes_of_their_own(
 ) -> None:
     """Zero trials measured is never success; status lists what failed."""
     monkeypatch.setenv("FAKE_BEHAVIOR", behavior)
-    args = (*small, "--study=s", "--repeats=1", "--no-match")
+    args = overridden(small, "--study=s", "--repeats=1", "--no-match")
     code, _, err = harness("sweep", *args, overrides=overrides)
     again, _, _ = harness("sweep", "--study", "s", overrides=overrides)
     _, out, _ = harness("status", "s")
@@ -192,7 +193,7 @@ def test_two_harnesses_on_one_study_the_second_is_refused(
     """The error names the other process; the first continues undisturbed."""
     gate = tmp_path / "gate"
     only_one = ("--backends=in_graph", "--replicas=1", "--repeats=1", "--no-match")
-    args = ("sweep", *small, *only_one, "--study=s")
+    args = ("sweep", *overridden(small, *only_one, "--study=s"))
     first = start_harness(*args, FAKE_GATE_FILE=gate)
     wait_until((tmp_path / "runs" / "s" / ".lock-holder").exists)
     second, _, err = harness(*args)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from command_words import overridden
 from fake_nvml import FakeNvml, make_gpus
 
 from harness.cli import documents, exit_codes, gpu_readiness, main, study_file
@@ -85,7 +86,9 @@ def test_options_beside_the_file_override_it(
     name = write(f"{SMALL_FILE}match = true\nevaluate = true\n")
     flags = ("--repeats=3", "--no-match", "--no-evaluate", "--mode=weak,strong")
     code, of_file, _ = harness("sweep", "--dry-run", "--json", *flags, "--file", name)
-    _, of_options, _ = harness("sweep", "--dry-run", "--json", *small, *flags)
+    _, of_options, _ = harness(
+        "sweep", "--dry-run", "--json", *overridden(small, *flags)
+    )
 
     assert exit_codes.OK == code
     assert planned(of_options) == planned(of_file)

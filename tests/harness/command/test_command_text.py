@@ -123,19 +123,6 @@ def test_a_wrong_request_is_refused_in_one_line(
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("option", ["command", "metric", "unit", "setup"])
-@pytest.mark.parametrize("verb", ["sweep", "gate"])
-def test_what_is_measured_is_said_once(harness: Any, option: str, verb: str) -> None:
-    """Of two, neither is dropped in silence."""
-    words = (f"--{option}=a", f"--{option}", "b")
-    code, out, err = harness(verb, *OWN[2:], *words)
-
-    assert (exit_codes.USAGE, "") == (code, out)
-    is_known = option != "setup" or verb == "gate"
-    assert not is_known or f"--{option} is given 2 times, and only one" in err
-    assert 1 == len(err.splitlines())
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

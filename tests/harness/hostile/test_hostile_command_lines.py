@@ -196,9 +196,11 @@ PARAMS = {
 def command_lines(draw: Any) -> list[str]:
     """A verb, a few of its options with odd values, and sometimes an odd argument."""
     words = draw(st.sampled_from(sorted(PARAMS)))
-    line = [*words, *BASES.get(words[0], ())]
     params = PARAMS[words]
-    chosen = draw(st.lists(st.sampled_from(params), max_size=5))
+    chosen = draw(st.lists(st.sampled_from(params), max_size=5, unique_by=id))
+    given = {name for param in chosen for name in param.opts}
+    base = BASES.get(words[0], ())
+    line = [*words, *(word for word in base if word.partition("=")[0] not in given)]
     required = [of for of in params if of.required and of not in chosen]
     for param in [*required, *chosen]:
         values = values_of(param)
@@ -380,19 +382,20 @@ def test_a_required_option_without_a_value_is_named(
     assert re.search(r"error: .*--launcher|error: unknown launcher '--name=x'", err)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [],
-)
-def test_a_link_to_itself_is_reported_in_one_line(
-    harness: Any, tmp_path: Path, arguments: tuple[str, ...]
+@pytest.mark.parametrize("words", sorted(PARAMS))
+def test_an_option_that_may_not_repeat_is_given_once(
+    harness: Any, words: tuple[str, ...]
 ) -> None:
-    """Also by Python before 3.13, which raises another error for it."""
-    (tmp_path / "loop").symlink_to("loop")
-    code, out, err = harness(*arguments)
+    """Of two values neither is dropped in silence; a word and its opposite are two."""
+    for param in PARAMS[words]:
+        if isinstance(param, click.Option) and not param.multiple:
+            text = "slurm" if "--launcher" in param.opts else "1"
+            value = () if param.is_flag else (text,)
+            names = [*param.opts, *param.secondary_opts]
+            code, out, err = harness(*words, names[0], *value, names[-1], *value)
 
-    assert (exit_codes.USAGE, "", 1) == (code, out, err.count("\n")), err
-    assert err.startswith("error: ")
+            assert (exit_codes.USAGE, "", 1) == (code, out, err.count("\n")), err
+            assert re.match(r"error: --[a-z-]+ is given 2 times, and only one", err)
 
 
 @pytest.mark.parametrize(("arguments", "message"), HOSTILE)
@@ -402,9 +405,10 @@ def test_a_hostile_value_is_reported_in_one_line(
     """Before anything is planned, made or written."""
     (tmp_path / "loop").symlink_to("loop")
     start = time.monotonic()
-    code, out, err = harness(
-        "sweep", "--workload=resnet50", "--preset=smoke", *arguments
-    )
+    given = {word.partition("=")[0] for word in arguments}
+    base = {"--workload": "resnet50", "--preset": "smoke"}
+    words = [f"{name}={of}" for name, of in base.items() if name not in given]
+    code, out, err = harness("sweep", *words, *arguments)
 
     assert (exit_codes.USAGE, "") == (code, out)
     assert err.count("\n") == 1

@@ -11,6 +11,7 @@ from typing import Any
 
 import gate_process
 import pytest
+from command_words import overridden
 from loads import QUIET
 
 from harness.cli import exit_codes
@@ -125,7 +126,7 @@ def gate(
         monkeypatch.setattr("reports.page.build.write_report", lambda *_: None)
 
     def run(*arguments: str, of: tuple[str, ...] = GATE, **replaced: Any) -> Any:
-        return harness(*of, *arguments, overrides=gate_overrides | replaced)
+        return harness(*overridden(of, *arguments), overrides=gate_overrides | replaced)
 
     return run
 

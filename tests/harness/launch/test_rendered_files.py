@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from command_words import overridden
 
 from harness.launch.job import Job
 from harness.launch.slurm import script
@@ -125,7 +126,7 @@ def test_what_cannot_run_is_refused_in_one_line(
     harness: Any, written: Any, launcher: str, options: tuple[str, ...], message: str
 ) -> None:
     """With exit code 2 and what to do, and nothing is written."""
-    gang = ("--workers=4", "--gpus-per-worker=2", *options)
+    gang = overridden(("--workers=4", "--gpus-per-worker=2"), *options)
     code, out, err = render(harness, launcher, *gang)
 
     assert (2, "") == (code, out)

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from command_words import overridden
 from fake_nvml import make_gpus
 
 from harness.cli import exit_codes
@@ -38,14 +39,9 @@ def sweep(
     def run(size: int, study: str, *options: str, behavior: str = "", **fields: Any):
         install_gpus(make_gpus(2, **fields))
         monkeypatch.setenv("FAKE_BEHAVIOR", behavior)
-        return harness(
-            *SWEEP,
-            f"--per-replica-batch-size={size}",
-            f"--study={study}",
-            "--replicas=1",
-            *options,
-            overrides=gpu_overrides,
-        )
+        own = (f"--per-replica-batch-size={size}", f"--study={study}", "--replicas=1")
+        words = (*SWEEP, *overridden(own, *options))
+        return harness(*words, overrides=gpu_overrides)
 
     return run
 

@@ -13,6 +13,7 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from command_words import overridden
 from ended import ended_ids
 
 from harness.cli import exit_codes
@@ -74,9 +75,9 @@ def sweep(
 ) -> Any:
     """Returns a function that runs a sweep on the disk; each start is counted."""
     monkeypatch.setenv("FAKE_COUNT_FILE", str(disk.parent / "count"))
-    small = (*small, "--repeats=1")
     args = ("sweep", *small, f"--runs-dir={disk / 'runs'}", "--study=s")
-    return lambda *more: harness(*args, *more, overrides=overrides)
+    args = overridden(args, "--repeats=1")
+    return lambda *more: harness(*overridden(args, *more), overrides=overrides)
 
 
 # At the plan, within the trials, within the matching.

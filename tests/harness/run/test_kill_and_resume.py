@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from command_words import overridden
 from ended import ended_ids
 
 from harness.cli import exit_codes
@@ -145,7 +146,7 @@ def test_more_repeats_extend_a_study(
     """What is there is reused; only the new repetition runs."""
     count = tmp_path / "count"
     monkeypatch.setenv("FAKE_COUNT_FILE", str(count))
-    code, _, err = harness(*SWEEP, "--repeats=3", overrides=overrides)
+    code, _, err = harness(*overridden(SWEEP, "--repeats=3"), overrides=overrides)
 
     assert exit_codes.OK == code
     assert len(count.read_text().split()) == 4

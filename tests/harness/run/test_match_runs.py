@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from command_words import overridden
 
 from harness.cli import exit_codes
 from results.records.models import TrialStatus
@@ -23,7 +24,8 @@ ONE_BACKEND = "--backends=in_graph"
 def sweep(harness: Any, small: tuple[str, ...], overrides: Any) -> Any:
     """Returns a function that runs a sweep of four trials with the fake worker."""
     return lambda *args: harness(
-        "sweep", *small, "--repeats=1", "--study=s", *args, overrides=overrides
+        *("sweep", *overridden(small, "--repeats=1", "--study=s", *args)),
+        overrides=overrides,
     )
 
 

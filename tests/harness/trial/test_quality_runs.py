@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import pytest
+from command_words import overridden
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
@@ -262,7 +263,7 @@ def test_a_quality_run_records_its_curve(overrides, tmp_path):
 
 def run_quality_sweep(overrides, tmp_path, *more):
     """Runs the sweep; returns its code and its quality runs by replicas."""
-    arguments = (*QUALITY_SWEEP, f"--runs-dir={tmp_path}", *more)
+    arguments = overridden(QUALITY_SWEEP, f"--runs-dir={tmp_path}", *more)
     code = cli.main(arguments, run_overrides=overrides)
     store = Store.open(tmp_path / "s")
     return code, {
@@ -324,7 +325,7 @@ def test_trials_look_for_data_where_the_sweep_says(overrides, tmp_path):
         "--order=relay",
     )
     cli.main(
-        (*QUALITY_SWEEP, *arguments, f"--data-dir={tmp_path / 'sets'}"),
+        (*overridden(QUALITY_SWEEP, *arguments), f"--data-dir={tmp_path / 'sets'}"),
         run_overrides=overrides,
     )
     cli.main(
