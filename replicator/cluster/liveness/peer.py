@@ -1,14 +1,12 @@
 """Identity of a remote TensorFlow server: is it still the same process?
 
-An open port says little: after a process has exited, another one may listen there. A
-connection says more. The kernel closes it when the process at the other end exits in
-whatever way, and keeps it open while that process is busy or stopped. If it breaks for
-another reason, the server must give its identity: TensorFlow gives each device of a
-process a random number, its incarnation, which is unique to the process.
+An open port says little: after a process has exited, another one may listen there. The
+kernel closes a connection when the process at the other end exits in whatever way, and
+keeps it while that process is busy or stopped. If it breaks for another reason, the
+server must give its identity: the incarnations of its devices, which are random.
 
-The question goes to TensorFlow's own port, the only one that a cluster lists, in gRPC
-over HTTP/2 (RFC 9113) as far as one call needs it; docs/design.md says why neither
-grpcio nor a port of our own. TensorFlow is imported when it has answered.
+They are asked for at TensorFlow's own port, by gRPC over HTTP/2 (RFC 9113) as far as a
+call needs it: docs/design.md says why. TensorFlow is imported when it has answered.
 """
 
 from __future__ import annotations
@@ -72,11 +70,7 @@ class Link:
         return True
 
     def read(self, timeout_sec: float) -> bool:
-        """Reads what arrives next; tells whether data has arrived within a time.
-
-        A stopped process sends none, but still exists. Raises an ``OSError`` if the
-        other end has closed, its machine is gone, or it is no TensorFlow server.
-        """
+        """Whether data arrives in time; an ``OSError`` if the other end is lost."""
         if not select.select([self._socket], [], [], timeout_sec)[0]:
             return False
         received = self._socket.recv(65536)
@@ -108,8 +102,8 @@ class Link:
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind in (_SETTINGS, _PING) and not flags & _ACK:
             self.is_grpc_server = True
-            answer = payload if kind == _PING else b""
-            self._socket.sendall(_frame(kind, _ACK, 0, answer))
+            echo = payload if kind == _PING else b""
+            self._socket.sendall(_frame(kind, _ACK, 0, echo))
         elif stream == _STREAM and self.identity is None:
             if kind == _DATA:
                 self._answer += payload
@@ -184,11 +178,8 @@ def _question(address: str) -> bytes:
     headers = b"\x83\x86"  # :method: POST, :scheme: http
     for name, value in fields.items():
         headers += name + bytes([len(value)]) + value
-    return (
-        _HELLO
-        + _frame(_HEADERS, _END_HEADERS, _STREAM, headers)
-        + _frame(_DATA, _END_STREAM, _STREAM, bytes(5))
-    )
+    call = _frame(_HEADERS, _END_HEADERS, _STREAM, headers)
+    return _HELLO + call + _frame(_DATA, _END_STREAM, _STREAM, bytes(5))
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
