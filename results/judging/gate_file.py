@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from results.records.gate_record import GateCase, GateRecord
 from results.records.limits import MAX_LINE
+from results.statistics.judge import Verdict
 from results.store import record_file
 
 if TYPE_CHECKING:
@@ -19,6 +20,25 @@ if TYPE_CHECKING:
 GATE_NAME: Final = "gate.json"
 NO_VERDICT: Final = "no verdict"
 VERB: Final = "gate"
+_SOME_FAILED, _NOTHING_MEASURED, _UNFIT = 4, 5, 6
+_CODES: Final = {
+    Verdict.PASS: 0,
+    Verdict.IMPROVE: 0,
+    Verdict.REGRESS: 1,
+    Verdict.INCONCLUSIVE: 3,
+}
+
+
+def code_of(gate: Gate) -> int:
+    """Returns the exit code of a gate: trials that are not ok come before a verdict."""
+    if gate.has_risen:
+        return _CODES[Verdict.REGRESS]
+    is_void = any(": void: " in failure for failure in gate.failures)
+    if gate.failures and (gate.has_failed_trials or not is_void):
+        return _SOME_FAILED if gate.num_ok else _NOTHING_MEASURED
+    if gate.failures or gate.why_unfit or gate.verdict is None:
+        return _UNFIT
+    return _CODES[Verdict.INCONCLUSIVE if gate.is_advice else gate.verdict]
 
 
 def record_of(

@@ -1,8 +1,7 @@
 """The record of a gate, ``gate.json``: what it concluded, and by which rule.
 
-A gate is judged once, when it ends: against a stored study its baseline is elsewhere,
-and what it compared is not in the study. So the page of a gate, made at any time, says
-what the gate said.
+Of two revisions, pages compute it from the trials and ``verify`` compares it. Against a
+stored study the baseline is elsewhere: this record is all that the study has.
 """
 
 from __future__ import annotations

@@ -9,47 +9,44 @@ from results.records.models import Control, Order
 from results.verify import gates
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from results.study.cases import Study
     from results.verify.check import Check
     from results.verify.raw_trial import RawTrial
 
+    _Case = tuple[str, int, int]
+    _Side = dict[Any, Any]
+
 TOLERANCE: Final = 1e-6
 """Levels come from a grid."""
+_OF_RANKS: Final[Mapping[str, tuple[str, Callable[[list[float]], float]]]] = {
+    "peak_memory": ("peak_memory_bytes", sum),
+    "time_to_first_step": ("time_to_first_step_sec", max),
+}
 
 
 def compare(study: Study, raws: Mapping[str, RawTrial], check: Check) -> None:
-    """Compares the verdict of a gate of two revisions on throughput."""
+    """Compares the verdict of a gate of two revisions, on what no package added."""
     found = look.of_plan(study)
     design = study.plan.measuring.gate
-    is_relay = study.plan.measuring.order is Order.RELAY
-    if found is None or design is None or found.paired is None or not is_relay:
+    if found is None or design is None or found.paired is None:
         return
-    sides: dict[tuple[str, int, int], tuple[dict[Any, Any], dict[Any, Any]]] = {}
-    modes: dict[tuple[str, int, int], set[str]] = {}
-    for entry in study.planned:
-        spec = entry.spec
-        if spec.control is not Control.NONE or spec.budget is not None:
-            continue
-        key = spec.backend, spec.num_replicas, spec.per_replica_batch_size
-        pair = sides.setdefault(key, ({}, {}))
-        modes.setdefault(key, set()).update(mode.value for mode in entry.modes)
-        if not entry.is_ok:
-            continue
-        if entry.trial_id not in raws:
-            check.lack("verdict", f"trials/{entry.trial_id}: no raw turns")
-            return
-        result = dict(raws[entry.trial_id].result)
-        result["turns"] = [
-            turn
-            if turn["is_void"] is not None
-            else {**turn, "is_void": bool(entry.result.turns[n].void_reason)}
-            for n, turn in enumerate(result["turns"])
-        ]
-        pair[bool(spec.revision)][spec.repetition_index, spec.seed] = result
+    is_relay = study.plan.measuring.order is Order.RELAY
+    of_turns = ("throughput", "efficiency") if is_relay else ()
+    if design.metric not in (*_OF_RANKS, *of_turns):
+        return
+    try:
+        sides, modes = _raw_sides(study, raws)
+    except LookupError as error:
+        check.lack("verdict", f"trials/{error.args[0]}: no raw turns")
+        return
+    if not any(side for pair in sides.values() for side in pair):
+        return  # it was stopped before any trial was ok
     logs = gates.log_slowdowns(list(sides.values()))
-    if design.metric == "efficiency":
+    if design.metric in _OF_RANKS:
+        logs = gates.of_ranks(list(sides.values()), *_OF_RANKS[design.metric])
+    elif design.metric == "efficiency":
         logs = gates.of_efficiency(logs, [(*key[:2], modes[key]) for key in sides])
     again = gates.judge(
         logs,
@@ -69,3 +66,35 @@ def compare(study: Study, raws: Mapping[str, RawTrial], check: Check) -> None:
         told = (slowdown.value, slowdown.low, slowdown.high)
         for one, other in zip(told, numbers, strict=True):
             check.compare("verdict", where, one, other, tolerance=TOLERANCE)
+
+
+def _raw_sides(
+    study: Study, raws: Mapping[str, RawTrial]
+) -> tuple[dict[_Case, tuple[_Side, _Side]], dict[_Case, set[str]]]:
+    """Returns the raw results of both sides of each case, and its modes.
+
+    Raises:
+      LookupError: A trial has none.
+    """
+    sides: dict[_Case, tuple[_Side, _Side]] = {}
+    modes: dict[_Case, set[str]] = {}
+    for entry in study.planned:
+        spec = entry.spec
+        if spec.control is not Control.NONE or spec.budget is not None:
+            continue
+        key = spec.backend, spec.num_replicas, spec.per_replica_batch_size
+        pair = sides.setdefault(key, ({}, {}))
+        modes.setdefault(key, set()).update(mode.value for mode in entry.modes)
+        if not entry.is_ok:
+            continue
+        if entry.trial_id not in raws:
+            raise LookupError(entry.trial_id)
+        result = dict(raws[entry.trial_id].result)
+        result["turns"] = [
+            turn
+            if turn["is_void"] is not None
+            else {**turn, "is_void": bool(entry.result.turns[n].void_reason)}
+            for n, turn in enumerate(result["turns"])
+        ]
+        pair[bool(spec.revision)][spec.repetition_index, spec.seed] = result
+    return sides, modes

@@ -77,6 +77,23 @@ def log_slowdowns(
     }
 
 
+def of_ranks(
+    pairs: Sequence[tuple[Mapping[Any, Any], Mapping[Any, Any]]],
+    field: str,
+    of: Callable[[list[float]], float],
+) -> Logs:
+    """Returns log slowdowns of a cost that each process has once."""
+    keys = sorted({key for pair in pairs for side in pair for key in side})
+    found: list[list[float | None]] = []
+    for pair in pairs:
+        found.append([])
+        for key in keys:
+            both = [of([r[field] for r in s[key]["ranks"]]) for s in pair if key in s]
+            known = len(both) == len(pair) and min(both) > 0
+            found[-1].append(math.log(both[0] / both[1]) if known else None)
+    return {"turns": found}
+
+
 def of_efficiency(logs: Logs, sizes: Sequence[tuple[str, int, set[str]]]) -> Logs:
     """Returns what each case loses beyond its baseline, of those that have one.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli import commands, exit_codes
+from harness.cli import commands
 from harness.cli.verbs.gate_design import design_of
 from harness.judging import program_revisions, revisions
 from harness.run.sweep import stop_signals
@@ -17,7 +17,6 @@ from reports.words.judging import judgement
 from results.judging import gate as gate_module
 from results.judging import gate_file
 from results.statistics import group_sequential
-from results.statistics.judge import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,13 +37,6 @@ if TYPE_CHECKING:
 NAME_PREFIX = "gate-"
 QUALITY_NAME_PREFIX = "gate-quality-"
 """Of the study of a gate whose name is derived: on speed and memory, or on quality."""
-
-_CODES = {
-    Verdict.PASS: exit_codes.OK,
-    Verdict.IMPROVE: exit_codes.OK,
-    Verdict.REGRESS: exit_codes.REGRESSION,
-    Verdict.INCONCLUSIVE: exit_codes.INCONCLUSIVE,
-}
 
 
 class _EqualCodeError(Exception):
@@ -152,27 +144,5 @@ def keep(store: Store, found: Gate) -> None:
     """Writes what a gate concluded, and the page of its study."""
     from reports.page import build
 
-    record = gate_file.record_of(
-        found,
-        headline=judgement.headline(found),
-        exit_code=code_of(found),
-        notes=judgement.notes_of(found),
-    )
-    gate_file.write(store, record)
+    gate_file.write(store, judgement.record_of(found))
     build.write_report(store, store.report_path)
-
-
-def code_of(found: Gate) -> int:
-    """Returns the exit code of a gate: trials that are not ok come before a verdict."""
-    if found.has_risen:
-        return exit_codes.REGRESSION
-    is_void = any(": void: " in failure for failure in found.failures)
-    if found.failures and (found.has_failed_trials or not is_void):
-        return (
-            exit_codes.SOME_TRIALS_FAILED
-            if found.num_ok
-            else exit_codes.NOTHING_MEASURED
-        )
-    if found.failures or found.why_unfit or found.verdict is None:
-        return exit_codes.UNFIT
-    return exit_codes.INCONCLUSIVE if found.is_advice else _CODES[found.verdict]

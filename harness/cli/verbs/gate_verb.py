@@ -18,6 +18,7 @@ from harness.planning import study as study_module
 from harness.planning.program_request import judged_metric, resolved
 from reports.words.judging import judgement
 from results.judging import gate as gate_module
+from results.judging import gate_file
 from results.store import atomic, untrusted
 from results.store.study_store import PLAN_NAME, Store
 from results.study import case_pairs
@@ -147,4 +148,4 @@ def _conclude(store: Store | None, found: Gate, request: GateRequest) -> int:
     click.echo(_WRITE_GATE[request.form](found))
     if store is not None:
         click.echo(f"report of this tree: {store.report_path}", err=True)
-    return beside.code_of(found)
+    return gate_file.code_of(found)

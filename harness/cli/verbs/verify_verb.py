@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,14 +16,17 @@ from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.cli.terminal import console
 from harness.options.option import Options
 from harness.planning import study as study_module
-from results.store import untrusted, zipped
+from results import errors
+from results.judging import gate_file
+from results.store import record_file, untrusted, zipped
 from results.store.manifest import MANIFEST_NAME
 from results.store.study_store import Store
+from results.study.cases import load_study
 from results.verify import listed, plugin_parts
 from results.verify.against_raw import verify as verify_study
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from harness.cli.verb import Call
     from results.verify.check import Check
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 
 _PAGE = "numbers on the page"
 _PAGE_TEXT = "text of the page"
+_VERDICT = "verdict"
+_TOLERANCE = 1e-9
+_ELSEWHERE = "the verdict of the gate: its baseline is another study"
 _SHOWN_BEFORE = 20
 _SHOWN_AFTER = 60
 _MOST_SHOWN = 20
@@ -67,9 +73,11 @@ def _verify(request: VerifyRequest, _: Call) -> int:
     store = Store.open(study_module.find_study(request.study, request.runs_dir))
     check = verify_study(store)
     covered = listed.compare(store, check)
+    is_elsewhere = _verify_gate(store, check)
     shown = _verify_page(store, check)
     left = [
         *listed.not_covered(covered),
+        *[_ELSEWHERE] * is_elsewhere,
         *plugin_parts.not_covered(store.read_plan()),
         *(f"section {of}: what a plugin shows is its own" for of in shown),
     ]
@@ -93,6 +101,49 @@ def exit_code(check: Check) -> int:
     if check.differences or (check.missing and check.num_recomputed):
         return exit_codes.SOME_TRIALS_FAILED
     return exit_codes.OK if check.num_recomputed else exit_codes.NOTHING_MEASURED
+
+
+def _verify_gate(store: Store, check: Check) -> bool:
+    """Compares the record of a gate with the plan and the trials, field by field.
+
+    Returns:
+      Whether its baseline is another study, so that nothing here says it again.
+    """
+    from reports.words.judging import gate_brief
+
+    if store.read_plan().measuring.gate is None:
+        return False
+    try:
+        stored = gate_file.read(store)
+    except errors.CorruptRecordError as error:
+        check.differ(_VERDICT, gate_file.GATE_NAME, "readable", one_line(str(error)))
+        return False
+    if stored is None:
+        return False
+    made = gate_brief.derived(load_study(store))
+    if made is None:
+        return True
+    stated, derived = (
+        dict(_leaves("", untrusted.parsed(record_file.content_of(of))))
+        for of in (stored, made)
+    )
+    for name in {**stated, **derived}:
+        where = f"{gate_file.GATE_NAME} {name}"
+        one, other = stated.get(name), derived.get(name)
+        check.compare(_VERDICT, where, one, other, tolerance=_TOLERANCE)
+    return False
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields each value in a record with its place, such as ``cases[0].n``."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(f"{name}.{key}".lstrip("."), inner)
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _leaves(f"{name}[{number}]", inner)
+    else:
+        yield name, value
 
 
 def _verify_page(store: Store, check: Check) -> list[str]:

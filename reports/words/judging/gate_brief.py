@@ -7,11 +7,13 @@ import math
 from typing import TYPE_CHECKING
 
 from reports.words import formats, reproduce
+from reports.words.judging import judgement
 from reports.words.judging.judgement import rule_text
 from reports.words.marks import Level
 from results import errors
-from results.judging import error_rates, exact, gate_file
+from results.judging import error_rates, exact, gate_file, look
 from results.statistics.judge import Verdict
+from results.study.cases import MISSING, UNFINISHED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from results.study.cases import Study
 
 _MOST_COUNTS = 3
+_NOT_ENDED = (MISSING, UNFINISHED)
 _LEVELS = {"pass": Level.OK, "improve": Level.OK, "regress": Level.BAD}
 
 
@@ -120,6 +123,10 @@ def of_view(view: View) -> GateView | None:
         record = gate_file.read(view.store)
     except (errors.CorruptRecordError, errors.NewerSchemaError) as error:
         why_none = f"its record cannot be read: {error}"
+    of_plan = derived(view.study)
+    has_ended = all(entry.state not in _NOT_ENDED for entry in view.study.planned)
+    if of_plan is not None and (record is not None or has_ended):
+        record = of_plan
     head = sorted(reproduce.commits_of(view.study.cases))
     others = sorted(reproduce.commits_of(view.study.other_revisions))
     base = ", ".join(others) or "its baseline"
@@ -132,6 +139,15 @@ def of_view(view: View) -> GateView | None:
         base=base,
         rule="" if record is None else _rule(view.study, record),
     )
+
+
+def derived(study: Study) -> GateRecord | None:
+    """Returns what the plan and the trials of a gate of two revisions say.
+
+    None of other studies, and against a stored study, which is elsewhere.
+    """
+    found = look.of_plan(study)
+    return None if found is None else judgement.record_of(found)
 
 
 def _rule(study: Study, record: GateRecord) -> str:

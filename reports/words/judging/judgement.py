@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 from reports.words import markdown, ratio_table
 from reports.words.judging import counted
 from reports.words.marks import load_text
+from results.judging import gate_file
 from results.statistics.judge import Verdict
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from results.judging.error_rates import Rates
     from results.judging.gate import Gate
     from results.judging.judged_case import JudgedCase
+    from results.records.gate_record import GateRecord
     from results.statistics.estimates import Estimate
 
 WEAKER_QUALITY: Final = (
@@ -93,6 +95,16 @@ def _verdict_of(case: JudgedCase) -> str:
     if case.count is not None:
         return case.count.word
     return "no verdict" if case.verdict is None else case.verdict.value
+
+
+def record_of(gate: Gate) -> GateRecord:
+    """Returns what a gate concluded, as a record."""
+    return gate_file.record_of(
+        gate,
+        headline=headline(gate),
+        exit_code=gate_file.code_of(gate),
+        notes=notes_of(gate),
+    )
 
 
 def notes_of(gate: Gate) -> Iterator[str]:

@@ -1,0 +1,167 @@
+"""What a page, an export or the terminal says of a gate is evidence, or not shown."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from gate_process import GATE
+from loads import QUIET
+
+from harness.cli import exit_codes
+from harness.machine import disturbance
+from reports.exports import archive
+from results.store import manifest
+from results.store.study_store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.processes
+FORMATS = ("html", "text", "markdown", "json")
+
+
+@pytest.fixture
+def study(tmp_path: Path, stored: str) -> Path:
+    """Returns the study of a gate that has concluded."""
+    return tmp_path / "runs" / stored
+
+
+def shown(harness: Any, study: str) -> dict[str, str]:
+    """Returns what each format shows of a study."""
+    found = {}
+    for form in FORMATS:
+        code, _, err = harness("report", study, f"--format={form}", "-o", "shown.out")
+        assert exit_codes.OK == code, err
+        with open("shown.out", encoding="utf-8") as file:  # noqa: PTH123
+            found[form] = file.read()
+    return found
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields where the values of a record are."""
+    if isinstance(value, (dict, list)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in items:
+            yield from places(inner, (*place, key))
+    else:
+        yield place
+
+
+def forged(value: Any, chance: random.Random) -> Any:
+    """Returns another value of the same type."""
+    if isinstance(value, bool) or value is None:
+        return not value if value is not None else 0.5
+    if isinstance(value, int):
+        return value + chance.randint(1, 3)
+    if isinstance(value, float):
+        return value * chance.uniform(0.3, 0.9) + 0.01
+    return {"pass": "regress", "regress": "pass"}.get(value, f"{value}x")
+
+
+def relist(study: Path) -> None:
+    """Lists gate.json as it is now, as whoever forges it would."""
+    name = "gate.json"
+    manifest.renew(study, name, {name: manifest.digest_of(study / name)})
+
+
+def test_no_forged_fact_of_a_gate_is_shown(study: Path, harness: Any) -> None:
+    """Each of its record; ``verify`` names it, also where the digests are made anew."""
+    path, chance = study / "gate.json", random.Random(16)
+    text = path.read_text()
+    whole = shown(harness, "stored")
+    assert exit_codes.OK == harness("verify", "stored")[0]
+    all_places = [of for of in places(json.loads(text)) if of != ("schema_version",)]
+    fields = {of[-1] if isinstance(of[-1], str) else of[0] for of in all_places}
+    wanted = {"verdict", "low", "high", "n", "name", "exit_code", "metric", "delta"}
+    assert {*wanted, "alpha", "headline", "slowdown", "baseline"} <= fields
+    for place in all_places:
+        record = json.loads(text)
+        inner = record
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = forged(inner[place[-1]], chance)
+        path.write_text(json.dumps(record))
+        code, out, _ = harness("verify", "stored", "--json")
+        where = {of["where"] for of in json.loads(out)["differences"]}
+        assert exit_codes.SOME_TRIALS_FAILED == code, place
+        assert "gate.json" in where, place
+        relist(study)
+        code, out, err = harness("verify", "stored", "--json")
+        assert exit_codes.SOME_TRIALS_FAILED == code, (place, err)
+        where = {of["where"] for of in json.loads(out)["differences"]}
+        named = f"gate.json {place[0]}"
+        assert any(of.startswith(named) for of in where) or "gate.json" in where, place
+        if place in (("verdict",), ("cases", 0, "n"), ("exit_code",)):
+            assert whole == shown(harness, "stored"), place
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_records_of_a_page_have_the_verdict(
+    study: Path, tmp_path: Path, harness: Any, is_there: bool
+) -> None:
+    """From the trials, also where the record is lost, which ``verify`` names."""
+    whole = shown(harness, "stored")["text"]
+    content, why = archive.of_study(Store.open(study))
+    assert content is not None, why
+    (tmp_path / "records.zip").write_bytes(content)
+    assert exit_codes.OK == harness("verify", "records.zip")[0]
+    shutil.unpack_archive("records.zip", "copy")
+    copy = tmp_path / "copy" / "stored"
+    assert (study / "gate.json").read_bytes() == (copy / "gate.json").read_bytes()
+    if not is_there:
+        (copy / "gate.json").unlink()
+        code, out, _ = harness("verify", str(copy))
+        assert exit_codes.SOME_TRIALS_FAILED == code
+        assert "differs: gate.json: " in out
+    assert whole == shown(harness, str(copy))["text"]
+
+
+@pytest.mark.parametrize("num_trials", [0, 1, 2])
+def test_a_gate_that_was_stopped_at_once_is_verified(
+    study: Path, harness: Any, num_trials: int
+) -> None:
+    """In its first generation; it has no verdict."""
+    plan = json.loads((study / "plan.json").read_text())
+    kept = [of["trial_id"] for of in plan["trials"][:num_trials]]
+    (study / "gate.json").unlink()
+    for trial in plan["trials"]:
+        if trial["trial_id"] not in kept:
+            shutil.rmtree(study / "trials" / trial["trial_id"])
+    (study / manifest.MANIFEST_NAME).unlink()
+    plan_sum = {"plan.json": manifest.digest_of(study / "plan.json")}
+    manifest.renew(study, "plan.json", plan_sum)
+    for name in kept:
+        Store(study).list_trial(name)
+    code, out, err = harness("verify", "stored")
+    expected = exit_codes.OK if kept else exit_codes.NOTHING_MEASURED
+    assert expected == code, out + err
+    assert "it has not concluded" in shown(harness, "stored")["html"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "order"),
+    [
+        ("peak_memory", "relay"),
+        ("peak_memory", "sequential"),
+        ("time_to_first_step", "sequential"),
+        ("efficiency", "relay"),
+    ],
+)
+def test_a_gate_on_any_metric_is_verified(
+    gate: Any, harness: Any, metric: str, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the record of the gate, its verdict is recomputed."""
+    monkeypatch.setattr(disturbance, "between", lambda _before, _after: QUIET)
+    more = ("--replicas=1,2",) if metric == "efficiency" else ()
+    of = (*GATE, *["--rounds=3"] * (order == "relay"), f"--order={order}", *more)
+    code, _, err = gate(f"--metric={metric}", "--baseline=same", "--study=m", of=of)
+    assert code in (exit_codes.OK, exit_codes.INCONCLUSIVE, exit_codes.REGRESSION), err
+    code, out, err = harness("verify", "m", "--json")
+    kinds = {of["kind"]: of for of in json.loads(out)["kinds"]}
+    assert exit_codes.OK == code, out + err
+    assert kinds["verdict"]["num_recomputed"] > 20
