@@ -9,6 +9,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import keras
 import tensorflow as tf
 from tensorflow.core.framework import (
     function_pb2,
@@ -106,6 +107,13 @@ def is_optimized(optimizer: Any, variable: Any) -> bool:
 def adam_slots(optimizer: Any) -> tuple[list[Any], list[Any]]:
     """First and second moments of Keras Adam (test_fused)."""
     return optimizer._momentums, optimizer._velocities  # noqa: SLF001
+
+
+def schedule_of(optimizer: Any) -> Any | None:
+    """The schedule of a Keras optimizer's learning rate, if any (test_steps)."""
+    rate = optimizer._learning_rate  # noqa: SLF001
+    is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+    return rate if is_schedule else None
 
 
 def is_optimizer(value: Any) -> bool:

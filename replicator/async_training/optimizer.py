@@ -70,32 +70,54 @@ class ServerOptimizer(ReplicatedOptimizer):
     ) -> None:
         """Commits by kernels, on each server for the variables that it holds."""
         trace, servers = self._begin(variables)
+        counters = self._counters(fused_update)
+        trace.shared += counters.values()
+        is_scheduled = _tf_compat.schedule_of(self.wrapped) is not None
         scalar_server = self._server_of_scalars()
-        counter = self._server_of(_tf_compat.unwrap(self.wrapped.iterations))
-        involved = sorted({*servers, counter})
-        # Before any commit: one of them counts the step, on which Adam's rate depends.
-        is_sent = any(server != scalar_server for server in involved)
-        prepared = fused_update.prepare(num_summed) if is_sent else {}
+        involved = sorted({*servers, *counters})
+        # Before any commit, for which it would wait.
+        rates = (
+            []
+            if is_scheduled or involved == [scalar_server]
+            else [tf.convert_to_tensor(self.wrapped.learning_rate)]
+        )
         for server in involved:
             mine = [i for i, other in enumerate(servers) if other == server]
-            scalars = {} if server == scalar_server else prepared
+            counter = counters.get(server)
+            sent = [] if server == scalar_server else rates
             parts, rebuild = _flatten([grads[i] for i in mine])
 
             def update(
                 arrived: list[tf.Tensor],
-                server: int = server,
                 mine: list[int] = mine,
-                names: Sequence[str] = tuple(scalars),
+                counter: Any = counter,
+                num_sent: int = len(sent),
                 rebuild: Any = rebuild,
             ) -> None:
-                sent = dict(zip(names, arrived, strict=False))
-                values = sent or fused_update.prepare(num_summed)
-                own = rebuild(arrived[len(sent) :])
-                fused_update.update(own, [variables[i] for i in mine], values)
-                if server == counter:
-                    fused_update.count()
+                rate = arrived[0] if num_sent else None
+                prepared = fused_update.prepare(num_summed, counter=counter, rate=rate)
+                own = rebuild(arrived[num_sent:])
+                fused_update.update(own, [variables[i] for i in mine], prepared)
+                if counter is not None:
+                    fused_update.count(counter)
 
-            commit.commit(trace, server, [*scalars.values(), *parts], update)
+            commit.commit(trace, server, [*sent, *parts], update)
+
+    def _counters(self, fused_update: FusedUpdate) -> dict[int, Any]:
+        """By server that counts updates, the variable in which it does.
+
+        All that hold weights count where updates depend on it, each on its own.
+        """
+        counter = _tf_compat.unwrap(self.wrapped.iterations)
+        counting = {self._server_of(counter)}
+        if fused_update.uses_count:
+            weights = _tf_compat.optimized_variables(self.wrapped) or ()
+            counting |= set(map(self._server_of, map(_tf_compat.unwrap, weights)))
+        placement = self._placement
+        return {
+            server: placement.counters.on(placement.devices[server], counter)
+            for server in counting
+        }
 
     def _apply_keras(self, averaged: list[Any], variables: list[Any]) -> None:
         """Commits by the Keras optimizer itself, on the one server that holds all."""

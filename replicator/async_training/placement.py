@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator.async_training.counters import ServerCounters
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -20,6 +22,7 @@ class Placement:
     Attributes:
       devices: Full device name of every server, by index.
       num_bytes: Bytes of the variables on each.
+      counters: In which servers count the updates of optimizers.
     """
 
     def __init__(self, num_servers: int) -> None:
@@ -28,6 +31,7 @@ class Placement:
             for index in range(num_servers)
         )
         self.num_bytes = [0] * num_servers
+        self.counters = ServerCounters()
         self._forced = threading.local()
 
     @contextlib.contextmanager

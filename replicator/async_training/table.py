@@ -54,6 +54,7 @@ class ServerTable(VariableTable):
 
     def refresh(self) -> None:
         """Resets copies of variables that were changed outside, while nothing runs."""
+        self.placement.counters.refresh()
         self._run("refresh")
 
     def publish(self) -> None:

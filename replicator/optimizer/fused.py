@@ -69,15 +69,30 @@ class FusedUpdate:
         self.update(grads, variables, self.prepare(num_summed))
         self.count()
 
-    def prepare(self, num_summed: int) -> dict[str, tf.Tensor]:
+    @property
+    def uses_count(self) -> bool:
+        """Whether an update depends on the number of updates before it."""
+        return _tf_compat.schedule_of(self.optimizer) is not None
+
+    def prepare(
+        self, num_summed: int, *, counter: Any = None, rate: Any = None
+    ) -> dict[str, tf.Tensor]:
         """What the update of every variable needs.
 
         Args:
           num_summed: Summands of each gradient; 1 for averages.
+          counter: The variable that counts updates; by default the optimizer's.
+          rate: The learning rate; by default the optimizer's, at this count.
         """
         # Divided in float64, from which the quotient of any narrower type is rounded.
-        rate = tf.cast(self.optimizer.learning_rate, tf.float64)
+        rate = tf.cast(self._rate(counter) if rate is None else rate, tf.float64)
         return {"rate": rate / num_summed}
+
+    def _rate(self, counter: Any) -> Any:
+        schedule = _tf_compat.schedule_of(self.optimizer)
+        if counter is None or schedule is None:
+            return self.optimizer.learning_rate
+        return schedule(tf.convert_to_tensor(counter))
 
     def update(
         self,
@@ -104,9 +119,9 @@ class FusedUpdate:
     ) -> None:
         raise NotImplementedError
 
-    def count(self) -> None:
+    def count(self, counter: Any = None) -> None:
         """Counts one update; atomic, unlike the method of a Keras variable."""
-        counter = self.optimizer.iterations
+        counter = self.optimizer.iterations if counter is None else counter
         tf.raw_ops.AssignAddVariableOp(
             resource=_tf_compat.handle(counter),
             value=tf.ones((), tf.as_dtype(counter.dtype)),
@@ -228,12 +243,17 @@ class _Adam(FusedUpdate):
     # Kingma & Ba 2015, algorithm 1 in the efficient order of its section 2, as Keras.
     kernel = "ResourceApplyAdam"
     is_linear = False  # squares of sums are not sums of squares
+    uses_count = True
 
-    def prepare(self, num_summed: int) -> dict[str, tf.Tensor]:
+    def prepare(
+        self, num_summed: int, *, counter: Any = None, rate: Any = None
+    ) -> dict[str, tf.Tensor]:
         del num_summed  # always 1
+        rate = self._rate(counter) if rate is None else rate
+        counter = self.optimizer.iterations.value if counter is None else counter
         return {
-            "rate": tf.convert_to_tensor(self.optimizer.learning_rate),
-            "step": tf.convert_to_tensor(self.optimizer.iterations.value) + 1,
+            "rate": tf.convert_to_tensor(rate),
+            "step": tf.convert_to_tensor(counter) + 1,
         }
 
     def _of_type(

@@ -48,6 +48,14 @@ def test_slots_lose_nothing_either(two_servers):
     assert [-60.0 * (1 + 2)] == two_servers.value("linear_momentum")
 
 
+def test_adam_counts_its_steps_on_every_server(two_servers):
+    """Its update of a constant gradient is its rate, also from a checkpoint on."""
+    *weights, count = two_servers.value("adam")
+
+    np.testing.assert_allclose(weights, [-0.1 * 12] * 2, rtol=1e-5)
+    assert 12 == count
+
+
 def test_staleness_counts_every_update_once(two_servers):
     """And sees that a worker was behind."""
     found = [two_servers.value(case) for case in ("sums", "sparse_sums")]

@@ -260,26 +260,135 @@ def test_the_plan_says_what_travels(job):
     assert "variables in 1 transfers, others one by one" in text
 
 
-@pytest.mark.parametrize("name", ["Adam", "SGD"])
-def test_a_worker_that_waits_updates_from_what_the_other_left(make_job, name):
-    """Both wait for the server before the first update; each counts its own."""
-    job = make_job(num_servers=1)
-    (weight,) = job.variables([0.0])
-    optimizer = job.optimizer(lambda: getattr(keras.optimizers, name)(0.1), [weight])
-    steps = job.steps(lambda: optimizer.apply_gradients([(tf.constant([1.0]), weight)]))
+def scheduled(name, **options):
+    """An optimizer whose rate halves in every update."""
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    return lambda: getattr(keras.optimizers, name)(rate, **options)
+
+
+COUNTING = {
+    **{
+        name: lambda name=name: getattr(keras.optimizers, name)(0.1)
+        for name in ("Adam", "SGD", "AdamW", "Adamax", "Nadam")
+    },
+    "SGD with a schedule": scheduled("SGD"),
+    "momentum with a schedule": scheduled("SGD", momentum=0.9),
+    "Adam with a schedule": scheduled("Adam"),
+}
+WITH_KERNELS = [name for name in COUNTING if name.startswith(("Adam ", "SGD", "mom"))]
+
+
+def keras_weights(name, num_updates):
+    """What Keras makes of a weight whose gradient is 1."""
+    weight, optimizer = tf.Variable([0.0]), COUNTING[name]()
+    for _ in range(num_updates):
+        optimizer.apply_gradients([(tf.constant([1.0]), weight)])
+    return weight.numpy()
+
+
+@pytest.mark.parametrize(
+    ("name", "num_servers", "held"),
+    [
+        *[(name, 1, 0) for name in COUNTING],
+        *[(name, 2, held) for name in (*WITH_KERNELS, "Adam") for held in range(2)],
+    ],
+)
+def test_a_worker_that_waits_updates_from_what_the_other_left(
+    make_job, name, num_servers, held
+):
+    """Both wait for a server before the first update; each counts its own."""
+    job = make_job(num_servers=num_servers)
+    weights = job.variables(*[[0.0]] * num_servers)
+    optimizer = job.optimizer(COUNTING[name], weights)
+    steps = job.steps(
+        lambda: optimizer.apply_gradients([(tf.constant([1.0]), w) for w in weights])
+    )
     for worker in range(2):
         job.run(steps, worker)
-    lock = tf.raw_ops.MutexLock(mutex=job.commit_states[0].mutex)
+    lock = tf.raw_ops.MutexLock(mutex=job.commit_states[held].mutex)
     threads = [
         threading.Thread(target=job.run, args=(steps, worker)) for worker in range(2)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(0.5)  # nothing is asserted of it: both may come later
+        thread.join(0.2)  # nothing is asserted of it: both may come later
 
     del lock  # releases it
     for thread in threads:
         thread.join()
 
-    np.testing.assert_allclose(weight.numpy(), [-0.4], rtol=1e-5)
+    expected = keras_weights(name, 4)
+    if name == "Adam":
+        np.testing.assert_allclose(expected, [-0.4], rtol=1e-5)
+    for weight in weights:
+        np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-5)
+    assert 4 == int(optimizer.iterations)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_server_counts_the_updates_of_each_optimizer(job, seed):
+    """Whichever weights are updated, by whom, and from whatever count on."""
+    made = [COUNTING[name] for name in ("Adam", "SGD with a schedule")]
+    both = [job.variables([0.0], [0.0]) for _ in made]
+    plain = [[tf.Variable([0.0]) for _ in range(2)] for _ in made]
+    optimizers = list(map(job.optimizer, made, both))
+    others = [make() for make in made]
+
+    def update(optimizer, weights):
+        grads = [tf.constant([1.0]), tf.constant([-2.0])]
+        optimizer.apply_gradients(
+            [(grad, w) for grad, w in zip(grads, weights, strict=True) if w is not None]
+        )
+
+    def only(weights, chosen):
+        return [w if i in chosen else None for i, w in enumerate(weights)]
+
+    for optimizer, weights in zip(others, plain, strict=True):
+        optimizer.build(weights)
+    steps = {
+        (which, chosen): job.steps(
+            lambda which=which, chosen=chosen: update(
+                optimizers[which], only(both[which], chosen)
+            )
+        )
+        for which in range(2)
+        for chosen in ((0,), (1,), (0, 1))
+    }
+    draw = np.random.default_rng(seed)
+    for _ in range(16):
+        which = int(draw.integers(2))
+        if draw.integers(4) == 0:
+            count = int(draw.integers(5))
+            optimizers[which].iterations.assign(count)
+            others[which].iterations.assign(count)
+            job.table.refresh()
+        chosen = ((0,), (1,), (0, 1))[draw.integers(3)]
+        job.run(steps[which, chosen], int(draw.integers(2)))
+        update(others[which], only(plain[which], chosen))
+
+    for ours, theirs in zip([*both[0], *both[1]], [*plain[0], *plain[1]], strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5)
+    assert [int(o.iterations) for o in optimizers] == [
+        int(o.iterations) for o in others
+    ]
+
+
+def test_a_checkpoint_restores_the_step_count_of_every_server(job, tmp_path):
+    """Of Adam, whose update of a constant gradient is its rate at the right count."""
+    weights = job.variables([0.0], [0.0])
+    optimizer = job.optimizer(COUNTING["Adam"], weights)
+    steps = job.steps(
+        lambda: optimizer.apply_gradients([(tf.constant([1.0]), w) for w in weights])
+    )
+    checkpoint = tf.train.Checkpoint(weights=weights, optimizer=optimizer)
+    job.run(steps, num_steps=2)
+    path = checkpoint.write(str(tmp_path / "saved"))
+    job.run(steps, num_steps=5)
+    checkpoint.read(path).assert_consumed()
+    job.table.refresh()
+
+    job.run(steps, num_steps=2)
+
+    for weight in weights:
+        np.testing.assert_allclose(weight.numpy(), [-0.4], rtol=1e-5)

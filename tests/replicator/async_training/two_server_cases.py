@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import keras
 import numpy as np
 import state_cases
@@ -128,6 +130,29 @@ def linear_momentum():
     inputs = repl.make_input_iterator(by_pipeline)
     repl.run(step, inputs, num_steps=NUM_STEPS)
     return np.unique(optimizer.wrapped.momentums[0].numpy()).tolist()
+
+
+@case
+def adam():
+    """Two weights on two servers; the last half of the updates is made again."""
+    repl = MultiWorkerAsyncReplicator()
+    with repl.context():
+        weights = [tf.Variable([0.0]), tf.Variable([0.0])]
+        optimizer = repl.wrap_optimizer(keras.optimizers.Adam(0.1))
+
+    def step():
+        optimizer.apply_gradients([(tf.constant([1.0]), w) for w in weights])
+
+    checkpoint = tf.train.Checkpoint(weights=weights, optimizer=optimizer)
+    repl.schedule(step, num_steps=3)
+    repl.join()
+    path = checkpoint.write(tempfile.mkdtemp() + "/saved")
+    for is_last in (False, True):
+        repl.schedule(step, num_steps=3)
+        repl.join()
+        if not is_last:
+            checkpoint.read(path)
+    return [*(float(w[0]) for w in weights), int(optimizer.iterations)]
 
 
 @case
