@@ -20,7 +20,7 @@ _PLAIN: Final = (bool, int, float, str)
 _TITLE: Final = "StudyFile"
 _DESCRIPTION: Final = (
     "A sweep as a TOML file: each key is an option of 'python -m harness sweep' without"
-    " its dashes; 'sweep --file' and 'plan --file' read it."
+    " its dashes; 'sweep --file' reads it."
 )
 
 

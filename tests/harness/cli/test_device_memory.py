@@ -1,4 +1,4 @@
-"""plan --device-memory: which level of a sharded update fits, before anything runs."""
+"""sweep --dry-run --device-memory: which level of a sharded update fits."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def on_ray(place: Place, command: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(name, address)
         patch.setattr(ray_cluster, "read_hosts", lambda: hosts)
-        printed = place.verb(sweep.replace(" sweep ", " plan "))
+        printed = place.verb(sweep.replace(" sweep ", " sweep --dry-run "))
     assert "multi_worker x2" in printed
 
 
