@@ -6,6 +6,7 @@
       vary.json                  which setting, and the studies, in order
       <setting>-<value>/         a study, whole without the others
       report/index.html          all of them
+      SHA256SUMS                 the digest of vary.json; each study has its own
 
 What a study measured stands in its own records only: ``value_of`` reads the value
 there, so that exchanging two names in ``vary.json`` exchanges nothing but their order.
@@ -61,12 +62,12 @@ def read(root: pathlib.Path) -> Varied | None:
 
 
 def write(root: pathlib.Path, varied: Varied) -> None:
-    """Writes which studies a folder has.
+    """Writes which studies a folder has, and lists it in the folder's manifest.
 
     Raises:
-      WriteStoreError: The file cannot be written.
+      WriteStoreError: A file cannot be written.
     """
-    record_file.write(root / VARIED_NAME, varied)
+    Store(root).write_listed(VARIED_NAME, varied)
 
 
 def stores(root: pathlib.Path, varied: Varied) -> list[Store]:

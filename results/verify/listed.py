@@ -7,9 +7,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
 from results.judging.gate_file import GATE_NAME
-from results.store import earlier, manifest, untrusted
+from results.store import earlier, manifest, untrusted, varied
 from results.store.manifest import MANIFEST_NAME
-from results.store.study_store import MATCHING_NAME, PLAN_NAME, TRIALS_NAME
+from results.store.study_store import MATCHING_NAME, PLAN_NAME, TRIALS_NAME, VARIED_NAME
 
 if TYPE_CHECKING:
     import pathlib
@@ -75,6 +75,29 @@ def compare(store: Store, check: Check) -> Covered:
             check.differ(_KIND, path, stated, own)
     num_unlisted = len(unlisted)
     return Covered(num_listed=len(finished) - num_unlisted, num_unlisted=num_unlisted)
+
+
+def compare_index(root: pathlib.Path, check: Check) -> None:
+    """Compares which studies a varied one has with its manifest and its folders.
+
+    Raises:
+      ResultsError: The index is damaged, or the file system does not answer.
+    """
+    index = varied.read(root)
+    folders = {of.name for of in untrusted.folders_with(root, PLAN_NAME)}
+    for name in sorted(folders - set(index.studies if index else ())):
+        check.differ(_KIND, f"{name}/", f"not in {VARIED_NAME}", "a study")
+    try:
+        found = manifest.read(root)
+    except untrusted.DamagedFileError as error:
+        check.differ(_KIND, MANIFEST_NAME, "a manifest", str(error))
+        return
+    own = manifest.digest_of(root / VARIED_NAME)
+    if found is None:
+        return  # of an earlier version
+    stated = found.sums.get(VARIED_NAME, "not there")
+    if own not in (stated, found.before.get(VARIED_NAME)):
+        check.differ(_KIND, VARIED_NAME, stated, own)
 
 
 def not_covered(covered: Covered) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ def run(request: VerifyRequest, call: Call) -> int:
     with zipped.opened(path) as root:
         if root != path:
             request = request.model_copy(update={"study": str(root.absolute())})
-        return varied.for_each(_verify, varied.compare_page)(request, call)
+        return varied.for_each(_verify, varied.compare)(request, call)
 
 
 def _verify(request: VerifyRequest, _: Call) -> int:

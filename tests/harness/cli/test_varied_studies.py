@@ -12,7 +12,7 @@ import pytest
 from harness.cli import exit_codes
 from harness.errors import ParseError
 from harness.planning import vary
-from results.store import varied
+from results.store import manifest, varied
 from results.store.study_store import Store
 
 if TYPE_CHECKING:
@@ -178,6 +178,26 @@ def test_the_page_is_verified_with_its_studies(made: Path, harness: Any) -> None
     assert sorted(re.findall(r"<tr>.*</tr>", written)) == sorted(
         re.findall(r"<tr>.*</tr>", page_of(made))
     )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("is_renewed", [False, True])
+def test_a_study_that_is_left_out_is_named(
+    made: Path, harness: Any, is_renewed: bool
+) -> None:
+    """Also where the digest and the page are made anew."""
+    path = made / "s" / "vary.json"
+    record = json.loads(path.read_text())
+    left_out = record["studies"].pop()
+    path.write_text(json.dumps(record))
+    if is_renewed:
+        manifest.renew(path.parent, path.name, {path.name: manifest.digest_of(path)})
+        assert exit_codes.OK == harness("report", "s")[0]
+    code, out, _ = harness("verify", "s")
+
+    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert f"differs: {left_out}/: stated not in vary.json" in out
+    assert is_renewed != ("differs: vary.json: " in out)
 
 
 @pytest.mark.parametrize(

@@ -165,3 +165,33 @@ def test_a_gate_on_any_metric_is_verified(
     kinds = {of["kind"]: of for of in json.loads(out)["kinds"]}
     assert exit_codes.OK == code, out + err
     assert kinds["verdict"]["num_recomputed"] > 20
+
+
+def test_every_listed_file_is_evidence(study: Path, harness: Any) -> None:
+    """One of each kind, changed, removed and added: ``verify`` names it."""
+    trial = next(iter((study / "trials").iterdir()))
+    Store(study).list_earlier(trial, study / "earlier" / f"{trial.name}-1")
+    shutil.copytree(trial, study / "earlier" / f"{trial.name}-1")
+    matched = Store(study).matching
+    shutil.copytree(trial, matched.trial_dir(trial.name))
+    for path in matched.trial_dir(trial.name).glob("rank_*.jsonl"):
+        path.write_text(path.read_text().partition("\n")[2])  # of no other trial
+    matched.list_trial(trial.name)
+    listed = manifest.read(study)
+    assert listed is not None
+    kinds = {(of.partition("/")[0], of.rpartition("/")[2]): of for of in listed.sums}
+    places = {"plan.json", "gate.json", "trials", "earlier", "match"}
+    assert places == {of for of, _ in kinds}
+    assert exit_codes.OK == harness("verify", "stored")[0]
+    for name in kinds.values():
+        path, said = study / name, []
+        content = path.read_bytes()
+        for change in (lambda p, c: p.write_bytes(c + b"\n"), lambda p, _: p.unlink()):
+            change(path, content)
+            code, out, err = harness("verify", "stored", "--json")
+            said.append((code, (name.rpartition("/")[0] or name) in out + err))
+            path.write_bytes(content)
+        bad = (exit_codes.SOME_TRIALS_FAILED, exit_codes.USAGE)
+        assert all(code in bad and is_named for code, is_named in said), (name, said)
+    (study / "earlier" / f"{trial.name}-1" / "samples_7.png").write_bytes(b"x")
+    assert "samples_7.png" in harness("verify", "stored")[1]
