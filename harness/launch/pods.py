@@ -1,11 +1,15 @@
-"""What launchers on Kubernetes have in common: options, commands, claims, resources."""
+"""What launchers on Kubernetes have in common: options, commands, resources."""
 
 from __future__ import annotations
 
+import copy
 import itertools
+import json
 import math
+import os
 import posixpath
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from harness.errors import ParseError, PlanError
@@ -15,37 +19,27 @@ from harness.options import kinds
 from harness.options.option import Option, Options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from harness.launch.job import Job
 
 FOLDER: Final = "/srv/harness"
 """The current folder of this project's images."""
 RUNS: Final = "runs"
+"""The volume of a template on which studies are, and their folder."""
+CONTAINER: Final = "harness"
+"""The container of a template."""
+TEMPLATE_VARIABLE: Final = "REPLICATOR_HARNESS_POD_TEMPLATE"
+"""Set in the pod of a sweep: the content of the file that it was given."""
 GROUP: Final = 1000
-"""May write to the claim: that of the user of this project's images."""
+"""May write to the studies: that of the user of this project's images."""
 _VERBS_THAT_WRITE = {"sweep", "gate"}
-_MEMORY = re.compile(r"[1-9]\d{0,11}(Ki|Mi|Gi|Ti|k|M|G|T)?")
 # [registry[:port]/]path[:tag][@digest]
 _IMAGE = re.compile(
     r"[a-z0-9]([-._a-z0-9]*[a-z0-9])?(:\d{1,5})?(/[a-z0-9][-._a-z0-9]*)*"
     r"(:[A-Za-z0-9_][-.A-Za-z0-9_]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
 _OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
-
-
-def parse_memory(text: str, *, what: str) -> str:
-    """Returns an amount of memory.
-
-    Raises:
-      ParseError: Kubernetes would not take it.
-    """
-    if not _MEMORY.fullmatch(text):
-        raise ParseError(
-            f"{what} {text!r} is not an amount of memory; write an integer with Ki,"
-            " Mi, Gi or Ti, such as 64Gi"
-        )
-    return text
 
 
 def parse_image(text: str, *, what: str) -> str:
@@ -62,22 +56,98 @@ def parse_image(text: str, *, what: str) -> str:
     return text
 
 
-def parse_object(text: str, *, what: str) -> str:
-    """Returns the name of an object in a namespace.
+def parse_template(text: str, *, what: str) -> dict[str, Any]:
+    """Returns a PodTemplateSpec; in the pod of a sweep, what the sweep was given.
 
     Raises:
-      ParseError: Kubernetes would not take it.
+      ParseError: The file cannot be read, or is no pod template.
     """
-    if not _OBJECT.fullmatch(text):
+    import yaml  # --help needs none
+
+    try:
+        own = os.environ.get(TEMPLATE_VARIABLE) or Path(text).read_text("utf-8")
+        found = json.loads(json.dumps(yaml.safe_load(own), allow_nan=False))
+        problem = next(_problems(found), "")
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+        problem = " ".join(str(error).split())
+    if problem:
         raise ParseError(
-            f"{what} {text!r} is not the name of an object of Kubernetes; allowed are"
-            " lower-case letters, digits, '-' and '.', starting and ending with a"
-            " letter or digit"
+            f"{what} {text!r} is no pod template: {problem}; docs/clusters.md has one"
         )
-    return text
+    return dict(found)
 
 
-ObjectName = kinds.parsed(parse_object, metavar="NAME")
+def _problems(found: Any) -> Iterator[str]:
+    """Yields why something is no PodTemplateSpec."""
+    if not isinstance(found, dict) or not found or found.keys() - {"metadata", "spec"}:
+        yield "the keys at its top are 'metadata' and 'spec'"
+    for key, value in found.items():
+        if not isinstance(value, dict):
+            yield f"{key} is no mapping"
+    namespace = found.get("metadata", {}).get("namespace", "default")
+    if not isinstance(namespace, str) or not _OBJECT.fullmatch(namespace):
+        yield f"metadata.namespace {namespace!r} is not the name of a namespace"
+    spec = found.get("spec", {})
+    for key in ("volumes", "initContainers", "containers"):
+        value = spec.get(key, [])
+        if not _is_of_mappings(value) or not all("name" in one for one in value):
+            yield f"spec.{key} is no list of mappings that each have a name"
+    names = [one["name"] for one in spec.get("containers", [])]
+    if names not in ([], [CONTAINER]):
+        yield (
+            f"its containers are {names}, and there is one, {CONTAINER!r}: a trial"
+            " would wait for others; let initContainers do what comes before it"
+        )
+    if any("args" in one for one in spec.get("containers", [])):
+        yield f"{CONTAINER!r} has args, and its command is what is measured"
+
+
+def with_template(
+    template: Mapping[str, Any] | None, made: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns a PodTemplateSpec: the user's, with what the harness sets over it.
+
+    Raises:
+      PlanError: They contradict each other.
+    """
+    own = copy.deepcopy(dict(template or {}))
+    if "metadata" in own:
+        own["metadata"].pop("namespace", None)
+    for container in own.get("spec", {}).get("containers", []):
+        container["name"] = made["spec"]["containers"][0]["name"]
+    merged: dict[str, Any] = _merged(own, made, "")
+    return merged
+
+
+def _merged(own: Any, made: Any, place: str, *, is_equal: bool = False) -> Any:
+    if isinstance(own, dict) and isinstance(made, dict) and not is_equal:
+        both = {
+            key: _merged(own[key], made[key], f"{place}.{key}".lstrip("."))
+            for key in own.keys() & made.keys()
+        }
+        return {**own, **made, **both}
+    if isinstance(own, list) and _is_of_mappings(own) and _is_of_mappings(made):
+        known = {one["name"]: one for one in own if "name" in one}
+        names = {one["name"] for one in made if "name" in one}
+        is_equal = place != "spec.containers"  # half of a variable would be no variable
+        return [one for one in own if one.get("name") not in names] + [
+            _merged(known[name], one, f"{place}.{name}", is_equal=is_equal)
+            if (name := one.get("name")) in known
+            else one
+            for one in made
+        ]
+    if own != made:
+        raise PlanError(
+            f"--pod-template contradicts the harness: its {place} is {own!r}, and"
+            f" {made!r} is set; leave it out"
+        )
+    return made
+
+
+def _is_of_mappings(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(one, dict) and isinstance(one.get("name", ""), str) for one in value
+    )
 
 
 class PodOptions(Options):
@@ -90,26 +160,13 @@ class PodOptions(Options):
             kind=kinds.parsed(parse_image),
         ),
     ] = None
-    claim: Annotated[
-        str | None,
+    pod_template: Annotated[
+        dict[str, Any] | None,
         Option(
-            help="PersistentVolumeClaim for the studies: what is written elsewhere ends"
-            " with its pod. Required by a sweep.",
-            kind=ObjectName,
-        ),
-    ] = None
-    secret: Annotated[
-        str | None,
-        Option(
-            help="Secret whose keys are environment variables of the pods.",
-            kind=ObjectName,
-        ),
-    ] = None
-    memory_per_worker: Annotated[
-        str | None,
-        Option(
-            help="Memory of each worker, such as `64Gi`.",
-            kind=kinds.parsed(parse_memory, metavar="AMOUNT"),
+            help="YAML of a [PodTemplateSpec](../docs/clusters.md#kubernetes): what"
+            " pods have besides what is set for them. A sweep requires one with a"
+            " volume `runs` for its studies.",
+            kind=kinds.parsed(parse_template, metavar="FILE"),
         ),
     ] = None
     time_limit: TimeLimit = A_DAY
@@ -118,6 +175,19 @@ class PodOptions(Options):
     def time_limit_sec(self) -> int:
         """The time limit, in whole seconds."""
         return math.ceil(self.time_limit)
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the template; empty for that of ``kubectl``."""
+        template = self.pod_template or {}
+        return str(template.get("metadata", {}).get("namespace", ""))
+
+    @property
+    def studies(self) -> dict[str, Any] | None:
+        """The volume for the studies: what is written elsewhere ends with its pod."""
+        spec = (self.pod_template or {}).get("spec", {})
+        volumes = {volume["name"]: volume for volume in spec.get("volumes", ())}
+        return volumes.get(RUNS)
 
 
 def check(job: Job, options: PodOptions, launcher: str) -> None:
@@ -132,11 +202,11 @@ def check(job: Job, options: PodOptions, launcher: str) -> None:
             " image that has this package, such as"
             " registry.example.com/team/replicator:1.0"
         )
-    if options.claim is None and _is_measuring(job.command):
+    if options.studies is None and _is_measuring(job.command):
         raise PlanError(
-            f"--launcher {launcher} requires --claim for a sweep, whose records would"
-            " end with its pod; name a PersistentVolumeClaim ('kubectl get pvc' lists"
-            " them)"
+            f"--launcher {launcher} requires --pod-template with a volume {RUNS!r} for"
+            " a sweep, whose records would end with its pod; name a"
+            " PersistentVolumeClaim in it ('kubectl get pvc' lists them)"
         )
     if job.directory != "." and not posixpath.isabs(job.directory):
         raise PlanError(
@@ -156,16 +226,16 @@ def _is_measuring(command: Sequence[str]) -> bool:
 
 
 def runs_folder(directory: str, runs_dir: str = RUNS) -> str:
-    """Returns where the claim is mounted: the folder of the studies, absolute."""
+    """Returns where the studies are mounted: the folder of the runs, absolute."""
     start = FOLDER if directory == "." else directory
     return posixpath.normpath(posixpath.join(start, runs_dir))
 
 
 def kept_code(runs: str, gpus: int) -> dict[str, str]:
-    """Returns the variables that keep on the claim what a driver compiles for GPUs.
+    """Returns the variables that keep what a driver compiles beside the studies.
 
     Args:
-      runs: Where the claim is mounted.
+      runs: Where the studies are mounted.
       gpus: Those of the pod; nothing is to be kept without.
     """
     if not gpus:
@@ -184,19 +254,15 @@ def literal(words: Iterable[str]) -> list[str]:
     return [word.replace("$", "$$") for word in words]
 
 
-def limits(
-    job: Job, memory: str | None, *, gpus: int | None = None
-) -> dict[str, int | str]:
+def limits(job: Job, *, gpus: int | None = None) -> dict[str, int]:
     """Returns the resources of a container; GPUs are never shared, so all are limits.
 
     Args:
       job: What runs in it.
-      memory: Its memory, if it is limited.
       gpus: Its GPUs; by default those of a worker.
     """
-    wanted: dict[str, Any] = {
+    wanted = {
         "nvidia.com/gpu": job.gpus_per_worker if gpus is None else gpus,
         "cpu": job.cores_per_worker,
-        "memory": memory,
     }
     return {name: amount for name, amount in wanted.items() if amount}

@@ -43,30 +43,46 @@ class JobSet(LauncherInfo):
         return {f"{job.name}.jobset.yaml": manifest(job, options, runs)}
 
 
-def manifest(job: Job, options: pods.PodOptions, runs: str) -> str:
+def manifest(job: Job, options: pods.PodOptions, runs: str, *, secret: str = "") -> str:
     """Returns a JobSet, in YAML.
 
     Args:
       job: What runs in every pod.
       options: What a pod is made of.
-      runs: Where the claim is mounted.
+      runs: Where the studies are mounted.
+      secret: The secret with variables of the pods, if there is one.
 
     Raises:
-      PlanError: The name of a pod would be too long.
+      PlanError: The name of a pod would be too long, or the template contradicts
+        what is set.
     """
+    import yaml
+
     _check_name(job)
-    return render_template(
+    has_runs = options.studies is not None
+    text = render_template(
         _TEMPLATE,
         job=job,
         options=options,
+        secret=secret,
+        has_runs=has_runs,
         runs=runs,
-        kept_code=pods.kept_code(runs, job.gpus_per_worker) if options.claim else {},
+        kept_code=pods.kept_code(runs, job.gpus_per_worker) if has_runs else {},
         group=pods.GROUP,
-        limits=pods.limits(job, options.memory_per_worker),
+        limits=pods.limits(job),
         workers=WORKERS,
         port=PORT,
         command=pods.literal(job.command),
     )
+    if options.pod_template is None:
+        return text
+    made = yaml.safe_load(text)
+    if options.namespace:
+        made["metadata"]["namespace"] = options.namespace
+    spec = made["spec"]["replicatedJobs"][0]["template"]["spec"]
+    spec["template"] = pods.with_template(options.pod_template, spec["template"])
+    comments = "".join(text.splitlines(keepends=True)[:2])
+    return comments + str(yaml.safe_dump(made, sort_keys=False))
 
 
 def _check_name(job: Job) -> None:

@@ -192,8 +192,7 @@ def _jobset(
         directory=str(gang.trial_dir),
     )
     # The variables stand in a secret: whoever may read pods would see them.
-    own = options.model_copy(update={"secret": name})
-    text = jobset.manifest(job, own, environ[names.RUNS_VARIABLE])
+    text = jobset.manifest(job, options, environ[names.RUNS_VARIABLE], secret=name)
     made: dict[str, Any] = yaml.safe_load(text)
     # Ends with the pod of the sweep, however that ends.
     made["metadata"]["ownerReferences"] = [
@@ -204,8 +203,4 @@ def _jobset(
             "uid": environ[names.UID_VARIABLE],
         }
     ]
-    if options.service_account is not None:
-        (replicated,) = made["spec"]["replicatedJobs"]
-        pod = replicated["template"]["spec"]["template"]["spec"]
-        pod["serviceAccountName"] = options.service_account
     return made

@@ -60,7 +60,8 @@ class Kubernetes(LauncherInfo):
         """Submits a Job whose pod is replaced until the sweep is complete.
 
         Raises:
-          PlanError: There is no such claim, or not one that all pods can write to.
+          PlanError: There is no such claim, or not one that all pods can write to; or
+            the template contradicts what is set.
           LaunchError: Kubernetes refuses; nothing was created.
         """
         from harness.launch.kubernetes import programs, sweep_job
@@ -84,20 +85,24 @@ class Kubernetes(LauncherInfo):
         from harness.launch.kubernetes import programs
 
         path = programs.CLAIMS.format(namespace)
+        claim = (options.studies or {}).get("persistentVolumeClaim", {})
+        if not (isinstance(claim, dict) and claim.get("claimName")):
+            return  # another kind of volume, which the server knows
+        name = claim["claimName"]
         try:
-            found = programs.get(f"{path}/{options.claim}")
+            found = programs.get(f"{path}/{name}")
         except programs.NotFoundError:
             items = programs.get(path).get("items", [])
             known = ", ".join(item["metadata"]["name"] for item in items) or "none"
             raise PlanError(
-                f"--claim {options.claim!r} is not in namespace {namespace!r}; known"
-                f" are {known}"
+                f"--pod-template: its claim {name!r} is not in namespace"
+                f" {namespace!r}; known are {known}"
             ) from None
         modes = found.get("spec", {}).get("accessModes", [])
         if (options.nodes or 1) > 1 and "ReadWriteMany" not in modes:
             raise PlanError(
-                f"--claim {options.claim!r} has the access modes {modes}, but pods of"
-                f" --nodes {options.nodes} write to it together; use one with"
+                f"--pod-template: its claim {name!r} has the access modes {modes}, but"
+                f" pods of --nodes {options.nodes} write to it together; use one with"
                 " ReadWriteMany, or --nodes 1"
             )
 

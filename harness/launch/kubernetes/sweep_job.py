@@ -6,6 +6,7 @@ A pod that ended by itself is not: its exit code is that of the sweep.
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,12 +36,10 @@ def of_sweep(job: Job, options: KubernetesOptions, runs_dir: str) -> dict[str, A
     runs = pods.runs_folder(".", runs_dir)
     on_one = -(-job.workers // (options.nodes or 1))
     gpus = on_one * job.gpus_per_worker
-    volumes: dict[str, Any] = {
-        "runs": {"persistentVolumeClaim": {"claimName": options.claim}}
-    }
-    mounts = [{"name": "runs", "mountPath": runs}]
+    volumes = []
+    mounts = [{"name": pods.RUNS, "mountPath": runs}]
     if gpus > 1:  # as in the template of a JobSet
-        volumes["shared-memory"] = {"emptyDir": {"medium": "Memory"}}
+        volumes = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
         mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})  # noqa: S108
     container: dict[str, Any] = {
         "name": CONTAINER,
@@ -54,23 +53,24 @@ def of_sweep(job: Job, options: KubernetesOptions, runs_dir: str) -> dict[str, A
             _of_pod(names.ADDRESS_VARIABLE, "status.podIP"),
             {"name": names.RUNS_VARIABLE, "value": runs},
             {"name": names.GPUS_VARIABLE, "value": str(job.gpus_per_worker)},
+            # The file is not in the pod, whose command names it; JSON is YAML.
+            {
+                "name": pods.TEMPLATE_VARIABLE,
+                "value": pods.literal([json.dumps(options.pod_template)])[0],
+            },
             *({"name": n, "value": v} for n, v in pods.kept_code(runs, gpus).items()),
         ],
         "volumeMounts": mounts,
     }
-    if options.secret is not None:
-        container["envFrom"] = [{"secretRef": {"name": options.secret}}]
-    if limits := pods.limits(job, options.memory_per_worker, gpus=gpus):
+    if limits := pods.limits(job, gpus=gpus):
         container["resources"] = {"limits": {n: str(a) for n, a in limits.items()}}
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_SEC,
         "securityContext": {"fsGroup": pods.GROUP},
         "containers": [container],
-        "volumes": [{"name": name, **of} for name, of in volumes.items()],
+        "volumes": volumes,
     }
-    if options.service_account is not None:
-        pod["serviceAccountName"] = options.service_account
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -98,7 +98,7 @@ def of_sweep(job: Job, options: KubernetesOptions, runs_dir: str) -> dict[str, A
                     },
                 ]
             },
-            "template": {"spec": pod},
+            "template": pods.with_template(options.pod_template, {"spec": pod}),
         },
     }
 

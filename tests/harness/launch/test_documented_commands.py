@@ -74,7 +74,7 @@ sys.exit(max(one.wait() for one in running))
 
 def documented() -> list[str]:
     """Returns the commands of the page: of its blocks, and those named in its text."""
-    text = DOCUMENT.read_text(encoding="utf-8")
+    text = re.sub("```.*?```", "", DOCUMENT.read_text("utf-8"), flags=re.DOTALL)
     blocks = re.findall(r"^ {4}(\S.*)$", text, re.MULTILINE)
     found = [line.partition(" #")[0].strip() for line in blocks]
     prose = re.sub(r"^ {4}.*$", "", text, flags=re.MULTILINE)
@@ -142,6 +142,10 @@ def place(
         path.chmod(0o755)
     made = Place(tmp_path, harness, overrides)
     (tmp_path / "train.py").write_text(TRAIN)
+    (template,) = re.findall(
+        "```yaml\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL
+    )
+    (tmp_path / "pod.yaml").write_text(template)
     for name, value in {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
@@ -239,7 +243,6 @@ RUNS: dict[str, Callable[[Place, str], None]] = {
     "kubectl delete jobset NAME": named_only,
     "sbatch NAME.sbatch": script("slurm", "study.sbatch"),
     "sh NAME.ray.sh head": script("ray", "study.ray.sh"),
-    "mpirun -x MASTER_ADDR=HOST": named_only,  # an option beside the user's own
     "mpirun -np 4": named_only,  # tests/harness/launch/test_mpi.py
     "cp -r": named_only,
     "scancel JOB": named_only,

@@ -7,10 +7,10 @@ import pathlib
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema.validators import validator_for
-from kubernetes_rules import expanded
+from kubernetes_rules import expanded, template
 
 from harness.errors import PlanError
 from harness.launch import catalog
@@ -23,6 +23,16 @@ SCHEMA = json.loads(
 # Made once: the schema itself takes a tenth of a second to check.
 VALIDATOR = validator_for(SCHEMA)(SCHEMA)
 IMAGE = "registry.example.com:5000/team/replicator:1.0"
+
+
+LIMITED = {
+    "spec": {
+        "containers": [{"name": "harness", "resources": {"limits": {"memory": "64Gi"}}}]
+    }
+}
+
+
+STUDIES = template(claim="studies")
 
 
 def parsed(
@@ -65,7 +75,7 @@ def pod_of(manifest):
 
 def test_every_worker_has_a_pod_and_its_gpus():
     """W pods on W machines; GPUs are limits, since Kubernetes never shares them."""
-    manifest = parsed(cores=8, memory_per_worker="64Gi")
+    manifest = parsed(cores=8, pod_template=LIMITED)
     (replicated,) = manifest["spec"]["replicatedJobs"]
     spec = replicated["template"]["spec"]
     (container,) = pod_of(manifest)["containers"]
@@ -169,7 +179,7 @@ def test_the_expansion_of_this_test_is_that_of_kubernetes():
 )
 def test_studies_are_on_a_claim(directory, expected, runs):
     """Records outlive the pod; the image's own folder is that of this project's."""
-    pod = pod_of(parsed(directory=directory, claim="studies", gpus=0))
+    pod = pod_of(parsed(directory=directory, pod_template=STUDIES, gpus=0))
     (container,) = pod["containers"]
 
     assert expected == container.get("workingDir")
@@ -181,7 +191,8 @@ def test_studies_are_on_a_claim(directory, expected, runs):
 
 def test_secrets_are_named_and_not_written():
     """The manifest has the name of the secret."""
-    (container,) = pod_of(parsed(secret="hub-token"))["containers"]
+    own = template(claim="studies", secret="hub-token")
+    (container,) = pod_of(parsed(pod_template=own))["containers"]
 
     assert [{"secretRef": {"name": "hub-token"}}] == container["envFrom"]
 
@@ -196,10 +207,44 @@ def test_secrets_are_named_and_not_written():
 def test_a_sweep_without_a_claim_is_refused(command):
     """Its records would end with the pod."""
     with pytest.raises(
-        PlanError, match=r"requires --claim for a sweep, whose records would end .*pvc"
+        PlanError, match=r"requires --pod-template with .* records would end .*pvc"
     ):
         parsed(command=command)
-    assert parsed(command=command, claim="studies")
+    assert parsed(command=command, pod_template=STUDIES)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    labels=st.dictionaries(st.text("abc"), st.text("xyz")),
+    tolerations=st.lists(st.builds(lambda key: {"key": key}, st.text("abc"))),
+    variables=st.dictionaries(st.text("ABC", min_size=1), st.text(), max_size=3),
+)
+def test_a_template_adds_and_takes_nothing_away(labels, tolerations, variables):
+    """All that is set without it is there, and all of it besides."""
+
+    def all_in(part, whole):
+        if isinstance(part, dict):
+            return all(
+                name in whole and all_in(part[name], whole[name]) for name in part
+            )
+        if isinstance(part, list) and all(isinstance(one, dict) for one in part):
+            return all(any(all_in(one, other) for other in whole) for one in part)
+        return part == whole
+
+    env = [{"name": name, "value": value} for name, value in variables.items()]
+    own = {
+        "metadata": {"labels": labels},
+        "spec": {
+            "tolerations": tolerations,
+            "containers": [{"name": "harness", "env": env}],
+        },
+    }
+    made = parsed(pod_template=own)
+    (replicated,) = made["spec"]["replicatedJobs"]
+    own["spec"]["containers"][0]["name"] = "worker"
+
+    assert all_in(parsed(), made)
+    assert all_in(own, replicated["template"]["spec"]["template"])
 
 
 def test_a_relative_folder_is_refused():

@@ -31,13 +31,13 @@ from results.records.models import PlannedTrial, ScalingMode, TrialStatus
 from results.store.study_store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from kubernetes_api import StandIn
 
 ROOT = Path(__file__).resolve().parents[3]
 IMAGE = "example/replicator:1"
-ASKED = ("--launcher=kubernetes", f"--image={IMAGE}", "--claim=studies")
+ASKED = ("--launcher=kubernetes", f"--image={IMAGE}", "--pod-template=pod.yaml")
 LONGEST_SEC = 120.0
 PROGRAM = """
 import sys, time
@@ -76,11 +76,18 @@ def harness(harness: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
+def write_template(folder: Path, **fields: str) -> None:
+    """Writes the template that ``ASKED`` names; JSON is YAML."""
+    content = json.dumps(kubernetes_rules.template(**fields))
+    (folder / "pod.yaml").write_text(content)
+
+
 @pytest.fixture
 def sweep(tmp_path: Path) -> tuple[str, ...]:
     """A sweep of two trials of a program that prints numbers."""
     program = tmp_path / "bench.py"
     program.write_text(PROGRAM)
+    write_template(tmp_path, claim="studies")
     return (
         "sweep", f"--command=python3 {program} {{replicas}} 0.05",
         "--metric=throughput=cells/s: ([0-9.]+)", "--unit=cells", "--replicas=1",
@@ -104,6 +111,12 @@ def conditions_of(server: StandIn, job: str) -> list[str]:
     return [one["type"] for one in status.get("conditions", ())]
 
 
+def options_of(nodes: int | None = None, **fields: str) -> KubernetesOptions:
+    """What a sweep with a template is given."""
+    template = kubernetes_rules.template(**fields)
+    return KubernetesOptions(image=IMAGE, pod_template=template, nodes=nodes)
+
+
 def job_of(options: KubernetesOptions, **fields: Any) -> dict[str, Any]:
     """The Job of a sweep, which the schema allows."""
     job = Job(name="s", command=(sys.executable, "-m", "harness", "sweep"), **fields)
@@ -121,9 +134,7 @@ def pod_of(made: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def test_a_job_has_the_claim_the_secret_and_the_gpus() -> None:
     """GPUs are limits; what is secret is named; records are on the claim."""
-    options = KubernetesOptions(
-        image=IMAGE, claim="studies", secret="hub", service_account="sweeper"
-    )
+    options = options_of(claim="studies", secret="hub", account="sweeper")
     pod, container = pod_of(job_of(options, gpus_per_worker=8))
 
     assert {"nvidia.com/gpu": "8"} == container["resources"]["limits"]
@@ -139,7 +150,7 @@ def test_a_job_has_the_claim_the_secret_and_the_gpus() -> None:
 
 def test_the_schema_refuses_what_it_does_not_know() -> None:
     """A schema that accepts everything would check nothing."""
-    options = KubernetesOptions(image=IMAGE, claim="studies")
+    options = options_of(claim="studies")
     made, other = job_of(options), job_of(options)
     made["spec"]["podFailurePolicy"]["rules"][0]["when"] = "always"
     del other["spec"]["template"]["spec"]["containers"][0]["name"]
@@ -193,29 +204,41 @@ def test_a_sweep_that_fails_is_not_started_again(
 
 @needs_kubectl
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("fields", "options", "message"),
     [
-        (("--claim=other",), r"--claim 'other' is not in namespace 'team'; known are"),
         (
-            ("--claim=alone", "--nodes=2"),
-            r"--claim 'alone' has the access modes \['ReadWriteOnce'\], but pods of --",
+            {"claim": "other"},
+            (),
+            r"its claim 'other' is not in namespace 'team'; known",
         ),
-        (("--namespace=theirs",), r"kubectl get is refused: .*Forbidden.*can-i --list"),
+        (
+            {"claim": "alone"},
+            ("--nodes=2",),
+            r"its claim 'alone' has the access modes \['ReadWriteOnce'\], but pods of",
+        ),
+        (
+            {"claim": "studies", "namespace": "theirs"},
+            (),
+            r"kubectl get is refused: .*Forbidden.*can-i --list",
+        ),
     ],
 )
 def test_what_kubernetes_does_not_have_is_refused_before_anything_is_made(
     server: StandIn,
     harness: Any,
     sweep: tuple[str, ...],
+    tmp_path: Path,
+    fields: dict[str, str],
     options: tuple[str, ...],
     message: str,
 ) -> None:
     """In one line, with what there is."""
-    given = [word for word in sweep if word.partition("=")[0] not in str(options)]
+    given: Sequence[str] = sweep
+    write_template(tmp_path, **fields)
     if "--nodes=2" in options:
         given = [
             "sweep", "--workload=resnet50", "--preset=smoke", "--replicas=2",
-            "--backends=multi_worker", "--mode=weak", *ASKED[:2],
+            "--backends=multi_worker", "--mode=weak", *ASKED,
         ]  # fmt: skip
     code, out, err = harness(*given, *options)
 
@@ -228,7 +251,7 @@ def test_what_kubernetes_does_not_have_is_refused_before_anything_is_made(
     ("left_out", "message"),
     [
         ("--image", r"--launcher kubernetes requires --image: pods run in a container"),
-        ("--claim", r"--launcher kubernetes requires --claim for a sweep, whose recor"),
+        ("--pod-template", r"requires --pod-template with a volume 'runs' for a sweep"),
     ],
 )
 def test_what_a_pod_needs_is_asked_for(
@@ -294,7 +317,7 @@ def in_pod(server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("A_TOKEN", "not-for-everybody")
 
 
-OPTIONS = KubernetesOptions(image=IMAGE, claim="studies", nodes=2)
+OPTIONS = options_of(claim="studies", nodes=2)
 
 
 @needs_kubectl

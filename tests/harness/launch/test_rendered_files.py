@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from command_words import overridden
+from kubernetes_rules import template
 
 from harness.launch.job import Job
 from harness.launch.slurm import script
@@ -63,7 +65,8 @@ def test_what_a_driver_compiles_for_gpus_is_kept(
     harness: Any, tmp_path: Path, launcher: str
 ) -> None:
     """In the home that all nodes share, or on the claim; not where there is no GPU."""
-    options = [IMAGE, "--claim=studies"] if launcher == "jobset" else []
+    (tmp_path / "pod.yaml").write_text(json.dumps(template(claim="studies")))
+    options = [IMAGE, "--pod-template=pod.yaml"] if launcher == "jobset" else []
     names = ("CUDA_CACHE_PATH", "CUDA_CACHE_MAXSIZE", "4294967296")
     for gpus in (0, 4):
         asked = (f"--name=of-{gpus}", "--workers=2", f"--gpus-per-worker={gpus}")
@@ -85,7 +88,11 @@ def test_what_a_driver_compiles_for_gpus_is_kept(
         ("slurm", ("--name=A B",), r"job name 'A B' is not valid; allowed are up to"),
         ("slurm", ("--partition=a\nb",), r"cannot stand in a batch file|printable"),
         ("slurm", ("--workers=0",), r"--workers: '0' is not an integer from 1"),
-        ("slurm", ("--memory-per-worker=1Gi",), r"1Gi has no effect with --launcher s"),
+        (
+            "slurm",
+            ("--pod-template=x",),
+            r"template x has no effect with --launcher s",
+        ),
         ("slurm", ("--time-limit=02:00:00",), r"is not a duration; write 2h; allowed"),
         ("ray", ("--partition=x",), r"--partition x has no effect with --launcher ray"),
         ("ray", ("--time-limit=x",), r"--time-limit: 'x' is not a duration; allowed"),
@@ -99,16 +106,6 @@ def test_what_a_driver_compiles_for_gpus_is_kept(
             "jobset",
             (IMAGE, "--directory=work"),
             r"--directory 'work' is relative, and a",
-        ),
-        (
-            "jobset",
-            (IMAGE, "--claim=A b"),
-            r"--claim 'A b' is not the name of an obj",
-        ),
-        (
-            "jobset",
-            (IMAGE, "--memory-per-worker=64 GB"),
-            r"--memory-per-worker '64 GB' is not an amount of memory; write an integer",
         ),
         (
             "jobset",
@@ -143,9 +140,63 @@ def test_a_command_is_needed(harness: Any) -> None:
     assert "no command to run; write it after '--', for example" in err
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        ("", "the keys at its top are 'metadata' and 'spec'"),
+        ("a: [", "while parsing a flow node"),
+        ("kind: Pod\nspec: {}", "the keys at its top are 'metadata' and 'spec'"),
+        ("spec: []", "spec is no mapping"),
+        ("spec: {at: 2026-01-01}", "not JSON serializable"),
+        ("spec: {volumes: [runs]}", "spec.volumes is no list of mappings that"),
+        ("metadata: {namespace: A b}", "metadata.namespace 'A b' is not the name"),
+        ("spec: {containers: [{name: other}]}", "its containers are ['other']"),
+        (
+            "spec: {containers: [{name: harness, args: [a]}]}",
+            "'harness' has args, and its command is what is measured",
+        ),
+        ("spec: {restartPolicy: Always}", "its spec.restartPolicy is 'Always', and 'N"),
+        (
+            "spec: {containers: [{name: harness, image: b}]}",
+            "spec.containers.worker.image is 'b', and 'replicator:1' is set; leave it",
+        ),
+        (
+            (
+                "spec: {volumes: [{name: runs}], containers: [{name: harness,"
+                " volumeMounts: [{name: runs, mountPath: /a}]}]}"
+            ),
+            "spec.containers.worker.volumeMounts.runs is {'name': 'runs', 'mountPath':",
+        ),
+        (
+            (
+                "spec: {containers: [{name: harness, env:"
+                " [{name: REPLICATOR_PORT, valueFrom: {}}]}]}"
+            ),
+            "env.REPLICATOR_PORT is {'name': 'REPLICATOR_PORT', 'valueFrom': {}}, and",
+        ),
+    ],
+)
+def test_what_is_no_template_or_contradicts_is_refused(
+    harness: Any, written: Any, tmp_path: Path, content: str | None, message: str
+) -> None:
+    """In one line, and nothing is written."""
+    if content is not None:
+        (tmp_path / "pod.yaml").write_text(content)
+    own = ("--image=replicator:1", "--pod-template=pod.yaml")
+    code, out, err = render(harness, "jobset", *own)
+
+    assert (2, "", 1) == (code, out, err.count("\n"))
+    assert message in err
+    assert ["pod.yaml"] * (content is not None) == written()
+
+
 def test_limits_of_a_pod_come_from_the_options(harness: Any, tmp_path: Path) -> None:
     """Memory too, which only containers have."""
-    limits = ("--cores-per-worker=8", "--memory-per-worker=64Gi")
+    (tmp_path / "pod.yaml").write_text(
+        "spec: {containers: [{name: harness, resources: {limits: {memory: 64Gi}}}]}"
+    )
+    limits = ("--cores-per-worker=8", "--pod-template=pod.yaml")
     render(harness, "jobset", "--name=study", IMAGE, *limits)
     manifest = yaml.safe_load((tmp_path / "study.jobset.yaml").read_text())
     (job,) = manifest["spec"]["replicatedJobs"]

@@ -69,6 +69,20 @@ def expanded(word: str, variables: dict[str, str]) -> str:
     return out.decode()
 
 
+def template(
+    *, claim: str, secret: str = "", account: str = "", namespace: str = "team"
+) -> dict[str, Any]:
+    """Returns a PodTemplateSpec, such as that of ``docs/clusters.md``."""
+    container: dict[str, Any] = {"name": "harness"}
+    volume = {"name": "runs", "persistentVolumeClaim": {"claimName": claim}}
+    spec: dict[str, Any] = {"containers": [container], "volumes": [volume]}
+    if secret:
+        container["envFrom"] = [{"secretRef": {"name": secret}}]
+    if account:
+        spec["serviceAccountName"] = account
+    return {"metadata": {"namespace": namespace}, "spec": spec}
+
+
 def problems(kind: str, made: dict[str, Any]) -> list[str]:
     """Returns what the server would not accept of an object."""
     errors = sorted(_validators()[kind].iter_errors(made), key=str)
