@@ -18,7 +18,9 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator.async_training.assignment import make_batch
+from replicator.async_training.first_wait import FirstWait
 from replicator.async_training.inputs import Place, WorkerPipelines
+from replicator.cluster import membership
 from replicator.errors import WorkerLostError
 
 if TYPE_CHECKING:
@@ -62,6 +64,9 @@ class Dispatcher:
         self._watch = watch
         self._pending: list[Assignment] = []
         self._lost_worker: WorkerLostError | None = None
+        self._waits = [
+            FirstWait(recovery_timeout_sec) for _ in range(connection.num_workers)
+        ]
         # By worker, its sequence numbers by server; None where a step failed half way.
         self._sequence_numbers: list[tuple[int, ...] | None] = [
             (0,) * len(commit_states) for _ in range(connection.num_workers)
@@ -102,6 +107,8 @@ class Dispatcher:
         """
         failure: BaseException | None = None
         lost_since: dict[int, float] = {}
+        for wait in self._waits:
+            wait.restart()
         try:
             for assignment in self._pending:
                 error = self._wait(assignment, lost_since)
@@ -122,6 +129,7 @@ class Dispatcher:
         while True:
             state, error = _tf_compat.remote_state(assignment.handle, _POLL_SEC)
             if state == "ready":
+                self._waits[worker].end()
                 lost_since.pop(worker, None)
                 return error and (self._watch.explain(error) or error)
             if time.monotonic() > next_look:
@@ -129,7 +137,10 @@ class Dispatcher:
                     return lost_server
                 next_look = time.monotonic() + _SERVERS_POLL_SEC
             if state == "pending":
+                if self._hangs(assignment):
+                    return self._lost_worker
                 continue
+            self._waits[worker].restart()
             since = lost_since.setdefault(worker, time.monotonic())
             if assignment.is_done:
                 return None
@@ -143,6 +154,28 @@ class Dispatcher:
                 )
                 return self._lost_worker
             time.sleep(_POLL_SEC)
+
+    def _hangs(self, assignment: Assignment) -> bool:
+        """Whether the first steps of a worker take too long without any progress."""
+        worker = assignment.worker
+        sec = self._waits[worker].exceeded(
+            # Without updates, nothing shows which of the steps it runs.
+            1 if any(assignment.num_commits) else assignment.num_steps,
+            lambda: self._read_sequence_numbers(worker),
+        )
+        if sec is None:
+            return False
+        address = self._connection.cluster.addresses["worker"][worker]
+        least = membership.LEAST_THREADS
+        self._lost_worker = WorkerLostError(
+            f"worker {worker} ({address}) has made no progress in its first steps for "
+            f"{sec:g} s; {membership.describe_threads()}; each process of the cluster "
+            f"needs {least} threads or more: run `python -m replicator.server` on "
+            "workers and servers, which sets them, or call tf.config.threading."
+            f"set_inter_op_parallelism_threads({least}) at the start; if a step takes "
+            "that long, create the replicator with a larger recovery_timeout_sec"
+        )
+        return True
 
     def _work(self, assignment: Assignment, iterators: Any) -> None:
         """Runs on the coordinator's thread for the worker, one at a time."""

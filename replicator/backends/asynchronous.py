@@ -81,7 +81,8 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
           num_replicas: Replicas of all workers; None is one per worker.
           cluster: The processes; by default those of ``TF_CONFIG``.
           connect_timeout_sec: Longest wait for workers and servers to respond.
-          recovery_timeout_sec: Longest wait for a lost worker to come back.
+          recovery_timeout_sec: Longest wait for a lost worker to come back, and for
+            progress in the first steps of a worker.
 
         Raises:
           ClusterConfigError: The cluster has no parameter servers or no workers.
@@ -154,7 +155,8 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
 
         Raises:
           ServerLostError: A parameter server does not respond.
-          WorkerLostError: A worker was lost and did not come back in time.
+          WorkerLostError: A worker was lost and did not come back in time, or its first
+            steps make no progress.
           tf.errors.OutOfRangeError: An input pipeline is at its end.
         """
         try:

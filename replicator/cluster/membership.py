@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Requests of a cluster wait on these threads for locks and messages. TensorFlow starts
 # one per core, and on one core nothing is left to run what they wait for.
-_LEAST_THREADS = 4
+LEAST_THREADS = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,14 @@ def claim_gpus(cluster: ClusterConfig, num_needed: int | None) -> None:
 def needed_threads() -> int:
     """The threads between operations of a process that is part of a cluster."""
     chosen = tf.config.threading.get_inter_op_parallelism_threads()
-    return max(chosen or len(os.sched_getaffinity(0)), _LEAST_THREADS)
+    return max(chosen or len(os.sched_getaffinity(0)), LEAST_THREADS)
+
+
+def describe_threads() -> str:
+    """The threads and cores of this process, as a clause."""
+    num_cores = len(os.sched_getaffinity(0))
+    num_threads = tf.config.threading.get_inter_op_parallelism_threads() or num_cores
+    return f"this process has {num_threads} inter-op threads and {num_cores} cores"
 
 
 def ensure_threads() -> None:
@@ -135,10 +142,10 @@ def ensure_threads() -> None:
     try:
         tf.config.threading.set_inter_op_parallelism_threads(needed_threads())
     except RuntimeError:
-        if len(os.sched_getaffinity(0)) < _LEAST_THREADS:
+        if len(os.sched_getaffinity(0)) < LEAST_THREADS:
             raise DeviceError(
                 "TensorFlow runs already, with fewer threads than parameter servers "
                 "need, so the first step might never end; create the replicator before "
                 "the first tensor, or call tf.config.threading."
-                f"set_inter_op_parallelism_threads({_LEAST_THREADS}) at the start"
+                f"set_inter_op_parallelism_threads({LEAST_THREADS}) at the start"
             ) from None

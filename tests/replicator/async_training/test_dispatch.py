@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+import threading
 import types
 
 import pytest
@@ -13,7 +14,7 @@ import tensorflow as tf
 from replicator import errors
 from replicator._tf import compat as _tf_compat
 from replicator.async_training import assignment as assignment_lib
-from replicator.async_training import faults
+from replicator.async_training import dispatch, faults, first_wait
 from replicator.async_training.assignment import Assignment, make_batch
 from replicator.async_training.dispatch import Dispatcher
 from replicator.async_training.inputs import Place, WorkerPipelines
@@ -143,6 +144,87 @@ def test_a_worker_that_does_not_come_back_is_named(monkeypatch):
         dispatcher.join()
     with pytest.raises(errors.WorkerLostError, match=message):
         dispatcher.hand_out(given(num_commits=()))
+
+
+class Slow:
+    """A worker whose first dispatch takes a time of a clock that polls move."""
+
+    def __init__(self, monkeypatch, *, ends_after, reads):
+        """Steps end after seconds; ``reads`` returns what the servers have applied."""
+        self.now, self.ends_after, self.reads = 0.0, ends_after, reads
+        clock = types.SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(dispatch, "time", clock)
+        monkeypatch.setattr(first_wait, "time", clock)
+        monkeypatch.setattr(_tf_compat, "create_on_worker", lambda *_: "handle")
+        monkeypatch.setattr(_tf_compat, "remote_state", self._poll)
+        applied = types.SimpleNamespace(numpy=lambda: self.reads(self.now))
+        states = [types.SimpleNamespace(sequence_numbers=[applied])]
+        cluster = types.SimpleNamespace(addresses={"worker": ["localhost:2997"]})
+        connection = types.SimpleNamespace(
+            num_workers=1, coordinator=None, cluster=cluster
+        )
+        self.dispatcher = Dispatcher(connection, states, 600.0, "CPU:0", NOTHING_LOST)
+
+    def _poll(self, *_):
+        self.now += 10.0
+        return ("pending" if self.now < self.ends_after else "ready"), None
+
+    def run(self, **options):
+        """Runs steps, and waits."""
+        self.dispatcher.hand_out(given(**options))
+        self.dispatcher.join()
+
+
+FOREVER = threading.Event()
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        lambda _: 0,
+        lambda now: int(min(now, 500)),  # one step, and nothing more
+        lambda _: FOREVER.wait(),
+    ],
+    ids=["no progress", "progress that ends", "no response"],
+)
+def test_a_first_dispatch_without_progress_says_what_to_set(monkeypatch, reads):
+    """After the time that was given; later calls get the same error."""
+    monkeypatch.setattr(first_wait, "_ANSWER_SEC", 0.5)
+    slow = Slow(monkeypatch, ends_after=1e6, reads=reads)
+    message = (
+        r"worker 0 \(localhost:2997\) has made no progress in its first steps "
+        r"for 600 s; this process has \d+ inter-op threads and \d+ cores; .* "
+        r"needs 4 threads.*set_inter_op_parallelism_threads\(4\) at the start; "
+        r".*recovery_timeout_sec"
+    )
+
+    with pytest.raises(errors.WorkerLostError, match=message):
+        slow.run(num_steps=9)
+    assert slow.now < 2000
+    with pytest.raises(errors.WorkerLostError, match=message):
+        slow.run()
+
+
+@pytest.mark.parametrize(
+    ("ends_after", "num_steps", "num_commits", "reads"),
+    [
+        (590.0, 1, (1,), lambda _: 0),
+        (5000.0, 9, (1,), int),
+        (5000.0, 9, (0,), lambda _: 0),
+    ],
+    ids=["in time", "servers apply updates", "each step in time"],
+)
+def test_long_first_steps_are_waited_for(
+    monkeypatch, ends_after, num_steps, num_commits, reads
+):
+    """And whatever follows has no limit."""
+    slow = Slow(monkeypatch, ends_after=ends_after, reads=reads)
+
+    slow.run(num_steps=num_steps, num_commits=num_commits)
+    slow.ends_after += 1e5
+    slow.run(num_commits=num_commits)
+
+    assert slow.dispatcher.is_idle
 
 
 @pytest.fixture

@@ -19,6 +19,11 @@ MEMBER = Path(__file__).parent / "one_core_member.py"
     [
         ("of TensorFlow", 0, "count 4.0"),
         ("one thread", 0, "count 4.0"),
+        (
+            "no end",
+            1,
+            "progress in its first steps for 2 s; this process has 4 inter-op",
+        ),
         ("too late", 1, "set_inter_op_parallelism_threads(4) at the start"),
     ],
 )
