@@ -76,10 +76,15 @@ def _called(op: Any) -> set[str]:
 
 
 def eager_state() -> Any:
-    """From what eager operations without a seed draw theirs (test_verify)."""
-    return eager_context.context()._rng.getstate()  # noqa: SLF001
+    """From what eager operations without a seed draw theirs (test_verify).
+
+    None in a process without a global seed: each then has one of its own.
+    """
+    generator = getattr(eager_context.context(), "_rng", None)
+    return None if generator is None else generator.getstate()
 
 
 def set_eager_state(state: Any) -> None:
     """Sets it."""
-    eager_context.context()._rng.setstate(state)  # noqa: SLF001
+    if state is not None:
+        eager_context.context()._rng.setstate(state)  # noqa: SLF001

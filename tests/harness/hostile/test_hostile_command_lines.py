@@ -143,7 +143,6 @@ WRITERS = (
     "gate",
     "report",
     "publish",
-    "store",
     "launch",
 )
 DOCUMENTED = {

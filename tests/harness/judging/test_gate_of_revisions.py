@@ -194,9 +194,9 @@ def test_a_baseline_whose_trials_fail_is_no_verdict(gate: Any) -> None:
     ("arguments", "message"),
     [
         ((), r"a gate needs a baseline: give --baseline"),
-        (("--baseline=",), r"--baseline is empty"),
-        (("--baseline=nothing",), r"'nothing' is neither a named baseline, nor"),
-        (("--baseline=--help",), r"'--help' is neither a named baseline, nor"),
+        (("--baseline=",), r"a gate needs a baseline: give --baseline"),
+        (("--baseline=nothing",), r"'nothing' is neither a study nor a"),
+        (("--baseline=--help",), r"'--help' is neither a study nor a"),
         # What makes an environment that is not used; "test_other_lock.py" has both.
         pytest.param(
             ("--baseline=broken",),
