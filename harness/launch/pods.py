@@ -17,6 +17,7 @@ from harness.launch.options import A_DAY, TimeLimit
 from harness.machine import cuda_cache
 from harness.options import kinds
 from harness.options.option import Option, Options
+from results.store import untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -65,10 +66,17 @@ def parse_template(text: str, *, what: str) -> dict[str, Any]:
     import yaml  # --help needs none
 
     try:
-        own = os.environ.get(TEMPLATE_VARIABLE) or Path(text).read_text("utf-8")
-        found = json.loads(json.dumps(yaml.safe_load(own), allow_nan=False))
+        path = Path(os.path.realpath(text))  # a link of the user's own is followed
+        own = os.environ.get(TEMPLATE_VARIABLE) or untrusted.read_text(path)
+        if own is None:
+            raise ParseError(f"{what} {text!r} does not exist; see docs/clusters.md")
+        # As JSON, which is what a manifest is.
+        found = untrusted.parsed(json.dumps(yaml.safe_load(own), allow_nan=False))
         problem = next(_problems(found), "")
-    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+    except (
+        *(untrusted.DamagedFileError, OSError, ValueError, TypeError, RecursionError),
+        yaml.YAMLError,
+    ) as error:
         problem = " ".join(str(error).split())
     if problem:
         raise ParseError(

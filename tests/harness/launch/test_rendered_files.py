@@ -143,7 +143,7 @@ def test_a_command_is_needed(harness: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "No such file"),
+        (None, "does not exist"),
         ("", "the keys at its top are 'metadata' and 'spec'"),
         ("a: [", "while parsing a flow node"),
         ("kind: Pod\nspec: {}", "the keys at its top are 'metadata' and 'spec'"),
