@@ -56,8 +56,8 @@ def test_two_equal_revisions_pass(
 ) -> None:
     """Exit code 0; every case of the study exists twice, and one has a twin.
 
-    The same command resumes: nothing is measured twice. 'resume' has not the sources of
-    the revision, and refuses.
+    The same command resumes: nothing is measured twice. 'sweep --study' has not the
+    sources of the revision, and refuses.
     """
     statuses = written_at()
     code, out, err = gate("--baseline=same", f"--study={stored}")

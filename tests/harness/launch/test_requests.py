@@ -174,7 +174,7 @@ def test_what_slurm_has_to_have_is_named(
     verb: tuple[str, ...],
     message: str,
 ) -> None:
-    """And where the command would work; ``sweep`` submits, ``resume`` does not."""
+    """And where the command would work; a study that is continued is not submitted."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     code, _, err = harness(*verb)
