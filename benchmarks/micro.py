@@ -113,9 +113,9 @@ def compare(change: Path, baseline: Path, *, delta: str, alpha: str, form: str) 
       ResultsError: A file cannot be read, or nothing can be compared.
     """
     from benchmarks import micro_judging
-    from harness.cli.verbs import beside
     from harness.options.notation import parse_percentage
     from reports.words.judging import judgement
+    from results.judging import gate_file
 
     new, old = micro_judging.read(change), micro_judging.read(baseline)
     found = micro_judging.judged(
@@ -136,7 +136,7 @@ def compare(change: Path, baseline: Path, *, delta: str, alpha: str, form: str) 
     for name in new.names:
         if name not in old.names:
             print(f"new, not judged: {name}", file=sys.stderr)
-    return beside.code_of(found)
+    return gate_file.code_of(found)
 
 
 def make_parser() -> argparse.ArgumentParser:
