@@ -160,7 +160,7 @@ def test_a_study_of_another_state_of_a_plugin_is_not_resumed(
     assert exit_codes.OK == code, err
     near.write_text(WORKLOAD.replace("images", "apples"), encoding="utf-8")
 
-    for again in (("sweep", "--study", "s"), (*sweep, "--repeats=2")):
+    for again in (("sweep", "--study", "s"), (*sweep[:-2], "--repeats=2", "--study=s")):
         code, _, err = harness(*again, overrides=overrides)
         assert exit_codes.USAGE == code
         assert "was made with another state of workload mine: files '1 (" in err

@@ -289,7 +289,7 @@ def test_a_gate_judges_two_revisions_of_the_repository(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--baseline=nowhere",), r"neither a named baseline, nor a study, nor a revi"),
+        (("--baseline=nowhere",), r"is neither a study nor a revision of"),
         (
             ("--baseline=fast", "--setup=test -e new && exit 3"),
             "fails in this tree with code 1",

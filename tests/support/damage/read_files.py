@@ -40,7 +40,9 @@ def of_gate(path: Path) -> None:
     """Says what a gate concluded, as its page does."""
     with contextlib.suppress(ResultsError):
         if record := gate_file.read(Store(path.parent)):
-            view = gate_brief.GateView(record=record, why_none="", head="a", base="b")
+            view = gate_brief.GateView(
+                record=record, why_none="", head="a", base="b", rule=""
+            )
             assert view.sentence
             assert view.level
             assert all(map(gate_brief.change, record.cases))
