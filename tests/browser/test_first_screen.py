@@ -66,7 +66,9 @@ def test_if_all_failed_the_first_screen_says_why_and_what_to_do(open_page: Any) 
     assert re.match(
         r"Nothing was measured: .+ \(\d+ of \d+ planned trials\)\.", verdict
     )
-    assert re.match(r"Next: .* resume \S+ --retry failed", _text(page, ".brief .next"))
+    assert re.match(
+        r"Next: .* sweep --study \S+ --retry failed", _text(page, ".brief .next")
+    )
     for width, height in (DESKTOP, PHONE):
         page.set_viewport_size({"width": width, "height": height})
         assert page.evaluate(LOWEST, ".brief") <= height

@@ -6,7 +6,7 @@ import re
 import runpy
 from typing import TYPE_CHECKING
 
-import published
+import published_studies
 import pytest
 
 from results.figures import comparisons, relay, scaling
@@ -26,7 +26,7 @@ TABLES = [("README.md", STUDY, 6), ("workloads/peers/README.md", OF_PEERS, 16)]
 @pytest.fixture(scope="module")
 def study(root: Path) -> object:
     """Returns the study."""
-    return load_study(Store.open(published.study(STUDY)))
+    return load_study(Store.open(published_studies.study(STUDY)))
 
 
 def cells(text: str, head: str) -> list[list[str]]:
@@ -50,7 +50,7 @@ def test_every_figure_of_the_table_is_that_of_the_study(
     root: Path, document: str, folder: str, fewest: int
 ) -> None:
     """Rows in any order; one per case and mode."""
-    study = load_study(Store.open(published.study(folder)))
+    study = load_study(Store.open(published_studies.study(folder)))
     points = {
         (p.backend, p.mode.value, p.num_replicas): p for p in scaling.points(study)
     }
@@ -107,7 +107,7 @@ def test_the_primary_contrast_and_the_twin_are_those_of_the_study(
 
 def test_ratios_of_peers_are_those_of_their_study(root: Path) -> None:
     """Each pair of backends at each size, and the twin."""
-    study = load_study(Store.open(published.study(OF_PEERS)))
+    study = load_study(Store.open(published_studies.study(OF_PEERS)))
     text = (root / "workloads/peers/README.md").read_text(encoding="utf-8")
     found = {row[0]: row[1:] for row in cells(text, "| throughput | 1 replica |")}
     expected: dict[str, list[str]] = {}
@@ -128,7 +128,11 @@ def test_the_table_of_workloads_is_that_of_their_studies(root: Path) -> None:
     """All but that of peers; efficiency, ratio of backends, and the twin."""
     text = (root / "README.md").read_text(encoding="utf-8")
     found = {row[0]: row[1:] for row in cells(text, "| study | `in_graph`, weak |")}
-    kept = [published.study(name) for name in published.NAMES if name != OF_PEERS]
+    kept = [
+        published_studies.study(name)
+        for name in published_studies.NAMES
+        if name != OF_PEERS
+    ]
 
     assert len(kept) == len(found) >= 3
     for folder in kept:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import covering
-import published
+import published_studies
 import pytest
 
 from results.figures import frame
@@ -391,7 +391,8 @@ def test_the_file_of_an_added_launcher_starts_a_gang(followed: Any, lsf: Path) -
     render = commands_of(guide)[1]
     own = render.index("--")
     program = [sys.executable, str(tree / "tests/harness/launch/gang_identity.py")]
-    python(tree, [*render[:own], "--workers=2", "--", *program])
+    number = render.index("--workers") + 1
+    python(tree, [*render[:number], "2", *render[number + 1 : own], "--", *program])
     with (tree / "train.bsub").open("rb") as file:
         subprocess.run(["bsub"], stdin=file, check=True, cwd=tree)
     lines = written(tree, "train-101.0.log", num_lines=2).splitlines()
@@ -526,7 +527,7 @@ def test_a_package_of_plugins_is_installed(tmp_path: Path, monkeypatch: Any) -> 
     assert ("bench:WORKLOAD", "bench-of-mine 0.1") == (of["object"], of["package"])
 
     study = there / "runs" / "s"
-    shutil.copytree(published.study("sngan"), study)
+    shutil.copytree(published_studies.study("sngan"), study)
     of_gate, as_cases, _, verified = harness(
         there,
         ("gate", "--help"),

@@ -9,14 +9,14 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import published
+import published_studies
 import pytest
 
 from harness.cli import exit_codes
 from reports.exports import publish
 from results.store.study_store import Store
 
-STUDY = published.study("sngan")
+STUDY = published_studies.study("sngan")
 TOKEN = "hf_" + "aB" * 17
 QUICK = "<html><body><p>a page</p></body></html>"
 
@@ -99,7 +99,7 @@ def test_tracebacks_stay_in_the_study(study: Path, harness: Any) -> None:
 
 def test_pictures_and_films_of_published_studies_are_plain() -> None:
     """Those of SN-GAN, and the animated ones of D4PG."""
-    studies = [published.study(name) for name in published.NAMES]
+    studies = [published_studies.study(name) for name in published_studies.NAMES]
     paths = [path for of in studies for path in of.glob("trials/*/*.png")]
 
     assert {"sngan", "d4pg"} == {path.parts[-4] for path in paths}

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import published
+import published_studies
 import pytest
 
 from harness.cli import exit_codes
 
 ROOT = Path(__file__).resolve().parents[3]
-STUDY = published.study("d4pg")
+STUDY = published_studies.study("d4pg")
 
 
 @pytest.mark.processes

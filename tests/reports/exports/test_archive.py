@@ -7,7 +7,7 @@ import re
 import zipfile
 from typing import TYPE_CHECKING, Any
 
-import published
+import published_studies
 import pytest
 from click.testing import CliRunner
 
@@ -29,7 +29,7 @@ PAGE = "<!DOCTYPE html>\n<html>\n<body>\n<main>a study</main>\n</body>\n</html>\
 @pytest.fixture(scope="module")
 def content() -> bytes:
     """The records of a published study."""
-    found, reason = archive.of_study(Store.open(published.study(STUDY)))
+    found, reason = archive.of_study(Store.open(published_studies.study(STUDY)))
     assert found is not None, reason
     return found
 
@@ -39,7 +39,7 @@ def test_verify_accepts_what_was_downloaded(content: bytes, tmp_path: Path) -> N
     with zipfile.ZipFile(io.BytesIO(content)) as file:
         names = file.namelist()
         file.extractall(tmp_path)
-    original = published.study(STUDY)
+    original = published_studies.study(STUDY)
     for name in names:
         assert (tmp_path / name).read_bytes() == (
             original.parent / name
@@ -57,11 +57,13 @@ def test_verify_accepts_what_was_downloaded(content: bytes, tmp_path: Path) -> N
 
 def test_published_pages_link_what_is_beside_them(content: bytes) -> None:
     """The files of the site; their records are those of the folders."""
-    for path in published.SITE.glob("studies/*/index.html"):
+    for path in published_studies.SITE.glob("studies/*/index.html"):
         beside = path.with_name(build.RECORDS)
         assert f'<a href="{build.RECORDS}">{build.RAW_DATA}</a>' in path.read_text()
         assert beside.stat().st_size <= archive.MOST_BYTES
-    with zipfile.ZipFile(published.SITE / "studies" / STUDY / build.RECORDS) as file:
+    with zipfile.ZipFile(
+        published_studies.SITE / "studies" / STUDY / build.RECORDS
+    ) as file:
         again = zipfile.ZipFile(io.BytesIO(content))
         assert again.namelist() == file.namelist()
         assert all(again.read(name) == file.read(name) for name in file.namelist())

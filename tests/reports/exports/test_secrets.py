@@ -11,7 +11,7 @@ import random
 import string
 
 import covering
-import published
+import published_studies
 import pytest
 
 from reports.exports import secrets
@@ -191,7 +191,10 @@ def test_words_of_reports_are_no_secrets(text: str) -> None:
 
 def test_published_studies_have_no_secrets() -> None:
     """Not one false alarm; the full run searches every file."""
-    folders = [published.SITE, *map(published.study, published.NAMES)]
+    folders = [
+        published_studies.SITE,
+        *map(published_studies.study, published_studies.NAMES),
+    ]
     files = [path for of in folders for path in sorted(of.rglob("*.*"))]
     step = 1 if covering.is_full() else 25
     found = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import published
+import published_studies
 import pytest
 
 from reports.exports import exports
@@ -16,7 +16,7 @@ from reports.words import formats
 from results.store.study_store import Store
 
 ROOT = Path(__file__).resolve().parents[3]
-STUDIES = [published.study(name) for name in published.NAMES]
+STUDIES = [published_studies.study(name) for name in published_studies.NAMES]
 NUMBER = r"\d[\d.]*"
 INTERVAL = re.compile(rf"({NUMBER})(?: %|{formats.TIMES})? \[{NUMBER}, {NUMBER}\]")
 FIGURE = re.compile(rf"{NUMBER}(?: %|{formats.TIMES})(?! [Ii]ntervals| \(|, n =)")
@@ -79,7 +79,7 @@ def test_card_and_markdown_have_every_interval(view: View) -> None:
 
 def test_the_readme_has_the_intervals_of_the_default_study() -> None:
     """Its table and its picture are of the published study."""
-    view = view_store(Store.open(published.study("resnet50-two-cores")))
+    view = view_store(Store.open(published_studies.study("resnet50-two-cores")))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
 
     for point in view.points:

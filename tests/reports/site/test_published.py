@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import covering
-import published
+import published_studies
 import pytest
 from click.testing import CliRunner
 
@@ -30,8 +30,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site of one study and another without figures, or of all, from the zips."""
     folder = tmp_path_factory.mktemp("site")
     zips = [
-        str(published.SITE / "studies" / name / "records.zip")
-        for name in published.NAMES
+        str(published_studies.SITE / "studies" / name / "records.zip")
+        for name in published_studies.NAMES
     ]
     report = build.build.build_report
 
@@ -63,14 +63,14 @@ def test_every_published_page_is_built_again(built: Path) -> None:
     def pages(folder: Path) -> list[str]:
         return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.html"))
 
-    assert pages(published.SITE) == pages(built)
+    assert pages(published_studies.SITE) == pages(built)
 
 
 def test_the_figures_are_those_that_are_published(drawn: dict[str, str]) -> None:
     """Each interval of a first screen and of the index."""
     assert {"index.html", f"studies/{DRAWN[0]}/index.html"} <= set(drawn)
     for name, page in drawn.items():
-        kept = (published.SITE / name).read_text("utf-8")
+        kept = (published_studies.SITE / name).read_text("utf-8")
         found = [INTERVAL.findall(of.partition("</section>")[0]) for of in (page, kept)]
 
         assert found[0] == found[1], f"{name}: write it again with make site"
@@ -84,20 +84,24 @@ def test_every_link_leads_somewhere(built: Path, drawn: dict[str, str]) -> None:
                 assert ((built / name).parent / target).exists(), (name, target)
 
 
-@pytest.mark.parametrize("name", published.NAMES)
+@pytest.mark.parametrize("name", published_studies.NAMES)
 def test_records_are_the_same_bytes_beside_a_page_built_again(
     built: Path, name: str
 ) -> None:
     """So a site can be kept under version control."""
     beside = f"studies/{name}/records.zip"
 
-    assert (published.SITE / beside).read_bytes() == (built / beside).read_bytes()
+    assert (published_studies.SITE / beside).read_bytes() == (
+        built / beside
+    ).read_bytes()
 
 
-@pytest.mark.parametrize("name", published.NAMES)
+@pytest.mark.parametrize("name", published_studies.NAMES)
 def test_what_is_published_of_a_study_is_small(name: str) -> None:
     """Records and observations, no logs."""
-    files = [path for path in published.study(name).rglob("*") if path.is_file()]
+    files = [
+        path for path in published_studies.study(name).rglob("*") if path.is_file()
+    ]
 
     assert sum(path.stat().st_size for path in files) <= MOST_BYTES_OF_A_STUDY
     kinds = {path.suffix for path in files if path.name != "SHA256SUMS"}
@@ -109,7 +113,7 @@ def test_a_page_says_whose_it_is_without_a_click(drawn: dict[str, str]) -> None:
     for name in DRAWN:
         page = drawn[f"studies/{name}/index.html"]
         closed = re.sub(r"<details(?! open).*?</details>", "", page, flags=re.DOTALL)
-        study = load_study(Store.open(published.study(name)))
+        study = load_study(Store.open(published_studies.study(name)))
         commits = reproduce.commits_of(study.cases)
 
         assert "TF-Replicator (Buchlovsky et al. 2019)" in closed
@@ -124,7 +128,7 @@ def test_a_page_says_whose_it_is_without_a_click(drawn: dict[str, str]) -> None:
 
 def test_a_zip_needs_a_name_for_its_page() -> None:
     """What is unpacked is removed, and a page within would be lost."""
-    path = published.SITE / "studies" / DRAWN[0] / "records.zip"
+    path = published_studies.SITE / "studies" / DRAWN[0] / "records.zip"
     done = CliRunner().invoke(main.cli, ["report", str(path)])
 
     assert "is a zip file; name the page with -o" in str(done.exception)

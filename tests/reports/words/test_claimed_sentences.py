@@ -10,7 +10,7 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-import published
+import published_studies
 import pytest
 from relay_study import ALL, Lost, RelayShape, make_store
 
@@ -53,10 +53,10 @@ def _rows(view: View) -> set[str | None]:
     }
 
 
-@pytest.mark.parametrize("name", published.NAMES)
+@pytest.mark.parametrize("name", published_studies.NAMES)
 def test_published_studies_say_only_what_has_a_row(name: str) -> None:
     """Figures, causes and comparisons."""
-    found = _rows(view_store(Store.open(published.study(name))))
+    found = _rows(view_store(Store.open(published_studies.study(name))))
 
     assert page_claims.INTERVAL in found
 

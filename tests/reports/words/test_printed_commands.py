@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import published
+import published_studies
 import pytest
 from click.testing import CliRunner
 
@@ -26,7 +26,7 @@ from results.records.models import TrialStatus
 from results.store.study_store import Store
 
 ROOT = Path(__file__).resolve().parents[3]
-PUBLISHED = sorted(published.SITE.glob("studies/*/index.html"))
+PUBLISHED = sorted(published_studies.SITE.glob("studies/*/index.html"))
 COMMAND = re.compile(r"<(?:code|pre)[^>]*>(python -m harness [^<]+)</")
 IN_MARKDOWN = re.compile(r"`(python -m harness [^`]+)`")
 
@@ -54,7 +54,7 @@ def test_commands_of_published_pages_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``Next``, ``Reproduce this point`` and ``Reproduce``, each of them once."""
-    study = published.study(page.parent.name)
+    study = published_studies.study(page.parent.name)
     shutil.copytree(study, tmp_path / study.name)
     text = page.read_text(encoding="utf-8")
     found = {html.unescape(of) for of in COMMAND.findall(text)}

@@ -7,7 +7,7 @@ import os
 import pathlib
 from typing import Any
 
-import published
+import published_studies
 import pytest
 from ended import ended_ids
 
@@ -275,7 +275,7 @@ def test_plans_of_workloads_that_draw_say_so_after_an_upgrade(
 @pytest.mark.parametrize("name", ["d4pg", "resnet50-two-cores", "sngan"])
 def test_kept_studies_know_what_their_metrics_mean(name: str) -> None:
     """All that their trials recorded; counts of steps mean the same in all of them."""
-    store = Store.open(published.study(name))
+    store = Store.open(published_studies.study(name))
     known = {facts.name for facts in store.read_plan().metrics} | {*step_counts.UNITS}
     recorded = {
         metric.name

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from typing import TYPE_CHECKING
 
-import published
+import published_studies
 import pytest
 
 from results.store.study_store import Store
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from results.study.cases import Study
     from results.verify.raw_trial import RawTrial
 
-PUBLISHED = published.study("resnet50-two-cores")
+PUBLISHED = published_studies.study("resnet50-two-cores")
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,7 @@ def main(folder: pathlib.Path) -> None:
     )
     found: list[Any] = []
 
-    def optimize_for_gpus(traced: Any, _: Any) -> Any:
+    def optimize_for_gpus(traced: Any, *_: Any) -> Any:
         found.append(optimize(traced, gpus))
         raise _TracedError
 

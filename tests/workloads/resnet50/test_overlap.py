@@ -130,7 +130,7 @@ def step() -> Step:
     places = make_topology([[name] for name in GPUS])
     traces: list[Any] = []
 
-    def stop(traced: Any, _: Any) -> Any:
+    def stop(traced: Any, *_: Any) -> Any:
         traces.append(traced)
         raise _TracedError
 
