@@ -96,7 +96,7 @@ def _wider(view: View, points: Sequence[Point]) -> str:
     if ScalingMode.STRONG not in view.study.modes:
         return "strong scaling"
     largest = max(points, key=lambda point: point.num_replicas)
-    (entry, *_) = largest.case.ok_entries
+    (entry, *_) = largest.case.shown_entries
     if entry.trial is None or entry.trial.env is None:
         return "more replicas"
     free = entry.trial.env.placement.num_available_cores
