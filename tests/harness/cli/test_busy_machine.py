@@ -29,7 +29,6 @@ SWEEP = (
     "--preset=smoke",
     "--backends=in_graph",
     "--replicas=1,2",
-    "--mode=weak",
     "--budget=none",
     "--no-match",
     "--study=s",
@@ -57,7 +56,8 @@ def beside(
         monkeypatch.setattr(disturbance, "between", between)
         judged = overrides | {"void_reason": disturbance.void_reason}
         order = () if any("--order" in of for of in options) else ("--order=relay",)
-        return harness(*SWEEP, *order, *options, overrides=judged)
+        mode = () if any("--mode" in of for of in options) else ("--mode=weak",)
+        return harness(*SWEEP, *order, *mode, *options, overrides=judged)
 
     return run
 
@@ -94,17 +94,29 @@ def test_a_sweep_beside_load_has_figures_and_says_so(
 
 
 @pytest.mark.parametrize(
-    ("quiet_cores", "named"), [(1, "in_graph x2"), (0, "every case")]
+    ("mode", "quiet_cores", "named"),
+    [
+        ("weak", 1, "in_graph x2"),
+        ("weak", 0, "every case"),
+        ("strong", 1, "in_graph x2"),
+    ],
 )
 def test_what_was_measured_beside_load_only_is_shown_and_is_no_evidence(
-    beside: Any, harness: Any, tmp_path: Path, quiet_cores: int, named: str
+    beside: Any,
+    harness: Any,
+    tmp_path: Path,
+    mode: str,
+    quiet_cores: int,
+    named: str,
 ) -> None:
     """All blocks of two replicas are disturbed, or all blocks there are."""
 
     def load(num_cores: int) -> float:
         return QUIET if num_cores <= quiet_cores else BUSY
 
-    code, out, err = beside(load, "--repeats=2", "--rounds=3", "--json")
+    code, out, err = beside(
+        load, "--repeats=2", "--rounds=3", f"--mode={mode}", "--json"
+    )
 
     assert exit_codes.OK == code, err
     found = efficiency(out)
