@@ -37,7 +37,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
 from tensorflow.python.trackable import base as trackable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 GraphDef = graph_pb2.GraphDef
 FunctionDef = function_pb2.FunctionDef
@@ -58,6 +58,19 @@ def constant_of(tensor: tf.Tensor) -> Any:
     """
     found = tf.get_static_value(tensor)
     return tensor_util.try_evaluate_constant(tensor) if found is None else found
+
+
+def depends_on(tensor: tf.Tensor, operations: Collection[Any]) -> bool:
+    """Whether a tensor is computed from one of some operations of its graph."""
+    waiting, seen = [tensor.op], set()
+    while waiting:
+        operation = waiting.pop()
+        if operation in operations:
+            return True
+        if operation not in seen:
+            seen.add(operation)
+            waiting += [one.op for one in operation.inputs]
+    return False
 
 
 def handle(variable: Any) -> tf.Tensor:

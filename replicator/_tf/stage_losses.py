@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator._tf.compat import depends_on
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -42,32 +44,19 @@ def noted() -> Iterator[list[tuple[tf.Tensor, tf.Tensor]]]:
 def is_multiple(loss: tf.Tensor, part: tf.Tensor) -> bool:
     """Whether a loss is a part of it times a factor that no example changes."""
     captured = {id(inner) for _, inner in loss.graph.captures}
-    given = {id(x.op) for x in loss.graph.inputs if id(x) not in captured}
+    given = {x.op for x in loss.graph.inputs if id(x) not in captured}
     while loss is not part:
         if loss.op.type not in _LINEAR or not loss.op.inputs:
             return False
         first, *others = loss.op.inputs
-        if others and loss.op.type == "Mul" and not _reaches(first, {id(part.op)}):
+        if others and loss.op.type == "Mul" and not depends_on(first, {part.op}):
             first, others = others[0], [first]
         if loss.op.type == "AddN" and others:
             return False
-        if any(_reaches(other, given) for other in others):
+        if any(depends_on(other, given) for other in others):
             return False
         loss = first
     return True
-
-
-def _reaches(tensor: tf.Tensor, operations: set[int]) -> bool:
-    seen: set[int] = set()
-    waiting = [tensor.op]
-    while waiting:
-        operation = waiting.pop()
-        if id(operation) in operations:
-            return True
-        if id(operation) not in seen:
-            seen.add(id(operation))
-            waiting += [x.op for x in operation.inputs]
-    return False
 
 
 @functools.cache  # once per process: what is replaced answers as before elsewhere

@@ -131,7 +131,9 @@ class _Part:
         if op.graph is not _tf_compat.current_graph():
             return None
         if op.type == "Sum":
-            is_own = _is_of_all(op) and self._is_of_examples(op.inputs[0])
+            is_own = _is_of_all(op) and _tf_compat.depends_on(
+                op.inputs[0], self._sources
+            )
             return reductions.all_sum(tensor) if is_own else None
         if op.type in _PASSED_ON:
             found = self._of_all(op.inputs[0])
@@ -141,17 +143,6 @@ class _Part:
                 found = self._of_all(one)
                 return None if found is None else _WITH_CONSTANT[op.type](found, other)
         return None
-
-    def _is_of_examples(self, tensor: tf.Tensor) -> bool:
-        stack, seen = [tensor.op], set()
-        while stack:
-            op = stack.pop()
-            if op in self._sources:
-                return True
-            if op not in seen:
-                seen.add(op)
-                stack += [one.op for one in op.inputs]
-        return False
 
 
 def _is_of_all(op: Any) -> bool:

@@ -108,15 +108,8 @@ class GradientSum:
         return [means.get(id(grad), grad) for grad in grads]
 
     def _is_of_means(self, grad: Any) -> bool:
-        stack, seen = [values_of(grad).op] if self._means else [], set()
-        while stack:
-            op = stack.pop()
-            if op in self._means:
-                return True
-            if op not in seen:
-                seen.add(op)
-                stack += [one.op for one in op.inputs]
-        return False
+        means = self._means
+        return bool(means) and _tf_compat.depends_on(values_of(grad), means)
 
     def mean(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The means over all examples of what are some over those of each replica."""
