@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from results.statistics.estimates import Estimate
     from results.study.cases import Case, Entry, Key, Study
 
+    _Rates = Mapping[Key, Mapping[int, float]]  # by generation and round
 
 MOST_EFFICIENT: Final = 1.10
 """Caches explain a little more than 1; more is a number that means something else."""
@@ -187,13 +188,11 @@ def _from_generations(
 
 def turn_logs(first: Case, second: Case) -> list[tuple[float, ...]]:
     """Returns ln(X(first) / X(second)) of each round, by generation that has both."""
-    there = {entry.key: entry.result.rates for entry in second.ok_entries}
-    logs = [
-        generations.log_ratios(entry.result.rates, there[entry.key])
-        for entry in first.ok_entries
-        if entry.key in there
-    ]
-    return [of for of in logs if of]
+    here, there = (
+        {entry.key: entry.result.rates for entry in case.ok_entries}
+        for case in (first, second)
+    )
+    return _logs_of_both(here, there)
 
 
 def throughput_ratio(first: Case, second: Case) -> Estimate | None:
@@ -216,11 +215,17 @@ def throughput_ratio(first: Case, second: Case) -> Estimate | None:
 
 
 def _logs_beside_load(first: Case, second: Case) -> list[tuple[float, ...]]:
-    there = {e.key: e.result.rates_beside_load for e in second.measured_entries}
+    here, there = (
+        {entry.key: entry.result.rates_beside_load for entry in case.measured_entries}
+        for case in (first, second)
+    )
+    return _logs_of_both(here, there)
+
+
+def _logs_of_both(here: _Rates, there: _Rates) -> list[tuple[float, ...]]:
+    """Returns the logarithms of ratios in each generation with rounds of both."""
     logs = [
-        generations.log_ratios(entry.result.rates_beside_load, there[entry.key])
-        for entry in first.measured_entries
-        if entry.key in there
+        generations.log_ratios(here[key], there[key]) for key in here if key in there
     ]
     return [of for of in logs if of]
 
