@@ -45,21 +45,13 @@ NUM_EXAMPLES = {"resnet50": 8, "sngan": 64}
 
 
 class Case(NamedTuple):
-    """What is measured: the processes of one kind, started together.
+    """What is measured: the processes of one kind, started together."""
 
-    Attributes:
-      backend: Of the replicator.
-      num_replicas: In each process.
-      cores: Of each process.
-      workload: Whose step is measured.
-      starts_only: Whether nothing but its first step counts.
-    """
-
-    backend: str
-    num_replicas: int
-    cores: list[list[int]]
-    workload: str = "resnet50"
-    starts_only: bool = False
+    backend: str  # Of the replicator.
+    num_replicas: int  # In each process.
+    cores: list[list[int]]  # Of each process.
+    workload: str = "resnet50"  # Whose step is measured.
+    starts_only: bool = False  # Whether nothing but its first step counts.
 
 
 CASES = {

@@ -32,20 +32,15 @@ CLOSE = "document.querySelectorAll('details').forEach((one) => { one.open = fals
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """A study, and what its report may take.
+    """A study, and what its report may take."""
 
-    Attributes:
-      shape: Arguments of ``synthetic.Shape``.
-      most_megabytes: Of HTML.
-      most_sec: From the start of a process to the written page; None for no target.
-      most_screens: Of 1280 x 900 pixels with closed details; None for no target.
-      most_paint_sec: From navigation to the first contentful paint; None for no target.
-    """
-
-    shape: dict[str, Any]
-    most_megabytes: float
+    shape: dict[str, Any]  # Arguments of ``synthetic.Shape``.
+    most_megabytes: float  # Of HTML.
+    # From the start of a process to the written page; None for no target.
     most_sec: float | None = None
+    # Of 1280 x 900 pixels with closed details; None for no target.
     most_screens: float | None = None
+    # From navigation to the first contentful paint; None for no target.
     most_paint_sec: float | None = None
 
 

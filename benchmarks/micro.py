@@ -37,11 +37,7 @@ def names() -> list[str]:
 
 
 def measure(name: str) -> dict[str, Any]:
-    """Returns what pytest-benchmark says of one file; to be called in a fresh process.
-
-    Raises:
-      BenchmarkError: A benchmark failed.
-    """
+    """What pytest-benchmark says of one file; to be called in a fresh process."""
     import pytest
 
     with tempfile.TemporaryDirectory() as folder:
@@ -106,12 +102,7 @@ def run(chosen: Sequence[str], output: Path, num_generations: int) -> int:
 
 
 def compare(change: Path, baseline: Path, *, delta: str, alpha: str, form: str) -> int:
-    """Prints the verdict on a change and returns the exit code of ``gate``.
-
-    Raises:
-      HarnessError: A percentage cannot be read.
-      ResultsError: A file cannot be read, or nothing can be compared.
-    """
+    """Prints the verdict on a change and returns the exit code of ``gate``."""
     from benchmarks import micro_judging
     from harness.options.notation import parse_percentage
     from reports.words.judging import judgement

@@ -76,12 +76,7 @@ class Measured(pydantic.BaseModel):
 
 
 def read(path: Path) -> Measured:
-    """Reads a file that ``pytest --benchmark-json`` or ``make bench-micro`` wrote.
-
-    Raises:
-      ResultsError: It cannot be read, is not of pytest-benchmark, or has a benchmark
-        twice in one process.
-    """
+    """Reads a file that ``pytest --benchmark-json`` or ``make bench-micro`` wrote."""
     try:
         found = Measured.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except pydantic.ValidationError as error:
@@ -102,18 +97,7 @@ def read(path: Path) -> Measured:
 def judged(
     change: Measured, baseline: Measured, *, name: str, delta: float, alpha: float
 ) -> Gate:
-    """Judges the benchmarks that both files have; one that is gone counts as failed.
-
-    Args:
-      change: What is judged.
-      baseline: What it is compared with.
-      name: What the baseline is called.
-      delta: The slowdown that matters, as a ratio.
-      alpha: The accepted probability of passing a slowdown of exactly ``delta``.
-
-    Raises:
-      ResultsError: No benchmark is in both, or ``delta`` or ``alpha`` is out of range.
-    """
+    """Judges the benchmarks that both files have; one that is gone counts as failed."""
     shared = [of for of in change.names if of in baseline.names]
     if not shared:
         raise errors.ResultsError(

@@ -41,18 +41,14 @@ class BenchmarkError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Process:
-    """A fresh process that measures.
+    """A fresh process that measures."""
 
-    Attributes:
-      function: Measures; at the top level of a module.
-      arguments: Its keyword arguments, of what JSON knows.
-      cores: To which the process pins itself, before it imports anything else.
-      variables: Environment variables to add or replace.
-    """
-
-    function: Callable[..., Any]
+    function: Callable[..., Any]  # Measures; at the top level of a module.
+    # Its keyword arguments, of what JSON knows.
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # To which the process pins itself, before it imports anything else.
     cores: Sequence[int] = CORES
+    # Environment variables to add or replace.
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -77,15 +73,7 @@ class Process:
 
 
 def measure(function: Callable[..., Any], **how: Any) -> Any:
-    """What a function returns in a fresh process.
-
-    Args:
-      function: Measures.
-      **how: Other fields of ``Process``.
-
-    Raises:
-      BenchmarkError: The process failed; it has said why on standard error.
-    """
+    """What a function returns in a fresh process."""
     process = Process(function=function, **how)
     with _started(process) as running:
         return _read(running, process)
@@ -95,19 +83,7 @@ def measure(function: Callable[..., Any], **how: Any) -> Any:
 def together(
     processes: Sequence[Process],
 ) -> Iterator[tuple[list[Any], Callable[[], list[Any]]]]:
-    """Starts fresh processes that measure at once, as often as they are asked.
-
-    Args:
-      processes: Their functions are generators that yield when they are ready, and then
-        what they have measured since they were resumed.
-
-    Yields:
-      What each has yielded when it was ready, and a function that resumes all of them
-      and returns what they yield next.
-
-    Raises:
-      BenchmarkError: A process failed; it has said why on standard error.
-    """
+    """Starts fresh processes that measure at once, as often as they are asked."""
     with contextlib.ExitStack() as stack:
         running = [stack.enter_context(_started(process)) for process in processes]
 
@@ -127,17 +103,7 @@ def together(
 def measure_cluster(
     process: Process, *, timeout_sec: float, kinds: Sequence[str], **counts: Any
 ) -> Any:
-    """What one process of a cluster returns; the others return None.
-
-    Args:
-      process: What all processes of the cluster run.
-      timeout_sec: Longest wait for their end.
-      kinds: Whose end is waited for.
-      **counts: Of ``LocalCluster``, with its ``cpusets``.
-
-    Raises:
-      LocalClusterError: A process failed, or took too long.
-    """
+    """What one process of a cluster returns; the others return None."""
     from replicator.cluster.local_cluster import LocalCluster
 
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -164,17 +130,7 @@ def take_turns(
     num_warmups: int = 0,
     show: Callable[[Any], str] | None = None,
 ) -> dict[str, list[Any]]:
-    """Measures every way once per repeat, in reversed order every other time (ABBA).
-
-    Args:
-      ways: Function that measures, by name.
-      num_repeats: How often; figures of one repeat are a pair.
-      num_warmups: Repeats before them, which do not count.
-      show: Makes the text of a figure that is printed when it is there.
-
-    Returns:
-      By name the figures of all repeats, in their order.
-    """
+    """Measures every way once per repeat, in reversed order every other time (ABBA)."""
     found: dict[str, list[Any]] = {name: [] for name in ways}
     for repeat in range(-num_warmups, num_repeats):
         for name in list(ways)[:: -1 if repeat % 2 else 1]:
@@ -220,18 +176,7 @@ def print_value(
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> bool:
-    """Prints a geometric mean with its 95 % interval, its n and its target.
-
-    Args:
-      title: What it is.
-      values: One per repeat.
-      unit: Theirs.
-      at_least: Its target, if it must not be less.
-      at_most: Its target, if it must not be more.
-
-    Returns:
-      Whether the target is reached.
-    """
+    """Prints a geometric mean with its 95 % interval, its n and its target."""
     from results.statistics.repetitions import geometric_mean
 
     estimate = geometric_mean(values, unit=unit)

@@ -93,11 +93,7 @@ def plugins_of(workload_name: str, backend_name: str) -> dict[str, str]:
 
 
 def adopt(spec: TrialSpec) -> None:
-    """Imports what a trial has of plugins, where another process has planned it.
-
-    Raises:
-      PluginError: It is not here, or cannot be used.
-    """
+    """Imports what a trial has of plugins, where another process has planned it."""
     for name, target in spec.plugins.items():
         if name == "workload" and spec.workload not in WORKLOADS:
             workload(target)
@@ -106,29 +102,12 @@ def adopt(spec: TrialSpec) -> None:
 
 
 def workload(name: str) -> WorkloadInfo:
-    """Returns a workload's facts.
-
-    Args:
-      name: That of one in the catalogue or of a plugin, or ``MODULE:NAME``.
-
-    Raises:
-      PlanError: Unknown name; the message lists the known ones.
-      PluginError: The plugin that has it cannot be used.
-    """
+    """Returns a workload's facts."""
     return find(WORKLOAD, WORKLOADS, name, complain(WORKLOAD))
 
 
 def backend(name: str) -> BackendInfo:
-    """Returns a backend's facts.
-
-    Args:
-      name: That of one in the catalogue or of a plugin, or ``MODULE:NAME``.
-
-    Raises:
-      PlanError: The name is unknown (the message lists the known ones), or the backend
-        cannot be started by the harness.
-      PluginError: The plugin that has it cannot be used.
-    """
+    """Returns a backend's facts."""
     if name in PEERS:
         return PEERS[name]
     info = find(BACKEND, BACKENDS, name, complain(BACKEND))
@@ -157,11 +136,7 @@ def why_not_peer(
 
 
 def preset(info: WorkloadInfo, name: str) -> PresetInfo:
-    """Returns a preset's facts.
-
-    Raises:
-      PlanError: Unknown name; the message lists the known ones.
-    """
+    """Returns a preset's facts."""
     presets = {p.name: p for p in info.presets}
     return look_up(presets, name, what=f"preset of {info.name}")
 
@@ -191,14 +166,7 @@ def judged_metrics(info: WorkloadInfo) -> list[str]:
 
 
 def check_data(info: WorkloadInfo, name: str, data_dir: Path | None = None) -> str:
-    """Checks that the workload can read the data set, before anything is written.
-
-    Returns:
-      The name, valid in any working directory.
-
-    Raises:
-      PlanError: Unknown or unprepared data set; the message says what to do.
-    """
+    """Checks that the workload can read the data set, before anything is written."""
     try:
         workload_catalog.check_data(info.name, name, data_dir)
     except ValueError as error:
@@ -214,11 +182,7 @@ def check_data(info: WorkloadInfo, name: str, data_dir: Path | None = None) -> s
 def check_options(
     info: WorkloadInfo, preset_name: str, options: Mapping[str, OptionValue]
 ) -> None:
-    """Checks the workload's options, before anything is written.
-
-    Raises:
-      PlanError: Unknown option or value; the message says what is allowed.
-    """
+    """Checks the workload's options, before anything is written."""
     try:
         workload_catalog.make_config(info.name, preset_name, options)
     except ValueError as error:
@@ -257,11 +221,7 @@ def memory_table(
     num_replicas: int,
     device_memory: int,
 ) -> list[str]:
-    """Returns which level of a sharded update fits into a device, as lines.
-
-    Raises:
-      PlanError: The workload does not count its variables.
-    """
+    """Returns which level of a sharded update fits into a device, as lines."""
     if not info.memory_module:
         known = [each.name for each in WORKLOADS.values() if each.memory_module]
         raise PlanError(
@@ -283,11 +243,7 @@ def check_backends(
     options: Mapping[str, OptionValue],
     backends: Sequence[BackendInfo],
 ) -> None:
-    """Checks that every backend can do what the workload and its options need.
-
-    Raises:
-      PlanError: One cannot; the message says which ones can.
-    """
+    """Checks that every backend can do what the workload and its options need."""
     jit = str(options.get("jit", JIT_OFF))
     wanted = [(need, f"workload {info.name}") for need in info.needs]
     if jit in NEEDED_BY_JIT:
@@ -313,11 +269,7 @@ def check_backends(
 
 
 def check_devices(options: Mapping[str, OptionValue], device: str) -> None:
-    """Checks that the replicas can do what the workload's options need.
-
-    Raises:
-      PlanError: They cannot on such devices.
-    """
+    """Checks that the replicas can do what the workload's options need."""
     if known_options.devices_per_replica(options) > 1 and device == "gpu":
         raise PlanError(
             f"option {PIPELINE_STAGES}={options[PIPELINE_STAGES]} needs a GPU for each"
@@ -335,11 +287,7 @@ def check_machine(
     global_batch_size: int,
     num_workers: int,
 ) -> None:
-    """Checks that this machine can run the workload, before anything is written.
-
-    Raises:
-      PlanError: This machine lacks something; the message says what to do.
-    """
+    """Checks that this machine can run the workload, before anything is written."""
     try:
         workload_catalog.check_machine(
             info.name,

@@ -16,11 +16,7 @@ _T = TypeVar("_T")
 
 
 def look_up(table: Mapping[str, _T], name: str, *, what: str) -> _T:
-    """Returns an entry of a catalogue.
-
-    Raises:
-      PlanError: Unknown name; the message lists the known ones.
-    """
+    """Returns an entry of a catalogue."""
     try:
         return table[name]
     except KeyError:
@@ -34,18 +30,7 @@ def look_up(table: Mapping[str, _T], name: str, *, what: str) -> _T:
 
 
 def find(kind: str, table: dict[str, _T], name: str, complain: Complaint) -> _T:
-    """Returns an entry of a catalogue to which plugins add.
-
-    Args:
-      kind: One of ``results.plugins.KINDS``.
-      table: The entries of this project, and of plugins that were used.
-      name: That of an entry or of an entry point, or ``MODULE:NAME``.
-      complain: Says what is wrong with an object of a plugin, or nothing.
-
-    Raises:
-      PlanError: Unknown name; the message lists the known ones.
-      PluginError: The plugin cannot be used.
-    """
+    """Returns an entry of a catalogue to which plugins add."""
     if name not in table:
         from results import plugins  # only where a name is not built in
 

@@ -92,33 +92,24 @@ MAX_REPLICAS = 2**16
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BackendInfo:
-    """What a planner needs to know about a backend.
+    """What a planner needs to know about a backend."""
 
-    Attributes:
-      name: The name that users pass.
-      target: ``module:Class`` of the implementation.
-      description: One line.
-      kind: ``ours``, ``baseline`` or ``peer`` (a stock TensorFlow strategy).
-      max_replicas: Most replicas it can run, or None for ``MAX_REPLICAS``.
-      lacks: Missing capability -> reason; see ``CAPABILITIES``.
-      processes: How replicas are spread over processes; one of the constants above.
-      not_swept_because: Why the harness cannot start it, or empty.
-      no_control_because: Why it cannot run without communication, or empty.
-      detects_writes: Whether it looks for variables that were written outside steps,
-        and takes ``external_writes``.
-      one_cpu_replica_because: Why a worker without GPUs runs one replica, or empty.
-    """
-
-    name: str
-    target: str
-    description: str
-    kind: str
+    name: str  # The name that users pass.
+    target: str  # ``module:Class`` of the implementation.
+    description: str  # One line.
+    kind: str  # ``ours``, ``baseline`` or ``peer`` (a stock TensorFlow strategy).
+    # Most replicas it can run, or None for ``MAX_REPLICAS``.
     max_replicas: int | None = None
+    # Missing capability -> reason; see ``CAPABILITIES``.
     lacks: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # How replicas are spread over processes; one of the constants above.
     processes: str = ONE_PROCESS
-    not_swept_because: str = ""
-    no_control_because: str = ""
+    not_swept_because: str = ""  # Why the harness cannot start it, or empty.
+    no_control_because: str = ""  # Why it cannot run without communication, or empty.
+    # Whether it looks for variables that were written outside steps, and takes
+    # ``external_writes``.
     detects_writes: bool = False
+    # Why a worker without GPUs runs one replica, or empty.
     one_cpu_replica_because: str = ""
 
     def __post_init__(self) -> None:
@@ -371,11 +362,7 @@ BACKENDS: dict[str, BackendInfo] = {
 
 
 def entry_of(backend: type) -> BackendInfo:
-    """Returns the entry of a backend's class, or of the class that it inherits from.
-
-    Raises:
-      LookupError: None of them is in the catalogue.
-    """
+    """Returns the entry of a backend's class, or of the class that it inherits from."""
     by_target = {info.target: info for info in BACKENDS.values()}
     targets = [f"{each.__module__}:{each.__qualname__}" for each in backend.__mro__]
     for target in targets:

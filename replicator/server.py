@@ -156,22 +156,6 @@ def serve(
     """Serves the client of a cluster; returns when the client has exited.
 
     TensorFlow cannot stop a server, so the process should exit then.
-
-    Args:
-      config: The cluster, and which of its processes this one is.
-      num_cpu_devices: Virtual devices into which this process splits its CPU, so that
-        several replicas of one worker have a device each.
-      client_timeout_sec: Longest wait for the client to start.
-
-    Returns:
-      How the client exited, in a few words.
-
-    Raises:
-      ClusterConfigError: This process does not serve, for example because it is the
-        chief, or an address of the cluster is public; see ``network``.
-      ClusterError: This system cannot block untrusted hosts; see ``port_filter``.
-      PortInUseError: Another process listens at this one's address.
-      UnreachableError: The client did not start in time.
     """
     _check_serves(config)
     port_filter.check(config)
@@ -225,11 +209,7 @@ def _start(config: ClusterConfig, num_cpu_devices: int) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> str:
-    """Serves as ``TF_CONFIG`` says; returns how the client exited, once it has.
-
-    Raises:
-      ReplicatorError: See ``serve``.
-    """
+    """Serves as ``TF_CONFIG`` says; returns how the client exited, once it has."""
     parser = argparse.ArgumentParser(
         prog="python -m replicator.server", description="Serves one client's cluster."
     )
@@ -262,11 +242,7 @@ def main(argv: Sequence[str] | None = None) -> str:
 
 
 def run(argv: Sequence[str] | None = None) -> NoReturn:
-    """The program: serves, prints in one line why it stops, and exits.
-
-    Args:
-      argv: Arguments as for ``python -m replicator.server``; by default this process's.
-    """
+    """The program: serves, prints in one line why it stops, and exits."""
     signal.signal(signal.SIGTERM, lambda *_: _end("stopped by SIGTERM", 0))
     try:
         reason = main(argv)

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 def check(path: pathlib.Path, *, what: str = "") -> str:
-    """Returns how messages call a file that is new or a regular one.
-
-    Raises:
-      WriteStoreError: It is something else.
-    """
+    """Returns how messages call a file that is new or a regular one."""
     shown = f"{what} {str(path)!r}".strip()
     if path.exists() and not path.is_file():
         raise errors.WriteStoreError(
@@ -29,16 +25,7 @@ def check(path: pathlib.Path, *, what: str = "") -> str:
 
 
 def write(path: pathlib.Path, content: bytes | str, *, what: str = "") -> None:
-    """Writes a file that is new or a regular one, and its folder if there is none.
-
-    Args:
-      path: The file.
-      content: Its bytes, or its text for UTF-8.
-      what: What it is, for messages, such as ``report``.
-
-    Raises:
-      WriteStoreError: It is not a regular file, or cannot be written.
-    """
+    """Writes a file that is new or a regular one, and its folder if there is none."""
     shown = check(path, what=what)
     is_new = not path.exists()
     try:
@@ -58,16 +45,7 @@ def write(path: pathlib.Path, content: bytes | str, *, what: str = "") -> None:
 def write_all(
     folder: pathlib.Path, files: Mapping[str, bytes | str], *, what: str
 ) -> list[pathlib.Path]:
-    """Writes files below a folder and returns their paths.
-
-    Args:
-      folder: Where to; created if there is none.
-      files: Content by path below ``folder``.
-      what: What the folder is, for messages, such as ``site``.
-
-    Raises:
-      WriteStoreError: ``folder`` is not a folder, or a file cannot be written.
-    """
+    """Writes files below a folder and returns their paths."""
     if folder.exists() and not folder.is_dir():
         raise errors.WriteStoreError(
             f"cannot write {what} {str(folder)!r}: it is not a directory; choose a"

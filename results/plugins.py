@@ -52,19 +52,12 @@ class PluginError(ResultsError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Plugin:
-    """An object of a package of others, not imported yet.
+    """An object of a package of others, not imported yet."""
 
-    Attributes:
-      kind: One of ``KINDS``.
-      name: Of the entry point; that of the object otherwise.
-      target: ``module:NAME``.
-      distribution: Name and version of its package; empty if it is a module of the
-        current folder.
-    """
-
-    kind: str
-    name: str
-    target: str
+    kind: str  # One of ``KINDS``.
+    name: str  # Of the entry point; that of the object otherwise.
+    target: str  # ``module:NAME``.
+    # Name and version of its package; empty if it is a module of the current folder.
     distribution: str = ""
 
     @property
@@ -99,15 +92,7 @@ def is_reference(text: str) -> bool:
 
 
 def installed(kind: str, built_in: Collection[str]) -> dict[str, Plugin]:
-    """Returns the entry points of a kind, by name; imports none.
-
-    Args:
-      kind: One of ``KINDS``.
-      built_in: The names that this project has.
-
-    Raises:
-      PluginError: Two have one name, or one has that of this project.
-    """
+    """Returns the entry points of a kind, by name; imports none."""
     found: dict[str, Plugin] = {}
     for plugin in _entry_points(kind):
         if plugin.name in built_in:
@@ -150,21 +135,7 @@ def find(
     complain: Complaint,
     folder: Path | None = None,
 ) -> T | None:
-    """Returns an entry of a catalogue to which plugins add; it stays in the table.
-
-    Args:
-      kind: One of ``KINDS``.
-      table: The entries of this project, and of plugins that were used.
-      text: The name of an entry or of an entry point, or ``MODULE:NAME``.
-      complain: Checks what a plugin has.
-      folder: Whose modules are importable as well, for ``MODULE:NAME``.
-
-    Returns:
-      The entry; None if there is no such name.
-
-    Raises:
-      PluginError: It cannot be used; says why and what to do.
-    """
+    """Returns an entry of a catalogue to which plugins add; it stays in the table."""
     if text in table:
         return table[text]
     plugin = _used_by_target(kind, text) or _plugin_of(kind, table, text, folder)
@@ -204,11 +175,7 @@ def built_in_of(kind: str, table: Iterable[str]) -> list[str]:
 
 
 def names(kind: str, table: Mapping[str, object]) -> list[str]:
-    """Returns every name that can be given: of a catalogue, and of entry points.
-
-    Raises:
-      PluginError: See ``installed``.
-    """
+    """Returns every name that can be given: of a catalogue, and of entry points."""
     return [*dict.fromkeys((*table, *installed(kind, built_in_of(kind, table))))]
 
 
@@ -235,16 +202,7 @@ def use_folder(folder: Path) -> None:
 
 
 def load(plugin: Plugin, built_in: Collection[str], complain: Complaint) -> Any:
-    """Imports a plugin and checks it.
-
-    Args:
-      plugin: What is imported.
-      built_in: The names that this project has.
-      complain: Says what is wrong with the object, or nothing.
-
-    Raises:
-      PluginError: It cannot be used; says why and what to do.
-    """
+    """Imports a plugin and checks it."""
     is_new = _HEAVY not in sys.modules
     module = _imported(plugin)
     attribute = plugin.target.partition(":")[2]

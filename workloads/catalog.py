@@ -304,17 +304,6 @@ def check_data(workload: str, name: str, data_dir: Path | None = None) -> None:
 
     Reads names and file listings only: TensorFlow is not imported, nothing is
     downloaded or written.
-
-    Args:
-      workload: A name in ``WORKLOADS``.
-      name: ``digits``, ``synthetic``, a TFDS name such as ``imagenet2012`` or
-        ``imagenet_resized/64x64``, or ``folder:PATH``; a ``domain:task`` for ``d4pg``.
-      data_dir: Directory of TFDS data sets; by default ``TFDS_DATA_DIR``, or that of
-        TFDS.
-
-    Raises:
-      ValueError: Unknown name (with close matches), or a data set that is not
-        prepared on this machine (with the command that prepares it).
     """
     info = WORKLOADS[workload]
     if data_dir is not None and info.data_module != TFDS_NAMES:
@@ -339,16 +328,7 @@ def absolute_data(name: str) -> str:
 
 
 def make_config(workload: str, preset: str, options: Mapping[str, Any]) -> Any:
-    """Returns the configuration of a preset with ``options`` in place of its own.
-
-    Args:
-      workload: A name in ``WORKLOADS``.
-      preset: One of its presets.
-      options: Names and values; values have their Python types.
-
-    Raises:
-      ValueError: Unknown preset or option, or a value of a wrong type or range.
-    """
+    """Returns the configuration of a preset with ``options`` in place of its own."""
     module = importlib.import_module(WORKLOADS[workload].config_module)
     return module.make_config(preset, options)
 
@@ -361,15 +341,7 @@ def memory_table(
     num_replicas: int,
     device_memory: int,
 ) -> list[str]:
-    """Returns what a device keeps by level of sharding, as ``Replicator.summary`` does.
-
-    Args:
-      workload: A name in ``WORKLOADS``, with a ``memory_module``.
-      preset: One of its presets.
-      options: Names and values; values have their Python types.
-      num_replicas: Replicas, each with memories of its own.
-      device_memory: Bytes of a device: levels that fit are marked.
-    """
+    """What a device keeps by level of sharding, as ``Replicator.summary`` does."""
     from replicator.contract import sharding
 
     module = importlib.import_module(WORKLOADS[workload].memory_module)
@@ -395,20 +367,7 @@ def check_machine(
     global_batch_size: int,
     num_workers: int,
 ) -> None:
-    """Raises unless this machine can run ``workload`` as it is planned.
-
-    Args:
-      workload: A name in ``WORKLOADS``.
-      preset: One of its presets.
-      options: Names and values; values have their Python types.
-      data: As for ``check_data``.
-      global_batch_size: The largest of the plan.
-      num_workers: The most processes that replicas of a trial are spread over.
-
-    Raises:
-      ValueError: Memory or a library is missing, or options contradict the batch; the
-        message says what to do.
-    """
+    """Raises unless this machine can run ``workload`` as it is planned."""
     name = WORKLOADS[workload].machine_module
     if name:
         module = importlib.import_module(name)

@@ -31,12 +31,7 @@ def environment(
     *,
     variables: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """Returns the environment of a child that can import what this process can.
-
-    Args:
-      changes: Variables to add or replace.
-      variables: All others.
-    """
+    """Returns the environment of a child that can import what this process can."""
     paths = (str(_ROOT), *variables.get("PYTHONPATH", "").split(os.pathsep), *sys.path)
     # Each once; an empty entry would mean the current directory.
     found = os.pathsep.join(dict.fromkeys(path for path in paths if path))
@@ -51,18 +46,7 @@ def run_module(
     most_sec: float,
     variables: Mapping[str, str] = os.environ,
 ) -> None:
-    """Runs ``python -m module argument`` and waits until it exits.
-
-    Args:
-      module: Dotted name.
-      argument: Its only argument.
-      title: Description for messages, such as ``training the digits classifier``.
-      most_sec: Seconds after which it is killed.
-      variables: Its environment; see ``environment``.
-
-    Raises:
-      ValueError: It failed, or took too long.
-    """
+    """Runs ``python -m module argument`` and waits until it exits."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", module, argument],

@@ -22,13 +22,9 @@ if TYPE_CHECKING:
 
 
 class ClassifierProgram(ImageProgram):
-    """Measures a classifier on the whole held-out split.
+    """Measures a classifier on the whole held-out split."""
 
-    Attributes:
-      model: A Keras model; [n, size, size, 3] to [n, num_classes].
-    """
-
-    model: Any
+    model: Any  # A Keras model; [n, size, size, 3] to [n, num_classes].
 
     def __init__(
         self,
@@ -39,15 +35,7 @@ class ClassifierProgram(ImageProgram):
         per_replica_batch_size: int,
         seed: int,
     ) -> None:
-        """Creates the pipelines; see ``ImageProgram``.
-
-        Args:
-          repl: The replicator.
-          config: An ``ImageConfig`` with ``evaluation_batch_size``.
-          source: The data set, or None for synthetic data.
-          per_replica_batch_size: Examples per replica and step.
-          seed: Seed of order and augmentation.
-        """
+        """Creates the pipelines; see ``ImageProgram``."""
         super().__init__(
             repl,
             config,

@@ -87,12 +87,7 @@ class DataProgram(ReplicatedProgram):
             raise ValueError(reason) from error
 
     def _finish(self, outputs: dict[str, Any], num_steps: int) -> float:
-        """Waits for the device work of steps, keeps their ids, returns the mean loss.
-
-        Args:
-          outputs: ``loss`` and ``example_id``, per replica.
-          num_steps: Steps that were run.
-        """
+        """Waits for the device work of steps, keeps ids, returns the mean loss."""
         return self._keep(outputs, num_steps)()
 
     def _keep(self, outputs: dict[str, Any], num_steps: int) -> Callable[[], float]:

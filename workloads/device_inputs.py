@@ -27,13 +27,7 @@ def make_iterator(
         replicator.InputReplicationMode.PER_WORKER
     ),
 ) -> replicator.InputIterator:
-    """Makes the pipelines of a workload; on GPUs, batches are prefetched to them.
-
-    Args:
-      repl: The replicator.
-      input_fn: As for ``Replicator.make_input_iterator``.
-      mode: The same.
-    """
+    """Makes the pipelines of a workload; on GPUs, batches are prefetched to them."""
     return repl.make_input_iterator(
         input_fn, mode, prefetch_to_device=NUM_PREFETCHED if repl.feeds_gpus else 0
     )
@@ -42,13 +36,7 @@ def make_iterator(
 def num_threads(
     repl: replicator.Replicator, context: replicator.InputContext, configured: int
 ) -> int:
-    """Returns the threads of one pipeline.
-
-    Args:
-      repl: The replicator.
-      context: That of the pipeline.
-      configured: Threads per pipeline on CPUs, per GPU that it feeds otherwise.
-    """
+    """Returns the threads of one pipeline."""
     if not repl.feeds_gpus:
         return configured
     return configured * max(

@@ -13,107 +13,80 @@ TFDS_NAMES: Final = "workloads.data.names"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PresetInfo:
-    """Facts about a preset for the planner.
+    """Facts about a preset for the planner."""
 
-    Attributes:
-      name: The name on the command line.
-      description: One line.
-      data: The default data set.
-      per_replica_batch_size: Examples per replica and step.
-      num_warmup_steps: Steps before the measured window.
-      num_measured_steps: Steps of the measured window.
-      budget: Training budget of a quality run of the default sweep, such as ``40s``;
-        empty if the default sweep has none.
-      num_evaluations: Number of evaluations in a quality run.
-      options: Options that a plan adds to those of the user, and records.
-    """
-
-    name: str
-    description: str
-    data: str
-    per_replica_batch_size: int
-    num_warmup_steps: int
-    num_measured_steps: int
+    name: str  # The name on the command line.
+    description: str  # One line.
+    data: str  # The default data set.
+    per_replica_batch_size: int  # Examples per replica and step.
+    num_warmup_steps: int  # Steps before the measured window.
+    num_measured_steps: int  # Steps of the measured window.
+    # Training budget of a quality run of the default sweep, such as ``40s``; empty if
+    # the default sweep has none.
     budget: str = ""
-    num_evaluations: int = 5
+    num_evaluations: int = 5  # Number of evaluations in a quality run.
+    # Options that a plan adds to those of the user, and records.
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Matching:
-    """What a workload changes so that N replicas can be matched with one.
+    """What a workload changes so that N replicas can be matched with one."""
 
-    Attributes:
-      options: Options in place of the requested ones.
-      data: The data in place of the requested one; empty if it stays.
-      remark: What this changes, in words.
-      of_pipelines: Options that the one replica does not have: it runs on one device,
-        whatever the others are split over.
-    """
-
-    options: Mapping[str, Any]
-    remark: str
-    data: str = ""
+    options: Mapping[str, Any]  # Options in place of the requested ones.
+    remark: str  # What this changes, in words.
+    data: str = ""  # The data in place of the requested one; empty if it stays.
+    # Options that the one replica does not have: it runs on one device, whatever the
+    # others are split over.
     of_pipelines: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadInfo:
-    """Facts about a workload for the planner.
+    """Facts about a workload for the planner."""
 
-    Attributes:
-      name: The name on the command line.
-      version: Changes whenever the meaning of a measured number changes.
-      example_unit: Plural unit of an example, such as ``images``.
-      description: One line.
-      module: Module whose attribute ``WORKLOAD`` is the workload; needs TensorFlow.
-      config_module: Module whose ``make_config`` checks options; without TensorFlow.
-      metrics_module: Module whose ``METRICS`` are all that the workload measures;
-        without TensorFlow.
-      presets: The presets, smallest first.
-      default_preset: The preset if none is given.
-      builtin_data: Data sets that need neither network nor preparation by the user.
-      other_data: Description of the other allowed data names.
-      data_module: Module whose ``check`` checks all other names; without TensorFlow.
-      machine_module: Module whose ``check`` says whether this machine can run a plan;
-        without TensorFlow. Empty if any machine can.
-      syncs_because: Why the host uses the results of each step before the next, so
-        that steps cannot be queued; empty if they can.
-      needs: Capabilities of backends without which it cannot run.
-      no_update_because: Why its steps cannot leave out their update, or empty.
-      matching: How N replicas are matched with one; None if they cannot be.
-      not_matched_because: Why they cannot, where there is no ``matching``.
-      batch_divisors: Options of whose product every batch of a replica is a multiple,
-        such as the tokens of a sequence.
-      draws_random_numbers: Whether a step does, outside of its pipeline. Each backend
-        has its own numbers then, so its losses are not those of another.
-      amplifies_rounding: Whether its models do so much that, after one step, losses of
-        two right backends differ. N replicas are matched with one in float64 then.
-      memory_module: Module whose ``held`` says what each replica keeps of the weights,
-        from a configuration; without TensorFlow. Empty if that is not counted.
-      draws_with: Option that makes a step draw some unless it is 0; empty if none does.
-    """
-
-    name: str
-    version: str
-    example_unit: str
-    description: str
+    name: str  # The name on the command line.
+    version: str  # Changes whenever the meaning of a measured number changes.
+    example_unit: str  # Plural unit of an example, such as ``images``.
+    description: str  # One line.
+    # Module whose attribute ``WORKLOAD`` is the workload; needs TensorFlow.
     module: str
+    # Module whose ``make_config`` checks options; without TensorFlow.
     config_module: str
+    # Module whose ``METRICS`` are all that the workload measures; without TensorFlow.
     metrics_module: str
-    presets: tuple[PresetInfo, ...]
-    default_preset: str
+    presets: tuple[PresetInfo, ...]  # The presets, smallest first.
+    default_preset: str  # The preset if none is given.
+    # Data sets that need neither network nor preparation by the user.
     builtin_data: tuple[str, ...]
+    # Description of the other allowed data names.
     other_data: str = "a TFDS name or folder:PATH"
+    # Module whose ``check`` checks all other names; without TensorFlow.
     data_module: str = TFDS_NAMES
+    # Module whose ``check`` says whether this machine can run a plan; without
+    # TensorFlow. Empty if any machine can.
     machine_module: str = ""
+    # Why the host uses the results of each step before the next, so that steps cannot
+    # be queued; empty if they can.
     syncs_because: str = ""
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()  # Capabilities of backends without which it cannot run.
+    # Why its steps cannot leave out their update, or empty.
     no_update_because: str = ""
+    # How N replicas are matched with one; None if they cannot be.
     matching: Matching | None = None
+    # Why they cannot, where there is no ``matching``.
     not_matched_because: str = "the workload does not say how it can be"
+    # Options of whose product every batch of a replica is a multiple, such as the
+    # tokens of a sequence.
     batch_divisors: tuple[str, ...] = ()
+    # Whether a step does, outside of its pipeline. Each backend has its own numbers
+    # then, so its losses are not those of another.
     draws_random_numbers: bool = False
+    # Whether its models do so much that, after one step, losses of two right backends
+    # differ. N replicas are matched with one in float64 then.
     amplifies_rounding: bool = False
+    # Option that makes a step draw some unless it is 0; empty if none does.
     draws_with: str = ""
+    # Module whose ``held`` says what each replica keeps of the weights, from a
+    # configuration; without TensorFlow. Empty if that is not counted.
     memory_module: str = ""

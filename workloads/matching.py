@@ -52,13 +52,7 @@ class MatchingReplicator(Delegating):
     def __init__(
         self, original: replicator.Replicator, *, has_dense_gradients: bool = False
     ) -> None:
-        """Wraps a replicator.
-
-        Args:
-          original: The replicator.
-          has_dense_gradients: Whether optimizers get dense gradients only: of backends
-            that do not sum the rows that several replicas touch.
-        """
+        """Wraps a replicator."""
         super().__init__(original)
         self._has_dense_gradients = has_dense_gradients
 
@@ -131,12 +125,7 @@ class MatchedProgram(Delegating):
     def __init__(
         self, original: ReplicatedProgram, record: Callable[..., None]
     ) -> None:
-        """Remembers the values that training changes.
-
-        Args:
-          original: The program, before its first step.
-          record: Takes ``group``, ``name`` and ``sketch`` of what is changed.
-        """
+        """Remembers the values that training changes."""
         super().__init__(original)
         self._record = record
         self._before = original.trained_values()

@@ -38,17 +38,7 @@ def apply_options(
     preset: str,
     options: Mapping[str, Any],
 ) -> _Config:
-    """Returns a preset's configuration with ``options`` in place of its values.
-
-    Args:
-      workload: Its name, for messages.
-      presets: The configurations by name; dataclasses of one class with defaults.
-      preset: The name of one of them.
-      options: Fields to override.
-
-    Raises:
-      ValueError: Unknown preset or option, or a value of a wrong type or range.
-    """
+    """Returns a preset's configuration with ``options`` in place of its values."""
     if preset not in presets:
         raise ValueError(
             f"preset {preset!r} is unknown to {workload}: allowed are "
@@ -79,25 +69,13 @@ def configurations(
 
 
 def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
-    """Raises unless an option has one of the allowed values.
-
-    Raises:
-      ValueError: Names the option, its value, and what is allowed.
-    """
+    """Raises unless an option has one of the allowed values."""
     if value not in allowed:
         raise ValueError(f"option {name}={value!r} must be one of {_listed(allowed)}")
 
 
 def check_jit(jit: Any, batch_norm: str = "local") -> None:
-    """Raises unless the compiled part of a step is one that XLA can compile.
-
-    Args:
-      jit: The option of that name.
-      batch_norm: That option, where there is one.
-
-    Raises:
-      ValueError: Not one of ``JITS``, or there are collectives in the compiled part.
-    """
+    """Raises unless the compiled part of a step is one that XLA can compile."""
     check_choice("jit", jit, JITS)
     if jit == JIT_COMPUTE and batch_norm != "local":
         raise ValueError(
@@ -108,15 +86,7 @@ def check_jit(jit: Any, batch_norm: str = "local") -> None:
 
 
 def check_conv_layout(conv_layout: Any, jit: str) -> None:
-    """Raises unless the layout of convolutions is one that can be requested.
-
-    Args:
-      conv_layout: The option of that name.
-      jit: That option.
-
-    Raises:
-      ValueError: Not one of ``CONV_LAYOUTS``, or XLA chooses the layout.
-    """
+    """Raises unless the layout of convolutions is one that can be requested."""
     check_choice("conv_layout", conv_layout, CONV_LAYOUTS)
     if conv_layout != "auto" and jit != JIT_OFF:
         raise ValueError(
@@ -133,18 +103,7 @@ def check_range(
     below: float | None = None,
     high: float | None = None,
 ) -> None:
-    """Raises unless an option is within its limits.
-
-    Args:
-      name: Name of the option.
-      value: The given value.
-      low: The smallest allowed value.
-      below: An exclusive upper limit, if any.
-      high: An inclusive upper limit, if any.
-
-    Raises:
-      ValueError: Names the option, its value, and the limits.
-    """
+    """Raises unless an option is within its limits."""
     is_above = (below is not None and value >= below) or (
         high is not None and value > high
     )

@@ -33,12 +33,6 @@ def wilson_interval(
       num_successes: In [0, num_trials].
       num_trials: At least 1.
       confidence: Level in (0, 1).
-
-    Returns:
-      Lower and upper end, as ratios.
-
-    Raises:
-      ValueError: Counts or level out of range.
     """
     if num_trials < 1 or not 0 <= num_successes <= num_trials:
         raise ValueError(
@@ -67,13 +61,7 @@ def wilson_interval(
 def of_examples(
     metrics: Sequence[Metric], batches: Iterable[tuple[Any, ...]]
 ) -> tuple[QualityMetric, ...]:
-    """Returns what was learned, from the value of each example.
-
-    Args:
-      metrics: Each has a function ``of`` from a batch to its values, [n]. If these are
-        bool, the figure is their share, otherwise their mean.
-      batches: Arguments of ``of``, without padding.
-    """
+    """Returns what was learned, from the value of each example."""
     parts: dict[str, list[np.ndarray]] = {metric.name: [] for metric in metrics}
     for batch in batches:
         for metric in metrics:
@@ -90,15 +78,7 @@ def of_examples(
 
 
 def mean(metric: Metric, values: Sequence[float]) -> QualityMetric:
-    """Returns the mean of a sample with its 95 % interval by Student's t.
-
-    Args:
-      metric: What the values are.
-      values: One per example, at least 2.
-
-    Raises:
-      ValueError: Fewer than 2 values.
-    """
+    """Returns the mean of a sample with its 95 % interval by Student's t."""
     count = len(values)
     if count < _FEWEST:
         raise ValueError(
@@ -125,14 +105,6 @@ def mean_over_groups(
     The groups are the sample: their sums vary independently, not the values. The
     standard error is that of a ratio of two sums over groups (Cochran 1977, section
     2.11), so large groups count for more, as in the mean.
-
-    Args:
-      metric: What the values are.
-      values: One per example, [n].
-      groups: The group of each, [n]; at least 2 different ones.
-
-    Raises:
-      ValueError: Fewer than 2 groups.
     """
     _, index = np.unique(groups, return_inverse=True)
     sums, sizes = np.bincount(index, weights=values), np.bincount(index)
@@ -156,13 +128,7 @@ def mean_over_groups(
 
 
 def counted(metric: Metric, value: float, *, num_examples: int) -> QualityMetric:
-    """Returns a figure that was counted, not estimated; its interval is a point.
-
-    Args:
-      metric: What was counted.
-      value: The figure.
-      num_examples: Number of items that it was counted over.
-    """
+    """Returns a figure that was counted, not estimated; its interval is a point."""
     return _measured(
         metric,
         value,
@@ -173,13 +139,7 @@ def counted(metric: Metric, value: float, *, num_examples: int) -> QualityMetric
 
 
 def accuracy(metric: Metric, num_correct: int, num_examples: int) -> QualityMetric:
-    """Returns the fraction of correct answers with its 95 % Wilson interval.
-
-    Args:
-      metric: Which answers are correct.
-      num_correct: Correct answers.
-      num_examples: All answers.
-    """
+    """Returns the fraction of correct answers with its 95 % Wilson interval."""
     return _measured(
         metric,
         num_correct / num_examples,

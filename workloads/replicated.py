@@ -124,12 +124,7 @@ class ReplicatedProgram(StepProgram):
         yield
 
     def _run(self, step: Callable[[Any], Any], num_steps: int) -> Any:
-        """Runs steps on the next batches; returns what the last one returned.
-
-        Raises:
-          ValueError: The data is unusable for training; the message says what to fix.
-          Exception: Whatever else TensorFlow raises.
-        """
+        """Runs steps on the next batches; returns what the last one returned."""
         with self._explained():
             return self._repl.run(step, self._inputs, num_steps=num_steps)
 

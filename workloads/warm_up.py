@@ -24,13 +24,7 @@ _TYPES = ("float32", None)
 def warm_up(
     workload: str, preset: str = "gpu", dtypes: Sequence[str | None] = _TYPES
 ) -> None:
-    """Builds and runs each program twice: the second step reads what the first wrote.
-
-    Args:
-      workload: A name of the catalogue.
-      preset: A preset of it.
-      dtypes: Its ``compute_dtype``, one after the other; None is that of the preset.
-    """
+    """Builds and runs each program twice: step 2 reads what step 1 wrote."""
     import tensorflow as tf
 
     import replicator

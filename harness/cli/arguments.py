@@ -49,11 +49,7 @@ _REFUSALS = frozenset(
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Checks the arguments of the process.
-
-    Raises:
-      ParseError: An argument is too long, has a control character, or is not UTF-8.
-    """
+    """Checks the arguments of the process."""
     for argument in arguments:
         if len(argument) > MAX_LENGTH:
             raise ParseError(
@@ -116,11 +112,7 @@ def one_line(message: str) -> str:
 def check_comparable(
     first: str, second: str, differences: Sequence[str], is_different_allowed: bool
 ) -> None:
-    """Refuses studies that are not comparable, unless they are to be shown anyway.
-
-    Raises:
-      DifferentStudyError: Names what differs.
-    """
+    """Refuses studies that are not comparable, unless they are to be shown anyway."""
     if differences and not is_different_allowed:
         raise DifferentStudyError(
             f"{first!r} and {second!r} are not comparable: {'; '.join(differences)};"

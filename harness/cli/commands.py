@@ -52,11 +52,7 @@ def _check_runs_dir(runs_dir: Path) -> None:
 
 
 def planned_name(request: RunRequest) -> str:
-    """Returns the default name of a study that can be planned here.
-
-    Raises:
-      HarnessError: It cannot; nothing was written.
-    """
+    """Returns the default name of a study that can be planned here."""
     _check_runs_dir(request.runs_dir)
     launcher = hosts.launcher_of(request)
     request = hosts.with_hosts(request, launcher)
@@ -72,20 +68,7 @@ def sweep(
     name_prefix: str = "",
     check: Callable[[PlannedSweep], None] | None = None,
 ) -> int:
-    """Plans, and unless it is a dry run, runs what is missing and reports.
-
-    Args:
-      request: What to measure, where, and the study.
-      call: The command to record, and what tests replace.
-      conclude: Shows what was measured and returns the exit code; by default the
-        report and summary of a sweep.
-      name_prefix: Of a name that is derived from the request.
-      check: Receives the plan before anything is written; raises if it cannot be used.
-
-    Raises:
-      HarnessError: The request cannot be carried out; nothing was written.
-      ResultsError: The study directory cannot be used; nothing was written.
-    """
+    """Plans, and unless it is a dry run, runs what is missing and reports."""
     runs_dir, is_failed_retried = request.runs_dir, request.retry is not None
     if request.study is not None:
         study_module.check_name(request.study)

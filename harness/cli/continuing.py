@@ -34,13 +34,7 @@ def is_continued(request: RunRequest) -> bool:
 
 
 def run(request: RunRequest, call: Call) -> int:
-    """Runs the missing trials of a study, or of each study of a varied one.
-
-    Raises:
-      HarnessError: There is no such study, an option would change it, or its code is
-        not the code that would run now.
-      ResultsError: It cannot be used.
-    """
+    """Runs the missing trials of a study, or of each study of a varied one."""
     for name, field in type(request).model_fields.items():
         value = getattr(request, name)
         if name not in _TAKEN and value != field.get_default(call_default_factory=True):

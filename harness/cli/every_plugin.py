@@ -21,17 +21,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Listed:
-    """An entry point, and what it is.
+    """An entry point, and what it is."""
 
-    Attributes:
-      plugin: The entry point; None where those of a kind contradict each other.
-      found: Its object; None where there is a problem.
-      problem: Why it cannot be used; empty if it can.
-    """
-
+    # The entry point; None where those of a kind contradict each other.
     plugin: Plugin | None
-    found: Any = None
-    problem: str = ""
+    found: Any = None  # Its object; None where there is a problem.
+    problem: str = ""  # Why it cannot be used; empty if it can.
 
     def row(self) -> dict[str, Any]:
         """Returns the facts of one that can be used, as they are listed."""

@@ -34,22 +34,6 @@ def ready(
     """Checks all that can be checked before the missing trials of a study are run.
 
     While the ``with`` block runs, no other sweep of this machine gets their GPUs.
-
-    Args:
-      missing: Those that are to run; without GPUs there is nothing to check.
-      overrides: Fields of ``RunSettings``; a ``probe`` among them takes the place of
-        the process that asks TensorFlow.
-      runs_dir: Directory of the studies; None to run also what is known not to fit.
-      study: The name of the study.
-      num_hosts: Hosts over which the replicas of a trial are spread.
-
-    Yields:
-      The overrides without the probe.
-
-    Raises:
-      PlanError: The GPUs cannot run the trials.
-      UnfitMachineError: The GPUs are in use or cannot be read, or TensorFlow does not
-        see them.
     """
     replaced = dict(overrides or {})
     probe = replaced.pop("probe", gpu_probe.probe)
@@ -63,11 +47,7 @@ def ready(
 
 
 def check_models(trials: Sequence[PlannedTrial], num_hosts: int = 1) -> tuple[Gpu, ...]:
-    """Returns the GPUs of the largest trial on this host; none where all run on CPUs.
-
-    Raises:
-      PlanError: There are too few, MIG instances, or GPUs of several models.
-    """
+    """The GPUs of the largest trial on this host; none where all run on CPUs."""
     counts = [t.spec.num_replicas for t in trials if t.spec.device == "gpu"]
     if not counts:
         return ()
@@ -75,15 +55,7 @@ def check_models(trials: Sequence[PlannedTrial], num_hosts: int = 1) -> tuple[Gp
 
 
 def check_ready(chosen: Sequence[Gpu], probe: Probe | None) -> None:
-    """Checks that nobody else uses the GPUs, and that TensorFlow can use them.
-
-    Args:
-      chosen: The GPUs.
-      probe: Asks TensorFlow; None for a program that need not have it.
-
-    Raises:
-      UnfitMachineError: The GPUs are in use, or TensorFlow does not see them.
-    """
+    """Checks that nobody else uses the GPUs, and that TensorFlow can use them."""
     if not chosen:
         return
     for state in gpu_state.read_gpu_states(os.getpid(), chosen):

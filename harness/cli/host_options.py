@@ -18,11 +18,7 @@ _SHARD = re.compile(r"(\d{1,6})/(\d{1,6})")
 
 
 def parse_launcher(text: str, *, what: str) -> str:
-    """Returns the name of a launcher.
-
-    Raises:
-      PlanError: It is unknown; the message lists the known ones.
-    """
+    """Returns the name of a launcher."""
     del what
     return catalog.info(text).name
 

@@ -32,22 +32,14 @@ HARNESS_COMMAND = (sys.executable, "-m", "harness")
 
 
 def launcher_of(request: HostRequest) -> Launcher:
-    """Returns what starts the processes of the trials, or will in a job.
-
-    Raises:
-      HarnessError: There is no such engine here, or it has too few hosts.
-    """
+    """Returns what starts the processes of the trials, or will in a job."""
     info = request.info
     make = info.plan if info.is_submitted() else info.start
     return catalog.by_hosts(make(request.launcher_options))
 
 
 def check_product(request: HostRequest, planned: PlannedSweep) -> None:
-    """Checks that workers times replicas per worker makes the largest trial.
-
-    Raises:
-      PlanError: It does not.
-    """
+    """Checks that workers times replicas per worker makes the largest trial."""
     if request.workers is not None:
         replicas = max(trial.spec.num_replicas for trial in planned.trials)
         made = request.workers * request.replicas_per_worker
@@ -61,11 +53,7 @@ def check_product(request: HostRequest, planned: PlannedSweep) -> None:
 
 
 def with_hosts(request: RunRequest, launcher: Launcher) -> RunRequest:
-    """Returns the request in an order that is possible on the hosts.
-
-    Raises:
-      PlanError: Another one was requested.
-    """
+    """Returns the request in an order that is possible on the hosts."""
     if launcher.num_hosts == 1:
         return request
     if request.order is Order.RELAY:
@@ -79,11 +67,7 @@ def with_hosts(request: RunRequest, launcher: Launcher) -> RunRequest:
 def machine_of(
     request: RunRequest, launcher: Launcher, cpus: CpuTopology
 ) -> cases.Machine:
-    """Returns what all hosts have together, which are like this one.
-
-    Raises:
-      PlanError: Nothing says how many GPUs there will be.
-    """
+    """Returns what all hosts have together, which are like this one."""
     return cases.Machine(
         num_available_cores=cpus.num_available_cores * launcher.num_hosts,
         num_gpus=_num_gpus(request, launcher) if request.device == "gpu" else None,
@@ -114,11 +98,7 @@ def submit(
     study: str,
     command: Sequence[str],
 ) -> int:
-    """Submits a job that runs the sweep by the same command, and prints its id.
-
-    Raises:
-      PlanError: The cluster does not have what it needs; nothing was submitted.
-    """
+    """Submits a job that runs the sweep by the same command, and prints its id."""
     is_on_gpus = any(trial.spec.device == "gpu" for trial in planned.trials)
     job = Job(
         name=_job_name(study),

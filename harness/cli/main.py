@@ -146,13 +146,7 @@ def main(
     *,
     run_overrides: Mapping[str, Any] | None = None,
 ) -> int:
-    """Runs the command line and returns the exit code.
-
-    Args:
-      argv: The arguments; by default those of the process.
-      run_overrides: Replaces fields of ``trial.RunSettings``, such as the process of a
-        trial; for tests.
-    """
+    """Runs the command line and returns the exit code."""
     try:
         arguments = list(sys.argv[1:] if argv is None else argv)
         check_arguments(arguments)

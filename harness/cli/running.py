@@ -55,9 +55,6 @@ def run_until_done(
     """Runs what is missing, with more generations until a target is reached.
 
     The report of a sweep is there from its first generation on, and renewed after each.
-
-    Raises:
-      DoesNotFitError: The processes of a relay do not fit into memory.
     """
     durations = estimate.read_durations(runs_dir)
     owned_folders.remove_abandoned()

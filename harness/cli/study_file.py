@@ -48,11 +48,7 @@ STUDY_FILE: Final = click.Option(
 
 
 def read(path: Path, model: type[Options]) -> dict[str, Any]:
-    """Returns the settings of a study file, by the fields of a model.
-
-    Raises:
-      ParseError: The file is missing or is not a study file; says where and why.
-    """
+    """Returns the settings of a study file, by the fields of a model."""
     from harness.options.key_values import as_texts
     from harness.options.option import Contributed, marks
     from harness.options.study_keys import keys_of
@@ -72,11 +68,7 @@ def read(path: Path, model: type[Options]) -> dict[str, Any]:
 
 
 def parse(path: Path) -> dict[str, Any]:
-    """Returns the tables of a TOML file as they are.
-
-    Raises:
-      ParseError: The file is missing or is not TOML; says where and why.
-    """
+    """Returns the tables of a TOML file as they are."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:

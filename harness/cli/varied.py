@@ -33,12 +33,7 @@ RequestT = TypeVar("RequestT")
 
 
 def sweep(request: RunRequest, call: Call) -> int:
-    """Measures a study for each value, and writes the page of all.
-
-    Raises:
-      HarnessError: One of them cannot be planned; nothing was written.
-      ResultsError: The folder has something else.
-    """
+    """Measures a study for each value, and writes the page of all."""
     axis = request.vary
     assert axis is not None
     if request.is_json:
@@ -81,12 +76,7 @@ def _stem(name: str) -> str:
 
 
 def _existing(root: Path, axis: vary.Axis) -> Varied | None:
-    """Returns what a folder has.
-
-    Raises:
-      StudyError: It has a study, or something else.
-      DifferentStudyError: It varies another setting.
-    """
+    """Returns what a folder has."""
     if not untrusted.is_there(root):
         return None
     known = varied.read(root) if root.is_dir() else None
@@ -114,11 +104,7 @@ def combined(codes: Sequence[int]) -> int:
 
 
 def write_page(root: Path) -> None:
-    """Writes the page of all studies in a folder.
-
-    Raises:
-      ResultsError: One cannot be read, or the page cannot be written.
-    """
+    """Writes the page of all studies in a folder."""
     from reports import output_file
     from reports.site import varied as page
 
@@ -128,11 +114,7 @@ def write_page(root: Path) -> None:
 
 
 def names_of(text: str, runs_dir: Path) -> tuple[Path, tuple[str, ...]] | None:
-    """Returns the folder of a varied study and its studies; None of any other study.
-
-    Raises:
-      ResultsError: What says which they are cannot be read.
-    """
+    """Returns the folder of a varied study and its studies; None of any other study."""
     root = study_module.find_study(text, runs_dir)
     found = varied.read(root)
     if found is None:
@@ -156,12 +138,7 @@ def expanded(texts: Iterable[str], runs_dir: Path) -> list[str]:
 def for_each(
     run: Callable[[Any, Call], int], after: Callable[[Path], int] | None = None
 ) -> Callable[[Any, Call], int]:
-    """Lets a verb of one study take a varied one, and runs it for each study.
-
-    Args:
-      run: The verb.
-      after: What it does with the folder in the end; returns an exit code.
-    """
+    """Lets a verb of one study take a varied one, and runs it for each study."""
 
     @functools.wraps(run)
     def each(request: Any, call: Call) -> int:
@@ -195,11 +172,7 @@ def rewrite_page(root: Path) -> int:
 
 
 def compare(root: Path) -> int:
-    """Compares which studies there are, and their page with one made anew.
-
-    Raises:
-      ResultsError: A study cannot be read.
-    """
+    """Compares which studies there are, and their page with one made anew."""
     from results.verify import listed
     from results.verify.check import Check
 

@@ -34,15 +34,11 @@ _OF_FILE: Final = "harness.cli.verb.file"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """The call of a verb, besides what it requests.
+    """The call of a verb, besides what it requests."""
 
-    Attributes:
-      command: What to record: the command with all that a study file set.
-      overrides: Replaces fields of ``RunSettings``; for tests.
-    """
-
+    # What to record: the command with all that a study file set.
     command: tuple[str, ...]
-    overrides: Mapping[str, Any]
+    overrides: Mapping[str, Any]  # Replaces fields of ``RunSettings``; for tests.
 
 
 _OTHER: Final = "Options"
@@ -143,16 +139,7 @@ def _type_of(of: Declared, *, is_text: bool) -> Any:
 
 
 class Verb(click.Command):
-    """One verb of the command line.
-
-    Args:
-      name: As users write it.
-      text: Its help: a line, and what else a user needs to know.
-      module: The module of the verb; by default that of its name in ``verbs``.
-      model: The name of its model there; by default that of the verb and ``Request``.
-      function: The name of what runs it.
-      options: Further options, such as that of a study file.
-    """
+    """One verb of the command line."""
 
     def __init__(
         self,
@@ -243,11 +230,7 @@ class Verb(click.Command):
         return function(self.make_request(ctx), call)
 
     def make_request(self, ctx: click.Context) -> Options:
-        """Returns the request that was parsed; what was not given has its default.
-
-        Raises:
-          HarnessError: An option belongs to another launcher than the chosen one.
-        """
+        """Returns the request that was parsed; what was not given has its default."""
         from harness.options import option
 
         given = {name: v for name, v in ctx.params.items() if v is not None}
@@ -296,11 +279,7 @@ def _argument(of: Declared) -> click.Argument:
 def _contributed(
     mark: Any, chosen: str, given: Mapping[str, Any], params: Sequence[click.Parameter]
 ) -> Options:
-    """Returns the options of what was chosen.
-
-    Raises:
-      PlanError: One belongs to something else.
-    """
+    """Returns the options of what was chosen."""
     from harness.options import option
 
     model = mark.models().get(chosen)

@@ -31,14 +31,7 @@ _PROTOCOL: Final = "printed by the program; the number that it printed last"
 
 
 def parse(texts: Sequence[str]) -> dict[str, tuple[re.Pattern[str], Notation]]:
-    """Returns the patterns of ``--count`` and what is declared, by name.
-
-    Args:
-      texts: NAME=PATTERN, one each.
-
-    Raises:
-      PlanError: One is not, or two have one name.
-    """
+    """Returns the patterns of ``--count`` and what is declared, by name."""
     found: dict[str, tuple[re.Pattern[str], Notation]] = {}
     for text in texts:
         left, equals, where = text.partition("=")
@@ -84,22 +77,13 @@ class CountReader:
         self._found: dict[str, list[float]] = {name: [] for name in self._lines}
 
     def feed(self, stream: int, chunk: bytes, ns: int) -> None:
-        """Reads the lines that a chunk of a stream completes.
-
-        Raises:
-          ReadingError: One says nothing clear.
-        """
+        """Reads the lines that a chunk of a stream completes."""
         for name, lines in self._lines.items():
             for reading in lines[stream].feed(chunk, ns):
                 self._found[name].append(reading.value)
 
     def metrics(self) -> Iterator[dict[str, object]]:
-        """Yields the fields of a ``window_metric`` line for each count.
-
-        Raises:
-          CommandError: The program never printed one.
-          ReadingError: A line has none where one should stand.
-        """
+        """Yields the fields of a ``window_metric`` line for each count."""
         for name, values in self._found.items():
             check_missed(self._lines[name])
             if not values:

@@ -24,13 +24,7 @@ class FileTail:
     """
 
     def __init__(self, path: Path, written_ns: int) -> None:
-        """Prepares to look.
-
-        Args:
-          path: Of the file, which may not be there yet.
-          written_ns: When it was written last, before the program: it is not looked at
-            until it is written again.
-        """
+        """Prepares to look."""
         self.lines: list[tuple[int, bytes]] = []
         self.num_beginnings = 0
         self._path, self._written_ns = path, written_ns

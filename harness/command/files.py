@@ -27,13 +27,7 @@ MOST_BYTES: Final = 2**26
 
 
 class MetricFile:
-    """The file of a trial, and what it was before the program started.
-
-    Args:
-      kind: ``json`` or ``csv``.
-      path: Of the file.
-      key: Keys joined by dots, or a column.
-    """
+    """The file of a trial, and what it was before the program started."""
 
     def __init__(
         self,
@@ -91,9 +85,6 @@ class MetricFile:
         """Returns the numbers that the program wrote.
 
         Each has its time if it was in a line of its own, so that it was seen to come.
-
-        Raises:
-          ReadingError: It wrote none, or behind those of a run before.
         """
         now = content(self._path)
         found = numbers(self._kind, now, self._key, self._path.name, *self._meant)
@@ -117,11 +108,7 @@ class MetricFile:
 
 
 def content(path: Path) -> bytes:
-    """Returns what is in a file.
-
-    Raises:
-      ReadingError: It is missing, unreadable, too large or no file.
-    """
+    """Returns what is in a file."""
     where = f"the file {path.name!r} of --metric"
     try:
         facts = path.stat()
@@ -152,19 +139,7 @@ def numbers(
     quantity: Quantity = Quantity.RATE,
     notation: Notation = PLAIN,
 ) -> list[float]:
-    """Returns the numbers in a file, in order.
-
-    Args:
-      kind: ``json`` or ``csv``.
-      text: Its content.
-      key: Keys joined by dots, or a column.
-      name: Of the file, for messages.
-      quantity: What its numbers are.
-      notation: What is declared of them.
-
-    Raises:
-      ReadingError: It is not of that kind, or does not have the key.
-    """
+    """Returns the numbers in a file, in order."""
     found = _numbers(kind, text, key, name, quantity, notation)
     if not found:
         raise ReadingError(

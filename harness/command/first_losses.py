@@ -39,16 +39,7 @@ _AS_EVER: Final = (Control.NONE, Control.TWIN)
 def write(
     trial_dir: Path, spec: TrialSpec, losses: Sequence[float], of: str, dtype: str
 ) -> None:
-    """Writes what a trial has to repeat.
-
-    Args:
-      trial_dir: Its directory.
-      spec: The trial. Of a control that leaves something out, the first loss alone is
-        to be that of a whole step.
-      losses: Of the first steps.
-      of: Whose losses they are, such as ``in_graph x2``.
-      dtype: The type that layers compute in, a key of ``TOLERANCES``.
-    """
+    """Writes what a trial has to repeat."""
     number = min(len(losses), spec.num_warmup_steps)
     if spec.control not in _AS_EVER:
         number = 1
@@ -103,14 +94,7 @@ def disagreement(
     of: str,
     tolerance: float,
 ) -> str:
-    """Returns how first losses differ from those that are expected; empty if not.
-
-    Args:
-      found: Of the steps of a peer.
-      expected: Of ours.
-      of: Whose they are.
-      tolerance: The most that they may be apart, relative.
-    """
+    """Returns how first losses differ from those that are expected; empty if not."""
     start = f"from the same weights and batches, {of} has"
     for index, wanted in enumerate(expected):
         loss = found[index] if index < len(found) else None

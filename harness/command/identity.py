@@ -72,17 +72,7 @@ def of_program(
     source: repository.Repository | None = None,
     left_out: Sequence[Path] = (),
 ) -> dict[str, str]:
-    """Returns the parts of the identity of a program, by name.
-
-    Args:
-      command: With its placeholders.
-      folder: Where it starts.
-      source: The repository that its code is of, if ``folder`` is a copy of it.
-      left_out: Folders whose files are no changes.
-
-    Raises:
-      PlanError: git is missing, or the repository is damaged.
-    """
+    """Returns the parts of the identity of a program, by name."""
     found = source or repository.find(folder, left_out)
     words = placeholders.split(command)
     parts = {"harness": _harness_version()}

@@ -31,25 +31,17 @@ _EVERY = re.compile(r"every ([1-9][0-9]{0,8})")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """Where the numbers of a program are, and what they mean.
+    """Where the numbers of a program are, and what they mean."""
 
-    Attributes:
-      name: A key of ``QUANTITIES``; or ``client``, of a program that connects.
-      notation: What is declared of its numbers.
-      every: Steps of a line, which its number is said to be of.
-      pattern: Of a line, with one group; None for a file.
-      file_kind: ``json`` or ``csv``; empty for lines.
-      path: Of the file, with placeholders; relative to where the program starts.
-      key: Keys joined by dots, or a column.
-    """
-
-    name: str
-    notation: Notation = PLAIN
-    every: int = 0
+    name: str  # A key of ``QUANTITIES``; or ``client``, of a program that connects.
+    notation: Notation = PLAIN  # What is declared of its numbers.
+    every: int = 0  # Steps of a line, which its number is said to be of.
+    # Of a line, with one group; None for a file.
     pattern: re.Pattern[str] | None = None
-    file_kind: str = ""
+    file_kind: str = ""  # ``json`` or ``csv``; empty for lines.
+    # Of the file, with placeholders; relative to where the program starts.
     path: str = ""
-    key: str = ""
+    key: str = ""  # Keys joined by dots, or a column.
 
     def seconds(self, value: float, global_batch_size: int, num_replicas: int) -> float:
         """Returns how long a global batch takes at the rate that a number says."""
@@ -67,11 +59,7 @@ class Metric:
 
 
 def parse(text: str) -> Metric:
-    """Returns the metric that ``--metric`` names.
-
-    Raises:
-      PlanError: It is not NAME=PATTERN, or a part of it is wrong.
-    """
+    """Returns the metric that ``--metric`` names."""
     if text == CLIENT:
         return Metric(name=CLIENT)
     left, equals, where = text.partition("=")
@@ -97,11 +85,7 @@ def parse(text: str) -> Metric:
 
 
 def declared(left: str, option: str, text: str) -> tuple[str, Notation, int]:
-    """Returns name, notation and steps per line from ``NAME[WORD, WORD]``.
-
-    Raises:
-      PlanError: A word is unknown, or two contradict each other.
-    """
+    """Returns name, notation and steps per line from ``NAME[WORD, WORD]``."""
     found = _NAME.fullmatch(left.strip())
     name = left.strip() if found is None else found["name"].strip()
     words = (
@@ -124,11 +108,7 @@ def declared(left: str, option: str, text: str) -> tuple[str, Notation, int]:
 
 
 def compiled(where: str, option: str, text: str) -> re.Pattern[str]:
-    """Returns a regular expression with one group, which is where a number begins.
-
-    Raises:
-      PlanError: It is none, or has another number of groups.
-    """
+    """Returns a regular expression with one group, which is where a number begins."""
     try:
         pattern = re.compile(where)
     except re.error as error:

@@ -77,27 +77,17 @@ PLAIN: Final = Notation()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """A line, where a pattern says that a number begins, and what else it says.
+    """A line, where a pattern says that a number begins, and what else it says."""
 
-    Attributes:
-      text: The line.
-      start: Where the number begins; blanks and a sign may be before it.
-      is_led: Whether the pattern says what stands before it.
-      asks: Whether the pattern asks for the digits, or the word, in a part of the line.
-    """
-
-    text: str
-    start: int
-    is_led: bool = True
+    text: str  # The line.
+    start: int  # Where the number begins; blanks and a sign may be before it.
+    is_led: bool = True  # Whether the pattern says what stands before it.
+    # Whether the pattern asks for the digits, or the word, in a part of the line.
     asks: Callable[[int, int], bool] = lambda _start, _end: False
 
 
 def read(place: Place, quantity: Quantity, notation: Notation) -> Decimal:
-    """Returns the number at a place of a line, which is not below zero.
-
-    Raises:
-      NumberError: No number begins there, or it may mean two things.
-    """
+    """Returns the number at a place of a line, which is not below zero."""
     text, start = place.text, place.start
     start += len(text[start:]) - len(text[start:].lstrip())
     first = start + (text[start : start + 1] in tuple(_SIGNS))
@@ -129,11 +119,7 @@ def read(place: Place, quantity: Quantity, notation: Notation) -> Decimal:
 
 
 def _begin(place: Place, start: int, first: int, run: str, notation: Notation) -> int:
-    """Returns where the token begins, its sign included.
-
-    Raises:
-      NumberError: It begins before the place.
-    """
+    """Returns where the token begins, its sign included."""
     before = place.text[:start]
     if re.search(r"[0-9.][eE][+\-\u2212]?$", before):
         _raise_cut(place, start, run)

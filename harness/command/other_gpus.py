@@ -25,11 +25,7 @@ class OtherGpus:
     """
 
     def __init__(self, visible: str | None) -> None:
-        """Reads which there are.
-
-        Args:
-          visible: Those of the trial, as in ``VISIBLE``; None if all are.
-        """
+        """Reads which there are."""
         self.used: set[int] = set()
         self._others: set[int] = set()
         if visible is not None:

@@ -36,12 +36,7 @@ _CLIENT: Final = "harness/client"
 
 
 def lock_digest(root: Path, peer: PeerInfo) -> str:
-    """Returns the digest of the lock of a peer.
-
-    Args:
-      root: The folder of our packages.
-      peer: The peer.
-    """
+    """Returns the digest of the lock of a peer."""
     return identity.digest((root / peer.lock).read_text(encoding="utf-8"))
 
 
@@ -60,11 +55,7 @@ def check(
     device: str,
     steps_per_sync: int | None,
 ) -> None:
-    """Checks that the peers among backends can take the steps of a workload.
-
-    Raises:
-      PlanError: One cannot; the message says what it can.
-    """
+    """Checks that the peers among backends can take the steps of a workload."""
     for peer in backends:
         if not isinstance(peer, catalog.PeerInfo):
             continue
@@ -83,17 +74,7 @@ def check(
 def check_environments(
     trials: Iterable[PlannedTrial], launcher: str, only: str, root: Path = SOURCE_ROOT
 ) -> None:
-    """Checks that the peers of a plan can start here, before anything is written.
-
-    Args:
-      trials: What is planned.
-      launcher: The name of what starts them.
-      only: That of the one that can.
-      root: The folder of our packages.
-
-    Raises:
-      PlanError: One cannot; the message says what makes its environment.
-    """
+    """Checks that the peers of a plan can start here, before anything is written."""
     specs = {trial.spec.backend: trial.spec for trial in trials}
     for name, spec in specs.items():
         peer = catalog.peer(name)
@@ -143,13 +124,7 @@ def packages(root: Path, peer: PeerInfo) -> dict[str, str]:
 
 
 def variables(root: Path, given: Mapping[str, str], export: Path) -> dict[str, str]:
-    """Returns the variables of a trial of a peer: it can import the client.
-
-    Args:
-      root: The folder of our packages.
-      given: The variables of any trial.
-      export: The folder of what it begins with.
-    """
+    """Returns the variables of a trial of a peer: it can import the client."""
     paths = given.get("PYTHONPATH", "").split(os.pathsep)
     places = [*paths[:1], str(root / _CLIENT), *paths[1:]]
     return {

@@ -39,11 +39,7 @@ _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def split(command: str) -> tuple[str, ...]:
-    """Returns the words of a command, placeholders as they are.
-
-    Raises:
-      PlanError: It is empty, or has a quotation mark that is not closed.
-    """
+    """Returns the words of a command, placeholders as they are."""
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
@@ -60,11 +56,7 @@ def split(command: str) -> tuple[str, ...]:
 
 
 def names_in(command: str) -> tuple[str, ...]:
-    """Returns the placeholders of a command, each once.
-
-    Raises:
-      PlanError: One is unknown.
-    """
+    """Returns the placeholders of a command, each once."""
     found = [match["name"] for match in _PLACEHOLDER.finditer(command) if match["name"]]
     for name in found:
         look_up(MEANINGS, name, what="placeholder of --command (write braces twice)")
@@ -72,11 +64,7 @@ def names_in(command: str) -> tuple[str, ...]:
 
 
 def check(command: str, replicas: Iterable[int]) -> None:
-    """Checks that a command can be started, and differs between numbers of replicas.
-
-    Raises:
-      PlanError: It cannot, or all cases would be the same program.
-    """
+    """Checks that a command can be started, and differs between numbers of replicas."""
     split(command)
     found = _OF_SHELL.search(_QUOTED.sub("_", command))
     if found is not None:

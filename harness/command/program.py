@@ -40,16 +40,11 @@ NUM_MEASURED: Final = 30
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ForeignProgram:
-    """A program of the user's.
+    """A program of the user's."""
 
-    Attributes:
-      name: What reports call it.
-      record: What its trials have in common.
-      code: The parts of its identity, by revision; empty for the present one.
-    """
-
-    name: str
-    record: Program
+    name: str  # What reports call it.
+    record: Program  # What its trials have in common.
+    # The parts of its identity, by revision; empty for the present one.
     code: Mapping[str, Mapping[str, str]]
 
     def code_digest(self, revision: str) -> str:
@@ -109,21 +104,7 @@ def make(
     left_out: Sequence[Path] = (),
     count_texts: Sequence[str] = (),
 ) -> ForeignProgram:
-    """Returns the program that a command starts, identified as it is now.
-
-    Args:
-      command: With its placeholders.
-      metric_text: NAME=PATTERN.
-      unit: Plural unit of what it processes.
-      setup: What prepares each revision of a gate.
-      replicas: The numbers of replicas that are measured.
-      folder: Where it starts.
-      left_out: Folders whose files are no changes, such as that of the studies.
-      count_texts: NAME=PATTERN of what it counts.
-
-    Raises:
-      PlanError: Command or metric are wrong, or the repository cannot be read.
-    """
+    """Returns the program that a command starts, identified as it is now."""
     placeholders.check(command, replicas)
     of = metric.parse(metric_text)
     placeholders.names_in(of.path)
@@ -164,11 +145,7 @@ def _place(folder: Path, source: repository.Repository | None) -> str:
 
 
 def check_folder(record: Program, folder: Path) -> None:
-    """Checks that a program is continued from where it was started.
-
-    Raises:
-      PlanError: It is not.
-    """
+    """Checks that a program is continued from where it was started."""
     here = _place(folder, repository.find(folder, [folder]))
     if here != record.folder:
         raise PlanError(

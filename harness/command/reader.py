@@ -41,29 +41,21 @@ _PER = re.compile(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reading:
-    """One number of a program.
+    """One number of a program."""
 
-    Attributes:
-      ns: When it was printed, in nanoseconds; 0 of a file that was not seen to grow.
-      value: In the unit of the metric.
-      where: The line or the file, for messages.
-      counters: Whole numbers of the line, by the word before each and its place.
-    """
-
+    # When it was printed, in nanoseconds; 0 of a file that was not seen to grow.
     ns: int
-    value: float
+    value: float  # In the unit of the metric.
+    # The line or the file, for messages.
     where: str = dataclasses.field(default="", compare=False)
+    # Whole numbers of the line, by the word before each and its place.
     counters: Mapping[str, int] = dataclasses.field(default_factory=dict, compare=False)
 
 
 def number(
     place: Place, where: str, option: str, quantity: Quantity, notation: Notation
 ) -> float:
-    """Returns a number that is finite and not below zero.
-
-    Raises:
-      ReadingError: It is none, or may mean two things; its detail has a caret.
-    """
+    """Returns a number that is finite and not below zero."""
     try:
         value = read(place, quantity, notation)
         _check_range(place, value, quantity)
@@ -128,11 +120,7 @@ def advances(lines: Sequence[Mapping[str, int]]) -> list[int]:
 
 
 def check_positive(reading: Reading) -> None:
-    """Checks that a number is a rate or a time.
-
-    Raises:
-      ReadingError: It is zero.
-    """
+    """Checks that a number is a rate or a time."""
     if not reading.value:
         raise ReadingError(
             f"{reading.where} has 0, which is not a rate or a time; they are positive"
@@ -142,12 +130,6 @@ def check_positive(reading: Reading) -> None:
 
 class LineReader:
     """Splits one stream into lines, and finds the number in each.
-
-    Args:
-      pattern: Of a line, with one group: where the number begins.
-      option: What it was given by, for messages.
-      quantity: What its numbers are.
-      notation: What is declared of them.
 
     Attributes:
       missed: Lines that match but for the number.
@@ -169,15 +151,7 @@ class LineReader:
         self.num_read = 0
 
     def feed(self, chunk: bytes, ns: int) -> Iterator[Reading]:
-        """Yields the numbers of the lines that a chunk completes.
-
-        Args:
-          chunk: What was read; empty at the end of the stream.
-          ns: When.
-
-        Raises:
-          ReadingError: A line has two numbers, or none where one was matched.
-        """
+        """Yields the numbers of the lines that a chunk completes."""
         for line in self._terminal.feed(chunk):
             yield from self._read(line, ns)
 
@@ -206,11 +180,7 @@ class LineReader:
 
 
 def check_missed(readers: Iterable[LineReader]) -> None:
-    """Checks that no line lacked its number, once the program has printed enough.
-
-    Raises:
-      ReadingError: One did.
-    """
+    """Checks that no line lacked its number, once the program has printed enough."""
     for reader in readers:
         if reader.missed:
             number_of = len(reader.missed)

@@ -27,11 +27,7 @@ NO_REPOSITORY: Final = "no git repository"
 def git(
     folder: Path, *arguments: str, holds: Owned | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs git in a folder of the user's repository; see ``machine.git``.
-
-    Raises:
-      PlanError: There is no git, or it does not end.
-    """
+    """Runs git in a folder of the user's repository; see ``machine.git``."""
     try:
         return git_lib.run(folder, *arguments, timeout_sec=_TIMEOUT_SEC, holds=holds)
     except FileNotFoundError as error:
@@ -47,20 +43,14 @@ def git(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Repository:
-    """A working tree of the user's.
+    """A working tree of the user's."""
 
-    Attributes:
-      root: Its folder.
-      commit: Its commit; empty before the first.
-      changed: Paths that differ from the commit, sorted; of untracked files, those
-        that git does not ignore, without byte code and studies.
-      untracked: Those of them that git does not know.
-    """
-
-    root: Path
-    commit: str
+    root: Path  # Its folder.
+    commit: str  # Its commit; empty before the first.
+    # Paths that differ from the commit, sorted; of untracked files, those that git does
+    # not ignore, without byte code and studies.
     changed: tuple[str, ...]
-    untracked: frozenset[str] = frozenset()
+    untracked: frozenset[str] = frozenset()  # Those of them that git does not know.
 
     def changes(self) -> dict[str, str]:
         """Returns a digest of each file that differs from the commit, by path."""
@@ -68,15 +58,7 @@ class Repository:
 
 
 def find(folder: Path, left_out: Sequence[Path] = ()) -> Repository | None:
-    """Returns the repository around a folder, or None.
-
-    Args:
-      folder: Any folder.
-      left_out: Folders whose files are no changes, such as that of the studies.
-
-    Raises:
-      PlanError: There is no git, the repository is damaged, or too much is untracked.
-    """
+    """Returns the repository around a folder, or None."""
     found = git(folder, "rev-parse", "--show-toplevel")
     if found.returncode != 0:
         why = found.stderr.strip().partition("\n")[0]
@@ -142,12 +124,7 @@ def _content(path: Path) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """Returns 16 hexadecimal characters, a digest of the content of a file.
-
-    Raises:
-      OSError: There is no such file, or this user may not read it.
-      PlanError: The file system does not say what it holds.
-    """
+    """Returns 16 hexadecimal characters, a digest of the content of a file."""
     hasher = hashlib.blake2b(digest_size=8)
     try:
         with path.open("rb") as file:

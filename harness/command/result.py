@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 
 def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
-    """Returns the result record of a program that has printed a number.
-
-    Raises:
-      ValueError: The rank file has none.
-    """
+    """Returns the result record of a program that has printed a number."""
     assert spec.program is not None
     if not log.readings:
         raise ValueError("the command printed no number")
@@ -86,13 +82,7 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
 def judge(
     printed_ns: Sequence[int], num_warmup: int
 ) -> tuple[int, Evidence, tuple[str, ...]]:
-    """Returns how many readings are warm-up, how good the others are, and why.
-
-    Args:
-      printed_ns: When each was printed; 0 of those of a file that were not seen to
-        come.
-      num_warmup: Readings to leave out, if enough are left.
-    """
+    """Returns how many readings are warm-up, how good the others are, and why."""
     number = len(printed_ns)
     num_left = number - num_warmup
     if num_left < FEWEST_OF_WINDOW:

@@ -61,15 +61,7 @@ class Run:
         look_often: Callable[[int], bool] | None = None,
         period_sec: float = _POLL_SEC,
     ) -> None:
-        """Plans a run.
-
-        Args:
-          look: Gets the ids of its processes about every second.
-          is_sampled: Whether they are counted so often, and their memory.
-          look_often: Gets the time in nanoseconds every ``period_sec`` at least;
-            returns whether the program may be ended.
-          period_sec: At most 0.25.
-        """
+        """Plans a run."""
         self._look_often, self._period_sec = look_often, period_sec
         self._look = look
         self._is_sampled = is_sampled
@@ -89,20 +81,7 @@ class Run:
         receive: Receive,
         harness_pipe: int,
     ) -> None:
-        """Runs the program to its end, or until it has printed enough.
-
-        Args:
-          words: The command.
-          folder: Where it starts.
-          variables: Its environment.
-          receive: Receives what it prints.
-          harness_pipe: Descriptor whose end-of-file means that the harness has exited.
-
-        Raises:
-          CommandError: It cannot be started.
-          LostHarnessError: The harness has exited.
-          Exception: Whatever ``receive`` raises; the program is ended before.
-        """
+        """Runs the program to its end, or until it has printed enough."""
         become_reaper()
         start = time.monotonic()
         try:

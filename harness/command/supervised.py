@@ -33,14 +33,7 @@ if TYPE_CHECKING:
 def run(
     words: Sequence[str], folder: Path, variables: Mapping[str, str], trial_dir: Path
 ) -> int:
-    """Runs a program to its end; returns its exit code.
-
-    Args:
-      words: The command.
-      folder: Where it starts.
-      variables: Its environment.
-      trial_dir: Where its processes write.
-    """
+    """Runs a program to its end; returns its exit code."""
     kept = (KeptOutput(1), KeptOutput(2))
 
     def keep(stream: int, chunk: bytes, _ns: int) -> bool:

@@ -97,18 +97,7 @@ def composed(
 def in_unit(
     number: Decimal, text: str, span: tuple[int, int], quantity: Quantity, declared: str
 ) -> tuple[Decimal, int]:
-    """Returns a number in the unit of its quantity, and where its own unit ends.
-
-    Args:
-      number: As it is spelled.
-      text: The line.
-      span: Where it is spelled.
-      quantity: What it is to be.
-      declared: Its unit, where none is printed.
-
-    Raises:
-      NumberError: Its unit is of something else, or may mean two things.
-    """
+    """Returns a number in the unit of its quantity, and where its own unit ends."""
     start, end = span
     rate = _RATE.match(text, end) or _OTHER_RATE.match(text, end)
     time = _TIME.match(text, end)

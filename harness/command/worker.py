@@ -77,12 +77,7 @@ class Trial:
         self._run = Run(self._other_gpus.look)
 
     def run(self, folder: Path) -> int:
-        """Runs the program; returns its exit code, 0 if it was ended on purpose.
-
-        Raises:
-          CommandError: It failed, or did not print what was asked for.
-          ReadingError: What it printed or wrote says nothing clear.
-        """
+        """Runs the program; returns its exit code, 0 if it was ended on purpose."""
         spec = self._spec
         self._writer.write(
             "facts",
@@ -242,15 +237,7 @@ def remarks_on(
     num_cores: int,
     other_gpus: Sequence[int] = (),
 ) -> list[str]:
-    """Returns what the user of a program should know of a run of it.
-
-    Args:
-      num_left: Processes that outlived it.
-      bytes_per_sec: Its output.
-      busy_cores: CPU time of its processes per second.
-      num_cores: Logical CPUs of the trial.
-      other_gpus: Numbers of GPUs that it used and that are not those of the trial.
-    """
+    """Returns what the user of a program should know of a run of it."""
     found = []
     if num_left:
         found.append(

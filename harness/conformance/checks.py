@@ -165,11 +165,7 @@ def _last_line(staged: Staged) -> str:
 
 
 def _run(staged: Staged, timeout_sec: float) -> TrialExit:
-    """Runs a program without a connection.
-
-    Raises:
-      NonconformingError: It does not end.
-    """
+    """Runs a program without a connection."""
     ended = trial_tree.run_tree(staged.tree(), timeout_sec=timeout_sec)
     if ended.is_timed_out:
         raise NonconformingError(_STUCK)

@@ -44,23 +44,16 @@ os.execvp(sys.argv[2], sys.argv[2:-1])
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Staged:
-    """A trial of a check, in the form that ``Resident`` starts.
+    """A trial of a check, in the form that ``Resident`` starts."""
 
-    Attributes:
-      trial_dir: Its directory.
-      command: What starts it.
-      variables: Environment variables of its processes.
-      processes: One is planned; a program says itself how many it has.
-      is_client: Always.
-    """
-
-    trial_dir: Path
-    command: tuple[str, ...]
-    variables: dict[str, str]
+    trial_dir: Path  # Its directory.
+    command: tuple[str, ...]  # What starts it.
+    variables: dict[str, str]  # Environment variables of its processes.
+    # One is planned; a program says itself how many it has.
     processes: Processes = dataclasses.field(
         default_factory=lambda: Processes(members=(), num_ranks=1)
     )
-    is_client: bool = True
+    is_client: bool = True  # Always.
 
     def tree(self) -> ProcessTree:
         """Returns its processes, planned; it runs alone."""
@@ -72,14 +65,7 @@ class Staged:
 
 
 def stage(folder: Path, command: Sequence[str], **asked: Any) -> Staged:
-    """Returns a trial whose directory is ready.
-
-    Args:
-      folder: Its directory, which is created.
-      command: The program with its arguments, in which placeholders are filled.
-      **asked: What ``client.json`` says in place of ``ASKED``; ``protocol`` may be one
-        that there is not.
-    """
+    """Returns a trial whose directory is ready."""
     folder.mkdir()
     version = asked.pop("protocol", None)
     content = TrialFile.model_validate({**ASKED, **asked}).model_dump(mode="json")

@@ -49,21 +49,13 @@ _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Ceiling:
-    """The result of one canary.
+    """The result of one canary."""
 
-    Attributes:
-      kind: ``compute`` or ``memory``.
-      num_cores: Cores that ran at once.
-      alone: Rate of one core alone, over rounds.
-      ratio: Rate of a core when all are busy / alone, over rounds.
-      spread: Standard deviation of the logarithm of the rate alone, over rounds.
-    """
-
-    kind: str
-    num_cores: int
-    alone: Estimate
-    ratio: Estimate
-    spread: float
+    kind: str  # ``compute`` or ``memory``.
+    num_cores: int  # Cores that ran at once.
+    alone: Estimate  # Rate of one core alone, over rounds.
+    ratio: Estimate  # Rate of a core when all are busy / alone, over rounds.
+    spread: float  # Standard deviation of the logarithm of the rate alone, over rounds.
 
 
 Ask = Callable[[Sequence[int], str], list[float]]
@@ -71,12 +63,7 @@ Ask = Callable[[Sequence[int], str], list[float]]
 
 
 def array_bytes(cores: Sequence[int], root: Path) -> int | None:
-    """Returns the size of an array of the triad; None if memory is too small for it.
-
-    Args:
-      cores: The cores that run at once.
-      root: The file system root; tests pass a fake one.
-    """
+    """Returns the size of an array of the triad; None if memory is too small for it."""
     wanted = max(
         _LEAST_ARRAY_BYTES, _CACHES * _largest_cache_bytes(root) // _NUM_ARRAYS
     )
@@ -146,13 +133,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 def measure_ceilings(
     cores: Sequence[int], ask: Ask, num_rounds: int = NUM_ROUNDS
 ) -> list[Ceiling]:
-    """Runs both canaries in rounds.
-
-    Args:
-      cores: The cores; the one that runs alone changes from round to round.
-      ask: From ``canary_processes``; tests pass a fake one.
-      num_rounds: Rounds, the n of the intervals.
-    """
+    """Runs both canaries in rounds."""
     alone: dict[str, list[float]] = {COMPUTE: [], MEMORY: []}
     ratios: dict[str, list[float]] = {COMPUTE: [], MEMORY: []}
     for round_index in range(num_rounds):

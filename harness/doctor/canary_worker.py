@@ -27,11 +27,7 @@ _FLOAT_BYTES = 8
 
 
 def make_kernels(array_bytes: int) -> dict[str, tuple[Callable[[], object], float]]:
-    """Returns each canary with the work that a call does.
-
-    Args:
-      array_bytes: Size of each of the three arrays of the triad.
-    """
+    """Returns each canary with the work that a call does."""
     matrix = np.linspace(0.0, 1.0, _SIZE * _SIZE, dtype=np.float32)
     matrix = matrix.reshape(_SIZE, _SIZE)
     length = array_bytes // _FLOAT_BYTES

@@ -25,12 +25,7 @@ def diagnose(
         canaries.check_canaries,
     ),
 ) -> list[Finding]:
-    """Returns the findings of every check.
-
-    Args:
-      root: The file system root; tests pass a fake one.
-      measures: What is timed, each on the logical CPUs that this process may use.
-    """
+    """Returns the findings of every check."""
     cpus = read_topology(root)
     cores = [cpu.cpu for cpu in cpus.cpus]
     # Before anything of ours runs.

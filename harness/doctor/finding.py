@@ -10,19 +10,12 @@ Level = Literal["ok", "caution", "bad"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """The result of one check.
+    """The result of one check."""
 
-    Attributes:
-      check: What was looked at.
-      level: ``bad`` if timings are unusable, ``caution`` if they can be worse.
-      found: One line.
-      advice: One line: what to do; empty if it is ok.
-    """
-
-    check: str
-    level: Level
-    found: str
-    advice: str = ""
+    check: str  # What was looked at.
+    level: Level  # ``bad`` if timings are unusable, ``caution`` if they can be worse.
+    found: str  # One line.
+    advice: str = ""  # One line: what to do; empty if it is ok.
 
 
 def ok(check: str, found: str) -> Finding:

@@ -90,15 +90,7 @@ def check_set(
     installed: str = "",
     probe: Probe = gpu_probe.probe,
 ) -> list[Finding]:
-    """Returns the findings about all GPUs together, for a sweep on them.
-
-    Args:
-      visible: The GPUs that CUDA_VISIBLE_DEVICES allows.
-      driver: Version of the driver; None without one.
-      cuda: The newest CUDA that it supports.
-      installed: The version of CUDA's libraries beside TensorFlow; "" without.
-      probe: Returns what TensorFlow sees; tests pass a fake one.
-    """
+    """Returns the findings about all GPUs together, for a sweep on them."""
     if not visible:
         found = "none" if driver is None else f"none visible, driver {driver}"
         advice = "install the NVIDIA driver, or show GPUs with CUDA_VISIBLE_DEVICES"

@@ -48,17 +48,7 @@ def multiply(
     size: int = SIZE,
     turn_sec: float = TURN_SEC,
 ) -> Rates:
-    """Times the product in a process of its own.
-
-    Args:
-      ids: The GPUs that it may use.
-      devices: The devices to time, as TensorFlow numbers them there.
-      size: Rows of a matrix.
-      turn_sec: Time for each measurement.
-
-    Raises:
-      DoctorError: The process failed.
-    """
+    """Times the product in a process of its own."""
     paths = [str(_SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     command = [sys.executable, "-m", "harness.doctor.gpu_canary_worker"]
     try:
@@ -90,12 +80,7 @@ def multiply(
 
 
 def check_rates(rates: Rates, operations: float = _OPERATIONS) -> list[Finding]:
-    """Returns a finding for each GPU about its rate, alone and with the others.
-
-    Args:
-      rates: Products per second.
-      operations: Floating-point operations of a product.
-    """
+    """Returns a finding for each GPU about its rate, alone and with the others."""
     median = statistics.median(rates["alone"])
     findings = []
     for index, (alone, together) in enumerate(
@@ -124,13 +109,7 @@ def check_gpus(
     probe: Probe = gpu_probe.probe,
     multiply: Multiply = multiply,
 ) -> list[Finding]:
-    """Checks what a sweep on GPUs needs; times them only where it has that.
-
-    Args:
-      _cores: Of this process; without a meaning here.
-      probe: Returns what TensorFlow sees; tests pass a fake one.
-      multiply: Returns rates; tests pass a fake one.
-    """
+    """Checks what a sweep on GPUs needs; times them only where it has that."""
     # Of the others, check_gpus says that they cannot be read.
     visible = [of for of in gpu_choice.listed_gpus() if not of.fault]
     findings = gpu.check_set(

@@ -40,14 +40,7 @@ def check_code(
     driver: str | None,
     environ: Mapping[str, str] = os.environ,
 ) -> list[Finding]:
-    """Returns a finding for each compute capability; none where TensorFlow is silent.
-
-    Args:
-      visible: The GPUs.
-      architectures: What TensorFlow was built for, such as ``sm_80``.
-      driver: Version of the driver.
-      environ: Says where compiled code is kept.
-    """
+    """A finding for each compute capability; none where TensorFlow is silent."""
     if not architectures:
         return []
     return [
@@ -99,18 +92,7 @@ def compile_once(
     say: Callable[[str], object] = print,
     environ: Mapping[str, str] = os.environ,
 ) -> int:
-    """Has the driver compile what TensorFlow's wheel lacks for this machine's GPUs.
-
-    Args:
-      probe: Returns what TensorFlow sees; tests pass a fake one.
-      run: Runs a workload with some variables, returns its exit code; tests pass a
-        fake one.
-      say: Takes lines that the user reads.
-      environ: Of this process.
-
-    Returns:
-      0 where nothing is left to do, also without a GPU; 1 after a failure.
-    """
+    """Has the driver compile what TensorFlow's wheel lacks for this machine's GPUs."""
     try:
         visible = gpu_choice.visible_gpus(environ)
         if not visible:

@@ -17,36 +17,21 @@ _NOTABLE_UTILIZATION = 0.05
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class GpuState:
-    """One GPU. None: the driver does not say.
+    """One GPU. None: the driver does not say."""
 
-    Attributes:
-      name: Product name.
-      num_users: Processes with a context on it, this one not counted.
-      utilization: Fraction of the last moments in which a kernel ran.
-      clock_mhz: Clock of the multiprocessors.
-      max_clock_mhz: The highest one.
-      temperature_celsius: Of the chip.
-      slowed_by: Why its clock is lowered; empty if it is not.
-      index: Its number for the driver.
-      power_limit_watts: The most power that it may draw now.
-      default_power_limit_watts: The same, as delivered.
-      num_uncorrected_errors: ECC errors since the last reset.
-      is_mig: Whether it is an instance of a GPU in MIG mode.
-      fault: What the driver says where it cannot read it; nothing else is known then.
-    """
-
-    name: str
-    num_users: int | None
-    utilization: float | None
-    clock_mhz: int | None
-    max_clock_mhz: int | None
-    temperature_celsius: int | None
-    slowed_by: tuple[str, ...]
-    index: int = 0
-    power_limit_watts: float | None = None
-    default_power_limit_watts: float | None = None
-    num_uncorrected_errors: int | None = None
-    is_mig: bool = False
+    name: str  # Product name.
+    num_users: int | None  # Processes with a context on it, this one not counted.
+    utilization: float | None  # Fraction of the last moments in which a kernel ran.
+    clock_mhz: int | None  # Clock of the multiprocessors.
+    max_clock_mhz: int | None  # The highest one.
+    temperature_celsius: int | None  # Of the chip.
+    slowed_by: tuple[str, ...]  # Why its clock is lowered; empty if it is not.
+    index: int = 0  # Its number for the driver.
+    power_limit_watts: float | None = None  # The most power that it may draw now.
+    default_power_limit_watts: float | None = None  # The same, as delivered.
+    num_uncorrected_errors: int | None = None  # ECC errors since the last reset.
+    is_mig: bool = False  # Whether it is an instance of a GPU in MIG mode.
+    # What the driver says where it cannot read it; nothing else is known then.
     fault: str = ""
 
     @property
@@ -64,15 +49,7 @@ class GpuState:
 def read_gpu_states(
     own_pid: int, chosen: Sequence[Gpu] | None = None
 ) -> tuple[GpuState, ...]:
-    """Returns the state of some GPUs; none without a driver.
-
-    Args:
-      own_pid: A process that does not count as a user.
-      chosen: The GPUs; by default those that CUDA_VISIBLE_DEVICES allows.
-
-    Raises:
-      PlanError: CUDA_VISIBLE_DEVICES names a GPU that does not exist, or one twice.
-    """
+    """Returns the state of some GPUs; none without a driver."""
     import pynvml
 
     wanted = gpu_choice.listed_gpus() if chosen is None else chosen

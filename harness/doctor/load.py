@@ -37,23 +37,17 @@ class Neighbour:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CurrentLoad:
-    """What ran in a short span in which this process slept.
+    """What ran in a short span in which this process slept."""
 
-    Attributes:
-      disturbance: Of all cores that this process may use.
-      neighbours: The busiest other processes, the busiest first; names only.
-      load_average: Over the last minute; None where it is hidden.
-      num_swapped_pages: Moved to or from swap within the span; None if not counted.
-      num_thermal: Times that heat lowered the clock since boot; None if not counted.
-      has_thread_times: Whether run time and run delay of threads can be read.
-    """
-
-    disturbance: Disturbance
+    disturbance: Disturbance  # Of all cores that this process may use.
+    # The busiest other processes, the busiest first; names only.
     neighbours: tuple[Neighbour, ...]
-    load_average: float | None
+    load_average: float | None  # Over the last minute; None where it is hidden.
+    # Moved to or from swap within the span; None if not counted.
     num_swapped_pages: int | None
+    # Times that heat lowered the clock since boot; None if not counted.
     num_thermal: int | None
-    has_thread_times: bool
+    has_thread_times: bool  # Whether run time and run delay of threads can be read.
 
 
 def read_load(
@@ -62,13 +56,7 @@ def read_load(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> CurrentLoad:
-    """Watches the cores for ``SPAN_SEC``.
-
-    Args:
-      cores: Logical CPUs that this process may use.
-      root: The file system root; tests pass a fake one.
-      sleep: How to wait; tests change the files meanwhile.
-    """
+    """Watches the cores for ``SPAN_SEC``."""
     start, pages = _read(cores, root), settings.read_swapped_pages(root)
     processes = _read_processes(root)
     sleep(SPAN_SEC)

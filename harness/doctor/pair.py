@@ -53,25 +53,15 @@ _ADVICE = "end other programs, or measure longer: --minutes, --target"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """What a default sweep would give.
+    """What a default sweep would give."""
 
-    Attributes:
-      num_rounds: Of each of its generations.
-      half_width: Median half width of the 95 % interval of a ratio, as a logarithm.
-    """
-
-    num_rounds: int
+    num_rounds: int  # Of each of its generations.
+    # Median half width of the 95 % interval of a ratio, as a logarithm.
     half_width: float
 
 
 def predict(deviation: float, turn_sec: float, start_sec: float) -> Prediction:
-    """Predicts the interval of a ratio in a relay of the default time and six cases.
-
-    Args:
-      deviation: Standard deviation over rounds of the log ratio of two turns.
-      turn_sec: Duration of a turn, what lies between turns included.
-      start_sec: To start and warm up one process.
-    """
+    """Predicts the interval of a ratio in a relay of the default time and six cases."""
     generation_sec = defaults.MINUTES * 60 / defaults.GENERATIONS
     left_sec = generation_sec - NUM_CASES * start_sec
     num_rounds = int(left_sec / (NUM_CASES * turn_sec))
@@ -115,14 +105,7 @@ def check_pair(
     settings: RunSettings | None = None,
     stage: Callable[[str, float | None], None] = lambda _text, _left: None,
 ) -> list[Finding]:
-    """Measures the pair on some cores.
-
-    Args:
-      cores: Those that this process may use.
-      duration_sec: For all of it, start-up included; at least five rounds are taken.
-      settings: How trials are run; tests pass a fake worker.
-      stage: Receives what the relay does now.
-    """
+    """Measures the pair on some cores."""
     settings = settings or RunSettings(timeout_sec=_TIMEOUT_SEC)
     with owned_folders.made(owned_folders.DOCTOR) as folder:
         store = Store.create(folder.path / "doctor")
@@ -153,12 +136,7 @@ def check_pair(
 
 
 def judge(study: Study, start_sec: float) -> Finding:
-    """Says what the turns of a pair show.
-
-    Args:
-      study: With one generation of a case and its twin.
-      start_sec: What it took to start and warm up one process.
-    """
+    """Says what the turns of a pair show."""
     counts = relay.count_turns(study)
     if counts.is_unfit:
         return bad(

@@ -113,12 +113,7 @@ def check_memory(root: Path) -> Finding:
 
 
 def check_swap(root: Path, num_swapped_pages: int | None) -> Finding:
-    """Memory in swap is read back while a trial runs.
-
-    Args:
-      root: The file system root.
-      num_swapped_pages: Pages moved in or out just now; None where not counted.
-    """
+    """Memory in swap is read back while a trial runs."""
     memory = read_memory(root)
     used = memory.get("SwapTotal", 0) - memory.get("SwapFree", 0)
     found = f"{used / _GIB:.1f} GiB in use"

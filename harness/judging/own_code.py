@@ -36,16 +36,7 @@ print(json.dumps(found))
 
 
 def check_start(command: str, start: Path, name: str) -> None:
-    """Checks that a revision has the program file that a command names by its path.
-
-    Args:
-      command: With its placeholders.
-      start: Where it starts in the revision.
-      name: What messages call the revision.
-
-    Raises:
-      RevisionError: It does not.
-    """
+    """Checks that a revision has the program file that a command names by its path."""
     word = placeholders.split(command)[0]
     if os.sep not in word or "{" in word or (start / word).exists():
         return
@@ -61,16 +52,6 @@ def check_imports(
     """Checks that a revision does not import the code of another one.
 
     What lies beside the script, or with ``-m`` where it starts, is found first.
-
-    Args:
-      command: With its placeholders.
-      start: Where it starts in the revision.
-      root: The folder of the revision.
-      name: What messages call the revision.
-      others: Other folders that hold the repository.
-
-    Raises:
-      RevisionError: Its interpreter imports from one of them.
     """
     words = placeholders.split(command)
     first = {

@@ -39,30 +39,15 @@ _MOST_OF_POINTER: Final = 1024
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Sides:
-    """Both revisions, ready to run.
+    """Both revisions, ready to run."""
 
-    Attributes:
-      program: The program, identified in both.
-      folders: Where it starts, by revision; empty for the present one.
-      baseline: The other revision.
-    """
-
-    program: ForeignProgram
-    folders: dict[str, Path]
-    baseline: SourceTree
+    program: ForeignProgram  # The program, identified in both.
+    folders: dict[str, Path]  # Where it starts, by revision; empty for the present one.
+    baseline: SourceTree  # The other revision.
 
 
 def source_of(folder: Path, revision: str, runs_dir: Path) -> Repository:
-    """Returns the user's repository around a folder.
-
-    Args:
-      folder: Any folder.
-      revision: The baseline as the user named it, for messages.
-      runs_dir: That of the studies, which are no part of it.
-
-    Raises:
-      RevisionError: There is none, or nothing was committed yet.
-    """
+    """Returns the user's repository around a folder."""
     found = repository.find(folder, [runs_dir])
     if found is None:
         raise RevisionError(
@@ -79,11 +64,7 @@ def source_of(folder: Path, revision: str, runs_dir: Path) -> Repository:
 
 
 def find_commit(source: Repository, revision: str) -> str:
-    """Returns the full id of the commit that a revision names.
-
-    Raises:
-      RevisionError: The repository has no such revision.
-    """
+    """Returns the full id of the commit that a revision names."""
     wanted = f"{revision}^{{commit}}"
     found = repository.git(
         source.root, "rev-parse", "--verify", "--quiet", "--end-of-options", wanted
@@ -105,19 +86,7 @@ def side_by_side(
     commit: str,
     note: Callable[[str], None],
 ) -> Iterator[Sides]:
-    """Checks both revisions out and prepares them, for as long as the block lasts.
-
-    Args:
-      program: The program as it is now.
-      source: The user's repository; with another commit and no changes, that commit
-        is measured in place of the present state.
-      revision: The baseline as the user named it, for messages.
-      commit: Its full id.
-      note: Receives what takes long, one line.
-
-    Raises:
-      RevisionError: One cannot be checked out or prepared.
-    """
+    """Checks both revisions out and prepares them, for as long as the block lasts."""
     git = functools.partial(repository.git, source.root)
     worktrees.remove_abandoned(git)
     with owned_folders.made(owned_folders.GATE) as folder:

@@ -70,12 +70,7 @@ models.TrialSpec.model_validate_json(sys.stdin.read())
 
 
 def find_commit(revision: str) -> str:
-    """Returns the full id of the commit that a revision names.
-
-    Raises:
-      RevisionError: The sources are not in a git repository, or it has no such
-        revision.
-    """
+    """Returns the full id of the commit that a revision names."""
     try:
         found = _git(
             "rev-parse",
@@ -112,17 +107,7 @@ def locks_of(device: str) -> tuple[str, ...]:
 def checked_out(
     revision: str, commit: str, note: Callable[[str], None], device: str = "cpu"
 ) -> Iterator[SourceTree]:
-    """Checks a commit out for as long as the block lasts.
-
-    Args:
-      revision: As the user named it, for messages.
-      commit: Its full id.
-      note: Receives what takes long, one line.
-      device: Kind of device that trials run on.
-
-    Raises:
-      RevisionError: It cannot be checked out, or its packages cannot be installed.
-    """
+    """Checks a commit out for as long as the block lasts."""
     worktrees.remove_abandoned(_git)
     with owned_folders.made(owned_folders.GATE) as folder:
         root = folder.path / "tree"
@@ -163,11 +148,7 @@ def _add_worktree(
 
 
 def check_runs(revision: str, tree: SourceTree, spec: TrialSpec) -> None:
-    """Checks that the sources of a revision can take part in a measurement.
-
-    Raises:
-      RevisionError: They do not start, do not take turns, or do not read the spec.
-    """
+    """Checks that the sources of a revision can take part in a measurement."""
     done = _run(
         [tree.python, "-c", _READ_SPEC],
         variables={"PYTHONPATH": str(tree.root)},

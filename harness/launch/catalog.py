@@ -30,15 +30,7 @@ _FOUND: Final[dict[str, LauncherInfo | None]] = dict.fromkeys(LAUNCHERS)
 
 
 def info(name: str) -> LauncherInfo:
-    """Returns a launcher.
-
-    Args:
-      name: That of a folder or of a plugin, or ``MODULE:NAME``.
-
-    Raises:
-      PlanError: The name is unknown; the message lists the known ones.
-      PluginError: The plugin that has it cannot be used.
-    """
+    """Returns a launcher."""
     found = find("launchers", _FOUND, name, complain)
     if found is not None:
         return found
@@ -64,11 +56,7 @@ def file_options() -> dict[str, type[Options]]:
 
 
 def start(name: str) -> Launcher:
-    """Returns what starts trials on the hosts that are here.
-
-    Raises:
-      HarnessError: The name is unknown, or its engine is not here.
-    """
+    """Returns what starts trials on the hosts that are here."""
     own = info(name)
     return by_hosts(own.start(own.options()))
 

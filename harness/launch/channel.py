@@ -54,11 +54,7 @@ def own_address(environ: Mapping[str, str]) -> str:
 
 
 def connect(address: str, secret: str) -> socket.socket:
-    """Connects a member to the harness.
-
-    Raises:
-      OSError: Nothing listens there, or the host cannot be reached.
-    """
+    """Connects a member to the harness."""
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_SEC)
     connection.settimeout(None)
@@ -68,9 +64,5 @@ def connect(address: str, secret: str) -> socket.socket:
 
 
 def send(connection: socket.socket, **message: Any) -> None:
-    """Sends one message.
-
-    Raises:
-      OSError: The connection is closed.
-    """
+    """Sends one message."""
     connection.sendall(json.dumps(message).encode("ascii") + b"\n")

@@ -33,21 +33,7 @@ class ClientEngine(Engine):
         end_by_itself_sec: float,
         message: bytes | None = None,
     ) -> None:
-        """Starts the program.
-
-        Args:
-          command: The program and its arguments.
-          trial_dir: The directory of the trial.
-          variables: Its environment variables.
-          log: Name of the file that gets what it prints.
-          hint: What to do where it cannot be run.
-          end_by_itself_sec: How long it may take to end with its members.
-          message: What it reads from its standard input, which then stays open until
-            the members are to end; none: its standard input is empty.
-
-        Raises:
-          LaunchError: It cannot be run.
-        """
+        """Starts the program."""
         folder = trial_dir / LOGS
         folder.mkdir(exist_ok=True)
         self._log = folder / log

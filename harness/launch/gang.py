@@ -51,14 +51,7 @@ class RunningGang:
         variables: Mapping[str, str],
         command: Sequence[str],
     ) -> None:
-        """Plans the gang; ``start`` starts it.
-
-        Args:
-          start_members: Lets an engine start them; raises LaunchError if it refuses.
-          trial_dir: The directory of the trial, with the plan of the gang.
-          variables: The environment variables of the members.
-          command: What each member runs; the trial directory is appended.
-        """
+        """Plans the gang; ``start`` starts it."""
         self.exit_code: int | None = None
         self.output: tuple[str, ...] = ()
         self.num_oom_kills: int | None = None
@@ -96,11 +89,7 @@ class RunningGang:
             self.output = (str(error),)
 
     def wait(self, timeout_sec: float) -> None:
-        """Waits for the ranks; ``exit_code`` says how they ended.
-
-        Raises:
-          subprocess.TimeoutExpired: They have not ended in time.
-        """
+        """Waits for the ranks; ``exit_code`` says how they ended."""
         end = time.monotonic() + timeout_sec
         while self.exit_code is None:
             assert self._exits is not None

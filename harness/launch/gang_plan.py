@@ -22,21 +22,14 @@ _NAME = "gang.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class GangPlan:
-    """The members of a gang and their places.
+    """The members of a gang and their places."""
 
-    Attributes:
-      members: Kind and index of each.
-      cpusets: The cores of each, on its host.
-      num_ranks: How many of them are measured: the first ones.
-      members_per_host: The first so many are on the first host, and so on.
-      variables: Environment variables that say to members what they are, where their
-        engine only numbers them.
-    """
-
-    members: tuple[Member, ...]
-    cpusets: tuple[tuple[int, ...], ...]
-    num_ranks: int
-    members_per_host: int
+    members: tuple[Member, ...]  # Kind and index of each.
+    cpusets: tuple[tuple[int, ...], ...]  # The cores of each, on its host.
+    num_ranks: int  # How many of them are measured: the first ones.
+    members_per_host: int  # The first so many are on the first host, and so on.
+    # Environment variables that say to members what they are, where their engine only
+    # numbers them.
     variables: dict[str, str]
 
     def write(self, trial_dir: Path) -> None:
@@ -45,11 +38,7 @@ class GangPlan:
 
     @classmethod
     def read(cls, trial_dir: Path) -> GangPlan:
-        """Reads the file.
-
-        Raises:
-          OSError: It cannot be read here.
-        """
+        """Reads the file."""
         fields = json.loads((trial_dir / _NAME).read_bytes())
         return cls(
             members=tuple((kind, index) for kind, index in fields["members"]),

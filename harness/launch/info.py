@@ -22,33 +22,20 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Submitted:
-    """A job that an engine has accepted.
+    """A job that an engine has accepted."""
 
-    Attributes:
-      number: Its id.
-      follow: How to follow it, in words.
-      end: The command that ends it.
-    """
-
-    number: str
-    follow: str
-    end: str
+    number: str  # Its id.
+    follow: str  # How to follow it, in words.
+    end: str  # The command that ends it.
 
 
 class LauncherInfo:
-    """One launcher, free of its engine.
+    """One launcher, free of its engine."""
 
-    Attributes:
-      name: For ``--launcher``; also that of its folder.
-      summary: One line.
-      options: Its options for ``sweep``.
-      file_options: Those for ``launch render``.
-    """
-
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    options: ClassVar[type[Options]] = Options
-    file_options: ClassVar[type[Options]] = Options
+    name: ClassVar[str]  # For ``--launcher``; also that of its folder.
+    summary: ClassVar[str]  # One line.
+    options: ClassVar[type[Options]] = Options  # Its options for ``sweep``.
+    file_options: ClassVar[type[Options]] = Options  # Those for ``launch render``.
 
     def can(self, does: str) -> bool:
         """Whether it does something, such as ``start`` or ``render``."""
@@ -59,14 +46,7 @@ class LauncherInfo:
         return False
 
     def start(self, options: Any) -> Launcher:
-        """Returns what starts trials on the hosts that are here.
-
-        Args:
-          options: See ``options``.
-
-        Raises:
-          HarnessError: It starts none, its engine is not here, or has too few hosts.
-        """
+        """Returns what starts trials on the hosts that are here."""
         del options
         raise PlanError(
             f"--launcher {self.name} starts no trials, it only writes files: use"
@@ -78,28 +58,11 @@ class LauncherInfo:
         raise NotImplementedError
 
     def submit(self, job: Job, options: Any, runs_dir: Path) -> Submitted:
-        """Submits a sweep, which continues after the time limit; ``is_submitted``.
-
-        Args:
-          job: The command of the sweep, and what it needs.
-          options: See ``options``.
-          runs_dir: Where its studies are: what counts as progress.
-
-        Raises:
-          PlanError: The engine does not have what it needs; nothing was submitted.
-        """
+        """Submits a sweep, which continues after the time limit; ``is_submitted``."""
         raise NotImplementedError
 
     def render(self, job: Job, options: Any) -> Mapping[str, str]:
-        """Returns files that start a gang by hand: names and contents.
-
-        Args:
-          job: What to start.
-          options: See ``file_options``.
-
-        Raises:
-          PlanError: It writes none, or the job lacks what it needs.
-        """
+        """Returns files that start a gang by hand: names and contents."""
         del job, options
         raise PlanError(
             f"--launcher {self.name} writes no files: its trials are started by"

@@ -12,32 +12,19 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What an engine is asked to run, whichever it is.
+    """What an engine is asked to run, whichever it is."""
 
-    Attributes:
-      name: Lower-case letters, digits and hyphens, as all engines allow.
-      command: What each worker runs; it learns from the engine which one it is.
-      workers: Processes of the gang.
-      gpus_per_worker: GPUs of each; 0 on CPUs.
-      cores_per_worker: Cores of each; None leaves it to the engine.
-      replicas: Replicas in all, if they were named.
-      directory: Current folder of the workers, which all hosts see.
-    """
-
-    name: str
+    name: str  # Lower-case letters, digits and hyphens, as all engines allow.
+    # What each worker runs; it learns from the engine which one it is.
     command: tuple[str, ...]
-    workers: int = 1
-    gpus_per_worker: int = 0
-    cores_per_worker: int | None = None
-    replicas: int | None = None
-    directory: str = "."
+    workers: int = 1  # Processes of the gang.
+    gpus_per_worker: int = 0  # GPUs of each; 0 on CPUs.
+    cores_per_worker: int | None = None  # Cores of each; None leaves it to the engine.
+    replicas: int | None = None  # Replicas in all, if they were named.
+    directory: str = "."  # Current folder of the workers, which all hosts see.
 
     def __post_init__(self) -> None:
-        """Checks what holds for every engine.
-
-        Raises:
-          PlanError: The message says what is wrong, and what to do.
-        """
+        """Checks what holds for every engine."""
         if not self.command:
             raise PlanError(
                 "no command to run; write it after '--', for example -- python train.py"
@@ -51,11 +38,7 @@ class Job:
         _check_product(self.workers, self.gpus_per_worker, self.replicas)
 
     def check_nodes(self, nodes: int) -> None:
-        """Checks that every host has a worker.
-
-        Raises:
-          PlanError: One would have none.
-        """
+        """Checks that every host has a worker."""
         if nodes > self.workers:
             raise PlanError(
                 f"--nodes {nodes} is more than --workers {self.workers}: a node would"
@@ -63,11 +46,7 @@ class Job:
             )
 
     def workers_per_node(self, nodes: int) -> int:
-        """Returns how many workers a host gets, where all get as many.
-
-        Raises:
-          PlanError: They cannot.
-        """
+        """Returns how many workers a host gets, where all get as many."""
         self.check_nodes(nodes)
         if self.workers % nodes:
             raise PlanError(
@@ -78,11 +57,7 @@ class Job:
 
 
 def _check_product(workers: int, gpus_per_worker: int, replicas: int | None) -> None:
-    """Checks that workers times GPUs per worker makes the replicas.
-
-    Raises:
-      PlanError: It does not.
-    """
+    """Checks that workers times GPUs per worker makes the replicas."""
     made = workers * max(gpus_per_worker, 1)
     if replicas is not None and made != replicas:
         raise PlanError(

@@ -138,11 +138,7 @@ def _temporary_folder(name: str) -> Iterator[Path]:
 
 
 def _own(trial_dir: Path, member: Member) -> tuple[int, Sequence[int]]:
-    """Returns the place of this member and its cores, after checking this host.
-
-    Raises:
-      LaunchError: This host does not see the trial, or lacks the cores.
-    """
+    """Returns the place of this member and its cores, after checking this host."""
     try:
         plan = GangPlan.read(trial_dir)
     except OSError as error:

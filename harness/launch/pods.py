@@ -44,11 +44,7 @@ _OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 
 
 def parse_image(text: str, *, what: str) -> str:
-    """Returns the name of an image.
-
-    Raises:
-      ParseError: No registry would take it.
-    """
+    """Returns the name of an image."""
     if not _IMAGE.fullmatch(text):
         raise ParseError(
             f"{what} {text!r} is not the name of an image; write [registry/]path[:tag],"
@@ -58,11 +54,7 @@ def parse_image(text: str, *, what: str) -> str:
 
 
 def parse_template(text: str, *, what: str) -> dict[str, Any]:
-    """Returns a PodTemplateSpec; in the pod of a sweep, what the sweep was given.
-
-    Raises:
-      ParseError: The file cannot be read, or is no pod template.
-    """
+    """Returns a PodTemplateSpec; in the pod of a sweep, what the sweep was given."""
     import yaml  # --help needs none
 
     try:
@@ -113,11 +105,7 @@ def _problems(found: Any) -> Iterator[str]:
 def with_template(
     template: Mapping[str, Any] | None, made: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns a PodTemplateSpec: the user's, with what the harness sets over it.
-
-    Raises:
-      PlanError: They contradict each other.
-    """
+    """Returns a PodTemplateSpec: the user's, with what the harness sets over it."""
     own = copy.deepcopy(dict(template or {}))
     if "metadata" in own:
         own["metadata"].pop("namespace", None)
@@ -199,11 +187,7 @@ class PodOptions(Options):
 
 
 def check(job: Job, options: PodOptions, launcher: str) -> None:
-    """Checks what a pod needs.
-
-    Raises:
-      PlanError: The message says what is missing.
-    """
+    """Checks what a pod needs."""
     if options.image is None:
         raise PlanError(
             f"--launcher {launcher} requires --image: pods run in a container; name an"
@@ -240,12 +224,7 @@ def runs_folder(directory: str, runs_dir: str = RUNS) -> str:
 
 
 def kept_code(runs: str, gpus: int) -> dict[str, str]:
-    """Returns the variables that keep what a driver compiles beside the studies.
-
-    Args:
-      runs: Where the studies are mounted.
-      gpus: Those of the pod; nothing is to be kept without.
-    """
+    """Returns the variables that keep what a driver compiles beside the studies."""
     if not gpus:
         return {}
     return {
@@ -263,12 +242,7 @@ def literal(words: Iterable[str]) -> list[str]:
 
 
 def limits(job: Job, *, gpus: int | None = None) -> dict[str, int]:
-    """Returns the resources of a container; GPUs are never shared, so all are limits.
-
-    Args:
-      job: What runs in it.
-      gpus: Its GPUs; by default those of a worker.
-    """
+    """The resources of a container; GPUs are never shared, so all are limits."""
     wanted = {
         "nvidia.com/gpu": job.gpus_per_worker if gpus is None else gpus,
         "cpu": job.cores_per_worker,

@@ -16,11 +16,7 @@ _NUM_PRODUCTS = 900
 
 
 def run_canary(core: int | None = None) -> float:
-    """Returns the seconds the fixed computation takes on ``core``.
-
-    Args:
-      core: Logical CPU to run on; None for wherever the scheduler puts it.
-    """
+    """Returns the seconds the fixed computation takes on ``core``."""
     import numpy as np
 
     before = os.sched_getaffinity(0)

@@ -32,15 +32,7 @@ _FILES: Final = {
 def read(
     root: Path = Path("/"), environ: Mapping[str, str] | None = None
 ) -> str | None:
-    """Returns kind and image, such as ``docker sha256:0123...``; None outside of one.
-
-    Args:
-      root: The file system root; tests pass a fake one.
-      environ: Variables of this process; tests pass others.
-
-    Raises:
-      PlanError: The variable is no id of an image.
-    """
+    """Kind and image, such as ``docker sha256:0123...``; None outside of one."""
     environ = os.environ if environ is None else environ
     kinds = ["apptainer"] * any(environ.get(name) for name in _VARIABLES)
     kinds += [kind for name, kind in _FILES.items() if (root / name).exists()]
@@ -51,11 +43,7 @@ def read(
 
 
 def image_of(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> str:
-    """Returns the id of the image, such as ``sha256:0123...``; empty if unknown.
-
-    Raises:
-      PlanError: The variable is no id of an image.
-    """
+    """Returns the id of the image, such as ``sha256:0123...``; empty if unknown."""
     text = (os.environ if environ is None else environ).get(VARIABLE, "")
     if text:
         found = _ID.fullmatch(text)

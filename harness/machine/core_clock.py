@@ -36,16 +36,11 @@ ProcessSource = Literal["schedstat", "stat"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CoreTimes:
-    """Running totals of some cores, in seconds, summed over them.
+    """Running totals of some cores, in seconds, summed over them."""
 
-    Attributes:
-      idle_sec: With nothing to run, or waiting for a disk.
-      stolen_sec: Given to other guests of the hypervisor.
-      interrupt_sec: In interrupts, where the kernel counts them apart from processes.
-    """
-
-    idle_sec: float
-    stolen_sec: float
+    idle_sec: float  # With nothing to run, or waiting for a disk.
+    stolen_sec: float  # Given to other guests of the hypervisor.
+    # In interrupts, where the kernel counts them apart from processes.
     interrupt_sec: float
 
 
@@ -59,43 +54,32 @@ class ThreadTimes:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Throttling:
-    """Running totals of throttling; None where the kernel does not count it.
+    """Running totals of throttling; None where the kernel does not count it."""
 
-    Attributes:
-      num_quota: Periods in which the CPU quota of a control group stopped processes.
-      quota_sec: The time they were stopped.
-      num_thermal: Times that a core, or its package, lowered its clock because of heat.
-    """
-
+    # Periods in which the CPU quota of a control group stopped processes.
     num_quota: int | None
-    quota_sec: float | None
+    quota_sec: float | None  # The time they were stopped.
+    # Times that a core, or its package, lowered its clock because of heat.
     num_thermal: int | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CoreClock:
-    """One reading.
+    """One reading."""
 
-    Attributes:
-      wall_sec: Monotonic clock.
-      num_cores: The cores of the trial.
-      cores: Their totals; None where the kernel does not show all of them.
-      run_sec: Time for which they ran processes, exact; None where it is not counted.
-      threads: Totals of the trial's threads, by process id and thread id.
-      process_sec: CPU time of each of its processes, in ticks, with ended threads.
-      process_source: What the CPU time of its processes is taken from.
-      throttling: Totals of throttling.
-      reading_sec: CPU time that this reading itself took after ``cores`` was read.
-    """
-
-    wall_sec: float
-    num_cores: int
+    wall_sec: float  # Monotonic clock.
+    num_cores: int  # The cores of the trial.
+    # Their totals; None where the kernel does not show all of them.
     cores: CoreTimes | None
+    # Time for which they ran processes, exact; None where it is not counted.
     run_sec: float | None
+    # Totals of the trial's threads, by process id and thread id.
     threads: Mapping[tuple[int, int], ThreadTimes]
+    # CPU time of each of its processes, in ticks, with ended threads.
     process_sec: Mapping[int, float]
-    process_source: ProcessSource
-    throttling: Throttling
+    process_source: ProcessSource  # What the CPU time of its processes is taken from.
+    throttling: Throttling  # Totals of throttling.
+    # CPU time that this reading itself took after ``cores`` was read.
     reading_sec: float
 
 
@@ -105,11 +89,6 @@ def read(
     """Reads the totals now; takes 0.5 ms and 15 us for each thread.
 
     Processes and threads that end meanwhile are left out.
-
-    Args:
-      cores: Logical CPUs of the trial.
-      pids: All processes of the trial, none of them twice.
-      root: The file system root; tests pass a fake one.
     """
     wall_sec = time.monotonic()
     core_times = _read_cores(cores, root)

@@ -53,12 +53,7 @@ def is_disabled(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def code_for(capability: tuple[int, int], architectures: Sequence[str]) -> Code:
-    """Returns what of a build runs on a GPU: code for it, PTX to compile, or nothing.
-
-    Args:
-      capability: Compute capability of the GPU.
-      architectures: What the build has, such as ``sm_80`` and ``compute_90``.
-    """
+    """What of a build runs on a GPU: code for it, PTX to compile, or nothing."""
     found: Code = "none"
     for text in architectures:
         match = _ARCHITECTURE.fullmatch(text)

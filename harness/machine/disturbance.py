@@ -47,32 +47,24 @@ class Disturbance:
     """What others did to a trial in one span. None: the kernel does not count it.
 
     Fractions are of the CPU time of the trial's cores, 0 to 1.
-
-    Attributes:
-      foreign_cpu_fraction: Used by other processes, and by the kernel for them.
-      foreign_resolution: The fraction that can be rounding.
-      num_cores: The trial's cores.
-      one_core_resolution: What can be rounding of the sum over them, of one core. Their
-        phases differ, so it grows with the root of their number.
-      stolen_cpu_fraction: Given to other guests of the hypervisor.
-      stolen_resolution: The fraction that can be rounding.
-      run_delay_sec: Time for which threads of the trial were ready but had to wait for
-        a core, summed over them; also for one another.
-      num_throttled: Times that the CPU quota or heat slowed the trial's cores.
-      throttled_sec: Time for which the CPU quota stopped processes.
-      gpus: What the trial's GPUs did; none on a CPU.
     """
 
+    # Used by other processes, and by the kernel for them.
     foreign_cpu_fraction: float | None
-    foreign_resolution: float
-    stolen_cpu_fraction: float | None
-    stolen_resolution: float
+    foreign_resolution: float  # The fraction that can be rounding.
+    stolen_cpu_fraction: float | None  # Given to other guests of the hypervisor.
+    stolen_resolution: float  # The fraction that can be rounding.
+    # Time for which threads of the trial were ready but had to wait for a core, summed
+    # over them; also for one another.
     run_delay_sec: float | None
+    # Times that the CPU quota or heat slowed the trial's cores.
     num_throttled: int | None
-    throttled_sec: float | None
-    num_cores: int = 1
+    throttled_sec: float | None  # Time for which the CPU quota stopped processes.
+    num_cores: int = 1  # The trial's cores.
+    # What can be rounding of the sum over them, of one core. Their phases differ, so it
+    # grows with the root of their number.
     one_core_resolution: float = 0.0
-    gpus: tuple[GpuUse, ...] = ()
+    gpus: tuple[GpuUse, ...] = ()  # What the trial's GPUs did; none on a CPU.
 
 
 def between(start: CoreClock, end: CoreClock) -> Disturbance:
@@ -133,12 +125,7 @@ def foreign_reason(disturbance: Disturbance) -> str:
 
 
 def void_reason(disturbance: Disturbance, num_retraces: int) -> str:
-    """Returns why a turn does not count, as one phrase; empty if it does.
-
-    Args:
-      disturbance: Of the turn.
-      num_retraces: Times that the step function was retraced within the turn.
-    """
+    """Returns why a turn does not count, as one phrase; empty if it does."""
     reason = foreign_reason(disturbance)
     if reason:
         return reason

@@ -56,23 +56,7 @@ def read_environment(
     versions: Mapping[str, str] | None = None,
     root: Path = Path("/"),
 ) -> Environment:
-    """Returns the record of this machine and of the process that will run on it.
-
-    Args:
-      placement: Where the trial runs.
-      variables: The environment variables of the trial's processes.
-      gpus: Product names of the GPUs it uses.
-      gpu_settings: How they are set and connected; recorded, and no part of the
-        fingerprint, since one GPU and eight are of one machine.
-      inherited: The variables of the user; those that move performance are part of
-        the fingerprint. What the harness sets for a trial belongs to its case.
-      state: Recorded; settings of kernel and firmware are part of the fingerprint,
-        the commit of the source code is not.
-      versions: Of the packages of the interpreter that will run it; by default of this
-        one. They are recorded, and are no part of the fingerprint: a machine is the
-        same for two revisions with different packages that are measured on it at once.
-      root: The file system root; tests pass a fake one.
-    """
+    """Returns the record of this machine and of the process that will run on it."""
     import psutil
 
     cpu_model = read_cpu_model(root)

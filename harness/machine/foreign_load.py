@@ -16,32 +16,20 @@ import psutil
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CpuClock:
-    """Running totals of CPU time in seconds.
+    """Running totals of CPU time in seconds."""
 
-    Attributes:
-      wall_sec: Wall clock.
-      busy_sec: All logical CPUs, all processes, without idle time and steal.
-      stolen_sec: All logical CPUs, given to other guests of the hypervisor.
-      own_sec: This process and the children that it has waited for.
-    """
-
-    wall_sec: float
-    busy_sec: float
-    stolen_sec: float
-    own_sec: float
+    wall_sec: float  # Wall clock.
+    busy_sec: float  # All logical CPUs, all processes, without idle time and steal.
+    stolen_sec: float  # All logical CPUs, given to other guests of the hypervisor.
+    own_sec: float  # This process and the children that it has waited for.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """Shares, 0 to 1, of the CPU time of all logical CPUs over a span.
+    """Shares, 0 to 1, of the CPU time of all logical CPUs over a span."""
 
-    Attributes:
-      foreign_fraction: Used by other processes.
-      stolen_fraction: Given to other guests of the hypervisor.
-    """
-
-    foreign_fraction: float
-    stolen_fraction: float
+    foreign_fraction: float  # Used by other processes.
+    stolen_fraction: float  # Given to other guests of the hypervisor.
 
 
 def read_clock() -> CpuClock:
@@ -62,13 +50,7 @@ def read_clock() -> CpuClock:
 
 
 def between(start: CpuClock, end: CpuClock, num_cpus: int) -> Load:
-    """Returns the shares over a span.
-
-    Args:
-      start: Totals at its start.
-      end: Totals at its end; the trial's process must have been waited for.
-      num_cpus: Logical CPUs of the machine.
-    """
+    """Returns the shares over a span."""
     available_sec = max((end.wall_sec - start.wall_sec) * num_cpus, 1e-9)
     busy_sec = end.busy_sec - start.busy_sec
     own_sec = end.own_sec - start.own_sec

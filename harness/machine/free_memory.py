@@ -16,11 +16,7 @@ _FILES = {
 
 
 def read_free_memory(root: Path = Path("/")) -> int:
-    """Returns the bytes that are available before anything is killed or swapped.
-
-    Args:
-      root: Parent of ``/proc`` and ``/sys``, for the limits of control groups.
-    """
+    """Returns the bytes that are available before anything is killed or swapped."""
     free = int(psutil.virtual_memory().available)
     for folder, version in cgroups.folders("memory", root):
         limit_name, usage_name = _FILES[version]

@@ -19,20 +19,7 @@ def run(
     timeout_sec: float | None = None,
     holds: Owned | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command of git in a folder, whatever its exit code.
-
-    Args:
-      folder: A folder of the repository.
-      *arguments: The command and what follows it.
-      text: What it reads.
-      timeout_sec: Its time limit; None for none.
-      holds: A folder that it writes to. It outlives a harness that is killed, and the
-        folder is not abandoned before it ends.
-
-    Raises:
-      FileNotFoundError: There is no git.
-      subprocess.TimeoutExpired: It took longer than ``timeout_sec``.
-    """
+    """Runs a command of git in a folder, whatever its exit code."""
     # Variables of a hook or an outer command would name another repository.
     variables = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     # Without locks, which an interrupt would leave in the user's repository.

@@ -23,12 +23,7 @@ _MOST_SHOWN = 120
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
-    """Returns the GPUs this process can use, in the order of CUDA_VISIBLE_DEVICES.
-
-    Raises:
-      PlanError: CUDA_VISIBLE_DEVICES names a GPU that does not exist, or one twice, or
-        the driver cannot read one.
-    """
+    """Returns the GPUs this process can use, in the order of CUDA_VISIBLE_DEVICES."""
     known = gpus.read_gpus()
     chosen = _listed(known, environment)
     for gpu in chosen:
@@ -43,11 +38,7 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]
 
 
 def listed_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
-    """Returns the GPUs this process may use, also those that cannot be read.
-
-    Raises:
-      PlanError: CUDA_VISIBLE_DEVICES names a GPU that does not exist, or one twice.
-    """
+    """Returns the GPUs this process may use, also those that cannot be read."""
     return _listed(gpus.read_gpus(), environment)
 
 
@@ -102,12 +93,7 @@ def _cut(text: str) -> str:
 
 
 def choose(visible: Sequence[Gpu], num_replicas: int) -> tuple[Gpu, ...]:
-    """Returns the GPUs of a trial: one for each replica.
-
-    Raises:
-      PlanError: There are too few, several of them are MIG instances, or they are of
-        different models.
-    """
+    """Returns the GPUs of a trial: one for each replica."""
     if len(visible) < num_replicas:
         raise PlanError(
             f"the trial needs {num_replicas} GPUs, but this machine shows"

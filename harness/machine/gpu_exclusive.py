@@ -41,15 +41,7 @@ def lock_folder() -> Path:
 
 @contextlib.contextmanager
 def hold(chosen: Sequence[Gpu], *, study: str) -> Iterator[None]:
-    """Locks GPUs against other sweeps while the ``with`` block runs; never waits.
-
-    Args:
-      chosen: The GPUs; none is fine.
-      study: Who holds them, for the message of the others.
-
-    Raises:
-      UnfitMachineError: Another sweep holds one of them, or it cannot be locked.
-    """
+    """Locks GPUs against other sweeps while the ``with`` block runs; never waits."""
     with contextlib.ExitStack() as stack:
         for gpu in chosen:
             stack.callback(os.close, _lock(gpu, study))
@@ -106,9 +98,6 @@ def wait_until_free(chosen: Sequence[Gpu]) -> str:
     A GPU that the driver cannot read is not free: nobody knows.
 
     Call while no trial of this sweep runs on them: then every process is of others.
-
-    Args:
-      chosen: The GPUs of a trial that is about to start; none is fine.
     """
     end_sec = time.monotonic() + WAIT_SEC
     while True:

@@ -25,11 +25,7 @@ _LEVELS: Final = (
 
 
 def read(chosen: Sequence[Gpu]) -> tuple[GpuSettings, ...]:
-    """Returns the settings of some GPUs; none without a driver, or where one is lost.
-
-    Args:
-      chosen: The GPUs of a trial, in their order.
-    """
+    """The settings of some GPUs; none without a driver, or where one is lost."""
     import pynvml
 
     try:

@@ -31,29 +31,18 @@ PERIOD_SEC = 0.2
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class GpuReading:
-    """One GPU at one moment. None: the driver does not say.
+    """One GPU at one moment. None: the driver does not say."""
 
-    Attributes:
-      ns: Monotonic clock.
-      clock_mhz: Clock of the multiprocessors.
-      memory_clock_mhz: Clock of its memory.
-      power_watts: Drawn by the board.
-      temperature_celsius: Of the chip.
-      reasons: Bits that say why its clock is lowered.
-      energy_joules: Since the driver was loaded.
-      num_foreign: Processes that have a context and do not belong to the harness.
-      num_memory_errors: Uncorrected ECC errors since the last reset.
-    """
-
-    ns: int
-    clock_mhz: int | None
-    power_watts: float | None
-    temperature_celsius: int | None
-    reasons: int
-    energy_joules: float | None
+    ns: int  # Monotonic clock.
+    clock_mhz: int | None  # Clock of the multiprocessors.
+    power_watts: float | None  # Drawn by the board.
+    temperature_celsius: int | None  # Of the chip.
+    reasons: int  # Bits that say why its clock is lowered.
+    energy_joules: float | None  # Since the driver was loaded.
+    # Processes that have a context and do not belong to the harness.
     num_foreign: int | None
-    num_memory_errors: int | None = None
-    memory_clock_mhz: int | None = None
+    num_memory_errors: int | None = None  # Uncorrected ECC errors since the last reset.
+    memory_clock_mhz: int | None = None  # Clock of its memory.
 
 
 def num_foreign(
@@ -67,13 +56,6 @@ def num_foreign(
 
     In a container, the driver can name our own processes by ids that mean nothing
     here. Then as many of the unknown ones as could be ours count as ours.
-
-    Args:
-      users: Process ids with a context on the GPU.
-      own: Processes of the harness and of all its trials.
-      is_known: Whether a process with this id exists here.
-      most_on_gpu: Processes of ours that can have a context on one GPU: of a trial,
-        whatever its backend, one.
     """
     others = set(users) - set(own)
     if len(others) < len(set(users)):  # ids mean the same to the driver and to us
@@ -86,11 +68,7 @@ class OwnProcesses:
     """The processes of the harness, looked up again when an unknown one appears."""
 
     def __init__(self, *, most_on_gpu: int = 1) -> None:
-        """Knows this process.
-
-        Args:
-          most_on_gpu: Processes of ours that can have a context on one GPU now.
-        """
+        """Knows this process."""
         self._pids: set[int] = {os.getpid()}
         self._most_on_gpu = most_on_gpu
 
@@ -107,11 +85,7 @@ class OwnProcesses:
 
 
 def read(nvml: Any, index: int, own: OwnProcesses) -> GpuReading:
-    """Reads one GPU now; what the driver does not say is None.
-
-    Raises:
-      NVMLError: It cannot read the GPU.
-    """
+    """Reads one GPU now; what the driver does not say is None."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     milliwatts = gpus.ask(nvml, "nvmlDeviceGetPowerUsage", handle)
     millijoules = gpus.ask(nvml, "nvmlDeviceGetTotalEnergyConsumption", handle)
@@ -148,12 +122,7 @@ class GpuWatch:
     def __init__(
         self, chosen: Sequence[Gpu], *, period_sec: float = PERIOD_SEC
     ) -> None:
-        """Plans the watch; the block starts it.
-
-        Args:
-          chosen: The GPUs of a trial.
-          period_sec: Time between two readings.
-        """
+        """Plans the watch; the block starts it."""
         # Instances of one GPU share its clock and its power.
         self._indices = tuple(dict.fromkeys(gpu.index for gpu in chosen))
         self._period_sec = period_sec
@@ -195,13 +164,7 @@ class GpuWatch:
     def uses(
         self, start_ns: int | None = None, end_ns: int | None = None
     ) -> tuple[GpuUse, ...]:
-        """Returns what each GPU did, within a window or all the time.
-
-        Args:
-          start_ns: Start of the window on the monotonic clock.
-          end_ns: Its end. Of a window that is shorter than the time between readings,
-            the reading nearest to it counts.
-        """
+        """Returns what each GPU did, within a window or all the time."""
         return tuple(
             self._use(index, start_ns, end_ns)
             for index in self._indices

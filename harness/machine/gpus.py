@@ -40,29 +40,22 @@ _MOST_SAID = 100
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """A GPU, or an instance of one that is in MIG mode.
+    """A GPU, or an instance of one that is in MIG mode."""
 
-    Attributes:
-      index: Its number for the driver, in the order of PCI addresses.
-      uuid: Its name for the driver.
-      name: Product name.
-      memory_bytes: Size of its memory; None if the driver does not say.
-      node: NUMA node that it is attached to; None if the kernel does not say.
-      is_mig: Whether it is an instance of a GPU in MIG mode.
-      has_number: Whether CUDA numbers the GPUs of this machine as the driver does; not
-        where one of them is in MIG mode.
-      fault: What the driver says instead of describing it; empty for a GPU that works.
-      capability: Its compute capability; None if the driver does not say.
-    """
-
-    index: int
-    uuid: str
-    name: str
+    index: int  # Its number for the driver, in the order of PCI addresses.
+    uuid: str  # Its name for the driver.
+    name: str  # Product name.
+    # Size of its memory; None if the driver does not say.
     memory_bytes: int | None = None
+    # NUMA node that it is attached to; None if the kernel does not say.
     node: int | None = None
-    is_mig: bool = False
+    is_mig: bool = False  # Whether it is an instance of a GPU in MIG mode.
+    # Whether CUDA numbers the GPUs of this machine as the driver does; not where one of
+    # them is in MIG mode.
     has_number: bool = True
+    # What the driver says instead of describing it; empty for a GPU that works.
     fault: str = ""
+    # Its compute capability; None if the driver does not say.
     capability: tuple[int, int] | None = None
 
     @property
@@ -84,11 +77,7 @@ def driver() -> Iterator[Any]:
 
 
 def ask(nvml: Any, name: str, *arguments: Any) -> Any:
-    """Returns an answer of the driver; None where this GPU does not support it.
-
-    Raises:
-      NVMLError: Any other error, such as a GPU that is lost: nothing is known of it.
-    """
+    """Returns an answer of the driver; None where this GPU does not support it."""
     try:
         return getattr(nvml, name)(*arguments)
     except nvml.NVMLError as error:
@@ -103,11 +92,7 @@ def fault_text(error: Exception) -> str:
 
 
 def read_gpus(root: Path = Path("/")) -> tuple[Gpu, ...]:
-    """Returns all GPUs, with the instances of those in MIG mode; none without a driver.
-
-    Args:
-      root: The file system root; tests pass a fake one.
-    """
+    """All GPUs, with the instances of those in MIG mode; none without a driver."""
     import pynvml
 
     try:
@@ -170,12 +155,7 @@ def _text(value: Any) -> str:
 
 
 def read_node(bus_id: str, root: Path = Path("/")) -> int | None:
-    """Returns the NUMA node of a PCI address; None if the kernel does not know it.
-
-    Args:
-      bus_id: As the driver writes it, with eight digits of the domain.
-      root: The file system root; tests pass a fake one.
-    """
+    """Returns the NUMA node of a PCI address; None if the kernel does not know it."""
     domain, _, rest = bus_id.lower().partition(":")
     path = root / f"sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node"
     try:

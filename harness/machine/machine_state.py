@@ -29,14 +29,7 @@ def read_machine_state(
     source_root: Path = SOURCE_ROOT,
     marker: str = OWN_FILE,
 ) -> MachineState:
-    """Returns the state now; what cannot be read is None.
-
-    Args:
-      cores: Logical CPUs of the trial.
-      root: The file system root; tests pass a fake one.
-      source_root: The folder of the packages that run.
-      marker: See ``read_source_state``.
-    """
+    """Returns the state now; what cannot be read is None."""
     commit, is_modified = read_source_state(source_root, marker)
     return MachineState(
         glibc_version=read_glibc_version(),
@@ -103,14 +96,7 @@ def _count_numa_nodes(root: Path) -> int | None:
 def read_source_state(
     source_root: Path, marker: str = OWN_FILE
 ) -> tuple[str | None, bool | None]:
-    """Returns commit and dirtiness of the Python files; None outside of git.
-
-    Args:
-      source_root: The folder of the packages. It is outside of git also where a
-        repository around it does not contain its files, as with an installed copy.
-      marker: A path that the repository must contain. With ``.``, the sources are a
-        program of the user's, of which any file counts.
-    """
+    """Returns commit and dirtiness of the Python files; None outside of git."""
     if _git(source_root, "ls-files", "--error-unmatch", marker) is None:
         return None, None
     # One command for both, since processes of git take most of the time here.

@@ -14,9 +14,6 @@ def read_oom_kills(root: Path = Path("/")) -> int | None:
 
     That of the whole machine counts the processes of others, too, so without control
     groups nothing is claimed.
-
-    Args:
-      root: Parent of ``/proc`` and ``/sys``.
     """
     for folder, version in cgroups.folders("memory", root):
         try:

@@ -41,11 +41,7 @@ class Owned:
     """
 
     def __init__(self, path: Path) -> None:
-        """Holds a folder that exists, for this process.
-
-        Raises:
-          OSError: It cannot be written to.
-        """
+        """Holds a folder that exists, for this process."""
         self.path = path
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self.descriptor = os.open(path / _OWNER, flags, 0o600)

@@ -12,31 +12,21 @@ from replicator.placement import cgroups
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LogicalCpu:
-    """One logical CPU and its location.
+    """One logical CPU and its location."""
 
-    Attributes:
-      cpu: Its number, as in ``sched_setaffinity``.
-      node: NUMA node; 0 when it cannot be read.
-      package: Socket; 0 when it cannot be read.
-      core: Physical core, counted within its package; ``cpu`` when it cannot be read.
-    """
-
-    cpu: int
-    node: int = 0
-    package: int = 0
+    cpu: int  # Its number, as in ``sched_setaffinity``.
+    node: int = 0  # NUMA node; 0 when it cannot be read.
+    package: int = 0  # Socket; 0 when it cannot be read.
+    # Physical core, counted within its package; ``cpu`` when it cannot be read.
     core: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CpuTopology:
-    """The CPUs that a sweep may use.
+    """The CPUs that a sweep may use."""
 
-    Attributes:
-      cpus: The logical CPUs of the affinity mask.
-      quota_cores: CPU time per wall time that the cgroups grant, or None for no limit.
-    """
-
-    cpus: tuple[LogicalCpu, ...]
+    cpus: tuple[LogicalCpu, ...]  # The logical CPUs of the affinity mask.
+    # CPU time per wall time that the cgroups grant, or None for no limit.
     quota_cores: float | None = None
 
     @property
@@ -55,12 +45,7 @@ class CpuTopology:
 def read_topology(
     root: Path = Path("/"), affinity: frozenset[int] | None = None
 ) -> CpuTopology:
-    """Reads the topology of this machine, as this process may use it.
-
-    Args:
-      root: The file system root; tests pass a fake one.
-      affinity: The allowed CPUs; by default those of this process.
-    """
+    """Reads the topology of this machine, as this process may use it."""
     if affinity is None:
         affinity = frozenset(os.sched_getaffinity(0))
     return CpuTopology(

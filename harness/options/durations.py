@@ -21,12 +21,7 @@ _CLOCK = re.compile(r"(\d{1,5}):([0-5]\d):([0-5]\d)", re.ASCII)
 
 
 def seconds_of(text: str, bare: Unit | None = None) -> float | None:
-    """Returns the seconds that a string names, or None if it is no duration.
-
-    Args:
-      text: A number with a unit.
-      bare: The unit of a number without one; None if it needs one.
-    """
+    """Returns the seconds that a string names, or None if it is no duration."""
     found = _FORM.fullmatch(text.strip())
     if found is not None:
         seconds = float(found[1]) * SECONDS_OF[found[2]]  # type: ignore[index]  # by the pattern
@@ -38,16 +33,7 @@ def seconds_of(text: str, bare: Unit | None = None) -> float | None:
 
 
 def parse_duration(text: str, *, what: str, bare: Unit = "s") -> float:
-    """Returns the seconds that a string names.
-
-    Args:
-      text: A number with a unit, or without one.
-      what: The option, for the message, such as ``--timeout``.
-      bare: The unit of a number without one.
-
-    Raises:
-      ParseError: It is no duration, not above 0, or more than thirty years.
-    """
+    """Returns the seconds that a string names."""
     seconds = seconds_of(text, bare)
     if seconds is None:
         raise ParseError(

@@ -18,11 +18,7 @@ _MOST_CHARACTERS = 20
 
 
 def parse_key_values(texts: Sequence[str], *, what: str) -> dict[str, OptionValue]:
-    """Returns the values by key: true, false, a number, or else a string.
-
-    Raises:
-      ParseError: One has no key, a key is given twice, or a number is out of bounds.
-    """
+    """Returns the values by key: true, false, a number, or else a string."""
     options: dict[str, OptionValue] = {}
     for text in texts:
         key, equals, value = text.partition("=")

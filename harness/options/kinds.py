@@ -30,27 +30,18 @@ _WHOLE = re.compile(r"[+-]?[0-9]+")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """How the value of an option is read and written.
+    """How the value of an option is read and written."""
 
-    Attributes:
-      read: Returns the value that a string names; ``what`` is the option, for messages.
-        Raises ``ParseError``.
-      annotation: The type of the key in a study file.
-      must_be: That type in words.
-      metavar: What stands for the value in the help; empty for a flag.
-      write: Returns the text of a value.
-      choices: All values, where there are few.
-      is_flag: Whether the option has no value.
-      is_multiple: Whether it can be repeated; ``read`` then takes all texts.
-    """
-
+    # Returns the value that a string names; ``what`` is the option, for messages.
+    # Raises ``ParseError``.
     read: Callable[[Any, str], Any]
-    annotation: Any
-    must_be: str
-    metavar: str
-    write: Callable[[Any], str] = str
-    choices: tuple[str, ...] = ()
-    is_flag: bool = False
+    annotation: Any  # The type of the key in a study file.
+    must_be: str  # That type in words.
+    metavar: str  # What stands for the value in the help; empty for a flag.
+    write: Callable[[Any], str] = str  # Returns the text of a value.
+    choices: tuple[str, ...] = ()  # All values, where there are few.
+    is_flag: bool = False  # Whether the option has no value.
+    # Whether it can be repeated; ``read`` then takes all texts.
     is_multiple: bool = False
 
 
@@ -171,15 +162,7 @@ def parsed(
 
 
 def kind_of(annotation: Any, metadata: Iterable[Any] = ()) -> Kind:
-    """Returns the kind of a type; an optional value is of the kind of the value.
-
-    Args:
-      annotation: The type.
-      metadata: What pydantic has taken off a field's type, such as its bounds.
-
-    Raises:
-      TypeError: No kind follows from the type; the option has to name one.
-    """
+    """Returns the kind of a type; an optional value is of the kind of the value."""
     found, bounds = _bare(annotation)
     bounds += metadata
     if found in _OF_TYPE:

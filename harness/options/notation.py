@@ -25,15 +25,7 @@ _MOST_DIGITS = 18  # more than any count has, and few enough for Python to read
 
 
 def parse_counts(text: str, *, what: str) -> tuple[int, ...]:
-    """Returns the distinct counts that ``text`` names, ascending.
-
-    Args:
-      text: A list of numbers and ranges, separated by commas.
-      what: The name of the counted thing, for the message, such as ``--replicas``.
-
-    Raises:
-      ParseError: ``text`` is empty, or has a part that is not a positive count.
-    """
+    """Returns the distinct counts that ``text`` names, ascending."""
     counts: set[int] = set()
     for part in text.split(","):
         counts.update(_parse_part(part.strip(), text=text, what=what))
@@ -87,11 +79,7 @@ def _read(digits: str) -> int:
 
 
 def parse_percentage(text: str, *, what: str) -> float:
-    """Returns the fraction that a percentage names: 0.03 for ``3%``.
-
-    Raises:
-      ParseError: ``text`` is not a percentage above 0 and up to 100.
-    """
+    """Returns the fraction that a percentage names: 0.03 for ``3%``."""
     found = re.fullmatch(r"(?P<number>\d{1,3}(?:\.\d{1,6})?)\s*%", text.strip())
     if found is None or not 0 < float(found["number"]) <= _LARGEST_PERCENTAGE:
         raise ParseError(
@@ -102,11 +90,7 @@ def parse_percentage(text: str, *, what: str) -> float:
 
 
 def parse_names(text: str, *, what: str) -> tuple[str, ...]:
-    """Returns the distinct names of a comma-separated list, in order.
-
-    Raises:
-      ParseError: The list or one of its parts is empty.
-    """
+    """Returns the distinct names of a comma-separated list, in order."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     if "" in names:
         raise ParseError(
@@ -153,13 +137,7 @@ PERCENTAGE: Final = Kind(
 
 
 def some_of(of: Sequence[enum.Enum], *, noun: str, all_and_none: bool = False) -> Kind:
-    """Returns the kind of several of a few values, in their order.
-
-    Args:
-      of: The values.
-      noun: What one of them is, for messages.
-      all_and_none: Whether ``all`` and ``none`` stand for all of them and for none.
-    """
+    """Returns the kind of several of a few values, in their order."""
     by_name: dict[str, tuple[enum.Enum, ...]]
     by_name = {str(member.value): (member,) for member in of}
     alone = {"all": tuple(of), "none": ()} if all_and_none else {}

@@ -83,26 +83,16 @@ class Contributed:
     """Marks the field with the options of what another option names.
 
     Each of them is shown under the name that it belongs to, and refused with any other.
-
-    Attributes:
-      by: The field that chooses, such as ``launcher``.
-      models: Returns the model of each name that has options.
-      use: Makes the model of a further name known, such as that of a plugin.
     """
 
-    by: str
+    by: str  # The field that chooses, such as ``launcher``.
+    # Returns the model of each name that has options.
     models: Callable[[], Mapping[str, type[Options]]]
+    # Makes the model of a further name known, such as that of a plugin.
     use: Callable[[str], object]
 
     def choose(self, texts: Iterable[str]) -> bool:
-        """Makes the models of names known, before options are read.
-
-        Returns:
-          Whether there are further models now.
-
-        Raises:
-          PlanError: There is no such name.
-        """
+        """Makes the models of names known, before options are read."""
         unknown = [text for text in texts if text not in self.models()]
         for text in unknown:
             self.use(text)
@@ -115,37 +105,24 @@ class Recorded:
 
     Each field of a record is an option: its description is the help, and without it
     nothing is requested.
-
-    Attributes:
-      model: The record.
-      default: Returns in words what holds without an option, from its metadata.
-      group: Their heading in ``--help``.
     """
 
-    model: type[BaseModel]
+    model: type[BaseModel]  # The record.
+    # Returns in words what holds without an option, from its metadata.
     default: Callable[[Any], str]
-    group: str
+    group: str  # Their heading in ``--help``.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Declared:
-    """One declared option.
+    """One declared option."""
 
-    Attributes:
-      field: Name of the field.
-      option: What was declared.
-      kind: How its value is read.
-      default: Of the field; None where it has none, or where it is derived.
-      is_required: Whether the field has no default.
-      group: Its heading in ``--help``.
-    """
-
-    field: str
-    option: Option
-    kind: Kind
-    default: Any
-    is_required: bool
-    group: str
+    field: str  # Name of the field.
+    option: Option  # What was declared.
+    kind: Kind  # How its value is read.
+    default: Any  # Of the field; None where it has none, or where it is derived.
+    is_required: bool  # Whether the field has no default.
+    group: str  # Its heading in ``--help``.
 
     @property
     def name(self) -> str:

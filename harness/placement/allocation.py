@@ -112,16 +112,7 @@ def place(
 def near_gpus(
     slots: Sequence[LogicalCpu], num_per_gpu: int, nodes: Sequence[int | None]
 ) -> list[LogicalCpu]:
-    """Returns the CPUs in an order in which each GPU's are on its own NUMA node.
-
-    Args:
-      slots: The CPUs, in the order in which replicas would take them.
-      num_per_gpu: CPUs of each GPU: the first ones are those of the first GPU.
-      nodes: The NUMA node of each GPU; None where the kernel does not say.
-
-    Returns:
-      The same CPUs. A GPU whose node has too few left takes the first of the others.
-    """
+    """Returns the CPUs in an order in which each GPU's are on its own NUMA node."""
     left = list(slots)
     wanted: list[list[LogicalCpu]] = []
     for node in nodes:  # all get those of their own node before any takes others

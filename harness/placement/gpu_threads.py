@@ -23,12 +23,7 @@ _DEFAULTS = {
 
 
 def with_gpu_threads(variables: Mapping[str, str], device: str) -> dict[str, str]:
-    """Returns the variables of a trial's identity, completed for its device.
-
-    Args:
-      variables: Those that the user set, which are kept.
-      device: ``cpu`` or ``gpu``.
-    """
+    """Returns the variables of a trial's identity, completed for its device."""
     return {**(_DEFAULTS if device == "gpu" else {}), **variables}
 
 
@@ -38,10 +33,5 @@ def of_gpu_threads(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def num_pool_threads(num_cores: int, num_gpus: int) -> int:
-    """Returns how many threads of a pool have a core of their own beside launches.
-
-    Args:
-      num_cores: Cores of a process, or of one replica.
-      num_gpus: GPUs for which threads on these cores launch kernels.
-    """
+    """Returns how many threads of a pool have a core of their own beside launches."""
     return max(1, num_cores - LAUNCH_THREADS_PER_GPU * num_gpus)

@@ -28,15 +28,7 @@ def place(
     num_hosts: int = 1,
     gpu_nodes: Sequence[int | None] = (),
 ) -> Placement:
-    """Returns the placement of a trial whose hosts are all the same.
-
-    Args:
-      topology: The CPUs of one host.
-      spec: The trial.
-      processes: Its processes.
-      num_hosts: Hosts over which they are spread.
-      gpu_nodes: The NUMA node of each GPU of one host.
-    """
+    """Returns the placement of a trial whose hosts are all the same."""
     block = members_per_host(len(processes.members), num_hosts)
     if block >= len(processes.members):
         return _on_one(topology, spec, processes, spec.num_replicas, gpu_nodes)

@@ -31,20 +31,16 @@ SHARE_VARIABLE: Final = "REPLICATOR_HARNESS_REPLICAS_PER_WORKER"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Processes:
-    """The processes of one trial.
+    """The processes of one trial."""
 
-    Attributes:
-      members: Kind and index of each, in the order of ``LocalCluster.members``; empty
-        for a trial of one process without a cluster.
-      num_ranks: How many of them are measured: the first ones.
-      replicas_per_worker: Replicas of each worker; of a process without a cluster, one
-        is counted, since it runs all of the trial's.
-      is_separate: Whether they are programs that know nothing of each other.
-    """
-
+    # Kind and index of each, in the order of ``LocalCluster.members``; empty for a
+    # trial of one process without a cluster.
     members: tuple[Member, ...]
-    num_ranks: int
+    num_ranks: int  # How many of them are measured: the first ones.
+    # Replicas of each worker; of a process without a cluster, one is counted, since it
+    # runs all of the trial's.
     replicas_per_worker: int = 1
+    # Whether they are programs that know nothing of each other.
     is_separate: bool = False
 
     @property
@@ -66,11 +62,7 @@ class Processes:
         return member[0] == "worker"
 
     def num_replicas_here(self, num_replicas: int) -> int:
-        """Returns the replicas of each process that is measured; 0 if others compute.
-
-        Args:
-          num_replicas: Those of the trial.
-        """
+        """The replicas of each process that is measured; 0 if others compute."""
         if not self.members:
             return num_replicas
         measured = self.members[: self.num_ranks]
@@ -89,14 +81,7 @@ def processes_of(
     control: Control = Control.NONE,
     replicas_per_worker: int = 1,
 ) -> Processes:
-    """Returns the processes of a trial: its workers, and any servers.
-
-    Args:
-      backend: Says how replicas are spread over processes.
-      num_replicas: Replicas of the trial.
-      control: The control that it is, if any.
-      replicas_per_worker: Of each worker; a trial with fewer has one worker.
-    """
+    """Returns the processes of a trial: its workers, and any servers."""
     if control is Control.SOLO:
         programs = tuple(("worker", index) for index in range(num_replicas))
         return Processes(members=programs, num_ranks=num_replicas, is_separate=True)
@@ -157,18 +142,7 @@ def check_share(
     *,
     is_own: bool = False,
 ) -> None:
-    """Checks that workers can run as many replicas as the identity says.
-
-    Args:
-      variables: The identity of the trials.
-      backends: Those of the sweep.
-      replicas: The numbers of replicas.
-      device: ``cpu`` or ``gpu``.
-      is_own: Whether a program of the user's starts its workers.
-
-    Raises:
-      PlanError: They cannot, or no backend has workers; the message says what can.
-    """
+    """Checks that workers can run as many replicas as the identity says."""
     share = replicas_per_worker(variables)
     if share == 1:
         return

@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 
 def divide(global_batch_size: int, num_replicas: int) -> int:
-    """Returns the examples per replica and step.
-
-    Raises:
-      PlanError: The batch is not divisible; the message has both numbers and the
-        nearest values that are.
-    """
+    """Returns the examples per replica and step."""
     per_replica, rest = divmod(global_batch_size, num_replicas)
     if rest == 0:
         return per_replica
@@ -38,17 +33,7 @@ def divide(global_batch_size: int, num_replicas: int) -> int:
 def check_unit(
     info: WorkloadInfo, units: Mapping[str, int], per_replica: int, num_replicas: int
 ) -> None:
-    """Checks that a replica's batch is a multiple of what its workload reads at once.
-
-    Args:
-      info: The workload.
-      units: By option, what it is a multiple of.
-      per_replica: The batch.
-      num_replicas: Of the case.
-
-    Raises:
-      PlanError: It is not; the message has the nearest values that are.
-    """
+    """Checks that a batch is a multiple of what the workload reads at once."""
     unit = math.prod(units.values())
     if per_replica % unit:
         product = " times ".join(f"{name} {size}" for name, size in units.items())

@@ -15,11 +15,7 @@ _UNITS = {"steps": BudgetUnit.STEPS, "examples": BudgetUnit.EXAMPLES}
 
 
 def parse_budget(text: str, *, num_evaluations: int) -> Budget | None:
-    """Returns the budget that ``text`` names, or None for ``none``.
-
-    Raises:
-      ParseError: ``text`` is neither, or the budget is zero or too large.
-    """
+    """Returns the budget that ``text`` names, or None for ``none``."""
     if text.strip() == NONE:
         return None
     found = _FORM.fullmatch(text.strip())

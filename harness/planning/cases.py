@@ -22,16 +22,11 @@ MAX_DEFAULT_REPLICAS: Final = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """The resources that a plan depends on.
+    """The resources that a plan depends on."""
 
-    Attributes:
-      num_available_cores: Logical CPUs that can be busy at once.
-      num_gpus: GPUs, or None when the plan does not use them.
-      variables: Environment variables that can change the numbers.
-    """
-
-    num_available_cores: int
-    num_gpus: int | None = None
+    num_available_cores: int  # Logical CPUs that can be busy at once.
+    num_gpus: int | None = None  # GPUs, or None when the plan does not use them.
+    # Environment variables that can change the numbers.
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -42,18 +37,7 @@ def choose_replicas(
     unit: int,
     devices_per_replica: int = 1,
 ) -> tuple[tuple[int, ...], list[str]]:
-    """Returns the replica counts, ascending, and a note where they were chosen.
-
-    Args:
-      request: The request.
-      machine: Its cores and GPUs.
-      preset: Has the batch where none is requested.
-      unit: What the batch of a replica is a multiple of.
-      devices_per_replica: Cores or GPUs that a replica has at least.
-
-    Raises:
-      PlanError: The machine does not have the devices.
-    """
+    """Returns the replica counts, ascending, and a note where they were chosen."""
     is_gpu = request.device == "gpu"
     if is_gpu and not machine.num_gpus:
         raise PlanError(
@@ -105,11 +89,7 @@ def make_cases(
     sizes: dict[ScalingMode, int],
     modes: Sequence[ScalingMode],
 ) -> tuple[list[PlannedCase], list[str]]:
-    """Returns the distinct cases, and a note for each backend that lacks some.
-
-    Raises:
-      PlanError: A backend runs none of the replica counts.
-    """
+    """Returns the distinct cases, and a note for each backend that lacks some."""
     modes_of: dict[tuple[str, int, int], list[ScalingMode]] = {}
     notes = []
     for backend in backends:

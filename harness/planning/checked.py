@@ -33,34 +33,20 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedSweep:
-    """A request that can be carried out on a machine, in whatever order.
+    """A request that can be carried out on a machine, in whatever order."""
 
-    Attributes:
-      request: The request.
-      num_cores: Available logical CPUs of the machine.
-      baseline_num_replicas: The smallest replica count.
-      cases: The distinct cases.
-      learning: Its quality runs; None without any.
-      common: Fields of all specs.
-      notes: Defaults that were chosen for the user, one line each.
-    """
-
-    request: SweepRequest
-    num_cores: int
-    baseline_num_replicas: int
-    cases: tuple[PlannedCase, ...]
-    learning: QualityRuns | None
-    common: Mapping[str, Any]
-    notes: tuple[str, ...]
+    request: SweepRequest  # The request.
+    num_cores: int  # Available logical CPUs of the machine.
+    baseline_num_replicas: int  # The smallest replica count.
+    cases: tuple[PlannedCase, ...]  # The distinct cases.
+    learning: QualityRuns | None  # Its quality runs; None without any.
+    common: Mapping[str, Any]  # Fields of all specs.
+    notes: tuple[str, ...]  # Defaults that were chosen for the user, one line each.
 
 
 @contextlib.contextmanager
 def refusing_bounds() -> Iterator[None]:
-    """Builds a record, and reports a value that it cannot store.
-
-    Raises:
-      PlanError: Names the field, why its value is wrong, and the value.
-    """
+    """Builds a record, and reports a value that it cannot store."""
     try:
         yield
     except pydantic.ValidationError as error:
@@ -72,11 +58,7 @@ def refusing_bounds() -> Iterator[None]:
 
 @refusing_bounds()
 def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
-    """Checks a request against the catalogue and the machine, and finds its cases.
-
-    Raises:
-      PlanError: A name is unknown, or settings contradict each other or the machine.
-    """
+    """Checks a request against the catalogue and the machine, and finds its cases."""
     containers.image_of()  # raises where records could not hold it
     if request.program is None:
         info = catalog.workload(request.workload)

@@ -35,11 +35,7 @@ _NOT_OF_PEERS = "programs of other frameworks offer nosync and synthetic"
 def choose(
     request: SweepRequest, cases: Sequence[PlannedCase], num_cores: int, order: Order
 ) -> tuple[list[PlannedCase], list[str]]:
-    """Returns the controls that were requested, and a note on each that is missing.
-
-    Raises:
-      PlanError: The trials take no turns, or there is nothing to compare with.
-    """
+    """Returns the controls that were requested, and a note on each that is missing."""
     if not request.controls:
         return [], []
     names = ",".join(control.value for control in request.controls)

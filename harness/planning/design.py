@@ -37,11 +37,7 @@ _SHORT_SEC = 60.0
 
 
 def choose_order(request: SweepRequest) -> Order:
-    """Returns the requested order, or the default one.
-
-    Raises:
-      PlanError: An option does not apply to that order.
-    """
+    """Returns the requested order, or the default one."""
     default = Order.RELAY if request.device == "cpu" else Order.SEQUENTIAL
     order = request.order or default
     if order is Order.RELAY:
@@ -76,11 +72,7 @@ def _of_relay(request: SweepRequest) -> tuple[tuple[str, float | None], ...]:
 
 
 def choose_repeats(request: SweepRequest, order: Order) -> int:
-    """Returns the repetitions of each case.
-
-    Raises:
-      PlanError: Too few for a target.
-    """
+    """Returns the repetitions of each case."""
     looks = request.gate.looks if request.gate is not None else ()
     in_relay = defaults.GENERATIONS if request.target is None else FEWEST_TO_STOP
     default = {

@@ -20,13 +20,6 @@ def tables(
 
     Of replicas with memories of their own; those on the cores of a machine share one
     copy of the variables.
-
-    Args:
-      trials: Those of a plan, of one workload.
-      device_memory: Bytes of a device; None asks for nothing.
-
-    Raises:
-      PlanError: The workload does not count its variables.
     """
     if device_memory is None:
         return {}

@@ -40,17 +40,12 @@ _Key = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """An estimated duration and its basis.
+    """An estimated duration and its basis."""
 
-    Attributes:
-      total_sec: Duration of all the given trials.
-      basis: One line for the user.
-      most_sec: Duration where a relay goes on until it has a verdict or its target;
-        None where the trials are all there are.
-    """
-
-    total_sec: float
-    basis: str
+    total_sec: float  # Duration of all the given trials.
+    basis: str  # One line for the user.
+    # Duration where a relay goes on until it has a verdict or its target; None where
+    # the trials are all there are.
     most_sec: float | None = None
 
     @property
@@ -76,13 +71,7 @@ class Durations:
         duration_sec: float,
         examples_per_sec: float | None = None,
     ) -> None:
-        """Adds one finished trial.
-
-        Args:
-          spec: What it ran.
-          duration_sec: What it took as a whole.
-          examples_per_sec: Its throughput, if it was measured.
-        """
+        """Adds one finished trial."""
         self.num_trials += 1
         for key in _keys(spec):
             self._by_key.setdefault(key, []).append(duration_sec)
@@ -200,13 +189,7 @@ def estimate(
     durations: Durations,
     measuring: Measuring | None = None,
 ) -> Estimate:
-    """Returns the estimated duration of ``trials``.
-
-    Args:
-      trials: What is to run.
-      durations: Of earlier trials.
-      measuring: How it is measured; the time of a relay is given.
-    """
+    """Returns the estimated duration of ``trials``."""
     together = [trial for trial in trials if trial.spec.order is Order.RELAY]
     if not together or measuring is None or measuring.generation_sec is None:
         return _of_trials(trials, durations)

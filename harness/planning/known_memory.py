@@ -28,23 +28,14 @@ _DECISIVE = (TrialStatus.OK, TrialStatus.OUT_OF_MEMORY)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EarlierTrial:
-    """A trial on GPUs that fitted into memory, or did not.
+    """A trial on GPUs that fitted into memory, or did not."""
 
-    Attributes:
-      study: The name of its study.
-      program: The digest of what it ran, without batch, replicas and repetition.
-      gpu: Product name of its GPUs.
-      num_replicas: Its replicas.
-      per_replica_batch_size: Its batch on each GPU.
-      has_fitted: Whether it completed.
-    """
-
-    study: str
-    program: str
-    gpu: str
-    num_replicas: int
-    per_replica_batch_size: int
-    has_fitted: bool
+    study: str  # The name of its study.
+    program: str  # The digest of what it ran, without batch, replicas and repetition.
+    gpu: str  # Product name of its GPUs.
+    num_replicas: int  # Its replicas.
+    per_replica_batch_size: int  # Its batch on each GPU.
+    has_fitted: bool  # Whether it completed.
 
 
 def program_of(spec: TrialSpec) -> str:
@@ -56,17 +47,7 @@ def program_of(spec: TrialSpec) -> str:
 def check(
     trials: Sequence[PlannedTrial], runs_dir: Path, *, study: str, gpu: str
 ) -> None:
-    """Checks that no trial has a batch that is known not to fit.
-
-    Args:
-      trials: Those that are to run, on GPUs.
-      runs_dir: Directory of the studies.
-      study: The study itself, whose own records do not count: it may be resumed.
-      gpu: Product name of the GPUs.
-
-    Raises:
-      PlanError: Names the batch, the study that says so, and what fits.
-    """
+    """Checks that no trial has a batch that is known not to fit."""
     earlier = [e for e in _read(runs_dir) if e.gpu == gpu and e.study != study]
     for trial in trials:
         spec = trial.spec

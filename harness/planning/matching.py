@@ -40,12 +40,7 @@ NUM_MEASURED_STEPS: Final = NUM_STEPS - NUM_WARMUP_STEPS
 def choose(
     request: SweepRequest, trials: Iterable[PlannedTrial]
 ) -> tuple[list[PlannedCase], list[PlannedCase], dict[str, str]]:
-    """Returns references, cases that match them, and by backend why others do not.
-
-    Args:
-      request: What is measured.
-      trials: The trials of the study.
-    """
+    """Returns references, cases that match them, and by backend why others do not."""
     trials = tuple(trials)
     wanted = list(
         dict.fromkeys(
@@ -96,12 +91,7 @@ def _units(
 def options_of_reference(
     info: WorkloadInfo | None, options: Mapping[str, OptionValue]
 ) -> dict[str, OptionValue]:
-    """Returns the options of one replica on one device, without a pipeline.
-
-    Args:
-      info: The workload; None of a program of the user's.
-      options: Those of the trials that match it.
-    """
+    """Returns the options of one replica on one device, without a pipeline."""
     left_out = (
         () if info is None or info.matching is None else info.matching.of_pipelines
     )

@@ -47,25 +47,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedSweep:
-    """The trials of a request and what its plan record needs.
+    """The trials of a request and what its plan record needs."""
 
-    Attributes:
-      trials: Distinct trials, in execution order.
-      baseline_num_replicas: The smallest replica count.
-      notes: Defaults that were chosen for the user, one line each.
-      preset: The preset's name.
-      repeats: Repetitions of each case.
-      measuring: How long they are measured, and what for.
-      matching: What shows that N replicas match one.
-    """
-
-    trials: tuple[PlannedTrial, ...]
-    baseline_num_replicas: int
-    notes: tuple[str, ...]
-    preset: str
-    repeats: int
-    measuring: Measuring
-    matching: Matching
+    trials: tuple[PlannedTrial, ...]  # Distinct trials, in execution order.
+    baseline_num_replicas: int  # The smallest replica count.
+    notes: tuple[str, ...]  # Defaults that were chosen for the user, one line each.
+    preset: str  # The preset's name.
+    repeats: int  # Repetitions of each case.
+    measuring: Measuring  # How long they are measured, and what for.
+    matching: Matching  # What shows that N replicas match one.
 
 
 def trial_seed(sweep_seed: int, repetition_index: int) -> int:
@@ -75,12 +65,7 @@ def trial_seed(sweep_seed: int, repetition_index: int) -> int:
 
 
 def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
-    """Plans a sweep.
-
-    Raises:
-      PlanError: A name is unknown, settings contradict each other or the machine, or
-        there are too many trials; they are counted before they are created.
-    """
+    """Plans a sweep."""
     return arrange(check(request, machine))
 
 
@@ -91,9 +76,6 @@ def digest_of(checked: CheckedSweep) -> str:
     It leaves out the order, which can depend on the memory that is free, and the
     repetitions, so that more of them extend the same study; so it is known before
     anything is planned.
-
-    Raises:
-      PlanError: A value exceeds the limits of a record.
     """
     request, learning = checked.request, checked.learning
     common = {**checked.common, "num_measured_steps": None, "is_evaluated": True}
@@ -118,16 +100,7 @@ def digest_of(checked: CheckedSweep) -> str:
 
 @refusing_bounds()
 def arrange(checked: CheckedSweep, order: Order | None = None) -> PlannedSweep:
-    """Returns the trials of a checked request, in execution order.
-
-    Args:
-      checked: The request.
-      order: One that was not requested; what it excludes is left out.
-
-    Raises:
-      PlanError: Settings contradict the order, or there are too many trials; they are
-        counted before they are created.
-    """
+    """Returns the trials of a checked request, in execution order."""
     learning, num_cores = checked.learning, checked.num_cores
     request = checked.request
     left_out: list[str] = []

@@ -36,11 +36,7 @@ def num_cases(
 
 
 def check(num_trials: int) -> None:
-    """Checks that a sweep has not too many trials.
-
-    Raises:
-      PlanError: There are more than allowed; the message has both numbers.
-    """
+    """Checks that a sweep has not too many trials."""
     if num_trials > MAX_TRIALS:
         raise PlanError(
             f"the sweep has {num_trials} trials, and each is a process; allowed are at"

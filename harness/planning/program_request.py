@@ -54,12 +54,7 @@ _OF_TRIALS: Final = {gate_metrics.EFFICIENCY.name, *gate_metrics.METRICS} - {THR
 
 
 class ProgramRequest(Options):
-    """A program of the user's, if that is what is measured.
-
-    Attributes:
-      program: It, once it was looked at.
-      folders: Where it starts, by revision; here if there is none.
-    """
+    """A program of the user's, if that is what is measured."""
 
     command: Annotated[
         str | None,
@@ -111,20 +106,13 @@ class ProgramRequest(Options):
             default="`--mode`",
         ),
     ] = None
-    program: InstanceOf[ForeignProgram] | None = None
+    program: InstanceOf[ForeignProgram] | None = None  # It, once it was looked at.
+    # Where it starts, by revision; here if there is none.
     folders: Mapping[str, Path] = Field(default_factory=dict)
 
 
 def resolved(request: _Request, folder: Path) -> _Request:
-    """Returns a request with its program, or one for a workload as it is.
-
-    Args:
-      request: As it was given.
-      folder: Where a command starts.
-
-    Raises:
-      PlanError: There is neither, or both, or an option that has no effect on it.
-    """
+    """Returns a request with its program, or one for a workload as it is."""
     request = _with_work(request)
     if request.command is None:
         given = {"metric": request.metric, "unit": request.unit}
@@ -196,11 +184,7 @@ def resolved(request: _Request, folder: Path) -> _Request:
 
 
 def _with_work(request: _Request) -> _Request:
-    """Returns a request with the mode and the batch that its work stands for.
-
-    Raises:
-      PlanError: They contradict each other.
-    """
+    """Returns a request with the mode and the batch that its work stands for."""
     if request.work is None:
         return request
     mode = _MODE_OF_WORK[request.work]
@@ -295,11 +279,6 @@ def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:
 
 
 def judged_metric(metric: str, command: str | None) -> str:
-    """Returns what a gate judges: of a program of the user's always its throughput.
-
-    Args:
-      metric: As it was given; of a program it says where its numbers are.
-      command: What starts the program; None for a workload.
-    """
+    """Returns what a gate judges: of a program of the user's always its throughput."""
     is_of_program = "=" in metric or (metric == CLIENT and command is not None)
     return THROUGHPUT if is_of_program else metric

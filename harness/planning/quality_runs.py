@@ -39,17 +39,11 @@ class PlannedCase:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class QualityRuns:
-    """The quality runs of a sweep.
+    """The quality runs of a sweep."""
 
-    Attributes:
-      budget: The budget of each.
-      cases: Those that train.
-      note: What was chosen for the user, one line.
-    """
-
-    budget: Budget
-    cases: tuple[PlannedCase, ...]
-    note: str
+    budget: Budget  # The budget of each.
+    cases: tuple[PlannedCase, ...]  # Those that train.
+    note: str  # What was chosen for the user, one line.
 
 
 def choose(
@@ -62,10 +56,6 @@ def choose(
     """Returns the requested quality runs, or the preset's, or None.
 
     A requested budget applies to every backend, the preset's to the first.
-
-    Raises:
-      ParseError: The budget cannot be parsed.
-      PlanError: The data has nothing to learn, or the trial could time out first.
     """
     is_asked_for = request.budget is not None
     text = preset.budget if request.budget is None else request.budget

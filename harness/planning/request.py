@@ -40,13 +40,7 @@ CONTROLS: Final = (
 
 
 class SweepRequest(ProgramRequest):
-    """One requested sweep; None means that the default is derived.
-
-    Attributes:
-      is_quality_only: Whether nothing but the quality runs is planned.
-      baseline: Another tree of sources, in which every case is measured as well.
-      gate: What a gate judges, and when it looks; None of a sweep.
-    """
+    """One requested sweep; None means that the default is derived."""
 
     workload: Annotated[
         str,
@@ -278,6 +272,8 @@ class SweepRequest(ProgramRequest):
         ),
     ] = defaults.QUALITY_REPEATS
 
-    is_quality_only: bool = False
+    is_quality_only: bool = False  # Whether nothing but the quality runs is planned.
+    # Another tree of sources, in which every case is measured as well.
     baseline: InstanceOf[SourceTree] | None = None
+    # What a gate judges, and when it looks; None of a sweep.
     gate: InstanceOf[GateDesign] | None = None

@@ -36,18 +36,12 @@ _VARYING = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Reconciled:
-    """A plan to store, and those of its trials that were requested now.
+    """A plan to store, and those of its trials that were requested now."""
 
-    Attributes:
-      plan: The plan of the study, after extension.
-      asked: The trials of the request.
-      is_changed: Whether ``plan`` must be written.
-      note: Whether the study is resumed or extended; None for a new study.
-    """
-
-    plan: Plan
-    asked: tuple[PlannedTrial, ...]
-    is_changed: bool
+    plan: Plan  # The plan of the study, after extension.
+    asked: tuple[PlannedTrial, ...]  # The trials of the request.
+    is_changed: bool  # Whether ``plan`` must be written.
+    # Whether the study is resumed or extended; None for a new study.
     note: str | None = None
 
 
@@ -62,16 +56,6 @@ def reconcile(
     Equal or fewer trials resume. More repetitions, replica counts, backends or modes
     extend, if all settings and the code of every trial in the plan are the same: new
     trials are compared with the existing ones.
-
-    Args:
-      existing: The plan of the study; None if it is new.
-      new: The plan of this sweep.
-      baseline: See ``check_code``.
-      store: See ``check_code``.
-
-    Raises:
-      DifferentStudyError: A setting or the code differs; the message names it and both
-        values.
     """
     if existing is None:
         return Reconciled(plan=new, asked=new.trials, is_changed=True)
@@ -138,9 +122,6 @@ def _check_same_cases(existing: Plan, new: Plan) -> None:
     """Checks that a relay is extended by generations only.
 
     Its cases are compared turn by turn: one that was not there cannot be added.
-
-    Raises:
-      DifferentStudyError: Names a case that would be added.
     """
     if new.measuring.order is not Order.RELAY:
         return

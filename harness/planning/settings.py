@@ -37,11 +37,7 @@ def _chosen(field: FieldInfo) -> Chosen:
 def choose(
     requested: Mapping[str, Any], info: WorkloadInfo, device: str
 ) -> dict[str, Any]:
-    """Returns what the specs of a sweep have.
-
-    Raises:
-      PlanError: A setting cannot have the requested value with this workload.
-    """
+    """Returns what the specs of a sweep have."""
     found = plain()
     for name, field in StepSettings.model_fields.items():
         chosen, value = _chosen(field), requested.get(name)

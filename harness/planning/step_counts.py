@@ -17,16 +17,7 @@ OPTION = "--count"
 def check(
     names: Sequence[str], backends: Sequence[str], num_warmup_steps: int | None
 ) -> None:
-    """Checks the counts of a gate on a workload.
-
-    Args:
-      names: As they were given.
-      backends: Whose steps are counted.
-      num_warmup_steps: As it was given; presets have enough.
-
-    Raises:
-      PlanError: One is unknown, or given twice, or a backend does not count it.
-    """
+    """Checks the counts of a gate on a workload."""
     for index, name in enumerate(names):
         word, equals, _ = name.partition("=")
         if equals and word in step_counts.UNITS:

@@ -38,11 +38,7 @@ def default_name(sweep: CheckedSweep) -> str:
 
 
 def check_name(name: str) -> str:
-    """Returns ``name`` if it is a valid study name.
-
-    Raises:
-      StudyError: It is empty or would be outside the runs directory.
-    """
+    """Returns ``name`` if it is a valid study name."""
     if _NAME.fullmatch(name) is None:
         raise StudyError(
             f"--study {name!r} is not a study name; allowed are up to 100 letters,"
@@ -53,11 +49,7 @@ def check_name(name: str) -> str:
 
 
 def find_study(text: str, runs_dir: Path) -> Path:
-    """Returns the directory of an existing study, given by name or by path.
-
-    Raises:
-      StudyError: ``text`` is empty.
-    """
+    """Returns the directory of an existing study, given by name or by path."""
     if not text.strip():
         raise StudyError(
             f"study {text!r} is empty; name a study in {str(runs_dir)!r} or give the"
@@ -69,21 +61,12 @@ def find_study(text: str, runs_dir: Path) -> Path:
 
 
 def load(text: str, runs_dir: Path) -> Study:
-    """Reads a study from which something is concluded, given by name or by path.
-
-    Raises:
-      StudyError: A record is damaged: without it another figure would be computed.
-      ResultsError: There is none, or it cannot be read.
-    """
+    """Reads a study from which something is concluded, given by name or by path."""
     return complete(load_study(Store.open(find_study(text, runs_dir))))
 
 
 def complete(study: Study) -> Study:
-    """Returns a study of which every record is readable.
-
-    Raises:
-      StudyError: A record is damaged; names the first and says what to do.
-    """
+    """Returns a study of which every record is readable."""
     if study.problems:
         first, more = study.problems[0], len(study.problems) - 1
         others = f" (and {more} more, see 'status')" if more else ""
@@ -104,18 +87,7 @@ def make_plan(
     command: Sequence[str],
     launcher: str = "",
 ) -> Plan:
-    """Returns the plan record of a new study.
-
-    Args:
-      sweep: Its trials.
-      request: What they are of.
-      study: Its name.
-      command: What was called.
-      launcher: The name of what starts them.
-
-    Raises:
-      PlanError: A string or number exceeds the limits of a record.
-    """
+    """Returns the plan record of a new study."""
     program = request.program
     info = (
         catalog.workload(request.workload) if program is None else program.workload(1)
@@ -160,12 +132,7 @@ def _draws_random_numbers(info: WorkloadInfo, sweep: PlannedSweep) -> bool:
 
 
 def read_existing_plan(root: Path) -> Plan | None:
-    """Returns the plan in ``root``, or None if there is no study yet.
-
-    Raises:
-      StudyError: ``root`` is a file, or a directory that is not a study.
-      ResultsError: The plan is corrupt or written by a newer version.
-    """
+    """Returns the plan in ``root``, or None if there is no study yet."""
     if not untrusted.is_there(root):
         return None
     if not root.is_dir():
@@ -187,13 +154,7 @@ def read_existing_plan(root: Path) -> Plan | None:
 
 
 def check_trials(plan: Plan) -> None:
-    """Checks that every trial of a stored plan can be started.
-
-    Raises:
-      StudyError: The plan has no trials.
-      PlanError: A trial has an unknown workload or backend, or more replicas than its
-        backend runs.
-    """
+    """Checks that every trial of a stored plan can be started."""
     if not plan.trials:
         raise StudyError(
             f"the plan of study {plan.study!r} has no trials, so there is nothing to"

@@ -26,15 +26,10 @@ _FEWEST: Final = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """What is varied.
+    """What is varied."""
 
-    Attributes:
-      key: One of ``OPTIONS``, or an option of the workload.
-      values: As they were written.
-    """
-
-    key: str
-    values: tuple[str, ...]
+    key: str  # One of ``OPTIONS``, or an option of the workload.
+    values: tuple[str, ...]  # As they were written.
 
     def words(self, value: str) -> tuple[str, str]:
         """Returns the words of a command that has one of the values."""
@@ -49,11 +44,7 @@ class Axis:
 
 
 def parse_vary(text: str, *, what: str) -> Axis:
-    """Returns what ``KEY=A,B,C`` varies.
-
-    Raises:
-      ParseError: It is not of this form, a value is given twice, or too many are.
-    """
+    """Returns what ``KEY=A,B,C`` varies."""
     key, equals, listed = text.partition("=")
     values = tuple(value.strip() for value in listed.split(","))
     if not equals or not key.strip() or "" in values:
@@ -81,12 +72,7 @@ VARY: Final[Kind] = kinds.parsed(parse_vary, metavar="KEY=A,B,...")
 
 
 def requests(request: RequestT, axis: Axis) -> dict[str, RequestT]:
-    """Returns a request for each value, by the name of its study.
-
-    Raises:
-      PlanError: The setting is given beside it.
-      ParseError: A value is not one of the setting.
-    """
+    """Returns a request for each value, by the name of its study."""
     declared = {of.name: of for of in option.declared(type(request))}
     found = {}
     for value in axis.values:

@@ -53,15 +53,6 @@ def conclude(
     """Reads the rank files of a finished trial and determines its status.
 
     Never raises for what a trial did: any problem becomes the failure's reason.
-
-    Args:
-      trial_id: Its id.
-      spec: What was asked for.
-      trial_dir: Its directory.
-      trial_exit: How its processes ended.
-      num_ranks: How many of them are measured.
-      turns: Those of a relay.
-      late_sec: How long to wait for the files of processes that say they ended well.
     """
     deadline = time.monotonic() + late_sec
     try:
@@ -172,12 +163,7 @@ def window_ns(conclusion: Conclusion) -> tuple[int | None, int | None]:
 
 
 def judge_gpus(conclusion: Conclusion, uses: Sequence[GpuUse]) -> Conclusion:
-    """Returns the conclusion, void where others or heat disturbed the trial's GPUs.
-
-    Args:
-      conclusion: Of a trial that had the machine to itself.
-      uses: What its GPUs did in its window.
-    """
+    """Returns the conclusion, void where others or heat disturbed the trial's GPUs."""
     reason = gpu_record.void_reason(uses)
     if conclusion.status is not TrialStatus.OK or not reason:
         return conclusion

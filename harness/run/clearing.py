@@ -22,10 +22,6 @@ def clear(trial_dir: Path, before: Before | None = None) -> None:
 
     What it measured is moved (``results.store.earlier``); what measured nothing, or is
     no folder of a trial, is removed. ``before`` is told of a move first.
-
-    Raises:
-      StudyError: It can be neither moved nor removed.
-      UnavailableRecordError: The file system does not say what is there.
     """
     if not untrusted.is_there(trial_dir):
         return

@@ -28,21 +28,15 @@ _STDERR_TAIL_BYTES = 8_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Conclusion:
-    """The status and result of a trial.
+    """The status and result of a trial."""
 
-    Attributes:
-      status: How it ended.
-      failure: Why it is not ok, or None.
-      result: The observations, if the trial completed.
-      gpu_tflops: Rates of a matrix product on its GPUs, in their order; empty if a
-        process did not record them.
-      nccl_version: That its processes had loaded; None where none was.
-    """
-
-    status: TrialStatus
-    failure: Failure | None
-    result: TrialResult | None
+    status: TrialStatus  # How it ended.
+    failure: Failure | None  # Why it is not ok, or None.
+    result: TrialResult | None  # The observations, if the trial completed.
+    # Rates of a matrix product on its GPUs, in their order; empty if a process did not
+    # record them.
     gpu_tflops: tuple[float, ...] = ()
+    # That its processes had loaded; None where none was.
     nccl_version: str | None = None
 
 

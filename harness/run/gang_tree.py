@@ -26,14 +26,7 @@ class GangTree(ProcessTree):
         variables: Mapping[str, str],
         end_elsewhere: EndElsewhere,
     ) -> None:
-        """Plans the tree; ``start`` starts it.
-
-        Args:
-          gang: Its members, not yet started.
-          trial_dir: Where the output and the observations go.
-          variables: The environment variables.
-          end_elsewhere: Ends what a trial left on other hosts.
-        """
+        """Plans the tree; ``start`` starts it."""
         super().__init__(trial_dir, variables, (), end_elsewhere)
         self._gang = gang
 
@@ -42,11 +35,7 @@ class GangTree(ProcessTree):
         self._gang.start()
 
     def wait(self, timeout_sec: float) -> None:
-        """Waits until the ranks have ended, or one of them has failed.
-
-        Raises:
-          subprocess.TimeoutExpired: They have not ended in time.
-        """
+        """Waits until the ranks have ended, or one of them has failed."""
         self._gang.wait(timeout_sec)
 
     def _end_first(self) -> None:

@@ -26,15 +26,6 @@ def run_missing(
     """Runs what is missing of the trials that match; as many at once as cores.
 
     On GPUs one after the other, since they would share memory.
-
-    Args:
-      store: The study.
-      plan: Its plan.
-      settings: How to run them.
-      stage: Receives what happens now.
-
-    Raises:
-      Interrupted: By a signal; all processes are killed, no status is written.
     """
     if plan.matching is None:
         return

@@ -36,17 +36,7 @@ def run_missing(
     *,
     timeout_sec: float,
 ) -> dict[str, Path]:
-    """Exports what is missing; returns the folder of each trial of a peer, by id.
-
-    Args:
-      trials: What will run.
-      stage: Receives what happens now.
-      timeout_sec: Time limit of one export.
-
-    Raises:
-      StudyError: Our own step failed.
-      Interrupted: By a signal.
-    """
+    """Exports what is missing; returns the folder of each trial of a peer, by id."""
     found: dict[str, Path] = {}
     for trial in trials:
         peer = catalog.peer(trial.spec.backend)

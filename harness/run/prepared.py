@@ -15,31 +15,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A trial whose directory is ready and whose processes can be started.
+    """A trial whose directory is ready and whose processes can be started."""
 
-    Attributes:
-      trial: The trial.
-      trial_dir: Its directory.
-      processes: The processes that it has.
-      command: What starts them; the directory is appended.
-      variables: Their environment variables.
-      env: The environment record so far.
-      gpus: The GPUs that it has; none on a CPU.
-      is_client: Whether it is a program that connects by the client.
-      started_at: Time of day.
-      start_sec: The same, on the monotonic clock.
-    """
-
-    trial: PlannedTrial
-    trial_dir: Path
-    processes: Processes
-    command: tuple[str, ...]
-    variables: dict[str, str]
-    env: Environment
-    started_at: str
-    start_sec: float
-    gpus: tuple[Gpu, ...] = ()
-    is_client: bool = False
+    trial: PlannedTrial  # The trial.
+    trial_dir: Path  # Its directory.
+    processes: Processes  # The processes that it has.
+    command: tuple[str, ...]  # What starts them; the directory is appended.
+    variables: dict[str, str]  # Their environment variables.
+    env: Environment  # The environment record so far.
+    started_at: str  # Time of day.
+    start_sec: float  # The same, on the monotonic clock.
+    gpus: tuple[Gpu, ...] = ()  # The GPUs that it has; none on a CPU.
+    is_client: bool = False  # Whether it is a program that connects by the client.
 
     @property
     def core(self) -> int:

@@ -31,11 +31,7 @@ def make_result(
     logs: Sequence[RankLog],
     turns: Sequence[Turn] = (),
 ) -> TrialResult:
-    """Returns the result record of complete rank files.
-
-    Raises:
-      ValueError: A rank does not have the steps that the spec, or its turns, require.
-    """
+    """Returns the result record of complete rank files."""
     if spec.has_readings:
         return command_result.make_result(trial_id, spec, logs[0])
     num_measured_steps = spec.num_measured_steps

@@ -50,23 +50,7 @@ def run_generation(
     stage: Stage,
     free_memory: Callable[[], int] = read_free_memory,
 ) -> list[StatusRecord]:
-    """Runs the trials of a generation in turns, and records all of them.
-
-    Args:
-      store: The study.
-      generation: What to run.
-      settings: How to run it.
-      stage: Receives what happens now.
-      free_memory: Returns the bytes that are free now.
-
-    Returns:
-      The status of each trial, in planned order.
-
-    Raises:
-      DoesNotFitError: The processes do not fit into memory at once; nothing of this
-        generation is recorded.
-      Interrupted: By a signal; all processes are killed, no status is written.
-    """
+    """Runs the trials of a generation in turns, and records all of them."""
     start_sec = time.monotonic()
     deadline = None
     if generation.duration_sec is not None:

@@ -66,13 +66,7 @@ class Resident:
         timeout_sec: float,
         end_elsewhere: EndElsewhere = lambda _: None,
     ) -> None:
-        """Plans the trial; ``start`` starts it.
-
-        Args:
-          prepared: The trial.
-          timeout_sec: Time limit of its start, and of each of its turns.
-          end_elsewhere: Ends what the trial left on other hosts.
-        """
+        """Plans the trial; ``start`` starts it."""
         self.prepared = prepared
         self.turns: list[Turn] = []
         self.exit: TrialExit | None = None
@@ -142,12 +136,7 @@ class Resident:
                 connection.sendall(line)
 
     def receive(self, state: str) -> list[dict[str, Any]]:
-        """Waits until every rank has reached a state; returns their messages.
-
-        Raises:
-          ResidentEndedError: Its processes ended, or the time limit has passed;
-            ``exit`` says how.
-        """
+        """Waits until every rank has reached a state; returns their messages."""
         self.expect(state)
         while (answers := self.poll()) is None:
             pass
@@ -160,11 +149,7 @@ class Resident:
         self._answers = {}
 
     def poll(self) -> list[dict[str, Any]] | None:
-        """Waits a moment for the state; returns the messages once all ranks are there.
-
-        Raises:
-          ResidentEndedError: As ``receive``.
-        """
+        """Waits a moment for the state; returns the messages once all ranks have it."""
         if self._tree.process.poll() is not None:
             self._end(is_timed_out=False)
         if time.monotonic() > self._deadline:
@@ -260,15 +245,7 @@ class Resident:
             first_exit.write(folder, first)
 
     def fail(self, reason: str, rank: int | None = None) -> NoReturn:
-        """Ends a trial whose program does not fit the study.
-
-        Args:
-          reason: Why, in one line.
-          rank: Which process, if it is known.
-
-        Raises:
-          ResidentEndedError: Always.
-        """
+        """Ends a trial whose program does not fit the study."""
         self._blame(FirstExit(rank=rank, reason=reason))
         self._end(is_timed_out=False)
 

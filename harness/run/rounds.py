@@ -43,27 +43,18 @@ SUSTAINED_STEPS: Final = 13
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """One generation of a relay.
+    """One generation of a relay."""
 
-    Attributes:
-      trials: Its trials, one per case.
-      index: Its index, from 0.
-      duration_sec: The time for all of it; None for no limit.
-      max_rounds: The most rounds.
-      seed: Determines the order of the turns.
-      num_stretches: Sustained ones of each case, after the rounds.
-      steps_of_turn: Steps of each turn by case, as earlier generations had them; cases
-        that are not in it get theirs from their last warm-up steps.
-      on_warm: Called before the first turn.
-    """
-
-    trials: Sequence[PlannedTrial]
-    index: int
-    duration_sec: float | None
-    max_rounds: int
-    seed: int
-    num_stretches: int = 0
+    trials: Sequence[PlannedTrial]  # Its trials, one per case.
+    index: int  # Its index, from 0.
+    duration_sec: float | None  # The time for all of it; None for no limit.
+    max_rounds: int  # The most rounds.
+    seed: int  # Determines the order of the turns.
+    num_stretches: int = 0  # Sustained ones of each case, after the rounds.
+    # Steps of each turn by case, as earlier generations had them; cases that are not in
+    # it get theirs from their last warm-up steps.
     steps_of_turn: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    # Called before the first turn.
     on_warm: Callable[[Sequence[Resident]], None] = lambda _: None
 
 
@@ -80,11 +71,7 @@ def steps_of_turns(trials: Iterable[Trial]) -> dict[str, int]:
 
 
 def check_resolution(resident: Resident, step_sec: float) -> None:
-    """Ends a trial whose steps are too short to be timed one by one.
-
-    Raises:
-      ResidentEndedError: They are.
-    """
+    """Ends a trial whose steps are too short to be timed one by one."""
     if resident.prepared.is_client and step_sec < MIN_STEP_SEC:
         resident.fail(
             f"a step took {1e6 * step_sec:.0f} us, less than the {1e6 * MIN_STEP_SEC:g}"
@@ -101,15 +88,7 @@ def take_all(
     stage: Stage,
     void_reason: VoidReason,
 ) -> None:
-    """Takes all rounds, and then all sustained stretches.
-
-    Args:
-      residents: Those that wait for turns, and those that ended before any.
-      generation: How many there are.
-      deadline: Monotonic time at which the last one should end; None for no limit.
-      stage: Receives what happens now.
-      void_reason: Says why a turn does not count.
-    """
+    """Takes all rounds, and then all sustained stretches."""
     # One that has ended had no warm step: its 0 s would ask for 300,000 steps a turn.
     waiting = [resident for resident in residents if resident.is_alive]
     stretches = _stretches(waiting, generation)

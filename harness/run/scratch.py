@@ -30,11 +30,7 @@ def folder_of(trial_dir: os.PathLike[str]) -> Path:
 
 
 def make(trial_dir: os.PathLike[str]) -> None:
-    """Makes it anew, for this user only.
-
-    Raises:
-      StudyError: Something is in the way, or the disk is full.
-    """
+    """Makes it anew, for this user only."""
     remove(trial_dir)
     folder = folder_of(trial_dir)
     try:

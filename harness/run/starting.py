@@ -27,16 +27,7 @@ def start_side_by_side(
     announce: Callable[[Resident, int], None],
     free_memory: Callable[[], int],
 ) -> None:
-    """Starts all processes, and returns when each has built its program or ended.
-
-    Args:
-      residents: The trials, in the order in which they start.
-      announce: Receives a trial that starts now, and how many have started with it.
-      free_memory: Returns the bytes that are free now.
-
-    Raises:
-      DoesNotFitError: The next process may not fit into memory beside the others.
-    """
+    """Starts all processes, and returns when each has built its program or ended."""
     num_cores = len({core for resident in residents for core in resident.cores})
     waiting = collections.deque(residents)
     starting: list[Resident] = []

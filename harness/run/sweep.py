@@ -92,20 +92,7 @@ def run_trials(
     durations: Durations,
     renew_report: Callable[[], str] | None = None,
 ) -> None:
-    """Runs the missing ``trials``; each is recorded as soon as it ends.
-
-    Args:
-      store: The study; the caller holds its lock.
-      trials: The requested trials, in execution order.
-      settings: How to run them.
-      progress: Receives the events.
-      durations: Earlier durations, for the time remaining; new ones are added.
-      renew_report: Called after each repetition but the last one; says what went wrong.
-
-    Raises:
-      Interrupted: By a signal; the current trials are killed and get no status.
-      DoesNotFitError: The processes of a relay do not fit into memory.
-    """
+    """Runs the missing ``trials``; each is recorded as soon as it ends."""
     missing = missing_trials(
         store, trials, is_failed_retried=settings.is_failed_retried
     )

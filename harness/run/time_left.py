@@ -40,16 +40,7 @@ class RelayTimeLeft:
         whole_sec: float,
         is_measured: bool,
     ) -> None:
-        """Creates it.
-
-        Args:
-          measuring: How the relay measures.
-          index: Of the generation, from 0.
-          num_later: Planned generations after it.
-          used_sec: What those before it took.
-          whole_sec: What a generation takes.
-          is_measured: Whether an earlier one took that; else it is a limit.
-        """
+        """Creates it."""
         looks = () if measuring.gate is None else measuring.gate.looks
         self.is_most = bool(looks) or measuring.target is not None
         self._limit_sec: float | None = None
@@ -64,12 +55,7 @@ class RelayTimeLeft:
         self._is_measured = is_measured
 
     def update(self, passed_sec: float, left_sec: float | None) -> float:
-        """Returns the time to the end.
-
-        Args:
-          passed_sec: Time since the start of the generation.
-          left_sec: To its end, if it knows.
-        """
+        """Returns the time to the end."""
         if left_sec is not None and not self._is_measured:
             self._whole_sec = passed_sec + left_sec
         found = max(self._whole_sec - passed_sec, 0.0)

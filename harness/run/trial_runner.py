@@ -70,46 +70,35 @@ CHANGED_CODE = "ChangedCodeError"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunSettings:
-    """How trials are run; tests replace the worker and the canary.
+    """How trials are run; tests replace the worker and the canary."""
 
-    Attributes:
-      timeout_sec: Time limit of one trial.
-      topology: The CPUs to use; by default those that this process may use.
-      is_failed_retried: Whether recorded failures are run again.
-      worker_command: The process of a trial; its directory is appended.
-      canary: Returns the seconds of the fixed computation on a core.
-      data_dir: Directory of TFDS data sets; by default that of TFDS.
-      measuring: How long a relay measures.
-      void_reason: Says why a turn does not count, or "" if it does.
-      trees: Sources of other revisions, by the name that specs have.
-      launcher: Starts the processes of a trial.
-      folders: Where programs of the user's start, by revision; by default here.
-      exports: What the trials of peers begin with: a folder, by trial.
-      changed_code: Says how the code differs from that of the study, or "".
-    """
-
-    timeout_sec: float
+    timeout_sec: float  # Time limit of one trial.
+    # The CPUs to use; by default those that this process may use.
     topology: CpuTopology = dataclasses.field(default_factory=read_topology)
-    is_failed_retried: bool = False
+    is_failed_retried: bool = False  # Whether recorded failures are run again.
+    # The process of a trial; its directory is appended.
     worker_command: Sequence[str] = trial_tree.WORKER_COMMAND
+    # Returns the seconds of the fixed computation on a core.
     canary: Callable[[int | None], float] = canary.run_canary
-    data_dir: str | None = None
+    data_dir: str | None = None  # Directory of TFDS data sets; by default that of TFDS.
+    # How long a relay measures.
     measuring: Measuring = dataclasses.field(default_factory=Measuring)
+    # Says why a turn does not count, or "" if it does.
     void_reason: VoidReason = disturbance.void_reason
+    # Sources of other revisions, by the name that specs have.
     trees: Mapping[str, SourceTree] = dataclasses.field(default_factory=dict)
+    # Starts the processes of a trial.
     launcher: Launcher = dataclasses.field(default_factory=LocalLauncher)
+    # Where programs of the user's start, by revision; by default here.
     folders: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    # What the trials of peers begin with: a folder, by trial.
     exports: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    # Says how the code differs from that of the study, or "".
     changed_code: Callable[[], str] = lambda: ""
 
 
 def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepared:
-    """Clears the directory of a trial, places it, and writes spec and environment.
-
-    Raises:
-      PlanError: The machine does not have what the trial needs.
-      StudyError: The directory cannot be cleared.
-    """
+    """Clears the directory of a trial, places it, and writes spec and environment."""
     spec, trial_id = trial.spec, trial.trial_id
     trial_dir = store.trial_dir(trial_id)
     clearing.clear(trial_dir, store.list_earlier)
@@ -206,19 +195,7 @@ def record(
     gpu_uses: GpuUsesWithin | None = None,
     changed_code: str = "",
 ) -> StatusRecord:
-    """Records the outcome of a trial: environment, result, and status last.
-
-    Args:
-      store: The study.
-      prepared: The trial.
-      trial_exit: How its processes ended.
-      settings: How it was run.
-      disturbance: Fields of ``Environment`` about the load of the machine.
-      turns: Those that it took; none for a trial that ran alone.
-      duration_sec: The time that it took; by default since it was prepared.
-      gpu_uses: Returns what its GPUs did within a window; None where turns say it.
-      changed_code: How the code came to differ while it ran.
-    """
+    """Records the outcome of a trial: environment, result, and status last."""
     spec, trial_id = prepared.trial.spec, prepared.trial.trial_id
     after: dict[str, object] = {
         **disturbance,
@@ -277,11 +254,7 @@ def tree_of(prepared: Prepared, launcher: Launcher) -> ProcessTree:
 
 
 def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> StatusRecord:
-    """Runs one trial alone and records it.
-
-    Raises:
-      Interrupted: By a signal; the tree is killed, and no status is written.
-    """
+    """Runs one trial alone and records it."""
     prepared = prepare(store, trial, settings)
     if others := gpu_exclusive.wait_until_free(prepared.gpus):
         return _record_in_use(store, prepared, others)

@@ -70,21 +70,14 @@ _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrialExit:
-    """How the process of a trial ended.
+    """How the process of a trial ended."""
 
-    Attributes:
-      exit_code: As in ``subprocess``: negative for a signal.
-      is_timed_out: Whether the harness killed it after ``timeout_sec``.
-      timeout_sec: Its time limit.
-      duration_sec: From start to end of the process.
-      num_oom_kills: Kills by the kernel's out-of-memory killer in that time, on the
-        host of the process; None where nobody counted them.
-    """
-
-    exit_code: int
-    is_timed_out: bool
-    timeout_sec: float
-    duration_sec: float
+    exit_code: int  # As in ``subprocess``: negative for a signal.
+    is_timed_out: bool  # Whether the harness killed it after ``timeout_sec``.
+    timeout_sec: float  # Its time limit.
+    duration_sec: float  # From start to end of the process.
+    # Kills by the kernel's out-of-memory killer in that time, on the host of the
+    # process; None where nobody counted them.
     num_oom_kills: int | None
 
 
@@ -98,17 +91,7 @@ def trial_variables(
     source_root: Path = SOURCE_ROOT,
     base: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """Returns the environment variables of a trial's processes.
-
-    Args:
-      spec: The trial.
-      placement: Its threads.
-      trial_dir: Its directory, which marks its processes.
-      gpu_ids: The GPUs it may see.
-      data_dir: Directory of TFDS data sets, if not that of TFDS.
-      source_root: The folder of the packages that run.
-      base: The harness's own variables.
-    """
+    """Returns the environment variables of a trial's processes."""
     # The processes have another current folder, so all paths are absolute.
     inherited = filter(None, base.get("PYTHONPATH", "").split(os.pathsep))
     paths = [str(source_root), *(str(Path(part).absolute()) for part in inherited)]
@@ -173,14 +156,7 @@ class ProcessTree:
         command: Sequence[str],
         end_elsewhere: EndElsewhere = lambda _: None,
     ) -> None:
-        """Plans the tree; ``start`` starts it.
-
-        Args:
-          trial_dir: Where the output and the observations go.
-          variables: The environment variables.
-          command: The worker; the trial directory is appended.
-          end_elsewhere: Ends what a trial left on other hosts.
-        """
+        """Plans the tree; ``start`` starts it."""
         self._end_elsewhere = end_elsewhere
         self._trial_dir = trial_dir.resolve()
         self._variables = dict(variables)
@@ -198,12 +174,7 @@ class ProcessTree:
         self.kill()
 
     def start(self) -> None:
-        """Starts the first process.
-
-        Raises:
-          StudyError: There is no place for temporary files.
-          StudyLostError: Another machine has taken the study over.
-        """
+        """Starts the first process."""
         fence.check(self._trial_dir)
         self._is_gone = False
         scratch.make(self._trial_dir)
@@ -231,11 +202,7 @@ class ProcessTree:
         )
 
     def wait(self, timeout_sec: float) -> None:
-        """Waits for the exit of the trial.
-
-        Raises:
-          subprocess.TimeoutExpired: It has not ended in time.
-        """
+        """Waits for the exit of the trial."""
         waiting.wait(self.process, timeout_sec)
 
     def kill(self) -> None:
@@ -288,23 +255,13 @@ def run_tree(tree: ProcessTree, *, timeout_sec: float) -> TrialExit:
     """Runs a trial's process tree; no process of it remains afterwards.
 
     An exception in the harness (also an interrupt) kills the tree and propagates.
-
-    Args:
-      tree: The processes, planned.
-      timeout_sec: Time limit.
     """
     with tree:
         return finish(tree, timeout_sec=timeout_sec, limit_sec=timeout_sec)
 
 
 def finish(tree: ProcessTree, *, timeout_sec: float, limit_sec: float) -> TrialExit:
-    """Waits for the exit of a tree that runs, and ends it.
-
-    Args:
-      tree: The processes.
-      timeout_sec: How long to wait.
-      limit_sec: The time limit since its start, for the record.
-    """
+    """Waits for the exit of a tree that runs, and ends it."""
     is_timed_out = False
     try:
         tree.wait(timeout_sec)

@@ -26,9 +26,6 @@ def last(trial_dir: Path) -> tuple[int, bool] | None:
     """Returns round and kind of the last whole turn, to show where a relay is.
 
     None where there is none yet, or the line is none: ``verify`` says what is damaged.
-
-    Raises:
-      UnavailableRecordError: The file system does not answer.
     """
     try:
         text = untrusted.read_text(trial_dir / TURNS_NAME) or ""
@@ -46,19 +43,7 @@ def append(
     *,
     is_sustained: bool = False,
 ) -> None:
-    """Appends one turn.
-
-    Args:
-      trial_dir: The directory of the trial.
-      round_index: Of the turn.
-      attempt: Of the turn, from 0.
-      load: What disturbed it; resolutions are what can be rounding.
-      is_sustained: Whether it is a stretch of a gate.
-
-    Raises:
-      WriteStoreError: It cannot be written.
-      StudyLostError: Another machine has taken the study over.
-    """
+    """Appends one turn."""
     line: dict[str, object] = {
         "round_index": round_index,
         "attempt": attempt,

@@ -65,16 +65,12 @@ DISTRIBUTIONS: Final = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sources:
-    """The source files of our packages.
+    """The source files of our packages."""
 
-    Attributes:
-      root: The folder that the packages are in.
-      texts: Contents to use in place of those on disk, by module.
-      versions: Of the packages that run it; by default those that are installed.
-    """
-
-    root: Path
+    root: Path  # The folder that the packages are in.
+    # Contents to use in place of those on disk, by module.
     texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # Of the packages that run it; by default those that are installed.
     versions: Mapping[str, str] | None = None
 
     @functools.cached_property
@@ -101,11 +97,7 @@ class Sources:
         return found
 
     def code(self, module: str) -> Code:
-        """Returns the behavior and the references of a module.
-
-        Raises:
-          PlanError: The file cannot be read, or is not Python.
-        """
+        """Returns the behavior and the references of a module."""
         path = self.paths[module]
         is_package = path.name == "__init__.py"
         try:
@@ -123,16 +115,7 @@ class Sources:
 
 
 def of_trial(workload: str, backend: str, tree: SourceTree | None = None) -> str:
-    """Returns the digest of the code that determines the numbers of a trial.
-
-    Args:
-      workload: A name in the catalogue.
-      backend: A name in the catalogue.
-      tree: The sources that it runs; by default those of this module.
-
-    Raises:
-      PlanError: A source file cannot be read, or a name is unknown.
-    """
+    """Returns the digest of the code that determines the numbers of a trial."""
     if tree is None:
         return _of_installed(workload, backend)
     sources = Sources(root=tree.root, versions=tree.versions)
@@ -146,11 +129,7 @@ def _of_installed(workload: str, backend: str) -> str:
 
 
 def of_sources(workload: str, backend: str, sources: Sources) -> str:
-    """Returns the digest of a trial in a tree of sources, 16 hex characters.
-
-    Raises:
-      PlanError: A source file cannot be read, or a name is unknown.
-    """
+    """Returns the digest of a trial in a tree of sources, 16 hex characters."""
     hasher = hashlib.blake2b(digest_size=8)
     for name, fingerprint in sorted(measured_code(workload, backend, sources).items()):
         hasher.update(f"{name} {fingerprint}\0".encode())
@@ -163,11 +142,7 @@ def of_sources(workload: str, backend: str, sources: Sources) -> str:
 
 
 def _installed(name: str, workload: str) -> str:
-    """Returns the version of a package that a workload needs.
-
-    Raises:
-      PlanError: It is not installed.
-    """
+    """Returns the version of a package that a workload needs."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError as error:
@@ -179,11 +154,7 @@ def _installed(name: str, workload: str) -> str:
 
 
 def measured_code(workload: str, backend: str, sources: Sources) -> dict[str, str]:
-    """Returns the fingerprints of the modules and catalogue entries in the digest.
-
-    Raises:
-      PlanError: A source file cannot be read, or a name is unknown.
-    """
+    """Returns the fingerprints of the modules and catalogue entries in the digest."""
     wanted = {("WorkloadInfo", workload), ("BackendInfo", backend)}
     assert {kind for kind, _ in wanted} == {*source_code.ENTRY_CLASSES.values()}
     found = plugin_code.of_trial(workload, backend)

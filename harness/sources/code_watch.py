@@ -32,15 +32,7 @@ class CodeWatch:
         left_out: Sequence[Path],
         root: Path = _ROOT,
     ) -> None:
-        """Remembers how the code is now.
-
-        Args:
-          plan: Of the study; its code was checked just now.
-          folders: Where a program of the user's starts, by revision, if those are
-            copies that nobody edits.
-          left_out: Folders whose files are no code, such as that of the studies.
-          root: What the packages of the harness are in.
-        """
+        """Remembers how the code is now."""
         self._plan, self._left_out, self._root = plan, left_out, root
         self._folder = None if folders else Path.cwd()
         self._stamps = {} if plan.program_code else _stamps(root)
@@ -50,9 +42,6 @@ class CodeWatch:
         """Returns what differs from the plan, or "".
 
         Once it has differed it stays so, since trials have run meanwhile.
-
-        Raises:
-          PlanError: The code cannot be read now.
         """
         if not self._found:
             if self._plan.program_code:
@@ -114,11 +103,7 @@ class CodeWatch:
 
 
 def _stamps(root: Path) -> dict[str, tuple[int, int]]:
-    """Returns time and size of each source file: quick to read, and enough to look.
-
-    Raises:
-      PlanError: The file system does not say.
-    """
+    """Returns time and size of each source file: quick to read, and enough to look."""
     try:
         paths = code_digest.Sources(root=root).paths
         facts = {module: path.stat() for module, path in paths.items()}

@@ -39,11 +39,7 @@ _FOLDER: Final = "not an installed package"
 
 
 def of_plugin(plugin: Plugin) -> dict[str, str]:
-    """Returns what tells a plugin from another state of it, by name.
-
-    Raises:
-      PlanError: One of its files cannot be read.
-    """
+    """Returns what tells a plugin from another state of it, by name."""
     found = files(plugin)
     hasher = hashlib.blake2b(digest_size=8)
     for name, path in sorted(found.items()):
@@ -100,11 +96,7 @@ def references(workload: str, backend: str) -> set[str]:
 
 
 def check(plan: Plan) -> None:
-    """Checks that the plugins of a study are what they were.
-
-    Raises:
-      DifferentStudyError: Names the first part that differs.
-    """
+    """Checks that the plugins of a study are what they were."""
     if found := difference(plan):
         raise DifferentStudyError(
             f"study {plan.study!r} was made with another state of {found}; results of"
@@ -197,11 +189,7 @@ def _digest(path: Path) -> str:
 
 
 def _read(path: Path) -> frozenset[str]:
-    """Returns what a file refers to; nothing if it is not Python after all.
-
-    Raises:
-      PlanError: It cannot be read.
-    """
+    """Returns what a file refers to; nothing if it is not Python after all."""
     package = ".".join(_package_of(path))
     try:
         return source_code.read(path.read_text(encoding="utf-8"), package).references

@@ -25,18 +25,7 @@ def check_code(
     store: Store | None = None,
     program_code: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
-    """Checks that the code that would run is the code of the plan.
-
-    Args:
-      plan: Of an existing study.
-      baseline: The other tree of sources that is measured now.
-      store: Has the commits of the trials that are there, for the message.
-      program_code: Of a program of the user's as it is now, by revision; by default it
-        is identified in the current folder.
-
-    Raises:
-      DifferentStudyError: It is not; results of different code must not be mixed.
-    """
+    """Checks that the code that would run is the code of the plan."""
     records = {trial.spec.program for trial in plan.trials}
     if plan.program_code:
         left_out = [] if store is None else [store.root.parent, store.root]
@@ -77,12 +66,7 @@ def _check_program(
     program_code: Mapping[str, Mapping[str, str]] | None,
     left_out: Sequence[Path],
 ) -> None:
-    """Checks that a program of the user's is the one of the plan.
-
-    Raises:
-      DifferentStudyError: Names the parts that differ.
-      PlanError: It cannot be identified here.
-    """
+    """Checks that a program of the user's is the one of the plan."""
     if program_code is None:
         if len(plan.program_code) > 1:
             others = ", ".join(filter(None, plan.program_code))

@@ -31,33 +31,21 @@ _TARGET = re.compile(r"([a-z_]\w*(?:\.\w+)+)(?::\w+)?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Code:
-    """What one file, or one entry of a catalogue, does and refers to.
+    """What one file, or one entry of a catalogue, does and refers to."""
 
-    Attributes:
-      fingerprint: Equal for files that differ only in how they are written.
-      references: Dotted names that it imports anywhere, those of the attributes that
-        it reads of a module, and those that it contains as a string, such as
-        ``package.module:Class`` or what ``python -m`` is given. ``package.*`` where a
-        module is used other than by its attributes.
-      entries: Entries of a catalogue, by class and name; not part of the rest.
-    """
-
-    fingerprint: str
+    fingerprint: str  # Equal for files that differ only in how they are written.
+    # Dotted names that it imports anywhere, those of the attributes that it reads of a
+    # module, and those that it contains as a string, such as ``package.module:Class``
+    # or what ``python -m`` is given. ``package.*`` where a module is used other than by
+    # its attributes.
     references: frozenset[str]
+    # Entries of a catalogue, by class and name; not part of the rest.
     entries: Mapping[tuple[str, str], Code]
 
 
 @functools.cache
 def read(text: str, package: str) -> Code:
-    """Reads the code of one file.
-
-    Args:
-      text: Its content.
-      package: The package that relative imports in it start from.
-
-    Raises:
-      SyntaxError: It is not Python.
-    """
+    """Reads the code of one file."""
     with _no_garbage_collection():
         return _read(ast.parse(text), package)
 

@@ -13,17 +13,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SourceTree:
-    """Sources that trials can run.
+    """Sources that trials can run."""
 
-    Attributes:
-      revision: Its name in the specs of trials.
-      root: The folder that the packages are in.
-      python: The interpreter that runs it.
-      versions: Of the packages of that interpreter that can change the numbers, or are
-        recorded; None for those of this process.
-    """
-
-    revision: str
-    root: Path
-    python: str = sys.executable
+    revision: str  # Its name in the specs of trials.
+    root: Path  # The folder that the packages are in.
+    python: str = sys.executable  # The interpreter that runs it.
+    # Of the packages of that interpreter that can change the numbers, or are recorded;
+    # None for those of this process.
     versions: Mapping[str, str] | None = None

@@ -29,11 +29,7 @@ class LastGood:
         self._found = ""
 
     def save(self, program: Savable, num_steps: int) -> None:
-        """Writes the checkpoint of a program after ``num_steps`` steps.
-
-        Raises:
-          FloatingPointError: A value of the program is not finite.
-        """
+        """Writes the checkpoint of a program after ``num_steps`` steps."""
         try:
             prefix = program.save(str(self._trial_dir / DIRECTORY))
         except FloatingPointError as error:

@@ -34,12 +34,5 @@ def signal_name(number: int) -> str:
 
 
 def cause_of(bad: Mapping[int, int]) -> int:
-    """Returns the rank whose end explains the others.
-
-    Args:
-      bad: Exit codes that are not 0, by rank, in the order in which they ended.
-
-    Returns:
-      The first that a signal killed (a negative code), otherwise the first that ended.
-    """
+    """Returns the rank whose end explains the others."""
     return min(bad, key=lambda rank: bad[rank] >= 0)

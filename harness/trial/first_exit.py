@@ -22,16 +22,12 @@ _NAME = "first_exit.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FirstExit:
-    """What happened first.
+    """What happened first."""
 
-    Attributes:
-      rank: The first rank that was killed, or else that failed; None if no process was
-        started.
-      reason: Why, in one line, where it is known; otherwise empty.
-    """
-
+    # The first rank that was killed, or else that failed; None if no process was
+    # started.
     rank: int | None = None
-    reason: str = ""
+    reason: str = ""  # Why, in one line, where it is known; otherwise empty.
 
 
 def write(trial_dir: Path, first: FirstExit) -> None:

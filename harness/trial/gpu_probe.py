@@ -34,21 +34,14 @@ _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TensorFlowGpus:
-    """What TensorFlow says about GPUs in one process.
+    """What TensorFlow says about GPUs in one process."""
 
-    Attributes:
-      num_gpus: How many it sees.
-      is_built_with_cuda: Whether this build can use GPUs at all.
-      cuda_version: Of CUDA, that it was built with; "" without.
-      cudnn_version: Of cuDNN, that it was built with; "" without.
-      architectures: GPUs that it has machine code for (``sm_80``), or PTX
-        (``compute_90``); empty where it does not say.
-    """
-
-    num_gpus: int
-    is_built_with_cuda: bool
-    cuda_version: str = ""
-    cudnn_version: str = ""
+    num_gpus: int  # How many it sees.
+    is_built_with_cuda: bool  # Whether this build can use GPUs at all.
+    cuda_version: str = ""  # Of CUDA, that it was built with; "" without.
+    cudnn_version: str = ""  # Of cuDNN, that it was built with; "" without.
+    # GPUs that it has machine code for (``sm_80``), or PTX (``compute_90``); empty
+    # where it does not say.
     architectures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -75,14 +68,7 @@ def read_here() -> TensorFlowGpus:
 
 
 def probe(ids: Sequence[str]) -> TensorFlowGpus:
-    """Asks TensorFlow in a process that may use some GPUs; takes about 5 s.
-
-    Args:
-      ids: Names of the GPUs in ``CUDA_VISIBLE_DEVICES``.
-
-    Raises:
-      MissingGpuError: TensorFlow cannot be imported, or does not answer.
-    """
+    """Asks TensorFlow in a process that may use some GPUs; takes about 5 s."""
     paths = [str(_SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     try:
         done = subprocess.run(
@@ -142,11 +128,7 @@ def complaint(seen: TensorFlowGpus, given: Sequence[str]) -> str:
 
 
 def check(seen: TensorFlowGpus, given: Sequence[str]) -> None:
-    """Checks that TensorFlow sees all GPUs that this process was given.
-
-    Raises:
-      MissingGpuError: It sees fewer; the trial would run elsewhere.
-    """
+    """Checks that TensorFlow sees all GPUs that this process was given."""
     text = complaint(seen, given)
     if text:
         raise MissingGpuError(text)

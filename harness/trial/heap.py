@@ -32,15 +32,11 @@ class _MallInfo(ctypes.Structure):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reservation:
-    """Pages that were made for the growth of the heap.
+    """Pages that were made for the growth of the heap."""
 
-    Attributes:
-      num_bytes: How many bytes; 0 where nothing is reserved.
-      top_bytes: Free space at the end of the heap just after, which also has pages that
-        are not made yet.
-    """
-
-    num_bytes: int = 0
+    num_bytes: int = 0  # How many bytes; 0 where nothing is reserved.
+    # Free space at the end of the heap just after, which also has pages that are not
+    # made yet.
     top_bytes: int = 0
 
     def unused_bytes(self) -> int:
@@ -57,10 +53,6 @@ def reserve(fraction: float, proc: Path = Path("/proc/self")) -> Reservation:
     Only for an allocator that keeps what is freed; another would give it back. Nothing
     is reserved if the fraction is 0, or where the C library is not glibc 2.33 or newer,
     which cannot say how much of it was used.
-
-    Args:
-      fraction: Of the resident memory of this process.
-      proc: Where the kernel describes the process.
     """
     libc = _libc()
     if not fraction or not hasattr(libc, "mallinfo2"):

@@ -15,11 +15,7 @@ _NEW_CODES = 10_000  # from 2.9 on, a number has two digits more for the major v
 
 
 def loaded_version(maps: Path = Path("/proc/self/maps")) -> str | None:
-    """Returns the version of the library in memory; None where there is none.
-
-    Args:
-      maps: What is mapped into this process, as Linux lists it.
-    """
+    """Returns the version of the library in memory; None where there is none."""
     try:
         found = _LIBRARY.search(maps.read_text(encoding="utf-8", errors="replace"))
         if found is None:
@@ -39,11 +35,7 @@ def version_text(code: int) -> str:
 
 
 def write(writer: RankFile) -> None:
-    """Records the version, if this process has loaded one.
-
-    Args:
-      writer: Receives a line ``nccl``.
-    """
+    """Records the version, if this process has loaded one."""
     version = loaded_version()
     if version is not None:
         writer.write("nccl", version=version)

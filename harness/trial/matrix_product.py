@@ -24,13 +24,7 @@ TRIAL_SEC = 0.1
 
 
 def make_kernel(device: str, size: int, dtype: str = "") -> Callable[[], None]:
-    """Returns a function that multiplies matrices on a device and waits for it.
-
-    Args:
-      device: As TensorFlow names it.
-      size: Rows of a matrix.
-      dtype: Number type; by default bfloat16 on GPUs and float32 elsewhere.
-    """
+    """Returns a function that multiplies matrices on a device and waits for it."""
     import tensorflow as tf
 
     with tf.device(device):
@@ -79,12 +73,6 @@ def write_tflops(
 
     A trial whose program leaves no memory for it continues: the reason is recorded in
     place of the rates.
-
-    Args:
-      writer: Receives a line ``gpu_canary``.
-      devices: Those of this process, as TensorFlow numbers them; none is fine.
-      size: Rows of a matrix.
-      duration_sec: Time for each device.
     """
     if not devices:
         return

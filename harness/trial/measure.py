@@ -133,31 +133,7 @@ def measure_trial(
     before_warmup: Callable[[], None] = lambda: None,
     run_counted: RunCounted = uncounted,
 ) -> None:
-    """Runs one trial in this process and writes all observations.
-
-    Args:
-      build: Creates the replicator and the program. ``time_to_first_step_sec`` starts
-        with this call, so importing TensorFlow is excluded, and building,
-        tracing and compiling are included.
-      spec: The trial.
-      writer: Where observations go.
-      example_unit: Plural unit of an example.
-      memory: Peak memory probe.
-      clock: Nanoseconds, monotonic.
-      channel: The connection to the harness in a relay; None for a trial that runs
-        alone, with one contiguous window.
-      count_traces: How many functions TensorFlow has traced so far.
-      measure_peak: Takes a number type; returns the peak rate of this process's
-        devices in floating-point operations per second, and how it was measured.
-      before_warmup: Called between the first step and the others, with the program in
-        memory: what it does is in no figure, and warm-up steps follow.
-      run_counted: Runs the last warm-up step; returns what it counted, as fields of
-        window metrics. Not called where only one step is warm-up, which traces.
-
-    Raises:
-      ValueError: The program's batch sizes differ from the spec's.
-      Exception: Whatever the program raises.
-    """
+    """Runs one trial in this process and writes all observations."""
     is_alone = True
     if channel is not None:
         is_alone = channel.enter()
@@ -259,11 +235,7 @@ def _warm_up(
     channel: Channel | None,
     run_last: Callable[[], None],
 ) -> heap.Reservation:
-    """Runs warm-up steps, in a relay the last one when the harness says so.
-
-    Returns:
-      What was added to the heap, which only processes of a relay need.
-    """
+    """Runs warm-up steps, in a relay the last one when the harness says so."""
     reservation = heap.Reservation()
     num_steps = spec.num_warmup_steps - 1  # the first one was timed alone
     for _ in range(num_steps - 1):

@@ -31,12 +31,6 @@ def measure_peak(
     """Returns floating-point operations per second, and how they were measured.
 
     Runs outside of every timed window; takes about 0.3 s.
-
-    Args:
-      dtype: Number type of the operands, such as ``float32``.
-      num_replicas: Those of this process, which compute at the same time; on CPUs, with
-        the threads that a single operation has.
-      num_gpus: GPUs of this process; 0 for its CPU cores.
     """
     devices = [f"GPU:{index}" for index in range(num_gpus)] or ["CPU:0"] * num_replicas
     size = matrix_product.TRIAL_SIZE if num_gpus else _CPU_SIZE

@@ -33,12 +33,7 @@ class KillTreeError(RuntimeError):
 
 
 def find_tree(marker: str, root_pid: int | None = None) -> list[psutil.Process]:
-    """Returns the living processes of a trial.
-
-    Args:
-      marker: The value of ``MARKER`` in the trial's processes.
-      root_pid: The trial's first process, if known; also the id of its session.
-    """
+    """Returns the living processes of a trial."""
     found: dict[int, psutil.Process] = {}
     if root_pid is not None:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -76,9 +71,6 @@ def kill_tree(marker: str, root_pid: int | None = None) -> int:
     """Ends a trial: SIGTERM to all, then SIGKILL to the rest; returns how many.
 
     Repeats until none is left, since a process can start another in the meantime.
-
-    Raises:
-      KillTreeError: Some processes cannot be killed.
     """
     killed: set[int] = set()
     signal_number = signal.SIGTERM

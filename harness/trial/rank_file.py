@@ -86,20 +86,13 @@ def one_line(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepTimes:
-    """One step as it was observed.
+    """One step as it was observed."""
 
-    Attributes:
-      phase: ``first_step``, ``warmup``, ``measure`` or ``train``.
-      index: Counted over all phases from 0.
-      start_ns: Before the call.
-      end_ns: After all device work.
-      loss: Mean over the global batch; can be NaN or infinite. None if not known.
-    """
-
-    phase: Phase
-    index: int
-    start_ns: int
-    end_ns: int
+    phase: Phase  # ``first_step``, ``warmup``, ``measure`` or ``train``.
+    index: int  # Counted over all phases from 0.
+    start_ns: int  # Before the call.
+    end_ns: int  # After all device work.
+    # Mean over the global batch; can be NaN or infinite. None if not known.
     loss: float | None
 
     @property
@@ -110,64 +103,50 @@ class StepTimes:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class RankLog:
-    """The content of a rank file, as far as it was written.
+    """The content of a rank file, as far as it was written."""
 
-    Attributes:
-      rank: The process's rank.
-      num_ranks: How many there are, as the program says; None where the plan says it.
-      clock_host: Whose clock its times are of.
-      phase: The last phase entered.
-      steps: Every step, in order.
-      facts: Fields of the ``facts`` line, empty before the build is done.
-      time_to_first_step_sec: None before the first step is done.
-      is_start_alone: Whether no other trial started beside this one until then.
-      peak: Fields of the ``peak`` line, empty if the peak was not measured.
-      gpu_tflops: Rates of a matrix product on the GPUs of the process.
-      nccl_version: Of the library in its memory; "" without one.
-      memory: Fields of the ``memory`` line, empty before the window has ended.
-      window_metrics: Fields of the ``window_metric`` lines.
-      collectives: The backend's description of the collectives in a step.
-      sanity: Fields of the ``sanity`` lines.
-      quality: Fields of the ``quality`` lines.
-      curve: Fields of the ``point`` lines.
-      changes: Fields of the ``change`` lines.
-      readings: Fields of the ``reading`` lines.
-      used: Fields of the ``used`` line, empty before the program has ended.
-      failure: Fields of the ``failure`` line, or None.
-      is_done: Whether the process completed.
-    """
-
-    rank: int
+    rank: int  # The process's rank.
+    # How many there are, as the program says; None where the plan says it.
     num_ranks: int | None = None
-    clock_host: str = ""
-    phase: Phase = Phase.LAUNCH
+    clock_host: str = ""  # Whose clock its times are of.
+    phase: Phase = Phase.LAUNCH  # The last phase entered.
+    # Every step, in order.
     steps: list[StepTimes] = dataclasses.field(default_factory=list)
+    # Fields of the ``facts`` line, empty before the build is done.
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
-    time_to_first_step_sec: float | None = None
+    time_to_first_step_sec: float | None = None  # None before the first step is done.
+    # Whether no other trial started beside this one until then.
     is_start_alone: bool = True
+    # Fields of the ``peak`` line, empty if the peak was not measured.
     peak: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # Rates of a matrix product on the GPUs of the process.
     gpu_tflops: list[float] = dataclasses.field(default_factory=list)
-    nccl_version: str = ""
+    nccl_version: str = ""  # Of the library in its memory; "" without one.
+    # Fields of the ``memory`` line, empty before the window has ended.
     memory: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # Fields of the ``window_metric`` lines.
     window_metrics: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    collectives: str = ""
+    collectives: str = ""  # The backend's description of the collectives in a step.
+    # Fields of the ``sanity`` lines.
     sanity: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    # Fields of the ``quality`` lines.
     quality: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    # Fields of the ``point`` lines.
     curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    # Fields of the ``change`` lines.
     changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    # Fields of the ``reading`` lines.
     readings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    # Fields of the ``used`` line, empty before the program has ended.
     used: dict[str, Any] = dataclasses.field(default_factory=dict)
-    failure: dict[str, Any] | None = None
-    is_done: bool = False
+    failure: dict[str, Any] | None = None  # Fields of the ``failure`` line, or None.
+    is_done: bool = False  # Whether the process completed.
 
 
 def read_rank(trial_dir: Path, rank: int) -> RankLog:
     """Reads a rank file; a missing one is an empty log in phase ``launch``.
 
     A last line without its newline was left by a killed process and is skipped.
-
-    Raises:
-      RankFileError: A complete line is malformed.
     """
     log = RankLog(rank=rank)
     path = rank_path(trial_dir, rank)

@@ -42,25 +42,16 @@ def exact_metric(
 
 
 class StepCounter:
-    """Counts what a step has in each run.
+    """Counts what a step has in each run."""
 
-    Attributes:
-      replicator: What the program is built on.
-    """
-
-    replicator: Any
+    replicator: Any  # What the program is built on.
 
     def __init__(
         self,
         recorded: Callable[[], AbstractContextManager[Sequence[Started]]],
         count_traces: Callable[[], int],
     ) -> None:
-        """Prepares counting.
-
-        Args:
-          recorded: A block that gives the functions which are started within it.
-          count_traces: How many functions TensorFlow has traced so far.
-        """
+        """Prepares counting."""
         self._recorded = recorded
         self._count_traces = count_traces
         self._num_traces = 0

@@ -42,15 +42,10 @@ class Trainable(Protocol):
 
 @dataclasses.dataclass(kw_only=True)
 class TrainingProgress:
-    """How far a program has been trained.
+    """How far a program has been trained."""
 
-    Attributes:
-      step_time_sec: Durations of all steps, the first one included.
-      global_batch_size: Examples per step.
-    """
-
-    step_time_sec: list[float]
-    global_batch_size: int
+    step_time_sec: list[float]  # Durations of all steps, the first one included.
+    global_batch_size: int  # Examples per step.
 
     @property
     def num_steps(self) -> int:
@@ -94,20 +89,7 @@ def train(
     attach: Callable[[str, bytes], None],
     save: Callable[[], None],
 ) -> list[dict[str, Any]]:
-    """Trains until the budget is used up, and measures quality in between.
-
-    Args:
-      program: What is trained.
-      budget: The budget for all steps of the trial.
-      progress: The steps so far; ``step`` adds to it.
-      step: Runs a step.
-      record: Takes the fields of a ``QualityPoint``.
-      attach: Stores a picture under a name.
-      save: Stores a checkpoint.
-
-    Returns:
-      The fields of the quality metrics at the end.
-    """
+    """Trains until the budget is used up, and measures quality in between."""
     quality: list[dict[str, Any]] = []
     for number in range(1, budget.num_evaluations + 1):
         left = budget.amount * number / budget.num_evaluations

@@ -41,20 +41,6 @@ def take_turns(
 
     The garbage collector, which is off, runs between turns, and within those that are
     sustained; the program's own background work, such as actors, is paused between.
-
-    Args:
-      program: What is stepped.
-      run_steps: Runs so many steps, and returns their end in nanoseconds.
-      warm_step_sec: The duration of the last warm-up step.
-      channel: The connection to the harness.
-      writer: Where observations go.
-      memory: Sampled between turns.
-      clock: Nanoseconds, monotonic.
-      count_traces: How many functions TensorFlow has traced so far.
-
-    Raises:
-      LostHarnessError: The harness has exited.
-      Exception: Whatever the program raises.
     """
     program.pause()
     command = channel.ask("ready", step_time_sec=warm_step_sec)

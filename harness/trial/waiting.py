@@ -22,9 +22,6 @@ def wait(process: subprocess.Popen[bytes], timeout_sec: float) -> int:
 
     Kernels without descriptors of processes (Linux before 5.3, macOS) are asked as
     ``Popen.wait`` does.
-
-    Raises:
-      subprocess.TimeoutExpired: It has not ended in time.
     """
     deadline = time.monotonic() + timeout_sec
     if (code := process.poll()) is not None:

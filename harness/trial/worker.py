@@ -152,19 +152,7 @@ def measure_spec(
     *,
     num_replicas_here: int = 0,
 ) -> None:
-    """Prepares TensorFlow, then measures; in a relay, when the harness says so.
-
-    Args:
-      spec: The trial.
-      placement: Its cores and threads.
-      writer: Where observations go.
-      channel: The connection to the harness in a relay.
-      num_replicas_here: Replicas of this process, on whose devices the peak rate is
-        measured; 0 where other processes compute that are not measured.
-
-    Raises:
-      Exception: Whatever TensorFlow, the replicator or the workload raises.
-    """
+    """Prepares TensorFlow, then measures; in a relay, when the harness says so."""
     import tensorflow as tf
 
     threading = tf.config.threading

@@ -25,9 +25,6 @@ def keep_statistics_of_nothing(is_in_step: Callable[[], bool]) -> None:
     NaN, which would become the moving statistics and, through the gradient of
     ``gamma``, every weight. Such a replica uses and keeps its moving statistics, unless
     the layer is synchronized: those of the batches of all replicas are never nothing.
-
-    Args:
-      is_in_step: Whether a step is being traced; the method is Keras' own elsewhere.
     """
     layer = keras.layers.BatchNormalization
     of_keras = layer._moments  # noqa: SLF001

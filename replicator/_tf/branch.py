@@ -25,14 +25,7 @@ class Branch:
     """Calls of a function under a condition; keeps it as long as this object lives."""
 
     def __init__(self, traced: Any, dtypes: Sequence[tf.DType], device: str) -> None:
-        """Prepares.
-
-        Args:
-          traced: A concrete function that captures and returns nothing, and is not to
-            be inlined.
-          dtypes: Of its arguments.
-          device: Of the condition; a CPU.
-        """
+        """Prepares."""
         self._traced = traced
         self._name = f"replicator_branch_{next(_COUNTER)}"
         called = self._traced._inference_function.name.decode()  # noqa: SLF001

@@ -31,12 +31,6 @@ def variables_of(handles: Iterable[Any]) -> Mapping[int, Any]:
 
     An operation that returns nothing, such as ``assign_add(..., read_value=False)``,
     tells the graph the handle of its variable, and not the variable.
-
-    Args:
-      handles: Eager handles.
-
-    Returns:
-      By id of the handle, its ``tf.Variable``, if there is one in this process.
     """
     wanted = {id(handle) for handle in handles}
     if not wanted:

@@ -340,15 +340,6 @@ def create_on_worker(
     It runs on the coordinator's thread for the worker, after all that was given before.
     Should the worker be lost and return, everything that this returned and that still
     exists is run again, in the order in which it was given.
-
-    Args:
-      coordinator: A ``ClusterCoordinator``.
-      worker: Index of the worker.
-      function: Runs with the worker as its default device.
-      args: What earlier calls for the same worker returned.
-
-    Returns:
-      What ``remote_state`` takes.
     """
     target = coordinator._cluster.workers[worker]  # noqa: SLF001
     with target._resource_tracking_lock:  # noqa: SLF001
@@ -364,12 +355,7 @@ def _of_worker(value: Any, worker: int) -> Any:
 
 
 def remote_state(value: Any, timeout_sec: float) -> tuple[str, BaseException | None]:
-    """Waits a while for a function on a worker (test_faults).
-
-    Returns:
-      ``ready`` with the error that it raised, if any; ``lost`` while the worker is
-      gone; ``pending`` after the timeout.
-    """
+    """Waits a while for a function on a worker (test_faults)."""
     if not value._status_available_event.wait(timeout_sec):  # noqa: SLF001
         return "pending", None
     if value._status is coordinator_lib.RemoteValueStatus.ABORTED:  # noqa: SLF001

@@ -12,15 +12,7 @@ from replicator._tf import compat
 
 
 def outside_of_step(value: Any) -> Any:
-    """The initial value of a variable for its creation outside (test_creation).
-
-    Args:
-      value: A function, a number, an array or a tensor; of the graph that is being
-        built, those that depend on constants and random numbers only.
-
-    Returns:
-      The value, or None if it depends on something else.
-    """
+    """The initial value of a variable for its creation outside (test_creation)."""
     if not tf.is_symbolic_tensor(value):
         return value
 

@@ -89,15 +89,6 @@ def device_iterators(
     """Deals elements to devices in turn, a few ahead of the readers (test_prefetch).
 
     What ``tf.distribute`` feeds its replicas with.
-
-    Args:
-      dataset: On the CPU device ``source``.
-      devices: Where elements go; one may be there several times.
-      source: Full name of a CPU device.
-      num_batches: Elements that wait on each of ``devices``.
-
-    Returns:
-      An iterator on each of ``devices``.
     """
     with untuned_device_buffers():
         distributed = multi_device_iterator_ops.OwnedMultiDeviceIterator(
@@ -122,11 +113,7 @@ def make_counter(device: str) -> Any:
 
 
 def serialize_iterator(iterator: Any) -> list[bytes]:
-    """The state of a ``tf.data`` iterator (test_input_position).
-
-    Raises:
-      tf.errors.OpError: The dataset has state of its own, such as a Python generator.
-    """
+    """The state of a ``tf.data`` iterator (test_input_position)."""
     fail = tf.data.experimental.ExternalStatePolicy.FAIL
     state = tf.raw_ops.SerializeIterator(
         resource_handle=iterator._iterator_resource,  # noqa: SLF001
@@ -137,11 +124,7 @@ def serialize_iterator(iterator: Any) -> list[bytes]:
 
 
 def deserialize_iterator(iterator: Any, parts: Sequence[bytes]) -> None:
-    """Puts an iterator of an equal dataset where another one was (test_input_position).
-
-    Raises:
-      tf.errors.OpError: The state is that of another dataset.
-    """
+    """Puts an iterator of an equal dataset where another was (test_input_position)."""
     state = tf.stack([tf.io.parse_tensor(part, tf.variant) for part in parts])
     tf.raw_ops.DeserializeIterator(
         resource_handle=iterator._iterator_resource,  # noqa: SLF001
@@ -217,17 +200,11 @@ def _graphs(part: tf.data.Dataset) -> Iterator[Sequence[Any]]:
 
 
 class Transformation(NamedTuple):
-    """The last operation of a pipeline.
+    """The last operation of a pipeline."""
 
-    Attributes:
-      name: Such as ``Batch``, of which there may be several implementations.
-      inputs: The pipelines that it reads.
-      num_joined: Elements that it joins, if it is a batch.
-    """
-
-    name: str
-    inputs: tuple[tf.data.Dataset, ...]
-    num_joined: int | None
+    name: str  # Such as ``Batch``, of which there may be several implementations.
+    inputs: tuple[tf.data.Dataset, ...]  # The pipelines that it reads.
+    num_joined: int | None  # Elements that it joins, if it is a batch.
 
 
 def last_transformation(dataset: tf.data.Dataset) -> Transformation:

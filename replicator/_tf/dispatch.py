@@ -44,17 +44,7 @@ class Dispatch:
         specs: Any = None,
         rewrite: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Prepares a function (test_dispatch).
-
-        Args:
-          function: Takes one nest (iterators too), returns a flat list of tensors.
-          autograph: Whether it is converted by AutoGraph.
-          is_optimized: Whether TensorFlow's graph optimizer runs over it.
-          specs: The nest of ``tf.TypeSpec`` that the function takes; by default, that
-            of its first argument.
-          rewrite: Makes the ``FunctionDef`` that runs, of another name, from the traced
-            one.
-        """
+        """Prepares a function (test_dispatch)."""
         self._rewrite = rewrite
         self._function = function
         self._autograph = autograph

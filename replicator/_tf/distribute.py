@@ -286,11 +286,7 @@ def mixes_strategies(error: Exception) -> bool:
 
 
 def mixed_variable(error: BaseException) -> tuple[str, str, int] | None:
-    """What a step read or wrote if strategies met in a variable (test_identity).
-
-    Returns:
-      Its name, its strategy, and the number of its copies; None for other errors.
-    """
+    """What a step read or wrote if strategies met in a variable (test_identity)."""
     seen: BaseException | None = error
     while seen is not None and isinstance(error, Exception) and mixes_strategies(error):
         for frame, _ in traceback.walk_tb(seen.__traceback__):

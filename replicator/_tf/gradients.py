@@ -37,11 +37,6 @@ def call_with_gradient(
 
     TensorFlow's decorator ends in an identity that forward accumulators see first, and
     whose derivative is not that of the function (test_collective_gradients).
-
-    Args:
-      function: Decorated; what ``tf.gradients`` finds in the graph.
-      tensors: Its arguments.
-      gradient: Its gradient: takes those of the results, returns one per argument.
     """
     with record.stop_recording():
         results = list(function(*tensors))
@@ -52,14 +47,7 @@ def call_with_gradient(
 def vectorize_markers(
     convert: Callable[[str, Callable[[str], Any]], tuple[tf.Tensor, bool] | None],
 ) -> None:
-    """Tells vectorized loops what becomes of a marker (test_vectorized).
-
-    Args:
-      convert: Takes the name of a marker, and a function that gives the input of a
-        node of the body in all iterations: stacked and True, or one value for all of
-        them and False. Returns the result in the same form, or None where the marker
-        only passes its input on.
-    """
+    """Tells vectorized loops what becomes of a marker (test_vectorized)."""
     # Otherwise a loop copies, under a new name, what is the same in all iterations.
     pfor.force_stateful_ops.add("PlaceholderWithDefault")
 

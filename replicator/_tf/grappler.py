@@ -38,15 +38,6 @@ def optimize_graph(
     """Runs TensorFlow's graph optimizer once over a graph (test_grappler).
 
     What the user set by ``tf.config.optimizer`` holds (test_optimizer_settings).
-
-    Args:
-      graph_def: The graph; placeholders are its inputs.
-      keep: Names of tensors and nodes that must survive.
-      devices: Types of the devices that its nodes may be on, by full name.
-      has_device_rules: Whether rules may run that are meant for one type of device.
-
-    Returns:
-      The optimized graph; kept nodes have their names.
     """
     config = _config()
     rewrite = config.graph_options.rewrite_options

@@ -106,13 +106,7 @@ def move(variable: Any, device: str) -> None:
 
 
 def watch(variable: Any, told: Callable[[Any], None]) -> None:
-    """Calls a function before others take the handle of a new variable (test_handles).
-
-    Args:
-      variable: A ``tf.Variable`` whose handle nobody has taken yet. Others than those
-        of one device stay unwatched.
-      told: A function of a module, which takes the variable; the same in every call.
-    """
+    """Calls a function before others take a new variable's handle (test_handles)."""
     kind = type(variable)
     is_plain = isinstance(variable, resource_variable_ops.BaseResourceVariable)
     if is_plain and not is_watched(variable):

@@ -18,22 +18,15 @@ _DEFAULT = "DEFAULT"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Kernel:
-    """One registered kernel.
+    """One registered kernel."""
 
-    Attributes:
-      device_type: Such as ``GPU``.
-      label: Nodes ask for it by their attribute ``_kernel``; mostly empty.
-      types: By type attribute, the data types it takes; attributes that are missing
-        take all.
-      host_args: Names of the inputs and outputs that it reads or leaves in host memory.
-      priority: The highest of those that fit is used.
-    """
-
-    device_type: str
-    label: str
+    device_type: str  # Such as ``GPU``.
+    label: str  # Nodes ask for it by their attribute ``_kernel``; mostly empty.
+    # By type attribute, the data types it takes; attributes that are missing take all.
     types: Mapping[str, frozenset[tf.DType]]
+    # Names of the inputs and outputs that it reads or leaves in host memory.
     host_args: frozenset[str]
-    priority: int
+    priority: int  # The highest of those that fit is used.
 
     def takes(self, types: Mapping[str, frozenset[tf.DType]]) -> bool:
         """Whether it takes all of the types that attributes have."""
@@ -71,14 +64,7 @@ def find_kernel(
     types: Mapping[str, frozenset[tf.DType]],
     label: str = "",
 ) -> Kernel | None:
-    """The kernel that TensorFlow uses for an op, or None (test_kernels).
-
-    Args:
-      op: Type of the operation.
-      device_type: Such as ``GPU``.
-      types: By type attribute, the data types that a node has there.
-      label: The node's attribute ``_kernel``.
-    """
+    """The kernel that TensorFlow uses for an op, or None (test_kernels)."""
     for device in (device_type, _DEFAULT):
         fitting = [
             kernel

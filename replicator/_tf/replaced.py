@@ -21,11 +21,6 @@ def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[No
 
     Branches and bodies of loops belong to the graph; functions that TensorFlow keeps
     for later do not.
-
-    Args:
-      owner: A module or a class.
-      name: Of its function.
-      function: Takes the function as it was, and its arguments.
     """
     _install(owner, name)
     key = f"{id(owner)} {name}"

@@ -38,12 +38,6 @@ def join_workers(
     """Starts this worker's server, with collective ops and the coordination service.
 
     Blocks until all workers have come (test_between_graph).
-
-    Args:
-      addresses: Of chief and workers, by kind.
-      kind: Of this process.
-      index: Of this process.
-      heartbeat_timeout_sec: After this time without a sign of life a worker is lost.
     """
     context = eager_context.context()
     first = "chief" if "chief" in addresses else "worker"
@@ -79,12 +73,7 @@ def put_value(key: str, value: str) -> None:
 
 
 def get_value(key: str, timeout_sec: float) -> str:
-    """Reads a value that a worker has put, waiting for it (test_between_graph).
-
-    Raises:
-      tf.errors.DeadlineExceededError: No worker has put it in time.
-      tf.errors.OpError: The worker that keeps the values is not there.
-    """
+    """Reads a value that a worker has put, waiting for it (test_between_graph)."""
     wait = max(int(timeout_sec * 1000), 1)
     return str(eager_context.context().get_config_key_value(key, wait))
 
@@ -95,11 +84,7 @@ def delete_value(key: str) -> None:
 
 
 def check_peer(kind: str, index: int, timeout_sec: float) -> None:
-    """Asks another worker whether it is well (test_faults).
-
-    Raises:
-      tf.errors.OpError: It is not, or does not answer in time.
-    """
+    """Asks another worker whether it is well (test_faults)."""
     eager_context.context().check_collective_ops_peer_health(
         f"/job:{kind}/replica:0/task:{index}", int(timeout_sec * 1000)
     )

@@ -31,10 +31,6 @@ def tell_of_writes(variable: Any, told: Callable[[Any], None]) -> None:
     """Calls a function after each write that Python makes eagerly (test_writes).
 
     Writes of graphs, and those of raw ops on the variable's handle, are not told.
-
-    Args:
-      variable: A ``tf.Variable``.
-      told: A function of a module, which takes the variable; the same in every call.
     """
     kind = type(variable)
     if getattr(kind, "told_of_writes", None) is not told:

@@ -15,35 +15,23 @@ MAX_STEPS_TOGETHER = 64
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Assignment:
-    """Steps that one worker was given.
+    """Steps that one worker was given."""
 
-    Attributes:
-      worker: Which worker.
-      num_steps: How many steps.
-      num_commits: By server, commits of one step.
-      run: Takes the iterators of the worker, its last sequence numbers (by server)
-        and how many steps to run.
-      skip: Takes the iterators of the worker, and how many steps to read and drop.
-      program: What ``run`` runs; assignments of one program can run together.
-      source: Fixed values, the worker's pipelines, or None.
-      keeps_results: Whether anybody will ask for the outputs.
-      handle: What the coordinator knows it by.
-      results: Flat outputs of the last step, on the client.
-      is_done: Whether all steps were run.
-      batch: What it runs with, in order; those after the first leave it to that one.
-    """
-
-    worker: int
-    num_steps: int
-    num_commits: tuple[int, ...]
+    worker: int  # Which worker.
+    num_steps: int  # How many steps.
+    num_commits: tuple[int, ...]  # By server, commits of one step.
+    # Takes the iterators of the worker, its last sequence numbers (by server) and how
+    # many steps to run.
     run: Callable[[Any, Any, int], Any]
+    # Takes the iterators of the worker, and how many steps to read and drop.
     skip: Callable[[Any, int], None]
-    program: Any
-    source: Any
-    keeps_results: bool
-    handle: Any = None
-    results: Sequence[Any] = ()
-    is_done: bool = False
+    program: Any  # What ``run`` runs; assignments of one program can run together.
+    source: Any  # Fixed values, the worker's pipelines, or None.
+    keeps_results: bool  # Whether anybody will ask for the outputs.
+    handle: Any = None  # What the coordinator knows it by.
+    results: Sequence[Any] = ()  # Flat outputs of the last step, on the client.
+    is_done: bool = False  # Whether all steps were run.
+    # What it runs with, in order; those after the first leave it to that one.
     batch: Batch | None = None
 
     def follows(self, first: Assignment) -> bool:
@@ -61,21 +49,14 @@ class Assignment:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Batch:
-    """Assignments that are run as one dispatch.
+    """Assignments that are run as one dispatch."""
 
-    Attributes:
-      members: In the order in which they were given.
-      first_sequence_numbers: By server, those of the worker before the first step.
-      num_attempts: How often it was started.
-      num_made: How often the iterators were made before the last attempt.
-      error: What its last attempt raised.
-    """
-
-    members: tuple[Assignment, ...]
+    members: tuple[Assignment, ...]  # In the order in which they were given.
+    # By server, those of the worker before the first step.
     first_sequence_numbers: tuple[int, ...]
-    num_attempts: int = 0
-    num_made: int = 0
-    error: BaseException | None = None
+    num_attempts: int = 0  # How often it was started.
+    num_made: int = 0  # How often the iterators were made before the last attempt.
+    error: BaseException | None = None  # What its last attempt raised.
 
     @property
     def first(self) -> Assignment:
@@ -100,9 +81,6 @@ class Batch:
         """Finds the steps whose updates all servers have, but for the last one.
 
         The last one is run in any case, for its results.
-
-        Args:
-          sequence_numbers: By server, the worker's sequence numbers now.
         """
         # The server that is furthest behind counts: those ahead of it skip what they
         # have applied, but nobody could make up for a step that one of them lacks.
@@ -121,13 +99,7 @@ def make_batch(
     queued: Sequence[Assignment],
     first_sequence_numbers: tuple[int, ...],
 ) -> Batch:
-    """Joins an assignment with those that queue directly after it.
-
-    Args:
-      first: The one whose turn it is.
-      queued: All that the worker was given, in order; ``first`` is among them.
-      first_sequence_numbers: By server, the worker's last ones.
-    """
+    """Joins an assignment with those that queue directly after it."""
     members = [first]
     num_steps = first.num_steps
     for other in queued[queued.index(first) + 1 :]:

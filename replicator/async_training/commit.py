@@ -36,21 +36,14 @@ _STATEFUL_CALLS = ("If", "While", "StatefulPartitionedCall")
 
 @dataclasses.dataclass(kw_only=True)
 class CommitTrace:
-    """What the trace of a step knows of its commits.
+    """What the trace of a step knows of its commits."""
 
-    Attributes:
-      commit_states: One per server.
-      clocks: By server, the clock as the step read it before its variables.
-      sequence_numbers: By server, the worker's last one before this step; int64.
-      num_commits: By server, commits of one step.
-      shared: Variables that commits update; they need no copy per worker.
-    """
-
-    commit_states: Sequence[CommitState]
+    commit_states: Sequence[CommitState]  # One per server.
+    # By server, the clock as the step read it before its variables.
     clocks: Sequence[tf.Tensor]
-    sequence_numbers: Any
-    num_commits: list[int]
-    shared: list[Any]
+    sequence_numbers: Any  # By server, the worker's last one before this step; int64.
+    num_commits: list[int]  # By server, commits of one step.
+    shared: list[Any]  # Variables that commits update; they need no copy per worker.
 
 
 _CURRENT = threading.local()
@@ -81,15 +74,7 @@ def commit(
     needed: Sequence[tf.Tensor],
     update: Callable[[list[tf.Tensor]], None],
 ) -> None:
-    """Emits the commit of one server.
-
-    Args:
-      trace: The step.
-      server: Which server.
-      needed: All that the update takes from outside the server.
-      update: Emits the update from ``needed`` as it arrived; everything that it reads
-        besides must be on the server.
-    """
+    """Emits the commit of one server."""
     commit_state = trace.commit_states[server]
     trace.num_commits[server] += 1
     sequence_number = trace.sequence_numbers[server] + trace.num_commits[server]
@@ -179,17 +164,12 @@ def _emit_effects(emit: Callable[[], None]) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parcel:
-    """Tensors on their way to a server in few messages.
+    """Tensors on their way to a server in few messages."""
 
-    Attributes:
-      messages: One tensor per transfer.
-      plan: For each message the places of its tensors, and whether they are packed.
-      shapes: Static shapes of the tensors.
-    """
-
-    messages: tuple[tf.Tensor, ...]
+    messages: tuple[tf.Tensor, ...]  # One tensor per transfer.
+    # For each message the places of its tensors, and whether they are packed.
     plan: tuple[tuple[tuple[int, ...], bool], ...]
-    shapes: tuple[tf.TensorShape, ...]
+    shapes: tuple[tf.TensorShape, ...]  # Static shapes of the tensors.
 
     def __call__(self, arrived: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Unpacks the messages on the server, in the order in which they were sent."""
@@ -207,13 +187,6 @@ def send(tensors: Sequence[tf.Tensor], device: str) -> Parcel:
     """Packs small tensors of one type into one message, on the sender.
 
     A transfer between processes costs far more than the copy of a few kilobytes.
-
-    Args:
-      tensors: On the sender.
-      device: The receiver.
-
-    Returns:
-      The messages, on the receiver.
     """
     filled = buckets.fill(
         [tensor.dtype for tensor in tensors],

@@ -27,19 +27,12 @@ _EXAMPLE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Connection:
-    """A client that is connected to its workers and servers.
+    """A client that is connected to its workers and servers."""
 
-    Attributes:
-      cluster: Who takes part.
-      strategy: TensorFlow's strategy, which made the connection.
-      coordinator: TensorFlow's coordinator, which hands functions to workers.
-      watch: Over the parameter servers.
-    """
-
-    cluster: ClusterConfig
-    strategy: Any
-    coordinator: Any
-    watch: ServerWatch
+    cluster: ClusterConfig  # Who takes part.
+    strategy: Any  # TensorFlow's strategy, which made the connection.
+    coordinator: Any  # TensorFlow's coordinator, which hands functions to workers.
+    watch: ServerWatch  # Over the parameter servers.
 
     @property
     def num_workers(self) -> int:
@@ -53,12 +46,7 @@ class Connection:
 
 
 def check_cluster(cluster: ClusterConfig) -> ClusterConfig:
-    """Returns a cluster that can train over parameter servers.
-
-    Raises:
-      ClusterConfigError: This process is not the chief, or there is no worker or no
-        parameter server; says what to write.
-    """
+    """Returns a cluster that can train over parameter servers."""
     for kind, what in (("worker", "worker"), ("ps", "parameter server")):
         if not cluster.addresses.get(kind):
             raise ClusterConfigError(
@@ -76,11 +64,7 @@ def check_cluster(cluster: ClusterConfig) -> ClusterConfig:
 
 
 def check_stock(num_replicas: Any, share: int, num_workers: int) -> None:
-    """Rejects a number of replicas that the stock strategy does not have.
-
-    Raises:
-      DeviceError: The number differs; the message has the right one and the reason.
-    """
+    """Rejects a number of replicas that the stock strategy does not have."""
     if num_replicas not in (None, share * num_workers):
         raise DeviceError(
             f"num_replicas {num_replicas!r} does not work: ParameterServerStrategy has "
@@ -93,19 +77,7 @@ def connect(
     cluster: ClusterConfig | None = None,
     timeout_sec: float = CONNECT_TIMEOUT_SEC,
 ) -> Connection:
-    """Connects this process to its workers and servers, once per process.
-
-    Args:
-      cluster: Who takes part; by default what ``TF_CONFIG`` says.
-      timeout_sec: Longest wait for all of them to answer.
-
-    Returns:
-      The connection; the same object for the same cluster.
-
-    Raises:
-      ClusterConfigError: The cluster is not one for parameter servers.
-      UnreachableError: Some processes do not respond; the message names them.
-    """
+    """Connects this process to its workers and servers, once per process."""
     cluster = check_cluster(environment.config_of(cluster))
     return membership.join_once(
         "the client of parameter servers,",
@@ -134,11 +106,7 @@ def _connect(cluster: ClusterConfig, timeout_sec: float) -> Connection:
 
 
 def worker_devices(worker: int, num_replicas: int) -> list[str]:
-    """The devices of one worker's replicas: its GPUs, else its CPUs in turn.
-
-    Raises:
-      DeviceError: It has GPUs, but too few.
-    """
+    """The devices of one worker's replicas: its GPUs, else its CPUs in turn."""
     names: dict[str, list[str]] = {"GPU": [], "CPU": []}
     for device in tf.config.list_logical_devices():
         spec = tf.DeviceSpec.from_string(device.name)

@@ -78,12 +78,7 @@ class Dispatcher:
         return not self._pending
 
     def hand_out(self, assignment: Assignment) -> None:
-        """Gives steps to a worker; does not wait.
-
-        Raises:
-          ServerLostError: A parameter server was lost before.
-          WorkerLostError: A worker was lost for good before.
-        """
+        """Gives steps to a worker; does not wait."""
         self._watch.check()
         if self._lost_worker is not None:
             raise self._lost_worker
@@ -98,13 +93,7 @@ class Dispatcher:
         )
 
     def join(self) -> None:
-        """Waits until everything that was handed out is done.
-
-        Raises:
-          ServerLostError: A parameter server does not answer.
-          WorkerLostError: A worker was lost and did not come back in time.
-          Exception: What a step raised, such as ``tf.errors.OutOfRangeError``.
-        """
+        """Waits until everything that was handed out is done."""
         failure: BaseException | None = None
         lost_since: dict[int, float] = {}
         for wait in self._waits:

@@ -28,11 +28,7 @@ class ServerWatch:
     """
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        """Starts watching.
-
-        Args:
-          addresses: Of the parameter servers, by index.
-        """
+        """Starts watching."""
         self.error: ServerLostError | None = None
         self._addresses = tuple(addresses)
         self._peers = [Peer(address) for address in addresses]
@@ -46,11 +42,7 @@ class ServerWatch:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Turns TensorFlow's errors about a lost server into one that names it.
-
-        Raises:
-          ServerLostError: A server does not answer, or was restarted.
-        """
+        """Turns TensorFlow's errors about a lost server into one that names it."""
         self.check()
         try:
             yield
@@ -61,11 +53,7 @@ class ServerWatch:
             raise lost from error
 
     def check(self) -> None:
-        """Raises the error of a server that was found to be lost.
-
-        Raises:
-          ServerLostError: A server was lost.
-        """
+        """Raises the error of a server that was found to be lost."""
         if self.error is not None:
             raise self.error
 

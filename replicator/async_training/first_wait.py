@@ -39,12 +39,7 @@ class FirstWait:
     def exceeded(
         self, num_steps: int, read_progress: Callable[[], tuple[int, ...]]
     ) -> float | None:
-        """The seconds without progress if they are too many, otherwise None.
-
-        Args:
-          num_steps: Steps after which there is progress to see.
-          read_progress: Returns numbers that grow from 0, or never returns.
-        """
+        """The seconds without progress if they are too many, otherwise None."""
         now = time.monotonic()
         if self._since is None:
             self._since = now

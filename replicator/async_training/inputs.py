@@ -53,29 +53,21 @@ class RemotePipeline:
 
 @dataclasses.dataclass(kw_only=True)
 class Place:
-    """How far one worker has read its pipelines.
+    """How far one worker has read its pipelines."""
 
-    Attributes:
-      num_steps: Steps of all dispatches that have ended.
-      num_made: How often the iterators were made: once more when the worker was lost.
-    """
-
-    num_steps: int = 0
+    num_steps: int = 0  # Steps of all dispatches that have ended.
+    # How often the iterators were made: once more when the worker was lost.
     num_made: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class WorkerPipelines:
-    """The iterators of one worker.
+    """The iterators of one worker."""
 
-    Attributes:
-      handle: What the coordinator knows them by; it makes them again when the worker
-        was lost and is back.
-      place: Where they are then.
-    """
-
+    # What the coordinator knows them by; it makes them again when the worker was lost
+    # and is back.
     handle: Any
-    place: Place
+    place: Place  # Where they are then.
 
 
 def skip_steps(iterators: Any, num_replicas: int, num_steps: int) -> None:
@@ -190,11 +182,7 @@ def _maker(
 def traced_dataset(
     input_fn: Callable[[InputContext], tf.data.Dataset], context: InputContext
 ) -> RemotePipeline:
-    """Calls an input function and keeps its pipeline as a graph.
-
-    Raises:
-      TypeError: It returned something else than a dataset.
-    """
+    """Calls an input function and keeps its pipeline as a graph."""
     found = []
 
     def make() -> tf.data.Dataset:

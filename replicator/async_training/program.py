@@ -79,16 +79,7 @@ class ServerProgram:
     def prepare(
         self, source_spec: Any, *, is_loop: bool
     ) -> Callable[[Any, Any, int], Any]:
-        """Builds a function that runs steps; call it in cross-replica context.
-
-        Args:
-          source_spec: The type of what the function will be given.
-          is_loop: Whether it runs several steps.
-
-        Returns:
-          Takes the source, by server the worker's last sequence number, and the
-          number of steps; returns one flat list of outputs of all replicas.
-        """
+        """Builds a function that runs steps; call it in cross-replica context."""
         function = self._make_runner(is_loop=is_loop)
         # Sequence numbers and number of steps in one tensor: one input less to send.
         counts = tf.TensorSpec([len(self.step.num_commits) + 1], tf.int64)

@@ -28,37 +28,20 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Pull:
-    """Variables of one type that are sent together.
+    """Variables of one type that are sent together."""
 
-    Attributes:
-      server: Where they are.
-      clock: The node that reads the server's clock before them.
-      dtype: Their type.
-      reads: By variable: the placeholder of its handle, the names of the reads that it
-        replaces, and its shape.
-    """
-
-    server: int
-    clock: str
-    dtype: tf.DType
+    server: int  # Where they are.
+    clock: str  # The node that reads the server's clock before them.
+    dtype: tf.DType  # Their type.
+    # By variable: the placeholder of its handle, the names of the reads that it
+    # replaces, and its shape.
     reads: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...]
 
 
 def take_out(
     traced: TracedStep, body: Body, table: ServerTable, clocks: Mapping[int, int]
 ) -> tuple[Body, tuple[Pull, ...]]:
-    """Takes the first reads of small shared variables out of a step.
-
-    Args:
-      traced: The step.
-      body: Its optimized graph.
-      table: Says which variables are shared.
-      clocks: Server by the id of its clock variable.
-
-    Returns:
-      The body in which those reads are inputs, and the others on a server wait for the
-      read of its clock; and what to read instead.
-    """
+    """Takes the first reads of small shared variables out of a step."""
     clock_of, waits = _first_reads(traced, body, table, clocks)
     pulls = _group(traced, body, waits, clock_of, table)
     clocks_of = {name: clock_of[server] for name, (_, server) in waits.items()}
@@ -68,12 +51,7 @@ def take_out(
 def _first_reads(
     traced: TracedStep, body: Body, table: ServerTable, clocks: Mapping[int, int]
 ) -> tuple[dict[int, str], dict[str, tuple[str, int]]]:
-    """The reads that no write comes before: those without control edges.
-
-    Returns:
-      By server, the first read of its clock. By name of the other reads on these
-      servers, which wait for it, the handle that they read and the server.
-    """
+    """The reads that no write comes before: those without control edges."""
     clock_of: dict[int, str] = {}
     found = {}
     for node in body.nodes:
@@ -124,13 +102,7 @@ def _group(
 
 
 def _rewrite(body: Body, clock_of: Mapping[str, str], pulls: Sequence[Pull]) -> Body:
-    """Turns pulled reads into inputs, and lets the others wait for their clock.
-
-    Args:
-      body: The step's graph.
-      clock_of: By read, the node that reads its server's clock.
-      pulls: What is read otherwise.
-    """
+    """Turns pulled reads into inputs, and lets the others wait for their clock."""
     pulled = {n for p in pulls for _, names, _ in p.reads for n in names}
     nodes = tuple(
         dataclasses.replace(node, controls=(clock_of[node.name],))
@@ -156,18 +128,7 @@ def emit(
     handle: Callable[[str], str],
     clock: str,
 ) -> tuple[list[Any], dict[str, Ref]]:
-    """Makes the nodes of one pull.
-
-    Args:
-      pull: What to read.
-      server_device: Where.
-      worker_device: Where it is unpacked.
-      handle: The function argument that stands for a handle's placeholder.
-      clock: Node that comes before the reads.
-
-    Returns:
-      ``NodeDef``s, and by the name of a replaced read what stands for it.
-    """
+    """Makes the nodes of one pull."""
     name = f"pull_{pull.server}_{pull.dtype.name}"
     emitter = Emitter()
     reads = [

@@ -14,20 +14,13 @@ class Staleness:
     reads any variable there, and before its own update. So it is an upper bound of the
     number of updates that the values which the step read did not contain, and 0 with
     one worker. A step with updates on several servers counts once on each.
-
-    Attributes:
-      num_updates: Updates that were applied.
-      histogram: Number of updates by staleness: staleness -> updates.
-      mean: Mean staleness; 0.0 before the first update.
-      max: Largest staleness, up to ``limit``.
-      limit: Larger values are counted as this.
     """
 
-    num_updates: int
-    histogram: dict[int, int]
-    mean: float
-    max: int
-    limit: int
+    num_updates: int  # Updates that were applied.
+    histogram: dict[int, int]  # Number of updates by staleness: staleness -> updates.
+    mean: float  # Mean staleness; 0.0 before the first update.
+    max: int  # Largest staleness, up to ``limit``.
+    limit: int  # Larger values are counted as this.
 
     def __str__(self) -> str:
         counts = ", ".join(f"{s}: {n}" for s, n in sorted(self.histogram.items()))
@@ -38,11 +31,7 @@ class Staleness:
 
 
 def summarize(counts_by_server: list[list[int]]) -> Staleness:
-    """Adds the update counts of all servers.
-
-    Args:
-      counts_by_server: By server, the number of updates of each staleness.
-    """
+    """Adds the update counts of all servers."""
     totals = [sum(counts) for counts in zip(*counts_by_server, strict=True)]
     num_updates = sum(totals)
     histogram = {value: count for value, count in enumerate(totals) if count}

@@ -34,23 +34,14 @@ _ADDING_SCATTERS = ("Add", "Sub", "Min", "Max", "Mul", "Div")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerStep:
-    """A traced step.
+    """A traced step."""
 
-    Attributes:
-      traced: The graph as traced.
-      body: The optimized graph, without the reads that are pulled.
-      invariance: What varies between replicas in sync.
-      pulls: The reads that were taken out of the body.
-      num_commits: By server, commits of one step.
-      sequence_numbers_name: The placeholder of ``CommitTrace.sequence_numbers``.
-    """
-
-    traced: TracedStep
-    body: Body
-    invariance: invariance.Invariance
-    pulls: tuple[pull.Pull, ...]
-    num_commits: tuple[int, ...]
-    sequence_numbers_name: str
+    traced: TracedStep  # The graph as traced.
+    body: Body  # The optimized graph, without the reads that are pulled.
+    invariance: invariance.Invariance  # What varies between replicas in sync.
+    pulls: tuple[pull.Pull, ...]  # The reads that were taken out of the body.
+    num_commits: tuple[int, ...]  # By server, commits of one step.
+    sequence_numbers_name: str  # The placeholder of ``CommitTrace.sequence_numbers``.
 
 
 def trace_step(
@@ -62,23 +53,7 @@ def trace_step(
     table: ServerTable,
     commit_states: Sequence[CommitState],
 ) -> ServerStep:
-    """Traces a step function for the workers of a job.
-
-    Args:
-      step_fn: Single-device code.
-      specs: Nests of ``tf.TypeSpec``, one per argument.
-      name: Unique; functions of the step get it as a suffix.
-      topology: The replicas of worker 0.
-      table: The variables of the job.
-      commit_states: By server.
-
-    Returns:
-      The step.
-
-    Raises:
-      UnsynchronisedUpdateError: A trained variable is overwritten without a lock.
-      ReplicatorError: Misuse inside the step.
-    """
+    """Traces a step function for the workers of a job."""
     commits = commit.CommitTrace(
         commit_states=commit_states,
         clocks=(),

@@ -72,15 +72,7 @@ class WorkerSteps:
         spec: Any,
         keeps_results: bool,
     ) -> Assignment:
-        """Makes what one worker is given.
-
-        Args:
-          worker: Which worker.
-          num_steps: Steps in one dispatch.
-          source: Fixed values, the worker's pipelines, or None.
-          spec: The type of the values or of the worker's iterators.
-          keeps_results: Whether anybody will ask for the outputs.
-        """
+        """Makes what one worker is given."""
         self._function(worker, spec, is_loop=num_steps > 1)
 
         def run(iterators: Any, sequence_numbers: Any, num_left: int) -> Any:

@@ -142,10 +142,6 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
 
         ``ctx.num_replicas_in_sync`` is the number of replicas of one worker, so a
         global batch is the batch of one update.
-
-        Raises:
-          InputModeError: Prefetching.
-          ReplicatorError: ``SINGLE``, which asynchronous workers cannot share.
         """
         prefetch.refuse(num_prefetched, type(self).__name__)
         return ServerInputIterator(input_fn, mode, self.connection, self._share)

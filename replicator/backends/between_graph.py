@@ -84,11 +84,7 @@ class BetweenGraphReplicator(base.Replicator):
 
 
 def may_end(peers: WorkerRuntime, what: str, inputs: InputIterator) -> bool:
-    """Whether the data of any worker may end; a collective.
-
-    Raises:
-      DisagreementError: The last step is divided on some workers only.
-    """
+    """Whether the data of any worker may end; a collective."""
     answers = peers.exchange(what, f"{inputs.may_end:d}{inputs.fills:d}")
     fills = [answer[1] for answer in answers]
     if len(set(fills)) > 1:

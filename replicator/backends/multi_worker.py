@@ -32,11 +32,7 @@ class MultiWorkerReplicator(InGraphReplicator):
     num_workers: int
 
     def __new__(cls, *, pattern: str | None = None, **options: Any) -> Any:
-        """Picks the class of a pattern of replication.
-
-        Raises:
-          ValueError: Unknown pattern, or not the one of this class.
-        """
+        """Picks the class of a pattern of replication."""
         del options  # the constructor's
         if cls.pattern:
             if pattern not in (None, cls.pattern):

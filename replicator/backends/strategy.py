@@ -116,13 +116,7 @@ class StrategyReplicator(base.Replicator):
     def _wrap_optimizer(
         self, optimizer: Any, options: OptimizerOptions
     ) -> ReplicatedOptimizer:
-        """Leaves reduction to Keras; see ``StrategyOptimizer``.
-
-        Raises:
-          OptimizerOptionError: An option that needs the update in a branch.
-          ValueError: The optimizer accumulates gradients, which Keras does in a branch
-            where a stock strategy cannot communicate.
-        """
+        """Leaves reduction to Keras; see ``StrategyOptimizer``."""
         options.check(optimizer)
         options.refuse("tf_mirrored", type(self.strategy).__name__)
         num_accumulated = getattr(optimizer, "gradient_accumulation_steps", None)
@@ -207,13 +201,7 @@ class StrategyReplicator(base.Replicator):
     def _flat_steps(
         self, step_fn: Callable[..., Any], num_steps: int
     ) -> tuple[Callable[[Any], list[tf.Tensor]], list[Any]]:
-        """What is traced to run steps under the strategy.
-
-        Returns:
-          A function that takes the source of the batches (an iterator, the values
-          themselves, or None) and returns the tensors of the last step, replica by
-          replica. And a list whose item is their nest, once the function is traced.
-        """
+        """What is traced to run steps under the strategy."""
         replica_context = self.replica_context_class(self.strategy.num_replicas_in_sync)
         replica_context.num_logical_devices = self.logical_devices_per_replica
         local = self.strategy.experimental_local_results

@@ -102,22 +102,14 @@ class TpuReplicator(StrategyReplicator):
         mode: InputReplicationMode,
         num_prefetched: int,
     ) -> InputIterator:
-        """Distributes pipelines of static shapes.
-
-        Raises:
-          StaticShapeError: A dimension of a batch is not known before it is read.
-        """
+        """Distributes pipelines of static shapes."""
         inputs = super()._make_input_iterator(input_fn, mode, num_prefetched)
         check_static(inputs.element_spec)
         return inputs
 
 
 def check_static(element_spec: Any) -> None:
-    """Rejects batches without static shapes, which a compiled step needs.
-
-    Raises:
-      StaticShapeError: Names the first such component and what to do.
-    """
+    """Rejects batches without static shapes, which a compiled step needs."""
     specs = tf.nest.flatten(element_spec, expand_composites=False)
     for index, spec in enumerate(specs):
         if isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined():
@@ -138,13 +130,6 @@ def sum_in_parts(
 
     Each value is cut into four parts of 16 bits; their sums over up to 32,768 replicas
     fit into int32, and shifting them back adds up to the sum modulo 2^64.
-
-    Args:
-      tensors: Of type int64 or uint64.
-      reduce: Sums int32 tensors over replicas.
-
-    Returns:
-      The sums, of the tensors' type.
     """
     wide = [tf.bitcast(tensor, tf.int64) for tensor in tensors]
     totals = [tf.zeros_like(tensor) for tensor in wide]

@@ -45,28 +45,23 @@ _OF_ELEMENTS = {REPEAT, *_OF_ONE_PASS}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Division:
-    """What is known of one pipeline.
+    """What is known of one pipeline."""
 
-    Attributes:
-      joined: Sizes of the batches that an element consists of, the innermost first;
-        None if pipelines that are zipped differ.
-      is_dealt: Whether examples are dealt to pipelines.
-      num_at_once: Examples that are dealt at once, to one pipeline.
-      is_global: Whether it is the work of ``split_global_batches``: every step then
-        has the next examples, whatever the replicas.
-      after_dealing: Transformations that follow on examples that were dealt.
-      after_joining: Those that follow on examples that were joined.
-      num_dealt: Examples in one pass over what is dealt; None if not known.
-      num_joining: Examples in one pass of a pipeline over what is joined.
-    """
-
+    # Sizes of the batches that an element consists of, the innermost first; None if
+    # pipelines that are zipped differ.
     joined: tuple[int, ...] | None = ()
-    is_dealt: bool = False
-    num_at_once: int = 1
+    is_dealt: bool = False  # Whether examples are dealt to pipelines.
+    num_at_once: int = 1  # Examples that are dealt at once, to one pipeline.
+    # Whether it is the work of ``split_global_batches``: every step then has the next
+    # examples, whatever the replicas.
     is_global: bool = False
+    # Transformations that follow on examples that were dealt.
     after_dealing: tuple[str, ...] = ()
+    # Those that follow on examples that were joined.
     after_joining: tuple[str, ...] = ()
+    # Examples in one pass over what is dealt; None if not known.
     num_dealt: float | None = None
+    # Examples in one pass of a pipeline over what is joined.
     num_joining: float | None = None
 
     @property

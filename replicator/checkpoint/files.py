@@ -33,9 +33,6 @@ def write(
 
     The file ``checkpoint`` of the directory is replaced last, in one rename, after all
     other files were flushed to disk.
-
-    Returns:
-      Nothing, or why it could not be written.
     """
     previous = latest(directory)
     number = 1 + max(map(_number, complete(directory)), default=0)
@@ -85,11 +82,7 @@ def _delete(prefix: pathlib.Path) -> None:
 
 
 def open_reader(path: str) -> Any:
-    """Opens the files of a checkpoint.
-
-    Raises:
-      CheckpointError: They are missing or damaged.
-    """
+    """Opens the files of a checkpoint."""
     try:
         return tf.train.load_checkpoint(path)
     except (tf.errors.OpError, ValueError, OSError, LookupError) as error:

@@ -22,15 +22,10 @@ NUM_SHOWN = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class VariableFacts:
-    """The properties that must agree between a checkpoint and a model.
+    """The properties that must agree between a checkpoint and a model."""
 
-    Attributes:
-      shape: Static shape.
-      dtype: Name of the type.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
+    shape: tuple[int, ...]  # Static shape.
+    dtype: str  # Name of the type.
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"

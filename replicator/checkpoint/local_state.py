@@ -32,17 +32,7 @@ def restore(
     metadata: Metadata,
     payloads: Sequence[Payload],
 ) -> str:
-    """Restores each replica's own state, or gives all replicas the combined state.
-
-    Args:
-      repl: The replicator.
-      inventory: The variables to restore.
-      metadata: The metadata of the checkpoint.
-      payloads: The payload of each worker, in the order of their replicas.
-
-    Returns:
-      A description of how it was done.
-    """
+    """Restores each replica's own state, or gives all replicas the combined state."""
     saved = [
         LocalState(
             variable=inventory.variables[path],

@@ -33,12 +33,7 @@ def require(
     metadata: Metadata,
     path: str,
 ) -> Inventory:
-    """Returns the inventory of the objects to restore, with built optimizers.
-
-    Raises:
-      CheckpointMismatchError: The checkpoint is of another model; the weights are
-        unchanged.
-    """
+    """Returns the inventory of the objects to restore, with built optimizers."""
     inventory = Inventory(trackables)
     if _build_optimizers(repl, metadata, inventory):
         inventory = Inventory(trackables)

@@ -26,33 +26,21 @@ _READ = (1, FORMAT)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Metadata:
-    """Facts about a checkpoint and the job that saved it.
+    """Facts about a checkpoint and the job that saved it."""
 
-    Attributes:
-      step: Training step, as the caller counts.
-      backend: Catalogue name of the backend, or its class if it is not listed.
-      num_replicas: Replicas of the job.
-      num_workers: Processes that ran the program.
-      library_version: Version of this package.
-      tensorflow_version: Version of TensorFlow.
-      variables: Shape and type of every variable, by path.
-      digest: A hash of ``variables``.
-      optimizers: By name, the paths of the weights that an optimizer updates, in its
-        order; None if it had not updated any.
-      kinds: By path, the kind of each replica-local variable.
-      positions: How far the inputs of each worker were read; empty without inputs.
-    """
-
-    step: int
-    backend: str
-    num_replicas: int
-    num_workers: int
-    library_version: str
-    tensorflow_version: str
-    variables: Mapping[str, VariableFacts]
-    digest: str
+    step: int  # Training step, as the caller counts.
+    backend: str  # Catalogue name of the backend, or its class if it is not listed.
+    num_replicas: int  # Replicas of the job.
+    num_workers: int  # Processes that ran the program.
+    library_version: str  # Version of this package.
+    tensorflow_version: str  # Version of TensorFlow.
+    variables: Mapping[str, VariableFacts]  # Shape and type of every variable, by path.
+    digest: str  # A hash of ``variables``.
+    # By name, the paths of the weights that an optimizer updates, in its order; None if
+    # it had not updated any.
     optimizers: Mapping[str, list[str] | None]
-    kinds: Mapping[str, str]
+    kinds: Mapping[str, str]  # By path, the kind of each replica-local variable.
+    # How far the inputs of each worker were read; empty without inputs.
     positions: tuple[Position, ...]
 
 
@@ -75,11 +63,7 @@ def to_json(metadata: Metadata) -> str:
 
 
 def from_json(text: str, path: str) -> Metadata:
-    """Reads metadata.
-
-    Raises:
-      CheckpointError: Written by a later version of the format.
-    """
+    """Reads metadata."""
     fields = json.loads(text)
     version = fields.pop("format")
     if version not in _READ:

@@ -22,17 +22,13 @@ _REASON = "reason"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Payload:
-    """State that only one worker has.
+    """State that only one worker has."""
 
-    Attributes:
-      local: By variable path, the value on each replica of the worker.
-      iterators: State of each of its input pipelines; None if there is none to save.
-      reason: Why ``iterators`` is None although there are pipelines.
-    """
-
+    # By variable path, the value on each replica of the worker.
     local: Mapping[str, Sequence[Any]]
+    # State of each of its input pipelines; None if there is none to save.
     iterators: Sequence[Sequence[bytes]] | None = None
-    reason: str = ""
+    reason: str = ""  # Why ``iterators`` is None although there are pipelines.
 
 
 def encode(payload: Payload) -> bytes:

@@ -21,30 +21,20 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
-    """How far the inputs of one worker were read.
+    """How far the inputs of one worker were read."""
 
-    Attributes:
-      num_steps: Steps that were fed since the first element.
-      num_skipped: Of those, the steps that an earlier restore skipped.
-      num_rewinds: Times that the pipelines were rewound: epochs before this one.
-      num_pipelines: Pipelines of this worker.
-      num_replicas: Replicas of the whole job.
-      num_workers: Workers of the whole job.
-      examples_per_step: Examples of a whole global batch, if the pipelines say so.
-      is_at_end: Whether some pipeline has no further step.
-      num_input_pipelines: Pipelines of the whole job; None in old checkpoints.
-      is_shuffled_at_random: Whether a pipeline, read again, has another order.
-    """
-
-    num_steps: int
-    num_skipped: int
-    num_rewinds: int
-    num_pipelines: int
-    num_replicas: int
-    num_workers: int
+    num_steps: int  # Steps that were fed since the first element.
+    num_skipped: int  # Of those, the steps that an earlier restore skipped.
+    num_rewinds: int  # Times that the pipelines were rewound: epochs before this one.
+    num_pipelines: int  # Pipelines of this worker.
+    num_replicas: int  # Replicas of the whole job.
+    num_workers: int  # Workers of the whole job.
+    # Examples of a whole global batch, if the pipelines say so.
     examples_per_step: int | None
-    is_at_end: bool
+    is_at_end: bool  # Whether some pipeline has no further step.
+    # Pipelines of the whole job; None in old checkpoints.
     num_input_pipelines: int | None = None
+    # Whether a pipeline, read again, has another order.
     is_shuffled_at_random: bool = False
 
     def reads_as(self, other: Position) -> bool:
@@ -97,20 +87,7 @@ def restore(
     reason: str,
     here: Position,
 ) -> str:
-    """Moves inputs to a saved position; returns a description of how.
-
-    Args:
-      inputs: New inputs of the same input function, or those that were saved.
-      saved: The position in the checkpoint, which passes ``steps_here``.
-      states: The states of this worker's iterators; None if they are unknown.
-      reason: Why ``states`` is None.
-      here: The position of ``inputs``; only its topology is used.
-
-    Raises:
-      CheckpointMismatchError: See ``steps_here``; or steps have to be skipped of
-        examples that are in no order of their own.
-      CheckpointError: The iterators belong to another dataset.
-    """
+    """Moves inputs to a saved position; returns a description of how."""
     is_same = saved.reads_as(here)
     reason = inputs.stateless_reason or reason
     if states is not None and is_same and not inputs.stateless_reason:
@@ -159,15 +136,6 @@ def steps_here(saved: Position, here: Position, divided: Division) -> int:
     """Converts a saved position to steps of these inputs.
 
     Every worker gets the same result: it follows from what is the same on all.
-
-    Args:
-      saved: The position.
-      here: That of the inputs to move.
-      divided: How their pipelines divide examples.
-
-    Raises:
-      CheckpointMismatchError: The examples that were read are not the first ones
-        here, or not whole steps, or it is not known how many they are.
     """
     if not saved.num_steps or saved.reads_as(here) or has_read_all(saved, divided):
         return saved.num_steps

@@ -24,23 +24,18 @@ _INSTEAD = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterConfig:
-    """The processes of a cluster, and which of them this one is.
+    """The processes of a cluster, and which of them this one is."""
 
-    Attributes:
-      addresses: ``name:port`` of every process, by kind.
-      kind: Kind of this process: ``chief``, ``worker``, ``ps`` or ``evaluator``; an
-        evaluator need not be in ``addresses``.
-      index: Its index among the processes of its kind.
-      local_rank: Its index among the workers of its host, if its launcher says; None
-        counts those with the same host in their addresses.
-      i_trust_this_network: Whether something else, such as a firewall, blocks untrusted
-        hosts from the cluster's ports; see ``replicator.cluster.port_filter``.
-    """
-
-    addresses: Mapping[str, tuple[str, ...]]
+    addresses: Mapping[str, tuple[str, ...]]  # ``name:port`` of every process, by kind.
+    # Kind of this process: ``chief``, ``worker``, ``ps`` or ``evaluator``; an evaluator
+    # need not be in ``addresses``.
     kind: str
-    index: int
+    index: int  # Its index among the processes of its kind.
+    # Its index among the workers of its host, if its launcher says; None counts those
+    # with the same host in their addresses.
     local_rank: int | None = None
+    # Whether something else, such as a firewall, blocks untrusted hosts from the
+    # cluster's ports; see ``replicator.cluster.port_filter``.
     i_trust_this_network: bool = False
 
     def __post_init__(self) -> None:

@@ -32,19 +32,7 @@ def fill(
     limit: int,
     alone_from: int | None = None,
 ) -> list[tuple[int, ...]]:
-    """Puts tensors of one key into buckets of a limited size.
-
-    Args:
-      keys: Per tensor; one bucket holds tensors of one key.
-      sizes: Bytes per tensor; 0 where they are unknown.
-      limit: Most bytes of a bucket of several tensors.
-      alone_from: Tensors of unknown size, or of so many bytes, are not joined with
-        others; None joins all.
-
-    Returns:
-      Positions in each bucket. Those that are not full follow at the end, in the
-      order of their last tensor.
-    """
+    """Puts tensors of one key into buckets of a limited size."""
     buckets: list[tuple[int, ...]] = []
     is_open: dict[Hashable, tuple[list[int], int]] = {}
     for position, (key, size) in enumerate(zip(keys, sizes, strict=True)):
@@ -67,16 +55,6 @@ def fill_towards_end(
     A reduction that starts as soon as its operands are computed hides behind what is
     computed after them; the last one hides behind nothing. So a bucket is full at half
     of what is left of its key, within bounds.
-
-    Args:
-      keys: Per tensor; one bucket holds tensors of one key.
-      sizes: Bytes per tensor; 0 where they are unknown.
-      least: A bucket of fewer bytes is not full.
-      most: A bucket of so many bytes is full. Tensors of unknown size, or of so many
-        bytes, are not joined with others.
-
-    Returns:
-      Positions in each bucket, in the order of their last tensor.
     """
     left: dict[Hashable, int] = {}
     for key, size in zip(keys, sizes, strict=True):

@@ -15,23 +15,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Collective(Operands):
-    """One collective call of a step.
+    """One collective call of a step."""
 
-    Attributes:
-      index: Its place in the order of calls.
-      kind: What it does.
-      num_replicas: Replicas that take part.
-      operands: One node per tensor, whose only output is the operand.
-      markers: One node per tensor, which stands for the result.
-      needed_if: Node whose only output says whether this call communicates at all, a
-        scalar bool; None if it always does.
-    """
-
-    index: int
-    kind: CollectiveKind
-    num_replicas: int
-    operands: tuple[str, ...]
-    markers: tuple[str, ...]
+    index: int  # Its place in the order of calls.
+    kind: CollectiveKind  # What it does.
+    num_replicas: int  # Replicas that take part.
+    operands: tuple[str, ...]  # One node per tensor, whose only output is the operand.
+    markers: tuple[str, ...]  # One node per tensor, which stands for the result.
+    # Node whose only output says whether this call communicates at all, a scalar bool;
+    # None if it always does.
     needed_if: str | None = None
 
     @property

@@ -37,11 +37,7 @@ UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def check(compression: str | None) -> tf.DType | None:
-    """Returns the type in which tensors are sent, or None for their own.
-
-    Raises:
-      OptimizerOptionError: Unknown name; the message lists the names.
-    """
+    """Returns the type in which tensors are sent, or None for their own."""
     if compression is None:
         return None
     if not is_one_of(compression, _WIRE_DTYPES):

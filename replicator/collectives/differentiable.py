@@ -32,16 +32,7 @@ if TYPE_CHECKING:
 def communicate(
     context: ReplicaContext, kind: CollectiveKind, tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Carries out a collective so that its gradient is that of its kind.
-
-    Args:
-      context: Of the replica.
-      kind: What to do.
-      tensors: The operands.
-
-    Returns:
-      One result per operand.
-    """
+    """Carries out a collective so that its gradient is that of its kind."""
     if not tensors:
         return []
     places = [i for i, t in enumerate(tensors) if reducible.is_differentiable(t.dtype)]

@@ -13,21 +13,7 @@ from replicator.step import context as context_lib
 
 
 def all_concat(value: Any, axis: int = 0) -> Any:
-    """Joins a nest over all replicas along a dimension, in the order of ``replica_id``.
-
-    Args:
-      value: A nest of dense tensors, whose sizes along the axis may differ between
-        replicas; the other sizes may not.
-      axis: The dimension, negative ones counted from the last.
-
-    Returns:
-      A nest of the same structure, identical on all replicas.
-
-    Raises:
-      CollectiveContextError: Called outside a step function.
-      TypeError: A leaf that is not a dense tensor.
-      ValueError: A scalar, or a dimension that a tensor does not have.
-    """
+    """Joins a nest over all replicas along a dimension, in order of ``replica_id``."""
     context = context_lib.require("all_gather")
     tensors = dense(value, "all_gather", "joins")
     joined = []

@@ -33,16 +33,12 @@ class Transfer(NamedTuple):
 
 
 class BetweenWorkers(NamedTuple):
-    """What one tensor or bucket costs between worker processes.
+    """What one tensor or bucket costs between worker processes."""
 
-    Attributes:
-      op: ``REDUCE``, ``GATHER`` or ``BROADCAST``: the operation of TensorFlow, or
-        ``NOTHING`` if nothing is sent.
-      num_bytes: Sent by all workers together.
-    """
-
+    # ``REDUCE``, ``GATHER`` or ``BROADCAST``: the operation of TensorFlow, or
+    # ``NOTHING`` if nothing is sent.
     op: str
-    num_bytes: float
+    num_bytes: float  # Sent by all workers together.
 
 
 class CollectiveKind(abc.ABC):
@@ -54,11 +50,7 @@ class CollectiveKind(abc.ABC):
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Checks that a subclass answers everything.
-
-        Raises:
-          TypeError: It does not; names what is missing.
-        """
+        """Checks that a subclass answers everything."""
         super().__init_subclass__(**options)
         missing = [
             name
@@ -119,12 +111,6 @@ class CollectiveKind(abc.ABC):
 
         It calls ``differentiable.communicate``, so it can be differentiated again, and
         is linear in ``dys``, which forward mode relies on.
-
-        Args:
-          context: Of the replica.
-          xs: Operands of floating or complex types.
-          ys: Their results.
-          dys: The gradients of the results.
         """
 
     @abc.abstractmethod
@@ -145,12 +131,6 @@ class CollectiveKind(abc.ABC):
 
         With R = 1 that is the collective; otherwise it is what a measuring control has
         in place of communication, and what stands for the result during a trace.
-
-        Args:
-          ops: Emits tensors, or nodes of a linked graph.
-          operand: That of this replica.
-          replica: Its index among the replicas in sync: an integer, or a tensor.
-          num_replicas: R.
         """
 
     @abc.abstractmethod
@@ -163,41 +143,21 @@ class CollectiveKind(abc.ABC):
 
     @abc.abstractmethod
     def algorithm(self, operands: Operands, topology: Topology) -> str:
-        """The name of the way in which R > 1 replicas carry out a call; see ``plan``.
-
-        Args:
-          operands: Types and shapes.
-          topology: Where the replicas are.
-        """
+        """Names the way in which R > 1 replicas carry out a call; see ``plan``."""
 
     @abc.abstractmethod
     def link(self, at: Links) -> list[tuple[Node, ...]]:
-        """Emits the collective into the graph of a program.
-
-        Returns:
-          By tensor of the transfer, the result on each replica of the program.
-        """
+        """Emits the collective into the graph of a program."""
 
     @abc.abstractmethod
     def transfers(
         self, num_bytes: int, owner: int, topology: Topology
     ) -> Iterator[Transfer]:
-        """What goes from memory to memory where one program has all replicas.
-
-        Args:
-          num_bytes: b.
-          owner: Replica whose device combines.
-          topology: Where the replicas are.
-        """
+        """What goes from memory to memory where one program has all replicas."""
 
     @abc.abstractmethod
     def between_workers(self, num_bytes: int, topology: Topology) -> BetweenWorkers:
-        """What goes over the wire where every worker has a program of its own.
-
-        Args:
-          num_bytes: b.
-          topology: Of one worker; all have the same.
-        """
+        """What goes over the wire where every worker has a program of its own."""
 
 
 class OfOperandShape:

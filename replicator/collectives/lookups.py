@@ -53,13 +53,7 @@ def split(
 def fold(
     context: ReplicaContext, joined: tf.IndexedSlices, own: tf.IndexedSlices
 ) -> tf.IndexedSlices:
-    """Sums joined rows over replicas, if all replicas have the same ids.
-
-    Args:
-      context: Of the replica.
-      joined: The rows of all replicas.
-      own: Those of this one. Ids that are repeated for each example are of examples.
-    """
+    """Sums joined rows over replicas, if all replicas have the same ids."""
     ids, num_replicas = joined.indices, context.num_replicas_in_sync
     total = tf.size(ids)
     share = tf.maximum(total // num_replicas, 1)

@@ -179,11 +179,7 @@ class _Results:
         return flat
 
     def check_consistent(self, index: int) -> None:
-        """Rejects results that cannot be reduced with those of item 0.
-
-        Raises:
-          ValueError: Structures, types or shapes differ; shows both.
-        """
+        """Rejects results that cannot be reduced with those of item 0."""
         is_consistent = self._structures[0] == self._structures[index] and all(
             mine.dtype == first.dtype and mine.shape.is_compatible_with(first.shape)
             for mine, first in zip(self.specs[index], self.specs[0], strict=True)
@@ -196,11 +192,7 @@ class _Results:
             )
 
     def static_specs(self, index: int) -> list[tf.TensorSpec]:
-        """Types and shapes of an item's results, for replicas that do not compute it.
-
-        Raises:
-          ValueError: A shape is not known when the step is traced.
-        """
+        """Types and shapes of an item's results, for replicas without the item."""
         for spec in self.specs[index]:
             if not spec.shape.is_fully_defined():
                 raise ValueError(

@@ -17,17 +17,7 @@ as_written = tf.autograph.experimental.do_not_convert
 
 
 def dense(value: Any, caller: str, does: str) -> list[tf.Tensor]:
-    """The leaves of a nest.
-
-    Args:
-      value: A nest of dense tensors, or of values that can become such.
-      caller: The function that the user called.
-      does: What it does to dense tensors, for the message.
-
-    Raises:
-      TypeError: A leaf that is not a dense tensor.
-      ValueError: A leaf is ``tf.IndexedSlices``.
-    """
+    """The leaves of a nest."""
     leaves = tf.nest.flatten(value)
     if any(isinstance(leaf, tf.IndexedSlices) for leaf in leaves):
         raise ValueError(
@@ -41,11 +31,7 @@ def dense(value: Any, caller: str, does: str) -> list[tf.Tensor]:
 
 
 def check_rows(tensors: Sequence[tf.Tensor], caller: str, num_replicas: int) -> None:
-    """Rejects tensors whose rows cannot be divided equally among replicas.
-
-    Raises:
-      ValueError: Says which shape, and how many replicas there are.
-    """
+    """Rejects tensors whose rows cannot be divided equally among replicas."""
     for tensor in tensors:
         rank = tensor.shape.rank
         rows = tensor.shape[0] if rank else None

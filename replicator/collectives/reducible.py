@@ -23,16 +23,7 @@ _UNKNOWN_TO_GRAPHS = tf.dtypes.experimental.float8_e5m2
 
 
 def check(value: tf.Tensor | tf.IndexedSlices, op: str, caller: str) -> None:
-    """Rejects a reduction that is not defined for the type of a value.
-
-    Args:
-      value: A tensor, or ``tf.IndexedSlices``.
-      op: One of ``context.REDUCE_OPS``.
-      caller: Name of the function that the user called.
-
-    Raises:
-      ValueError: The message says what the type supports.
-    """
+    """Rejects a reduction that is not defined for the type of a value."""
     dtype = tf.as_dtype(value.dtype)
     is_number = dtype.is_floating or dtype.is_integer or dtype.is_complex
     if dtype == tf.bool and op in ("sum", "mean"):
@@ -62,12 +53,7 @@ def check(value: tf.Tensor | tf.IndexedSlices, op: str, caller: str) -> None:
 
 
 def combine(values: Sequence[tf.Tensor], op: str) -> tf.Tensor:
-    """Reduces dense tensors of one shape and type eagerly, as a step does.
-
-    Args:
-      values: One tensor per replica, of a type that passes ``check``.
-      op: One of ``context.REDUCE_OPS``.
-    """
+    """Reduces dense tensors of one shape and type eagerly, as a step does."""
     dtype = values[0].dtype
     stacked = tf.stack([tf.cast(value, stand_in(dtype, op)) for value in values])
     return tf.cast(getattr(tf, f"reduce_{op}")(stacked, axis=0), dtype)

@@ -118,12 +118,6 @@ def all_reduce_if(
     """An ``all_reduce`` of tensors whose results are used only if a predicate is true.
 
     It has no gradient.
-
-    Args:
-      predicate: A scalar bool, identical on every replica. Where it is false, a backend
-        need not communicate.
-      tensors: The operands.
-      kind: The reduction.
     """
     context = context_lib.require("all_reduce")
     return context.communicate(kind, tensors, needed_if=predicate)

@@ -18,15 +18,10 @@ from replicator.validation.arguments import shown
 
 
 class GlobalBatches(NamedTuple):
-    """What ``split_global_batches`` divides.
+    """What ``split_global_batches`` divides."""
 
-    Attributes:
-      dataset: The examples.
-      share: Those of one replica in a whole global batch.
-    """
-
-    dataset: tf.data.Dataset
-    share: int
+    dataset: tf.data.Dataset  # The examples.
+    share: int  # Those of one replica in a whole global batch.
 
 
 _GLOBAL_BATCHES: weakref.WeakKeyDictionary[tf.data.Dataset, GlobalBatches] = (
@@ -147,12 +142,7 @@ def mean_over_examples(values: Any) -> tf.Tensor:
 
 
 def examples_of_all(num_examples: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Counts the examples of this step on all replicas.
-
-    Args:
-      num_examples: Those of this replica, a scalar.
-      dtype: Floating type of the result, which is exact up to its precision.
-    """
+    """Counts the examples of this step on all replicas."""
     return tf.stop_gradient(reductions.all_sum(tf.cast(num_examples, dtype)))
 
 

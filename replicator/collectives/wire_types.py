@@ -47,15 +47,10 @@ _MOVED_AS = {
 
 
 class Wire(NamedTuple):
-    """As what tensors of one type are sent.
+    """As what tensors of one type are sent."""
 
-    Attributes:
-      op: ``Cast`` or ``Bitcast``, by which they are converted; empty for neither.
-      dtype: The type that is sent.
-    """
-
-    op: str
-    dtype: tf.DType
+    op: str  # ``Cast`` or ``Bitcast``, by which they are converted; empty for neither.
+    dtype: tf.DType  # The type that is sent.
 
     def convert(self, tensor: tf.Tensor) -> tf.Tensor:
         """To the type that is sent."""
@@ -74,26 +69,14 @@ _CONVERSIONS: dict[str, Callable[[tf.Tensor, tf.DType], tf.Tensor]] = {
 
 
 def added(dtype: tf.DType) -> Wire:
-    """How a type is reduced over workers.
-
-    Raises:
-      CollectiveTypeError: It cannot.
-    """
+    """How a type is reduced over workers."""
     if dtype in _REDUCED:
         return Wire("", dtype)
     return _look_up(_ADDED_AS, dtype, "all_reduce")
 
 
 def moved(dtype: tf.DType, kind: str) -> Wire:
-    """How a type is gathered or broadcast over workers.
-
-    Args:
-      dtype: The type.
-      kind: The collective, for the message.
-
-    Raises:
-      CollectiveTypeError: It cannot.
-    """
+    """How a type is gathered or broadcast over workers."""
     if dtype in _MOVED:
         return Wire("", dtype)
     return _look_up(_MOVED_AS, dtype, kind)

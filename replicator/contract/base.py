@@ -138,15 +138,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         specs: list[Any],
         num_steps: int,
     ) -> Any:
-        """Runs steps over inputs that were checked; see ``run``.
-
-        Args:
-          step_fn: Single-device code.
-          inputs: As in ``run``.
-          signature: The key of a program for such inputs.
-          specs: The nests of ``tf.TypeSpec`` that ``step_fn`` takes: one, or none.
-          num_steps: Steps to run.
-        """
+        """Runs steps over inputs that were checked; see ``run``."""
 
     def reduce(self, op: str, value: Any) -> Any:
         """Reduces the return values of ``run`` over replicas.

@@ -21,11 +21,7 @@ EXPLANATION = (
 
 
 def refuse(replicator: JobFacts, what: str) -> None:
-    """Rejects what needs replicas that communicate.
-
-    Raises:
-      MeasuringControlError: The replicator is a measuring control.
-    """
+    """Rejects what needs replicas that communicate."""
     if replicator.without_communication:
         raise MeasuringControlError(
             f"{what} does not work with without_communication=True: the replicas of "

@@ -37,14 +37,7 @@ def reduce_here(op: str, value: Any, num_replicas: int, user: Maker) -> Any:
 def _values_of(
     leaf: Any, op: str, num_replicas: int, user: Maker
 ) -> list[tf.Tensor] | None:
-    """The tensors to reduce, or None if there is nothing to reduce.
-
-    Raises:
-      OtherReplicatorError: Values that another replicator made.
-      TypeError: A value that is not a dense tensor.
-      ValueError: A wrong number of values; values that differ in shape or type, or
-        do not support the reduction.
-    """
+    """The tensors to reduce, or None if there is nothing to reduce."""
     if not isinstance(leaf, PerReplica):
         return None
     maker.check(leaf, user, "a PerReplica", "pass what run() of this one returned")

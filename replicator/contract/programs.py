@@ -57,12 +57,7 @@ class ProgramCache:
         signature: Hashable,
         build: Callable[[], Any],
     ) -> Any:
-        """Returns the program of ``step_fn``, built on first use.
-
-        Raises:
-          RetraceLimitError: The caller passes a new function object in every call.
-          TypeError: The step cannot be called with such inputs.
-        """
+        """Returns the program of ``step_fn``, built on first use."""
         settings = _tf_grappler.settings()
         key = step_identity.identity(step_fn), signature, settings
         found = self._programs.get(key)
@@ -216,22 +211,7 @@ def _user_stack_level() -> int:
 
 
 def split_inputs(inputs: Any, num_replicas: int, user: Maker) -> tuple[Any, list[Any]]:
-    """Splits the inputs of ``run`` into a signature and per-replica specs.
-
-    Args:
-      inputs: None, an ``InputIterator`` or a nest of ``PerReplica``.
-      num_replicas: Number of replicas of this process.
-      user: The replicator whose ``run`` it is.
-
-    Returns:
-      A hashable signature, and the argument specs of the step function: an empty list
-      without inputs, else a list of one nest of ``tf.TypeSpec``.
-
-    Raises:
-      OtherReplicatorError: Another replicator made the inputs.
-      TypeError: Anything else, or values that are not tensors.
-      ValueError: A ``PerReplica`` of a wrong length, or of different shapes.
-    """
+    """Splits the inputs of ``run`` into a signature and per-replica specs."""
     if inputs is None:
         return None, []
     if isinstance(inputs, InputIterator):
@@ -256,11 +236,7 @@ def split_inputs(inputs: Any, num_replicas: int, user: Maker) -> tuple[Any, list
 
 
 def check_caller() -> None:
-    """Rejects ``run`` inside a function that is being traced.
-
-    Raises:
-      RunContextError: Says where ``run`` was called and what to do.
-    """
+    """Rejects ``run`` inside a function that is being traced."""
     if context.in_replica_context():
         raise RunContextError(
             "run() was called inside a step function, which is the code of one "
@@ -275,11 +251,7 @@ def check_caller() -> None:
 
 
 def check_num_steps(num_steps: Any, inputs: Any) -> int:
-    """Returns ``num_steps`` if it is valid for ``run``.
-
-    Raises:
-      ValueError: Not a positive integer, or more than one step over fixed values.
-    """
+    """Returns ``num_steps`` if it is valid for ``run``."""
     if not is_integer(num_steps, least=1, most=INT32_MAX):
         raise ValueError(
             f"num_steps {shown(num_steps)} must be an integer of at least 1 and at "

@@ -46,11 +46,7 @@ class Row(NamedTuple):
 
 
 def check_memory(device_memory: Any) -> None:
-    """Rejects what cannot be the memory of a device.
-
-    Raises:
-      ValueError: Not a positive integer.
-    """
+    """Rejects what cannot be the memory of a device."""
     if device_memory is None or is_integer(device_memory, least=1, most=INT64_MAX):
         return
     raise ValueError(
@@ -67,14 +63,7 @@ def why_not_parameters(repl: Any) -> str:
 
 
 def rows(held: Sequence[Held], activations: Sequence[int] = ()) -> list[Row]:
-    """What the fullest device keeps, by level.
-
-    Args:
-      held: By device, what its owner owns there. An averaged gradient is as large as
-        its variable.
-      activations: What is kept for the backward pass, by logical device; empty where
-        that is not known.
-    """
+    """What the fullest device keeps, by level."""
 
     def of_place(place: int) -> tuple[int, int]:
         of = [own for own in held if own.place == place]
@@ -106,14 +95,7 @@ def table(
     activations: Sequence[int] = (),
     refused: str = "",
 ) -> list[str]:
-    """The rows as text; where nothing has an owner, only why no level is marked.
-
-    Args:
-      held: By device, what its owner owns there.
-      device_memory: Bytes of a device, or None.
-      activations: See ``rows``.
-      refused: Why ``parameters`` are, or nothing.
-    """
+    """The rows as text; where nothing has an owner, only why no level is marked."""
     if not any(own.weights for own in held):
         return unmarked(device_memory)
     found = rows(held, activations)

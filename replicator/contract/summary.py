@@ -32,17 +32,11 @@ _MAX_NAMES = 6
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class VariableCopy:
-    """One copy of a variable.
+    """One copy of a variable."""
 
-    Attributes:
-      device: Full name of its device.
-      kind: ``mirrored``, ``replica-local`` or ``random``.
-      num_bytes: Its size.
-    """
-
-    device: str
-    kind: str
-    num_bytes: int
+    device: str  # Full name of its device.
+    kind: str  # ``mirrored``, ``replica-local`` or ``random``.
+    num_bytes: int  # Its size.
 
 
 def describe(
@@ -51,17 +45,7 @@ def describe(
     copies: Sequence[VariableCopy] | None,
     local: str = "",
 ) -> str:
-    """Writes the summary of a replicator.
-
-    Args:
-      repl: The replicator.
-      places: One line per replica of this process.
-      copies: All copies of variables that steps have used; None if unknown.
-      local: A line that names those that differ between replicas, if there are any.
-
-    Returns:
-      Several lines of text.
-    """
+    """Writes the summary of a replicator."""
     workers = f"{repl.num_workers} worker" + "s" * (repl.num_workers != 1)
     chief = " (chief)" if repl.is_chief else ""
     last = repl.first_replica_id + repl.num_local_replicas - 1

@@ -24,12 +24,7 @@ _PLACES = {
 
 
 def check(path: Any) -> pathlib.Path:
-    """Returns where a timeline is written to.
-
-    Raises:
-      TypeError: No path.
-      ValueError: A folder, or a file in none.
-    """
+    """Returns where a timeline is written to."""
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise TypeError(f"timeline({shown(path)}) must be the path of a file to write")
     place = pathlib.Path(os.fsdecode(path)).absolute()

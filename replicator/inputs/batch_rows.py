@@ -17,16 +17,7 @@ def num_rows(leaf: Any) -> tf.Tensor:
 
 
 def part(batch: Any, index: Any, num_parts: int) -> Any:
-    """One of the parts of a batch, whose sizes differ by at most one example.
-
-    Args:
-      batch: A nest of tensors with the same number of rows.
-      index: Which part, an integer or a scalar int64 tensor.
-      num_parts: Parts of the whole batch.
-
-    Returns:
-      A nest of the same structure. Sizes are static where all parts have one size.
-    """
+    """One of the parts of a batch, whose sizes differ by at most one example."""
     leaf = tf.nest.flatten(batch)[0]
     static = leaf.shape[0]
     is_even = static is not None and static % num_parts == 0

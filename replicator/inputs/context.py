@@ -26,11 +26,7 @@ class InputReplicationMode(enum.Enum):
 
 
 def check_mode(mode: Any) -> None:
-    """Rejects everything except an ``InputReplicationMode``.
-
-    Raises:
-      TypeError: It is something else; the message lists the modes.
-    """
+    """Rejects everything except an ``InputReplicationMode``."""
     if not isinstance(mode, InputReplicationMode):
         allowed = ", ".join(str(m) for m in InputReplicationMode)
         raise TypeError(f"mode {shown(mode)} is not one of {allowed}")
@@ -92,16 +88,7 @@ class InputContext:
 def pipeline_contexts(
     mode: InputReplicationMode, num_replicas: int, num_workers: int = 1
 ) -> list[InputContext]:
-    """Returns the contexts of all calls of an input function in the whole job.
-
-    Args:
-      mode: How many pipelines there are.
-      num_replicas: Replicas of the whole job.
-      num_workers: Worker processes that feed equal numbers of them.
-
-    Returns:
-      One context per pipeline; pipeline p feeds the p-th equal share of the replicas.
-    """
+    """Returns the contexts of all calls of an input function in the whole job."""
     num_pipelines = {
         InputReplicationMode.PER_WORKER: num_workers,
         InputReplicationMode.PER_REPLICA: num_replicas,
@@ -120,11 +107,7 @@ def pipeline_contexts(
 def own_contexts(
     mode: InputReplicationMode, num_replicas: int, num_workers: int, worker_id: int
 ) -> list[InputContext]:
-    """Returns the contexts of the input functions of one worker.
-
-    Raises:
-      InputModeError: ``SINGLE``.
-    """
+    """Returns the contexts of the input functions of one worker."""
     if mode is InputReplicationMode.SINGLE and num_workers > 1:
         raise InputModeError(
             f"{mode} does not work with between-graph replication: each of the "

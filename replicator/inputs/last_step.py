@@ -59,14 +59,7 @@ def is_filled(iterator: Any) -> bool:
 
 
 def divide(elements: Sequence[Any]) -> tuple[list[Any], tf.Tensor]:
-    """Takes the batches out of one element of a filled pipeline per replica.
-
-    Args:
-      elements: By replica of this process.
-
-    Returns:
-      A batch per replica, and whether there is any batch that a pipeline had: a scalar.
-    """
+    """Takes the batches out of one element of a filled pipeline per replica."""
     batches = [element[_BATCH] for element in elements]
     flags = [element[_IS_FED] for element in elements]
     (share,) = flags[0].shape

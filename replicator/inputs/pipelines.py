@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 def to_pipeline(dataset: Any) -> tf.data.Dataset:
-    """Returns a dataset of an input function, untuned unless its options say so.
-
-    Raises:
-      TypeError: It is not a dataset.
-    """
+    """Returns a dataset of an input function, untuned unless its options say so."""
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
             f"input_fn returned {type(dataset).__name__!r}, but it must return a "
@@ -33,11 +29,7 @@ def spec_signature(spec: Any) -> Hashable:
 
 
 def common_element_spec(specs: Sequence[Any]) -> Any:
-    """Returns the nest of ``tf.TypeSpec`` that the elements of all pipelines have.
-
-    Raises:
-      ValueError: They differ in structure or type.
-    """
+    """Returns the nest of ``tf.TypeSpec`` that the elements of all pipelines have."""
     first = specs[0]
     for index, spec in enumerate(specs[1:], start=1):
         try:

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 def check_num_batches(num_batches: Any) -> int:
-    """Returns ``num_batches`` if it is a valid number of batches to prefetch.
-
-    Raises:
-      ValueError: Not an integer, or less than 0.
-    """
+    """Returns ``num_batches`` if it is a valid number of batches to prefetch."""
     if not is_integer(num_batches, least=0, most=INT32_MAX):
         raise ValueError(
             f"prefetch_to_device {shown(num_batches)} must be an integer of at least 0 "
@@ -39,11 +35,7 @@ def check_num_batches(num_batches: Any) -> int:
 
 
 def refuse(num_batches: int, backend: str) -> None:
-    """Rejects prefetching if workers that may restart run the pipelines.
-
-    Raises:
-      InputModeError: ``num_batches`` is not 0.
-    """
+    """Rejects prefetching if workers that may restart run the pipelines."""
     if num_batches:
         raise InputModeError(
             f"prefetch_to_device={num_batches!r} does not work with {backend}, whose "
@@ -54,16 +46,12 @@ def refuse(num_batches: int, backend: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DevicePrefetch:
-    """How batches are prefetched.
+    """How batches are prefetched."""
 
-    Attributes:
-      num_batches: Size of each replica's buffer, in batches.
-      devices: Full device name of each replica, which receives its batches.
-      sources: CPU device of each pipeline; by default that of the first replica.
-    """
-
-    num_batches: int
+    num_batches: int  # Size of each replica's buffer, in batches.
+    # Full device name of each replica, which receives its batches.
     devices: tuple[str, ...]
+    # CPU device of each pipeline; by default that of the first replica.
     sources: tuple[str, ...] = ()
 
     @property
@@ -80,15 +68,7 @@ class DevicePrefetch:
         return is_near and any(device != source for device, source in ways)
 
     def iterators(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
-        """Iterates over pipelines, ahead of the reader.
-
-        Args:
-          pipelines: Datasets of per-replica batches; each feeds an equal share of the
-            replicas round-robin.
-
-        Returns:
-          Iterators that feed equal shares of the replicas in order.
-        """
+        """Iterates over pipelines, ahead of the reader."""
         share = len(self.devices) // len(pipelines)
         sources = self._sources(len(pipelines))
         found: list[Any] = []

@@ -21,26 +21,15 @@ if TYPE_CHECKING:
 
 
 class Source(NamedTuple):
-    """What a dispatch reads: a nest that functions take.
+    """What a dispatch reads: a nest that functions take."""
 
-    Attributes:
-      iterators: Each feeds an equal share of the replicas, in order.
-      counters: The handle of each one's counter.
-    """
-
-    iterators: tuple[Any, ...]
-    counters: tuple[Any, ...]
+    iterators: tuple[Any, ...]  # Each feeds an equal share of the replicas, in order.
+    counters: tuple[Any, ...]  # The handle of each one's counter.
 
     def read(
         self, place: int, read: Callable[[Any], Any], after: Sequence[Any] = ()
     ) -> Any:
-        """Emits a read of one iterator, and its count.
-
-        Args:
-          place: Of the iterator.
-          read: Reads from it.
-          after: What the read before has given: where that fails, this does not count.
-        """
+        """Emits a read of one iterator, and its count."""
         leaves = tf.nest.flatten(list(after), expand_composites=True)[:1]
         with tf.control_dependencies(leaves):
             count = tf.raw_ops.AssignAddVariableOp(
@@ -71,13 +60,7 @@ class Reads:
     def __init__(
         self, iterators: Sequence[Any], per_step: int, devices: Sequence[str]
     ) -> None:
-        """Makes the counters.
-
-        Args:
-          iterators: At their first element.
-          per_step: Reads of each iterator in one step.
-          devices: A CPU near each iterator.
-        """
+        """Makes the counters."""
         self._per_step = per_step
         self._counters = [_tf_data.make_counter(device) for device in devices]
         # A function on another worker could otherwise count before its counter is 0.
@@ -98,15 +81,7 @@ class Reads:
             self._num_settled[place] += num_steps * self._per_step
 
     def recount(self, *, drops_rest: bool) -> int:
-        """Notes what was read since the last steps that are noted.
-
-        Args:
-          drops_rest: Whether to read what the last of these steps has left of its
-            batches: replicas would be out of step otherwise from then on.
-
-        Returns:
-          Steps that have begun to read.
-        """
+        """Notes what was read since the last steps that are noted."""
         begun = [
             eager + int(counter.numpy())
             for eager, counter in zip(self._num_eager, self._counters, strict=True)
@@ -128,16 +103,7 @@ class Reads:
 
 
 def next_batches(source: Sequence[Any], num_replicas: int) -> list[Any]:
-    """Reads the batch of every replica; works in graphs and eagerly.
-
-    Args:
-      source: Iterators, of which each feeds an equal share of the replicas in order,
-        with or without counters, or one nest of tensors per replica.
-      num_replicas: Replicas to feed.
-
-    Returns:
-      ``num_replicas`` nests, by replica id.
-    """
+    """Reads the batch of every replica; works in graphs and eagerly."""
     if isinstance(source, Source):
         return source.read_each(num_replicas)
     if isinstance(source[0], tf.data.Iterator):

@@ -17,15 +17,7 @@ _COMPOSITE = (tf.RaggedTensor, tf.SparseTensor)
 
 
 def as_value(value: Any, caller: str = "inputs") -> Any:
-    """Converts a value to an input of a step: a dense, ragged or sparse tensor.
-
-    Args:
-      value: A tensor, or a value that ``tf.convert_to_tensor`` accepts.
-      caller: What contains the value, in messages.
-
-    Raises:
-      TypeError: It cannot become a tensor.
-    """
+    """Converts a value to an input of a step: a dense, ragged or sparse tensor."""
     if isinstance(value, (tf.Tensor, *_COMPOSITE)):
         return value
     return tensor_of(
@@ -47,15 +39,7 @@ def is_per_replica_nest(value: Any) -> bool:
 
 
 def values_of(inputs: Any, replicas: Iterable[int]) -> list[Any]:
-    """Takes the values of some replicas out of a nest of ``PerReplica``.
-
-    Args:
-      inputs: The nest.
-      replicas: Places in its leaves.
-
-    Returns:
-      One nest of tensors per replica.
-    """
+    """Takes the values of some replicas out of a nest of ``PerReplica``."""
     return [
         tf.nest.map_structure(lambda leaf, r=r: as_value(leaf[r]), inputs)
         for r in replicas
@@ -67,10 +51,6 @@ def common_spec(leaf: PerReplica[Any]) -> tf.TypeSpec:
 
     Ragged and sparse tensors may have different numbers of rows, as they may in an
     input pipeline.
-
-    Raises:
-      TypeError: A value that cannot become a tensor.
-      ValueError: Values of different shapes or types, unless inputs yielded them.
     """
     if leaf.spec is not None:
         return leaf.spec

@@ -86,22 +86,7 @@ class Accumulation:
         update: Callable[[tf.Tensor, Callable[[], list[tf.Tensor]]], None],
         groups: Sequence[Sequence[int]],
     ) -> None:
-        """Adds the gradients of one call; updates and starts over in one that is due.
-
-        Args:
-          grads: Of this replica if it has its own sums, else averaged over replicas.
-          variables: What they belong to.
-          is_counted: Whether this call counts, a scalar bool that is identical on
-            every replica; None if it does. One that does not (its gradients are not
-            finite) adds nothing.
-          combine: Takes the sums and whether this call is due. Returns them, averaged
-            over replicas if it is, and whether they are finite, a scalar bool (None if
-            nobody asks). If not, the next call that counts tries again, with its
-            gradients added.
-          update: Takes whether this call is due, and what emits the average of the
-            accumulated gradients.
-          groups: Positions of variables whose sums one branch may change.
-        """
+        """Adds the gradients of one call; one that is due updates and starts over."""
         sums = [_tf_compat.unwrap(self._sums[id(variable)]) for variable in variables]
         for group in groups:
             added = [(sums[place], grads[place]) for place in group]
@@ -146,17 +131,7 @@ def _start_over(accumulators: Sequence[Any]) -> None:
 def average_sums(
     sums: list[tf.Tensor], is_due: tf.Tensor, *, options: OptimizerOptions, factor: Any
 ) -> list[tf.Tensor]:
-    """Averages accumulated gradients over replicas, in calls that update.
-
-    Args:
-      sums: Of this replica.
-      is_due: Whether this call updates, a scalar bool.
-      options: How many calls are summed, and how the sums are sent.
-      factor: The loss scale, by which gradients in 16 bits keep their range.
-
-    Returns:
-      The averages if an update is due, else the sums.
-    """
+    """Averages accumulated gradients over replicas, in calls that update."""
     wire_dtype = compression_lib.check(options.compression)
     kind = AllReduce(op="mean", wire_dtype=wire_dtype)
     if wire_dtype != tf.float16:  # the others have the exponent range of float32

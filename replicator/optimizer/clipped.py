@@ -27,11 +27,7 @@ _INSTEAD = {
 
 
 def check_not_clipped(grads: list[Any]) -> None:
-    """Refuses the step if a gradient is one that each replica clipped by its own norm.
-
-    Args:
-      grads: Dense or sparse, as they were passed to the optimizer.
-    """
+    """Refuses the step if each replica clipped a gradient by its own norm."""
     context = context_lib.require("apply_gradients")
     for grad in map(values_of, grads):
         is_computed = tf.is_symbolic_tensor(grad)

@@ -59,13 +59,7 @@ class FusedUpdate:
     def apply(
         self, grads: Sequence[tf.Tensor], variables: Sequence[Any], num_summed: int
     ) -> None:
-        """Updates the variables and the iteration counter.
-
-        Args:
-          grads: One gradient per variable: sums if ``is_linear``, else averages.
-          variables: Keras or TensorFlow variables.
-          num_summed: Summands of each gradient; 1 for averages.
-        """
+        """Updates the variables and the iteration counter."""
         self.update(grads, variables, self.prepare(num_summed))
         self.count()
 
@@ -77,13 +71,7 @@ class FusedUpdate:
     def prepare(
         self, num_summed: int, *, counter: Any = None, rate: Any = None
     ) -> dict[str, tf.Tensor]:
-        """What the update of every variable needs.
-
-        Args:
-          num_summed: Summands of each gradient; 1 for averages.
-          counter: The variable that counts updates; by default the optimizer's.
-          rate: The learning rate; by default the optimizer's, at this count.
-        """
+        """What the update of every variable needs."""
         # Divided in float64, from which the quotient of any narrower type is rounded.
         rate = tf.cast(self._rate(counter) if rate is None else rate, tf.float64)
         return {"rate": rate / num_summed}
@@ -135,18 +123,7 @@ def find(
     *,
     takes_sparse: bool = False,
 ) -> FusedUpdate | None:
-    """Returns the fused update of ``optimizer``, or None if there is none.
-
-    Args:
-      optimizer: A built Keras optimizer.
-      grads: One gradient per variable.
-      variables: Keras or TensorFlow variables.
-      takes_sparse: Whether SGD may take ``tf.IndexedSlices`` too, with results equal to
-        rounding: duplicate rows are summed in another order.
-
-    Returns:
-      The update that has the same result as ``optimizer.apply`` on averages.
-    """
+    """Returns the fused update of ``optimizer``, or None if there is none."""
     if getattr(optimizer, "use_ema", False) or any(
         getattr(optimizer, option, None) is not None for option in _PLAIN_OPTIONS
     ):

@@ -18,14 +18,7 @@ if TYPE_CHECKING:
 
 
 def sum_duplicates(grad: Any) -> Any:
-    """Sums the rows of a sparse gradient that have the same index.
-
-    Args:
-      grad: ``tf.IndexedSlices``, or a dense tensor, which is returned unchanged.
-
-    Returns:
-      The same gradient, with each row at most once, in the order of first occurrence.
-    """
+    """Sums the rows of a sparse gradient that have the same index."""
     if not isinstance(grad, tf.IndexedSlices):
         return grad
     indices, places = tf.unique(grad.indices)
@@ -38,13 +31,6 @@ def clip_by_global_norm(grads: Sequence[Any], limit: float) -> list[Any]:
 
     Pascanu et al. 2013. The norm is computed in float32. Slices of a sparse gradient
     that have the same index are summed first, as in the dense gradient.
-
-    Args:
-      grads: Dense or sparse, averaged over replicas.
-      limit: Largest norm.
-
-    Returns:
-      The gradients times ``min(1, limit / norm)``; NaN if the norm is not finite.
     """
     unique = list(map(sum_duplicates, grads))
     return list(tf.clip_by_global_norm(unique, limit)[0])

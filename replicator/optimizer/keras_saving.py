@@ -24,15 +24,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptionVariable:
-    """A variable of an option.
+    """A variable of an option."""
 
-    Attributes:
-      variable: A Keras variable.
-      initial: What all its elements are at first.
-    """
-
-    variable: Any
-    initial: float = 0.0
+    variable: Any  # A Keras variable.
+    initial: float = 0.0  # What all its elements are at first.
 
 
 class OptionsState(SavedApart):
@@ -49,11 +44,7 @@ class OptionsState(SavedApart):
         self.count: Any = None
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes all, by name.
-
-        Raises:
-          OptimizerOptionError: Replicas have sums of their own that are not finished.
-        """
+        """Writes all, by name."""
         count = 0 if self.count is None else int(self.count)
         if count:
             raise OptimizerOptionError(
@@ -74,11 +65,7 @@ class OptionsState(SavedApart):
 
 
 def check_is_here(variables: Iterable[Any], ownership: Ownership | None) -> None:
-    """Rejects state that ``sharded_update`` keeps in other processes.
-
-    Raises:
-      OptimizerOptionError: There is some.
-    """
+    """Rejects state that ``sharded_update`` keeps in other processes."""
     if ownership is not None and any(
         ownership.is_elsewhere(_tf_compat.unwrap(variable)) for variable in variables
     ):

@@ -145,11 +145,7 @@ class KerasSpelling(UsedAsWrapped):
 
 
 def check_in_replica(caller: str) -> None:
-    """Rejects an update outside a step.
-
-    Raises:
-      CollectiveContextError: No step function is running.
-    """
+    """Rejects an update outside a step."""
     try:
         context_lib.require(caller)
     except CollectiveContextError as error:
@@ -160,11 +156,7 @@ def check_in_replica(caller: str) -> None:
 
 
 def check_can_be_wrapped(optimizer: Any) -> None:
-    """Rejects what is no Keras optimizer, or is wrapped already.
-
-    Raises:
-      TypeError: It is one of them.
-    """
+    """Rejects what is no Keras optimizer, or is wrapped already."""
     if isinstance(optimizer, KerasSpelling):
         raise TypeError(
             f"wrap_optimizer got an optimizer that is already wrapped, {optimizer!r}; "

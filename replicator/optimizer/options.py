@@ -29,24 +29,21 @@ _OF_LEVELS = {GRADIENTS: "sharded_gradients", PARAMETERS: "sharded_parameters"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerOptions:
-    """The options of ``wrap_optimizer``.
+    """The options of ``wrap_optimizer``."""
 
-    Attributes:
-      compression: ``bfloat16`` or ``float16``: gradients are sent in 16 bits; see
-        ``replicator.collectives.compression``.
-      accumulation_steps: Calls of ``apply_gradients`` per update, whose gradients are
-        averaged; see ``replicator.optimizer.accumulation``.
-      global_clipnorm: Upper limit of the global norm of the averaged gradients.
-      sharded_update: What one replica keeps of each variable, for all: its optimizer
-        ``state`` (or True), the sum of its ``gradients`` as well, or its value too
-        (``parameters``); False for nothing. See ``sharded_update.py``.
-      loss_scale: Factor of the loss, or ``dynamic``; see ``loss_scale.py``.
-    """
-
+    # ``bfloat16`` or ``float16``: gradients are sent in 16 bits; see
+    # ``replicator.collectives.compression``.
     compression: str | None = None
+    # Calls of ``apply_gradients`` per update, whose gradients are averaged; see
+    # ``replicator.optimizer.accumulation``.
     accumulation_steps: int = 1
+    # Upper limit of the global norm of the averaged gradients.
     global_clipnorm: float | None = None
+    # What one replica keeps of each variable, for all: its optimizer ``state`` (or
+    # True), the sum of its ``gradients`` as well, or its value too (``parameters``);
+    # False for nothing. See ``sharded_update.py``.
     sharded_update: bool | str = False
+    # Factor of the loss, or ``dynamic``; see ``loss_scale.py``.
     loss_scale: float | str | None = None
 
     @property
@@ -76,12 +73,7 @@ class OptimizerOptions:
         return self.accumulation_steps > 1 or self.loss_scale == DYNAMIC
 
     def check(self, optimizer: Any) -> OptimizerOptions:
-        """Returns the options if they are valid for an optimizer.
-
-        Raises:
-          OptimizerOptionError: An invalid value, or a conflict with an option of the
-            Keras optimizer itself.
-        """
+        """Returns the options if they are valid for an optimizer."""
         compression_lib.check(self.compression)
         steps = self.accumulation_steps
         if not is_integer(steps, least=1, most=INT32_MAX):
@@ -125,16 +117,7 @@ class OptimizerOptions:
     def refuse(
         self, backend: str, label: str, *, refuses_fixed_loss_scale: bool = False
     ) -> None:
-        """Rejects options that a backend lacks, for the reason that its entry has.
-
-        Args:
-          backend: Name in the catalogue.
-          label: Name of the backend in the message.
-          refuses_fixed_loss_scale: Whether no loss scale works, not only a dynamic one.
-
-        Raises:
-          OptimizerOptionError: One of them was requested.
-        """
+        """Rejects options that a backend lacks, for the reason that its entry has."""
         default = OptimizerOptions()
         for name, capability in self._needs():
             reason = BACKENDS[backend].lacks.get(capability)
@@ -147,14 +130,7 @@ class OptimizerOptions:
             self.refuse_option(name, reason, label)
 
     def refuse_over_workers(self, label: str) -> None:
-        """Rejects what a sharded update over worker processes cannot do.
-
-        Args:
-          label: Name of the backend in the message.
-
-        Raises:
-          OptimizerOptionError: It was requested.
-        """
+        """Rejects what a sharded update over worker processes cannot do."""
         if self.needs_branch and not self.shards_gradients:
             reason = (
                 "one worker computes an update in a branch for all, unless gradients "
@@ -166,11 +142,7 @@ class OptimizerOptions:
             self.refuse_option("global_clipnorm", reason, label)
 
     def refuse_branch(self, optimizer: Any) -> NoReturn:
-        """Rejects an optimizer that cannot skip the update of one owner by itself.
-
-        Raises:
-          OptimizerOptionError: Always.
-        """
+        """Rejects an optimizer that cannot skip the update of one owner by itself."""
         raise OptimizerOptionError(
             f"sharded_update={self.sharded_update!r} with updates that are skipped "
             "(accumulation_steps, loss_scale='dynamic') needs an update by kernels "
@@ -188,11 +160,7 @@ class OptimizerOptions:
     def refuse_option(
         self, name: str, reason: str, label: str, instead: str = ""
     ) -> NoReturn:
-        """Raises the error of one option that does not work.
-
-        Raises:
-          OptimizerOptionError: Always.
-        """
+        """Raises the error of one option that does not work."""
         default = getattr(OptimizerOptions(), name)
         use = (
             f"{name}={instead!r}"

@@ -85,18 +85,7 @@ class AveragingOptimizer(UsedAsWrapped):
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Any, Any]], name: str | None = None
     ) -> Any:
-        """Averages the gradients over replicas, and updates as the optimizer inside.
-
-        Args:
-          grads_and_vars: Pairs of gradient (dense, ``tf.IndexedSlices`` or None) and
-            variable.
-          name: Not used.
-
-        Raises:
-          CollectiveContextError: Called outside a step function.
-          TypeError: Not pairs of gradient and variable.
-          ValueError: There is no gradient.
-        """
+        """Averages the gradients over replicas, and updates as the optimizer inside."""
         del name
         check_in_replica("apply_gradients")
         maker.check(
@@ -125,16 +114,7 @@ class AveragingOptimizer(UsedAsWrapped):
         return self.apply_gradients(zip(updates, parameters, strict=True))
 
     def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
-        """Computes the gradients of a loss, and does what ``apply_gradients`` does.
-
-        Args:
-          loss: A tensor that ``tape`` has recorded, or a function.
-          var_list: Variables.
-          tape: A ``tf.GradientTape``.
-
-        Raises:
-          TypeError: A tensor without its tape.
-        """
+        """Computes the gradients of a loss, and does what ``apply_gradients`` does."""
         if callable(loss):
             tape = tf.GradientTape()
             with tape:
@@ -154,12 +134,7 @@ class AveragingOptimizer(UsedAsWrapped):
 
 
 def wrapped(optimizer: Any, options: OptimizerOptions) -> Any:
-    """Wraps an optimizer of tf_keras, Sonnet or ``tf.compat.v1``; None for others.
-
-    Raises:
-      OptimizerOptionError: Options that only those of Keras 3 have.
-      TypeError: It is wrapped already.
-    """
+    """Wraps an optimizer of tf_keras, Sonnet or ``tf.compat.v1``; None for others."""
     if type(optimizer) is AveragingOptimizer:
         raise TypeError(
             f"wrap_optimizer got an optimizer that is already wrapped, {optimizer!r}; "

@@ -12,11 +12,7 @@ from replicator.validation.arguments import listed, shown
 
 
 def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Any]]:
-    """Returns the pairs that are passed to ``apply_gradients``.
-
-    Raises:
-      TypeError: Something else, such as the gradients alone.
-    """
+    """Returns the pairs that are passed to ``apply_gradients``."""
     said = (
         "apply_gradients() takes pairs of gradient and variable; write "
         "optimizer.apply_gradients(zip(grads, variables)), or "
@@ -33,11 +29,7 @@ def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Any]]:
 
 
 def with_gradient(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Returns the pairs that have a gradient.
-
-    Raises:
-      ValueError: There is none.
-    """
+    """Returns the pairs that have a gradient."""
     given = [pair for pair in pairs if pair[0] is not None]
     if not given:
         raise ValueError(
@@ -49,11 +41,7 @@ def with_gradient(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 
 def variables_of(variables: Any, caller: str) -> list[Any]:
-    """Returns the variables that an optimizer updates.
-
-    Raises:
-      TypeError: Some are not variables.
-    """
+    """Returns the variables that an optimizer updates."""
     said = f"{caller}() takes a list of variables, such as model.trainable_variables"
     found = listed(variables, said)
     for variable in found:
@@ -63,11 +51,7 @@ def variables_of(variables: Any, caller: str) -> list[Any]:
 
 
 def check_are_optimized(optimizer: Any, variables: list[Any]) -> None:
-    """Rejects variables for which a Keras optimizer has no state.
-
-    Raises:
-      ValueError: There is one; the message names it.
-    """
+    """Rejects variables for which a Keras optimizer has no state."""
     for variable in variables:
         if not _tf_compat.is_optimized(optimizer, variable):
             raise ValueError(
@@ -79,12 +63,7 @@ def check_are_optimized(optimizer: Any, variables: list[Any]) -> None:
 
 
 def _gradient_of(grad: Any, variable: Any) -> Any:
-    """Returns the gradient of a variable as a tensor; slices stay slices.
-
-    Raises:
-      TypeError: Not a gradient, or not a variable.
-      ValueError: The gradient has another shape.
-    """
+    """Returns the gradient of a variable as a tensor; slices stay slices."""
     if not _tf_compat.is_variable(variable):
         raise TypeError(
             f"apply_gradients() got {shown(variable)} instead of a variable; pass "

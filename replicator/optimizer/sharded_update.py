@@ -55,12 +55,7 @@ if TYPE_CHECKING:
 
 
 def kept_by_owners(grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Averaged gradients that only the owners of their variables keep.
-
-    Args:
-      grads: Dense or sparse, the same on every replica.
-      variables: What they update.
-    """
+    """Averaged gradients that only the owners of their variables keep."""
     context = context_lib.require("apply_gradients")
 
     def kept(grad: Any, variable: Any) -> Any:
@@ -95,13 +90,6 @@ def update_if(
     """Updates where a condition holds, each owner its variables.
 
     A branch is one node of the graph, which one owner runs: so there is one for each.
-
-    Args:
-      condition: A scalar bool, the same on every replica.
-      fused_update: What updates, variable by variable.
-      averaged: One gradient per variable.
-      variables: What they update.
-      groups: See ``by_owner``.
     """
     prepared = fused_update.prepare(1)
     for group in groups:
@@ -119,15 +107,7 @@ def building(
     *,
     shards_parameters: bool = False,
 ) -> Iterator[None]:
-    """Assigns owners, and places the state that ``optimizer`` creates inside it.
-
-    Args:
-      ownership: Of the replicator.
-      optimizer: Of Keras.
-      variables: What it updates.
-      shards_parameters: Whether variables themselves are to be on their owners' devices
-        only. They are moved at once or, inside a step, when it was traced.
-    """
+    """Assigns owners, and places the state that ``optimizer`` creates inside it."""
     inner = [_tf_compat.unwrap(variable) for variable in variables]
     ownership.assign(inner)
     if shards_parameters:

@@ -20,12 +20,6 @@ def placed(
     """Lets somebody choose the place of the slots that are made inside the block.
 
     Keras offers no hook for it, so the method that makes slots is replaced meanwhile.
-
-    Args:
-      optimizer: A Keras optimizer that is not built yet.
-      place: Called with the variable; returns the scope in which its slot is made, or
-        None to leave it to Keras.
-      made: Called with each slot that was placed, and its variable.
     """
     make = optimizer.add_variable_from_reference
 

@@ -26,10 +26,6 @@ def peaks(graph: Any, schedule: Sequence[Sequence[Task]]) -> list[int]:
     """Returns the most bytes of activations that each stage keeps at one time.
 
     What a task needs only while it runs is not counted, nor what has no static shape.
-
-    Args:
-      graph: The step that a pipeline was emitted to.
-      schedule: The tasks of each stage, in order.
     """
     places = {
         task_name(stage, task): (stage, index)

@@ -30,13 +30,6 @@ def check_stage(index: int, concrete: Any) -> None:
 
     In a traced step TensorFlow puts all that has effects into one order, so that one
     such operation in a stage would make the pipeline wait for every task of all others.
-
-    Args:
-      index: Its place.
-      concrete: What it was traced to.
-
-    Raises:
-      PipelineError: Names the line.
     """
     graph = concrete.graph
     for outer, inner in graph.captures:
@@ -57,15 +50,7 @@ def check_stage(index: int, concrete: Any) -> None:
 
 
 def check_owners(names: Sequence[str], owners: Sequence[Sequence[Any]]) -> None:
-    """Rejects a variable that two stages train, or update.
-
-    Args:
-      names: Of the stages.
-      owners: By stage, its variables.
-
-    Raises:
-      PipelineError: Names the variable and the stages.
-    """
+    """Rejects a variable that two stages train, or update."""
     found: dict[int, int] = {}
     for stage, variables in enumerate(owners):
         for variable in variables:
@@ -110,11 +95,7 @@ def reason(error: Exception) -> str:
 
 
 def check_built(index: int, stage: Any) -> None:
-    """Rejects a layer that would make its variables in the trace of a micro-batch.
-
-    Raises:
-      PipelineError: Says how to make them.
-    """
+    """Rejects a layer that would make its variables in the trace of a micro-batch."""
     if getattr(stage, "built", True) is False:
         raise PipelineError(
             f"stage {index} ({stage.name}) has no variables yet; make them outside of "

@@ -20,13 +20,9 @@ if TYPE_CHECKING:
 
 
 class Stages(list[Any]):
-    """Stages as ``Pipeline`` takes them, each a ``keras.Sequential``.
+    """Stages as ``Pipeline`` takes them, each a ``keras.Sequential``."""
 
-    Attributes:
-      balance: A line that says which layers each stage has, and why.
-    """
-
-    balance: str = ""
+    balance: str = ""  # A line that says which layers each stage has, and why.
 
 
 def make_stages(

@@ -18,30 +18,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Task:
-    """A pass of one micro-batch through one stage.
+    """A pass of one micro-batch through one stage."""
 
-    Attributes:
-      is_forward: Whether it is the forward pass.
-      microbatch: In [0, number of micro-batches).
-    """
-
-    is_forward: bool
-    microbatch: int
+    is_forward: bool  # Whether it is the forward pass.
+    microbatch: int  # In [0, number of micro-batches).
 
     def __str__(self) -> str:
         return f"{'F' if self.is_forward else 'B'}{self.microbatch}"
 
 
 def fill_drain(num_stages: int, num_microbatches: int) -> list[list[Task]]:
-    """All forward passes, then all backward passes (Huang et al. 2019, figure 2c).
-
-    Args:
-      num_stages: K.
-      num_microbatches: M; a stage keeps what M backward passes need.
-
-    Returns:
-      The tasks of each stage, in order.
-    """
+    """All forward passes, then all backward passes (Huang et al. 2019, figure 2c)."""
     forward = [Task(True, m) for m in range(num_microbatches)]
     # The last micro-batch has just left the last stage: its gradients are there first.
     backward = [Task(False, m) for m in reversed(range(num_microbatches))]
@@ -51,15 +38,7 @@ def fill_drain(num_stages: int, num_microbatches: int) -> list[list[Task]]:
 def one_forward_one_backward(
     num_stages: int, num_microbatches: int
 ) -> list[list[Task]]:
-    """Each backward pass as early as possible (Narayanan et al. 2019, figure 8).
-
-    Args:
-      num_stages: K.
-      num_microbatches: M; stage k keeps what min(M, K - k) backward passes need.
-
-    Returns:
-      The tasks of each stage, in order.
-    """
+    """Each backward pass as early as possible (Narayanan et al. 2019, figure 8)."""
     tasks = []
     for stage in range(num_stages):
         ahead = min(num_microbatches, num_stages - stage)
@@ -79,11 +58,7 @@ SCHEDULES: Mapping[str, Callable[[int, int], list[list[Task]]]] = {
 
 
 def make(name: str, num_stages: int, num_microbatches: int) -> list[list[Task]]:
-    """Returns the tasks of each stage under a schedule, in order.
-
-    Raises:
-      PipelineError: There is no schedule of that name.
-    """
+    """Returns the tasks of each stage under a schedule, in order."""
     if not is_one_of(name, SCHEDULES):
         raise PipelineError(
             f"schedule={shown(name)} is unknown; use one of {', '.join(SCHEDULES)}"
@@ -92,18 +67,7 @@ def make(name: str, num_stages: int, num_microbatches: int) -> list[list[Task]]:
 
 
 def in_time(schedule: Sequence[Sequence[Task]]) -> list[list[tuple[int, Task]]]:
-    """Runs a schedule in which every task takes one unit of time.
-
-    Args:
-      schedule: The tasks of each stage, in order.
-
-    Returns:
-      By unit of time, the stages that work and their tasks. Tasks listed in this order
-      come after all that they need.
-
-    Raises:
-      PipelineError: Every stage waits for another one.
-    """
+    """Runs a schedule in which every task takes one unit of time."""
     num_stages = len(schedule)
     next_task = [0] * num_stages
     finished: set[tuple[int, Task]] = set()

@@ -56,20 +56,7 @@ class Stage:
         recompute: bool,
         loss_fn: Callable[..., Any] | None = None,
     ) -> None:
-        """Traces the stage.
-
-        Args:
-          index: Its place.
-          function: Takes what the first argument stands for.
-          loss_fn: Of the last stage: takes what the function returns, and what the
-            second argument stands for.
-          arguments: Nests of tensors: those of the first micro-batch, the first one
-            with its masks.
-          recompute: Whether the backward pass runs the forward pass again.
-
-        Raises:
-          PipelineError: It does not take the arguments, or has effects.
-        """
+        """Traces the stage."""
         self.index = index
         self.updated: list[Any] = []
         self.casts: dict[tuple[int, str], Any] = {}
@@ -115,15 +102,7 @@ class Stage:
     def backward(
         self, made: Pass, gradients: Sequence[Any] | None
     ) -> tuple[list[Any], list[Any]]:
-        """Emits the backward pass of one micro-batch.
-
-        Args:
-          made: Its forward pass.
-          gradients: Of the floating-point outputs; of the last stage, a one.
-
-        Returns:
-          Gradients of the floating-point arguments, and of variables and ``casts``.
-        """
+        """Emits the backward pass of one micro-batch."""
         if self._recompute:
             return self._recomputed(made, gradients)
         outputs = floating(made.outputs)

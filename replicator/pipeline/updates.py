@@ -56,11 +56,7 @@ class Updates:
         return [self._values[id(variable)] for variable in self.variables]
 
     def reads(self, variable: Any) -> Any:
-        """Returns what is given for a variable as it is read now; None for itself.
-
-        Raises:
-          CreateVariableInStepError: Keras would draw its initial value in every task.
-        """
+        """Returns what is given for a variable as it is read now; None for itself."""
         inner = _tf_compat.unwrap(variable)
         if inner is variable:  # Keras makes no tf.Variable in this scope
             raise CreateVariableInStepError(variable.path)
@@ -117,11 +113,7 @@ def joined(variable: Any, values: list[Any]) -> Any:
 
 @contextlib.contextmanager
 def noted(given: Mapping[tuple[int, str], Any] = _NOTHING) -> Iterator[Updates]:
-    """Lets variables of Keras keep their values inside, and notes what is assigned.
-
-    Args:
-      given: Values of variables in other types, by the keys of ``Updates.casts``.
-    """
+    """Lets variables of Keras keep their values inside, and notes what is assigned."""
     updates = Updates(given)
     keras = sys.modules.get("keras")
     if keras is None:  # a program need not import it

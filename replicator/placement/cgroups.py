@@ -11,13 +11,6 @@ def folders(controller: str, root: Path = Path("/")) -> list[tuple[Path, int]]:
     Every ancestor is listed, as the tightest limit applies. Inside a container the
     process's group is often mounted at the top, so the mount point is listed too. Not
     every folder has to exist.
-
-    Args:
-      controller: Such as ``cpu`` or ``memory``; version 2 has one tree for all.
-      root: Parent of ``/proc`` and ``/sys``.
-
-    Returns:
-      Folder and version (1 or 2) pairs; none where the system has no control groups.
     """
     mount = root / "sys/fs/cgroup"
     try:

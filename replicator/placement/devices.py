@@ -19,22 +19,7 @@ if TYPE_CHECKING:
 def resolve(
     num_replicas: int, devices: Sequence[str] | None, *, distinct: bool
 ) -> list[str]:
-    """Returns the full name of each replica's device.
-
-    Args:
-      num_replicas: Number of replicas.
-      devices: Names such as ``GPU:0`` or ``/device:CPU:1``, one per replica; None takes
-        the GPUs if there are any, else the CPU.
-      distinct: Whether replicas must not share a device. Without enough CPU devices,
-        the CPU is then split into virtual devices, which must happen before TensorFlow
-        runs its first op.
-
-    Returns:
-      ``num_replicas`` names like ``/job:localhost/replica:0/task:0/device:GPU:0``.
-
-    Raises:
-      DeviceError: A device does not exist, or there are too few.
-    """
+    """Returns the full name of each replica's device."""
     _check_count(num_replicas)
     if devices is not None:
         return _explicit(num_replicas, devices, distinct=distinct)
@@ -57,20 +42,7 @@ def resolve_logical(
     num_logical_devices: int,
     devices: Sequence[str] | Sequence[Sequence[str]] | None,
 ) -> list[list[str]]:
-    """Returns the full names of the devices of each replica, by logical device.
-
-    Args:
-      num_replicas: Number of replicas.
-      num_logical_devices: Devices that one replica is split over.
-      devices: One list per replica, or all of them in that order; None takes GPUs if
-        there are any, else the CPU, which is split if a replica needs several devices.
-
-    Returns:
-      ``num_replicas`` lists of ``num_logical_devices`` names.
-
-    Raises:
-      DeviceError: A device does not exist, or there are too few.
-    """
+    """Returns the full names of the devices of each replica, by logical device."""
     count = check_num_logical(num_logical_devices)
     flat: Any = devices
     if isinstance(devices, (list, tuple)):
@@ -93,11 +65,7 @@ def resolve_logical(
 
 
 def check_num_logical(count: Any) -> int:
-    """Returns a valid number of logical devices of a replica.
-
-    Raises:
-      DeviceError: Not a positive integer.
-    """
+    """Returns a valid number of logical devices of a replica."""
     if not is_integer(count, least=1, most=MAX_REPLICAS):
         raise DeviceError(
             f"logical_devices_per_replica {shown(count)} must be an integer of at "
@@ -107,11 +75,7 @@ def check_num_logical(count: Any) -> int:
 
 
 def split_cpu(num_devices: int) -> list[str]:
-    """Splits the CPU into virtual devices unless there are enough already.
-
-    Raises:
-      DeviceError: TensorFlow has already been initialized with fewer.
-    """
+    """Splits the CPU into virtual devices unless there are enough already."""
     _check_count(num_devices)
     cpu = tf.config.list_physical_devices("CPU")[0]
     configured = tf.config.get_logical_device_configuration(cpu) or [None]
@@ -131,11 +95,7 @@ def split_cpu(num_devices: int) -> list[str]:
 
 
 def split_cpu_without_gpus(num_devices: int) -> None:
-    """Splits the CPU as ``split_cpu`` does, if replicas will not run on GPUs.
-
-    Raises:
-      DeviceError: TensorFlow has already been initialized with fewer.
-    """
+    """Splits the CPU as ``split_cpu`` does, if replicas will not run on GPUs."""
     if not tf.config.list_physical_devices("GPU"):
         split_cpu(num_devices)
 
@@ -181,22 +141,12 @@ def cpu_of(device: str) -> str:
 
 
 def physical_gpus(num_logical: Sequence[int]) -> tuple[int, ...]:
-    """The physical GPU of each logical one.
-
-    Args:
-      num_logical: Logical GPUs of each visible physical one; TensorFlow numbers them in
-        this order.
-    """
+    """The physical GPU of each logical one."""
     return tuple(gpu for gpu, count in enumerate(num_logical) for _ in range(count))
 
 
 def share_a_gpu(devices: Sequence[str], physical: Sequence[int]) -> bool:
-    """Whether two different GPUs of this process are parts of one physical GPU.
-
-    Args:
-      devices: Full device names; other devices than GPUs are not looked at.
-      physical: By logical GPU, the physical one.
-    """
+    """Whether two different GPUs of this process are parts of one physical GPU."""
     logical = {
         int(tf.DeviceSpec.from_string(name).device_index or 0)
         for name in devices

@@ -55,33 +55,23 @@ class Group:
     """The workers that take part in a program's collectives.
 
     Collectives have no timeout of their own; their caller sets one (``Deadline``).
-
-    Attributes:
-      num_workers: Worker processes.
-      worker_id: Index of this process.
-      order: Worker ids in the order in which a gather returns their parts.
-      keys: Instance keys; all workers draw them in the same order.
     """
 
-    num_workers: int
-    worker_id: int
+    num_workers: int  # Worker processes.
+    worker_id: int  # Index of this process.
+    # Worker ids in the order in which a gather returns their parts.
     order: tuple[int, ...]
+    # Instance keys; all workers draw them in the same order.
     keys: Keys = dataclasses.field(default_factory=Keys)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FlatGroup:
-    """All replicas of a job, each on a device of its own.
+    """All replicas of a job, each on a device of its own."""
 
-    Attributes:
-      size: Replicas of the job.
-      key: The same in all processes.
-      keys: Instance keys; all processes draw them in the same order.
-    """
-
-    size: int
-    key: int
-    keys: Keys
+    size: int  # Replicas of the job.
+    key: int  # The same in all processes.
+    keys: Keys  # Instance keys; all processes draw them in the same order.
 
 
 # By devices: TensorFlow and NCCL keep a group, and its memory, as long as the process.
@@ -89,12 +79,7 @@ _FLAT_GROUPS: dict[tuple[int, tuple[str, ...]], FlatGroup] = {}
 
 
 def flat_group(topology: Topology, group: Group | None) -> FlatGroup:
-    """The flat group of a topology, always the same one.
-
-    Args:
-      topology: Where the replicas of this program are.
-      group: The workers, whose keys it draws; None if there are none.
-    """
+    """The flat group of a topology, always the same one."""
     place = topology.num_replicas, topology.replica_devices
     if place not in _FLAT_GROUPS:
         _FLAT_GROUPS[place] = FlatGroup(

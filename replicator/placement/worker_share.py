@@ -12,20 +12,7 @@ from replicator.validation.integers import is_integer
 def per_worker(
     num_replicas: Any, num_workers: int, num_logical_devices: int = 1
 ) -> int:
-    """Divides the replicas of a job evenly over its workers.
-
-    Args:
-      num_replicas: Replicas of the whole job.
-      num_workers: Workers that run replicas.
-      num_logical_devices: Devices that one replica is split over; its parts may be on
-        different workers.
-
-    Returns:
-      Devices that each worker provides: its replicas, times the parts of each.
-
-    Raises:
-      DeviceError: It is not divisible; with both numbers.
-    """
+    """Divides the replicas of a job evenly over its workers."""
     if not is_integer(num_replicas):
         raise DeviceError(f"num_replicas {shown(num_replicas)} must be an integer")
     share, remainder = divmod(num_replicas * num_logical_devices, num_workers)

@@ -179,9 +179,6 @@ def gradients_divided(undo: Callable[[list[Any]], list[Any]]) -> Iterator[None]:
 
     So are their gradients, which optimizers then sum instead of averaging them, as
     ``tf.distribute`` has it.
-
-    Args:
-      undo: Multiplies gradients, so that their mean is the sum of those given.
     """
     with _gradients(undo):
         yield
@@ -196,12 +193,7 @@ def gradients_averaged() -> Iterator[None]:
 
 @contextlib.contextmanager
 def losses_weighed(weight: Callable[[], tf.Tensor | None]) -> Iterator[None]:
-    """Says that the loss of a replica counts by the examples of its batch.
-
-    Args:
-      weight: Returns by what the gradient of this replica's loss will be multiplied, a
-        scalar, or None if by 1 on every replica.
-    """
+    """Says that the loss of a replica counts by the examples of its batch."""
     _STACK.weights.append(weight)
     try:
         yield
@@ -235,11 +227,7 @@ def _gradients(undo: Callable[[list[Any]], list[Any]] | None) -> Iterator[None]:
 
 
 def require(caller: str) -> ReplicaContext:
-    """Returns the current context or explains that ``caller`` needs one.
-
-    Raises:
-      CollectiveContextError: No step function is running.
-    """
+    """Returns the current context or explains that ``caller`` needs one."""
     if not _STACK.contexts:
         raise CollectiveContextError(
             f"{caller}() was called in cross-replica context, but it needs a replica: "
@@ -250,11 +238,7 @@ def require(caller: str) -> ReplicaContext:
 
 
 def check_reads_outside() -> None:
-    """Rejects reading an input iterator inside a step.
-
-    Raises:
-      RunContextError: A step function is running or being traced in this thread.
-    """
+    """Rejects reading an input iterator inside a step."""
     if in_replica_context():
         raise RunContextError(
             "next(inputs) was called inside a step, which is the code of one replica; "
@@ -264,11 +248,7 @@ def check_reads_outside() -> None:
 
 
 def check_reduce_op(op: Any) -> str:
-    """Returns ``op`` if it is a known reduction.
-
-    Raises:
-      ValueError: Anything else; the message lists what is allowed.
-    """
+    """Returns ``op`` if it is a known reduction."""
     if not is_one_of(op, REDUCE_OPS):
         raise ValueError(
             f"unknown reduction {shown(op)}; use one of "
@@ -278,11 +258,7 @@ def check_reduce_op(op: Any) -> str:
 
 
 def check_mean(dtype: tf.DType, caller: str) -> None:
-    """Rejects the mean of integers.
-
-    Raises:
-      ValueError: Not a floating or complex type.
-    """
+    """Rejects the mean of integers."""
     if not (dtype.is_floating or dtype.is_complex):
         raise ValueError(
             f"{caller} 'mean' of {dtype.name} would be rounded; use 'sum', or tf.cast "

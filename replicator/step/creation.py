@@ -60,12 +60,7 @@ def created_in(
     scope: Callable[[], contextlib.AbstractContextManager[Any]],
     made: Callable[[Any], None] = _ignore,
 ) -> Iterator[None]:
-    """Makes what a step creates in a scope of variables.
-
-    Args:
-      scope: Returns the scope.
-      made: Called with each, and with those that the library makes in a trace.
-    """
+    """Makes what a step creates in a scope of variables."""
     before = _STATE.place, _STATE.made
     _STATE.place, _STATE.made = scope, made
     try:
@@ -83,15 +78,7 @@ def place() -> contextlib.AbstractContextManager[Any]:
 def made_outside(
     note: Callable[[Any], None] | None = None, device: str | None = None
 ) -> Iterator[None]:
-    """Makes variables that are created inside it, within a step, outside of the step.
-
-    Args:
-      note: Called with each.
-      device: Where they are made; by default as ``created_in`` says.
-
-    Raises:
-      CreateVariableInStepError: One depends on what the step computes.
-    """
+    """Makes variables that a step creates inside it outside of the step."""
 
     def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         initial_value = kwargs.get("initial_value")
@@ -116,15 +103,7 @@ def made_outside(
 
 
 def in_first_trace(trace: Callable[[], _Traced]) -> _Traced:
-    """Traces a step; its first trace may create variables.
-
-    Args:
-      trace: Traces it, and is called again if that has created some.
-
-    Raises:
-      CreateVariableInStepError: It creates variables each time, or they depend on what
-        the step computes; from the statement that creates one.
-    """
+    """Traces a step; its first trace may create variables."""
     made: list[Any] = []  # which keeps them until the step was traced again
     with made_outside(made.append):
         traced = trace()
@@ -136,11 +115,7 @@ def in_first_trace(trace: Callable[[], _Traced]) -> _Traced:
 
 @contextlib.contextmanager
 def forbidden_in_steps() -> Iterator[None]:
-    """Makes the creation of variables inside it raise an actionable error.
-
-    Raises:
-      CreateVariableInStepError: From the statement that creates the variable.
-    """
+    """Makes the creation of variables inside it raise an actionable error."""
 
     def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         del next_creator

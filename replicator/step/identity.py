@@ -44,12 +44,7 @@ def parts(step_fn: Callable[..., Any]) -> list[Any]:
 
 
 def origin(step_fn: Callable[..., Any]) -> tuple[Any, Any] | None:
-    """What all function objects that are created from one piece of code share.
-
-    Returns:
-      The code, and the object that it belongs to or None; None for callable objects,
-      which are different steps.
-    """
+    """What all function objects that are created from one piece of code share."""
     is_partial = isinstance(step_fn, functools.partial)
     while isinstance(step_fn, functools.partial):
         step_fn = step_fn.func

@@ -18,15 +18,7 @@ _FRAMEWORKS = frozenset({"keras", "tensorflow", "tf_keras"})
 
 
 def line_of(stack: Iterable[Any] | None) -> str:
-    """The innermost line of a stack that is not in a library that this one builds on.
-
-    Args:
-      stack: What ``tf.Operation.traceback`` has: frames, outermost first; None of an
-        operation that was imported.
-
-    Returns:
-      The file, the number of the line, and its text; empty without such a line.
-    """
+    """The innermost line of a stack outside the libraries that this one builds on."""
     for frame in reversed(list(stack or ())):
         if not _is_library(frame.filename):
             text = linecache.getline(frame.filename, frame.lineno).strip()

@@ -55,11 +55,7 @@ def logical_device(index: int) -> contextlib.AbstractContextManager[Any]:
 
 
 def check_index(index: Any, num_logical_devices: int) -> int:
-    """Returns the index of a logical device, if it exists.
-
-    Raises:
-      DeviceError: Not an integer in range; the message has the range.
-    """
+    """Returns the index of a logical device, if it exists."""
     if not is_integer(index, least=0) or index >= num_logical_devices:
         raise DeviceError(
             f"logical_device({shown(index)}) does not exist: a replica here has "

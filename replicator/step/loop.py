@@ -15,16 +15,7 @@ def repeat(
     num_steps: int | tf.Tensor,
     specs: Sequence[tf.TensorSpec],
 ) -> list[tf.Tensor]:
-    """Runs ``step`` ``num_steps`` times in the graph being built.
-
-    Args:
-      step: Takes the index of a step, emits the step, returns its flat outputs.
-      num_steps: Number of steps; a Python 1 emits the step without a loop.
-      specs: Shape and dtype of each output.
-
-    Returns:
-      The outputs of the last step.
-    """
+    """Runs ``step`` ``num_steps`` times in the graph being built."""
     if isinstance(num_steps, int) and num_steps == 1:
         return list(step(tf.constant(0)))
     # The loop needs initial values; they are never read.

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_outputs(outputs: Any, step_fn: Callable[..., Any]) -> Any:
-    """Turns a step's return value into a nest of tensors.
-
-    Raises:
-      TypeError: A leaf that cannot become a tensor.
-    """
+    """Turns a step's return value into a nest of tensors."""
 
     def convert(leaf: Any) -> tf.Tensor:
         try:

@@ -65,20 +65,7 @@ class PerReplica(Generic[T]):
 def per_replica_nest(
     structure: Any, flat: Sequence[Any], num_replicas: int, map_structure: Any
 ) -> Any:
-    """Turns the flat outputs of R replicas into one nest of ``PerReplica``.
-
-    Args:
-      structure: The nest that one replica returns, with None for leaves without a
-        tensor.
-      flat: The tensors of replica 0 in the order of the nest, then those of replica 1,
-        and so on.
-      num_replicas: R.
-      map_structure: ``tf.nest.map_structure``, passed in, so that this module does not
-        import TensorFlow.
-
-    Returns:
-      A nest of the same structure; ``PerReplica`` of Nones where it has None.
-    """
+    """Turns the flat outputs of R replicas into one nest of ``PerReplica``."""
     size = len(flat) // num_replicas
     index = -1
     made_by = maker.current()

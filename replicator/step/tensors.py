@@ -23,15 +23,7 @@ _NEVER_DENSE = (tf.RaggedTensor, tf.SparseTensor, PerReplica)
 
 
 def tensor_of(value: Any, said: str) -> tf.Tensor:
-    """Returns a value as a dense tensor.
-
-    Args:
-      value: A tensor, a variable, or a value that ``tf.convert_to_tensor`` accepts.
-      said: What the function takes: the beginning of the error message.
-
-    Raises:
-      TypeError: It cannot become a dense tensor.
-    """
+    """Returns a value as a dense tensor."""
     if isinstance(value, tf.Tensor):
         return value
     cause: Exception | None = None

@@ -20,12 +20,7 @@ _COUNTER = itertools.count()
 
 
 def traced_once(function: Callable[..., Any], **options: Any) -> Any:
-    """Makes a ``tf.function`` that is counted separately from others of the same code.
-
-    Args:
-      function: A function or a bound method.
-      **options: Options of ``tf.function``; AutoGraph is off by default.
-    """
+    """Makes a ``tf.function`` that is counted apart from others of the same code."""
     owner = function.__self__ if isinstance(function, types.MethodType) else None
     inner: Any = getattr(function, "__func__", function)
     code = inner.__code__.replace(co_name=f"{inner.__name__}_{next(_COUNTER)}")

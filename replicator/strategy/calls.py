@@ -25,23 +25,14 @@ _TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices, np.nd
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """The arguments of a call, by what the step has to be traced for.
+    """The arguments of a call, by what the step has to be traced for."""
 
-    Attributes:
-      structure: The nest of ``args`` and ``kwargs``.
-      fixed: Its leaves; None in the places of tensors.
-      places: Places of tensors among the leaves.
-      batches: By local replica, its tensors.
-      specs: The type of each tensor that fits all local replicas.
-      are_any_size: Whether the number of rows is no part of these types.
-    """
-
-    structure: Any
-    fixed: tuple[Any, ...]
-    places: tuple[int, ...]
-    batches: tuple[tuple[Any, ...], ...]
-    specs: tuple[Any, ...]
-    are_any_size: bool = False
+    structure: Any  # The nest of ``args`` and ``kwargs``.
+    fixed: tuple[Any, ...]  # Its leaves; None in the places of tensors.
+    places: tuple[int, ...]  # Places of tensors among the leaves.
+    batches: tuple[tuple[Any, ...], ...]  # By local replica, its tensors.
+    specs: tuple[Any, ...]  # The type of each tensor that fits all local replicas.
+    are_any_size: bool = False  # Whether the number of rows is no part of these types.
 
     @property
     def key(self) -> Hashable:

@@ -35,15 +35,6 @@ def split(
     """Splits every batch over all replicas, and keeps the parts of those of a process.
 
     The parts of a batch differ by at most one example, in the order of replicas.
-
-    Args:
-      dataset: Its elements are global batches.
-      num_replicas: Replicas of the whole job.
-      first_replica: The first replica of this process.
-      num_local: The number of its replicas.
-
-    Raises:
-      StrategyError: Not a dataset of batches.
     """
     if is_distributed(dataset):
         return dataset
@@ -98,20 +89,7 @@ def take_turns(
     context: tf.distribute.InputContext,
     num_local: int,
 ) -> tf.data.Dataset:
-    """Gives each replica of this process one element of a pipeline in turn.
-
-    Args:
-      dataset_fn: Makes the pipeline of this process, of batches of one replica.
-      context: Its argument.
-      num_local: Replicas of this process.
-
-    Returns:
-      A dataset. If the last turn is not complete, its last replicas get batches without
-      examples where batches may have any size; otherwise the turn is dropped.
-
-    Raises:
-      StrategyError: The function does not return a dataset.
-    """
+    """Gives each replica of this process one element of a pipeline in turn."""
     dataset = dataset_fn(context)
     if not isinstance(dataset, tf.data.Dataset):
         raise StrategyError(

@@ -50,17 +50,11 @@ class StepBackend(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
-    """A function of the user's, built for arguments of one type.
+    """A function of the user's, built for arguments of one type."""
 
-    Attributes:
-      name: The function's.
-      program: What the backend has built.
-      outputs: The nest that it returns.
-    """
-
-    name: str
-    program: Any
-    outputs: Outputs
+    name: str  # The function's.
+    program: Any  # What the backend has built.
+    outputs: Outputs  # The nest that it returns.
 
 
 class Steps:

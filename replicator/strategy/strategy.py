@@ -117,13 +117,7 @@ class ReplicatorStrategy(StepStrategy):
         return self._steps.items()
 
     def scope(self, *, verify: bool = False) -> Any:
-        """Makes variables, models and optimizers inside it the replicator's.
-
-        Args:
-          verify: Whether ``fit`` first compares its step with that of one device, on
-            its first batch; see ``Replicator.verify_fit``. From then on, for all models
-            of this strategy.
-        """
+        """Makes variables, models and optimizers inside it the replicator's."""
         if verify and self.one_replica is not None:
             self._verifies = True
         return _Scope(self.extended._scope(self))  # noqa: SLF001 (as the base class does)
@@ -135,23 +129,7 @@ class ReplicatorStrategy(StepStrategy):
         kwargs: Any = None,
         options: Any = None,
     ) -> Any:
-        """Runs a function once per replica; also within a ``tf.function``.
-
-        Args:
-          fn: The code of one replica.
-          args: Its arguments: tensors per replica, from the strategy's datasets and
-            steps, or tensors and Python objects for all replicas.
-          kwargs: The same by name.
-          options: ``tf.distribute.RunOptions``, which only concern TPUs and AutoGraph.
-
-        Returns:
-          The nest that ``fn`` returns, of values per replica.
-
-        Raises:
-          ReplicatorError: Misuse inside the step; the message says how to fix it.
-          StrategyError: Called inside a step, or with a function that has arguments of
-            different types on each replica.
-        """
+        """Runs a function once per replica; also within a ``tf.function``."""
         del options
         if context_lib.in_replica_context():
             return super().run(fn, args, kwargs)
@@ -201,16 +179,7 @@ class ReplicatorStrategy(StepStrategy):
         )
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
-        """Reduces values per replica over replicas, and over an axis if one is given.
-
-        Args:
-          reduce_op: ``tf.distribute.ReduceOp.SUM`` or ``MEAN``.
-          value: A nest of values per replica; with an axis, they may differ in size.
-          axis: The axis, or several, over which each value is reduced as well.
-
-        Raises:
-          StrategyError: Another reduction; values of different shapes.
-        """
+        """Reduces values over replicas, and over an axis if one is given."""
         if context_lib.in_replica_context():
             return super().reduce(reduce_op, value, axis)
         return tf.nest.map_structure(
@@ -239,10 +208,6 @@ class ReplicatorStrategy(StepStrategy):
 
         With several worker processes, each reads the whole dataset and takes its part,
         so the order has to be the same on all: seed it.
-
-        Raises:
-          StrategyError: Not a dataset of batches; several processes without a seed, or
-            ``fit`` with callbacks that write the same file in each.
         """
         del options
         repl = self._repl

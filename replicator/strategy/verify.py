@@ -61,38 +61,25 @@ _UNEVEN = "unequal parts: equal where all replicas have the same number of examp
 
 @dataclasses.dataclass(frozen=True)
 class FitRow:
-    """One value of a training step, with one replica and with all.
+    """One value of a training step, with one replica and with all."""
 
-    Attributes:
-      kind: "gradient", "update" (of a variable without gradient), "metric" or "log".
-      name: Path of the variable, or name of the metric or the log.
-      difference: The largest difference, relative to the largest value.
-      equal: Whether it is within the tolerance; None if it cannot be compared.
-      reason: Why it differs, as far as that is recognised.
-    """
-
+    # "gradient", "update" (of a variable without gradient), "metric" or "log".
     kind: str
-    name: str
-    difference: float
+    name: str  # Path of the variable, or name of the metric or the log.
+    difference: float  # The largest difference, relative to the largest value.
+    # Whether it is within the tolerance; None if it cannot be compared.
     equal: bool | None
-    reason: str = ""
+    reason: str = ""  # Why it differs, as far as that is recognised.
 
 
 @dataclasses.dataclass(frozen=True)
 class FitCheck:
-    """What ``verify_fit`` has found; ``print`` it for a table.
+    """What ``verify_fit`` has found; ``print`` it for a table."""
 
-    Attributes:
-      model: Class of the model.
-      num_replicas: Replicas that were compared with one.
-      tolerance: The relative difference that is taken for rounding.
-      rows: Gradients, updates, metrics and logs.
-    """
-
-    model: str
-    num_replicas: int
-    tolerance: float
-    rows: tuple[FitRow, ...]
+    model: str  # Class of the model.
+    num_replicas: int  # Replicas that were compared with one.
+    tolerance: float  # The relative difference that is taken for rounding.
+    rows: tuple[FitRow, ...]  # Gradients, updates, metrics and logs.
 
     @property
     def different(self) -> tuple[FitRow, ...]:

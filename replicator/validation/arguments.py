@@ -37,16 +37,7 @@ def is_one_of(value: Any, names: Container[str]) -> TypeGuard[str]:
 
 
 def path_of(value: Any, argument: str) -> str:
-    """Returns a path as a string.
-
-    Args:
-      value: The argument that the user passed.
-      argument: Its name in messages, such as ``restore(path)``.
-
-    Raises:
-      TypeError: It is not a path.
-      ValueError: It is empty or contains a null character.
-    """
+    """Returns a path as a string."""
     if not isinstance(value, (str, bytes, os.PathLike)):
         raise TypeError(
             f"{argument} must be a path, but got {shown(value)}; pass a string or a "
@@ -62,15 +53,7 @@ def path_of(value: Any, argument: str) -> str:
 
 
 def listed(value: Any, said: str) -> list[Any]:
-    """Returns the items of an iterable, in order.
-
-    Args:
-      value: The argument that the user passed.
-      said: What the function takes: the beginning of the error message.
-
-    Raises:
-      TypeError: The value cannot be iterated over here, such as a symbolic tensor.
-    """
+    """Returns the items of an iterable, in order."""
     is_data = hasattr(value, "element_spec")  # endless where a step is traced
     if hasattr(type(value), "__iter__") and not is_data:
         try:

@@ -18,17 +18,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Maker:
-    """Stands for one replicator, without keeping it alive.
+    """Stands for one replicator, without keeping it alive."""
 
-    Attributes:
-      name: Class of the replicator.
-      num_replicas: Replicas of the whole job.
-      wraps_alike: Whether a wrapped optimizer updates as those of the other replicators
-        with this flag do, so that they can run its steps.
-    """
-
-    name: str
-    num_replicas: int
+    name: str  # Class of the replicator.
+    num_replicas: int  # Replicas of the whole job.
+    # Whether a wrapped optimizer updates as those of the other replicators with this
+    # flag do, so that they can run its steps.
     wraps_alike: bool = False
 
     def __str__(self) -> str:
@@ -74,18 +69,7 @@ def check(
     *,
     is_portable: bool = False,
 ) -> None:
-    """Rejects what another replicator made.
-
-    Args:
-      thing: Has ``made_by``: a ``Maker``, or None if no replicator made it.
-      user: The replicator that is to use it; None if there is none.
-      what: What it is, in messages.
-      remedy: What to do instead.
-      is_portable: Whether replicators that wrap alike can use it in common.
-
-    Raises:
-      OtherReplicatorError: Another replicator made it.
-    """
+    """Rejects what another replicator made."""
     made_by = thing.made_by
     if made_by is None or user is None or made_by is user:
         return

@@ -17,15 +17,7 @@ def name_of(function: Any) -> str:
 
 
 def check_input_fn(input_fn: Any, caller: str) -> None:
-    """Rejects an object that cannot be called with an ``InputContext``.
-
-    Args:
-      input_fn: The argument that the user passed.
-      caller: Name of the method that the user called.
-
-    Raises:
-      TypeError: It cannot; the message shows what to write instead.
-    """
+    """Rejects an object that cannot be called with an ``InputContext``."""
     if not callable(input_fn):
         raise TypeError(
             f"{caller}() takes a function that returns a dataset, but got a "
@@ -42,17 +34,7 @@ def check_input_fn(input_fn: Any, caller: str) -> None:
 
 
 def check_takes_one(function: Any, caller: str, argument: str, what: str) -> None:
-    """Rejects an object that cannot be called with one argument.
-
-    Args:
-      function: The argument that the user passed.
-      caller: Name of the function that the user called.
-      argument: Name of the parameter.
-      what: The argument of the calls to come, such as ``an item``.
-
-    Raises:
-      TypeError: It cannot; the message shows what to write instead.
-    """
+    """Rejects an object that cannot be called with one argument."""
     if not callable(function):
         raise TypeError(
             f"{caller}() calls {argument} with {what}, but got {shown(function)}, "
@@ -66,11 +48,7 @@ def check_takes_one(function: Any, caller: str, argument: str, what: str) -> Non
 
 
 def check_not_distributed() -> None:
-    """Rejects a step that is traced while Keras has a distribution of its own.
-
-    Raises:
-      StrategyError: Names it.
-    """
+    """Rejects a step that is traced while Keras has a distribution of its own."""
     keras = sys.modules.get("keras")
     found = keras and keras.distribution.distribution()
     if found:
@@ -83,15 +61,7 @@ def check_not_distributed() -> None:
 
 
 def check_step_fn(step_fn: Any, *, takes_batch: bool) -> None:
-    """Rejects an object that cannot be called as a step.
-
-    Args:
-      step_fn: The argument that the user passed.
-      takes_batch: Whether there are inputs.
-
-    Raises:
-      TypeError: It cannot; the message shows what to write instead.
-    """
+    """Rejects an object that cannot be called as a step."""
     if not callable(step_fn):
         raise TypeError(
             f"run() takes a step function, but got a {type(step_fn).__name__!r}; pass "
@@ -119,16 +89,7 @@ def check_step_fn(step_fn: Any, *, takes_batch: bool) -> None:
 
 
 def check_no_more(caller: str, more: tuple[Any, ...], others: dict[str, Any]) -> None:
-    """Rejects arguments in the style of ``tf.distribute``.
-
-    Args:
-      caller: Name of the method that the user called.
-      more: Extra positional arguments.
-      others: Keyword arguments that it does not take.
-
-    Raises:
-      TypeError: There are some; the message shows what to write instead.
-    """
+    """Rejects arguments in the style of ``tf.distribute``."""
     if more or others:
         got = [f"{name}=" for name in others] or [f"{len(more)} extra arguments"]
         raise TypeError(

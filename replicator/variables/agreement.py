@@ -21,11 +21,7 @@ _MOST_NAMED = 5
 
 
 def check(table: VariableTable) -> None:
-    """Compares the copies of all variables of a table, bit by bit.
-
-    Raises:
-      ReplicasOutOfSyncError: Some differ; names them.
-    """
+    """Compares the copies of all variables of a table, bit by bit."""
     differing = []
     for entry in table.entries():
         if entry.kind is not Kind.MIRRORED or table.ownership.is_slot(entry.variable):
@@ -47,15 +43,7 @@ def check(table: VariableTable) -> None:
 
 
 def report(differing: Sequence[str], remedy: str = "") -> None:
-    """Raises an error if any variables differ.
-
-    Args:
-      differing: Their names.
-      remedy: What to do, as the end of the message.
-
-    Raises:
-      ReplicasOutOfSyncError: There is one.
-    """
+    """Raises an error if any variables differ."""
     if differing:
         raise ReplicasOutOfSyncError(
             f"{len(differing)} mirrored variables differ between replicas: "
@@ -64,11 +52,7 @@ def report(differing: Sequence[str], remedy: str = "") -> None:
 
 
 def check_promise(table: VariableTable, variables: Sequence[Any]) -> None:
-    """Rejects variables that were written although nobody was to write them.
-
-    Raises:
-      ReplicasOutOfSyncError: Names them, and what has to be called.
-    """
+    """Rejects variables that were written although nobody was to write them."""
     if table.detects_writes:
         return
     written = [

@@ -54,16 +54,7 @@ class Coherence:
         *,
         is_checked: Callable[[Entry], bool] = lambda _entry: True,
     ) -> None:
-        """Prepares.
-
-        Args:
-          entries: Variables, of which those without copies are always coherent.
-          topology: Where the replicas of this program are.
-          resets: Of the table of these variables.
-          group: The workers whose programs run side by side; None if there are none.
-          is_checked: Whether outside writes of a variable are looked for
-            (``outside_writes``); asked whenever ops are emitted.
-        """
+        """Prepares."""
         self.entries = tuple(entry for entry in entries if entry.seen is not None)
         self._topology = topology
         self._is_checked = is_checked
@@ -83,12 +74,7 @@ class Coherence:
         return self._values.transfers
 
     def refresh(self, switch: Any = None) -> None:
-        """Emits the check for outside writes, and the reset of changed variables.
-
-        Args:
-          switch: A variable that says whether all are checked, when the graph runs;
-            by default, those are that are to be now.
-        """
+        """Emits the check for outside writes, and the reset of changed variables."""
         is_any = switch is not None
         checked = [e for e in self.entries if is_any or self._is_checked(e)]
 
@@ -111,11 +97,7 @@ class Coherence:
                 call(*map(_tf_handles.of, variables))
 
     def publish(self, switch: Any = None) -> None:
-        """Emits the update of the user's variables and records their state.
-
-        Args:
-          switch: As in ``refresh``.
-        """
+        """Emits the update of the user's variables and records their state."""
         published = self._published
         with _tf_handles.own():
             values = self._values.read()

@@ -19,15 +19,7 @@ def replica_value(
     *,
     is_sum: bool = False,
 ) -> tf.Tensor:
-    """The value of a replica's copy after the user has set the variable.
-
-    Args:
-      value: Value of the user's variable; of static shape if it is random state.
-      kind: Kind of the variable.
-      replica_id: Id of the replica.
-      num_replicas: Replicas of the whole job.
-      is_sum: Whether a local variable is the sum of its copies (``kinds.is_summed``).
-    """
+    """The value of a replica's copy after the user has set the variable."""
     if kind is Kind.LOCAL and is_sum:
         # Copies must sum to the value; replica 0 takes the remainder of the division.
         share = tf.zeros_like(value) if num_replicas == 1 else value // num_replicas

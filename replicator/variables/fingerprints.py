@@ -42,18 +42,7 @@ def state(variable: Any, kind: Kind) -> tf.Tensor:
 def state_of(
     value: tf.Tensor, kind: Kind, device: str, shape: tf.TensorShape
 ) -> tf.Tensor:
-    """The ``state`` of a variable with this value.
-
-    Args:
-      value: Value of the variable.
-      kind: Kind of the variable.
-      device: Full name of its device.
-      shape: Static shape of the variable.
-
-    Returns:
-      The value; a fingerprint [1] of mirrored and partial ones; of one whose shape may
-      change, fingerprints [2] of value and shape.
-    """
+    """The ``state`` of a variable with this value."""
     if not shape.is_fully_defined():
         parts = [value, tf.shape(value)]
         return tf.concat([_checksum(part, device) for part in parts], axis=0)

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 def check(variable: Any) -> None:
-    """Rejects a variable of whose copies a step of this library uses only the first.
-
-    Raises:
-      OtherReplicatorError: Names the variable and its strategy.
-    """
+    """Rejects a variable of whose copies a step of this library uses only the first."""
     found = _tf_compat.strategy_copies(variable)
     if found is not None:
         raise _error(variable.name, *found)
@@ -26,12 +22,7 @@ def check(variable: Any) -> None:
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Says the same where TensorFlow only says that two strategies meet.
-
-    Raises:
-      OtherReplicatorError: A step that is traced in it reads or writes such a variable
-        by a method.
-    """
+    """Says the same where TensorFlow only says that two strategies meet."""
     try:
         yield
     except RuntimeError as error:

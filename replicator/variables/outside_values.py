@@ -47,13 +47,7 @@ class OutsideValues:
     def __init__(
         self, entries: Sequence[Entry], topology: Topology, group: Group | None = None
     ) -> None:
-        """Takes variables.
-
-        Args:
-          entries: Those that no replica uses itself.
-          topology: Where the replicas of this program are.
-          group: The workers over which values are combined; None if there are none.
-        """
+        """Takes variables."""
         self._entries = tuple(entries)
         self._topology = topology
         self._group = group
@@ -187,11 +181,7 @@ def to_number(value: tf.Tensor) -> tf.Tensor:
 
 
 def _combined(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor | None]:
-    """Emits what the copies of each variable amount to.
-
-    Returns:
-      Sums if they are sent, otherwise the values; None where only replica 0's counts.
-    """
+    """Emits what the copies of each variable amount to."""
     found: list[tf.Tensor | None] = [None] * len(entries)
     for places in _alike(entries):
         members = [entries[place] for place in places]

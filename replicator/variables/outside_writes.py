@@ -33,11 +33,7 @@ _POLICIES = ("detect", "never")
 
 
 def are_detected(policy: Any) -> bool:
-    """Whether an option ``external_writes`` requests the check.
-
-    Raises:
-      ValueError: It has neither of its values.
-    """
+    """Whether an option ``external_writes`` requests the check."""
     if not is_one_of(policy, _POLICIES):
         raise ValueError(
             f"external_writes {shown(policy)} is not one of 'detect' (variables that "
@@ -81,11 +77,7 @@ class WriteCheck:
         return _any([*differs, *_differ(self._plain, _plain_state)])
 
     def record(self, values: Sequence[tf.Tensor | None]) -> None:
-        """Records the states of all variables.
-
-        Args:
-          values: Of each variable, where the graph has it already.
-        """
+        """Records the states of all variables."""
         for entry, value in zip(self._entries, values, strict=True):
             if not is_compiled(entry.variable):
                 is_whole = entry.variable.shape.is_fully_defined()

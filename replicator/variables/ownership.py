@@ -23,15 +23,10 @@ if TYPE_CHECKING:
 
 
 class Owner(NamedTuple):
-    """One of the replicas of a job that keep a copy of mirrored variables.
+    """One of the replicas of a job that keep a copy of mirrored variables."""
 
-    Attributes:
-      primary: The replica, counted within its program.
-      program_id: The program.
-    """
-
-    primary: int
-    program_id: int
+    primary: int  # The replica, counted within its program.
+    program_id: int  # The program.
 
 
 class Ownership:

@@ -28,13 +28,7 @@ def consolidate(
     topology: Topology,
     add_up: Callable[[list[tf.Tensor]], list[tf.Tensor]] = list,
 ) -> None:
-    """Makes all copies of each partial variable their mean.
-
-    Args:
-      entries: Variables of all kinds.
-      topology: Where the replicas of this program are.
-      add_up: Adds this program's sums to those of the other programs.
-    """
+    """Makes all copies of each partial variable their mean."""
     partial = [entry for entry in entries if entry.kind is Kind.PARTIAL]
     sums = []
     for entry in partial:

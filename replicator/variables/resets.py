@@ -32,13 +32,7 @@ class Resets:
         self._functions: dict[tuple[Any, ...], Any] = {}
 
     def of(self, entry: Entry, *, is_certain: bool) -> Reset:
-        """The reset of a variable that has copies: a function, and its variables.
-
-        Args:
-          entry: The variable.
-          is_certain: Whether it was written; otherwise copies that differ by right
-            stay, unless its value differs from the recorded one.
-        """
+        """The reset of a variable that has copies: a function, and its variables."""
         replicas = {
             replica: copy
             for replica, copy in enumerate(entry.copies)

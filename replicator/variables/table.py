@@ -40,37 +40,26 @@ _ANYWHERE = contextlib.nullcontext()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A user's variable and the variables that replicas use in its place.
+    """A user's variable and the variables that replicas use in its place."""
 
-    Attributes:
-      variable: The user's own.
-      kind: How the copies relate.
-      copies: By replica of the program; the user's own may be among them, and
-        replicas that share memory share a copy of a mirrored variable.
-      seen: The state of the user's own variable with which the copies agree: its last
-        value, or a fingerprint of it for mirrored and partial variables; None if there
-        are no other copies.
-    """
-
-    variable: Any
-    kind: Kind
+    variable: Any  # The user's own.
+    kind: Kind  # How the copies relate.
+    # By replica of the program; the user's own may be among them, and replicas that
+    # share memory share a copy of a mirrored variable.
     copies: tuple[Any, ...]
+    # The state of the user's own variable with which the copies agree: its last value,
+    # or a fingerprint of it for mirrored and partial variables; None if there are no
+    # other copies.
     seen: Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LocalState:
-    """The replicas' values of a variable whose copies differ.
+    """The replicas' values of a variable whose copies differ."""
 
-    Attributes:
-      variable: The user's own.
-      kind: ``LOCAL`` or ``RANDOM``.
-      values: NumPy arrays, by replica.
-    """
-
-    variable: Any
-    kind: Kind
-    values: tuple[Any, ...]
+    variable: Any  # The user's own.
+    kind: Kind  # ``LOCAL`` or ``RANDOM``.
+    values: tuple[Any, ...]  # NumPy arrays, by replica.
 
 
 class VariableTable:
@@ -207,11 +196,7 @@ class VariableTable:
         return [entry for entry in found if entry is not None]
 
     def bytes_by_device(self, variables: Sequence[Any]) -> dict[str, int]:
-        """Bytes of variables of static shape on each device, including all copies.
-
-        Args:
-          variables: Keras or TensorFlow variables; one that no step uses counts once.
-        """
+        """Bytes of variables of static shape on each device, including all copies."""
         sizes: dict[str, int] = {}
         for variable in map(_tf_compat.unwrap, variables):
             if self.ownership.is_elsewhere(variable):
@@ -243,13 +228,7 @@ class VariableTable:
         ]
 
     def restore(self, saved: Sequence[LocalState]) -> None:
-        """Sets the copies that differ, now or when a step first needs them.
-
-        Args:
-          saved: Values of all replicas of the job, for variables that were just set. If
-            the number of replicas is the same, each copy gets its own value. Otherwise,
-            and for other variables, the copies start from the user's variable.
-        """
+        """Sets the copies that differ, now or when a step first needs them."""
         whole = [s for s in saved if len(s.values) == self._topology.num_replicas]
         self._restored = {
             id(state.variable): (state.variable.numpy().tobytes(), state)

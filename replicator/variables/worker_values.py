@@ -26,13 +26,7 @@ if TYPE_CHECKING:
 def add_up(
     values: Sequence[tf.Tensor], topology: Topology, group: Group
 ) -> list[tf.Tensor]:
-    """Sums values over all workers, eagerly.
-
-    Args:
-      values: Numbers, in the same order on all workers, of the same shapes and types.
-      topology: Where the replicas of this program are.
-      group: The workers.
-    """
+    """Sums values over all workers, eagerly."""
     return packed(
         values,
         lambda value: reduce(value, topology, group, next(group.keys)),
@@ -43,13 +37,7 @@ def add_up(
 def broadcast_initial_values(
     variables: Sequence[Any], topology: Topology, group: Group
 ) -> None:
-    """Broadcasts the initial values of variables from worker 0 to all workers.
-
-    Args:
-      variables: In the same order on all workers, of the same shapes and types.
-      topology: Where the replicas of this program are.
-      group: The workers.
-    """
+    """Broadcasts the initial values of variables from worker 0 to all workers."""
     movable = [v for v in variables if v.dtype != tf.string]
     values = list(map(tf.convert_to_tensor, movable))
     received = _broadcast(values, 0, topology, group)
@@ -61,17 +49,7 @@ def broadcast_initial_values(
 
 
 def move(variable: Any, source: int, topology: Topology, group: Group) -> tf.Tensor:
-    """Sends the value of a variable from one worker to all others, eagerly.
-
-    Args:
-      variable: Of static shape; its value is read on the source only.
-      source: Worker id of the source.
-      topology: Where the replicas of this program are.
-      group: The workers.
-
-    Returns:
-      The source's value.
-    """
+    """Sends the value of a variable from one worker to all others, eagerly."""
     value = tf.zeros(variable.shape, variable.dtype)
     if source == group.worker_id:
         value = tf.convert_to_tensor(variable)
@@ -111,15 +89,7 @@ def reduce(
     key: int,
     device: str | None = None,
 ) -> tf.Tensor:
-    """Emits the sum of one tensor over all workers.
-
-    Args:
-      value: The tensor.
-      topology: Where the replicas of this program are.
-      group: The workers.
-      key: From ``group.keys``.
-      device: Of this worker's value; by default its CPU.
-    """
+    """Emits the sum of one tensor over all workers."""
     place = cpu(topology) if device is None else device
     is_gpu = device_lib.is_gpu(place)
     with tf.device(place):

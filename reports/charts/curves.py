@@ -25,37 +25,24 @@ MOST_TICKS: Final = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CurveRun:
-    """One quality run.
+    """One quality run."""
 
-    Attributes:
-      spent: Positions of the evaluations on the x axis.
-      values: Quality at each.
-      lows: Lower ends of the intervals.
-      highs: Upper ends of the intervals.
-    """
-
-    spent: tuple[float, ...]
-    values: tuple[float, ...]
-    lows: tuple[float, ...]
-    highs: tuple[float, ...]
+    spent: tuple[float, ...]  # Positions of the evaluations on the x axis.
+    values: tuple[float, ...]  # Quality at each.
+    lows: tuple[float, ...]  # Lower ends of the intervals.
+    highs: tuple[float, ...]  # Upper ends of the intervals.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """One case: the median of its runs, and a band from the lowest to the highest.
+    """One case: the median of its runs, and a band from the lowest to the highest."""
 
-    Attributes:
-      label: Written beside the end of the line, outside the axes.
-      backend: Colour and marker.
-      runs: One per seed. A single one has the intervals of its measurements.
-      is_hollow: Whether the case is no evidence (oversubscribed).
-      failed: The quality of each run that failed: infinitely bad.
-    """
-
-    label: str
-    backend: str
+    label: str  # Written beside the end of the line, outside the axes.
+    backend: str  # Colour and marker.
+    # One per seed. A single one has the intervals of its measurements.
     runs: tuple[CurveRun, ...]
-    is_hollow: bool = False
+    is_hollow: bool = False  # Whether the case is no evidence (oversubscribed).
+    # The quality of each run that failed: infinitely bad.
     failed: tuple[float, ...] = ()
 
     @property
@@ -120,17 +107,7 @@ def draw_on(
     y_limits: tuple[float, float] | None = None,
     heading: str = "",
 ) -> None:
-    """Draws one panel; lines of the same colour get different widths.
-
-    Args:
-      axes: Where.
-      curves: At least one.
-      x_label: The quantity on the x axis, with its unit.
-      write: Formats a value of quality.
-      look_: Colours.
-      y_limits: Shared by panels, or None.
-      heading: What the lines of this panel share; empty if it is the only panel.
-    """
+    """Draws one panel; lines of the same colour get different widths."""
     seen: dict[str, int] = {}
     for curve in curves:
         number = seen[curve.backend] = seen.get(curve.backend, -1) + 1

@@ -24,21 +24,13 @@ MOST_OF_MEDIAN: Final = 3.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """The steps of one case.
+    """The steps of one case."""
 
-    Attributes:
-      label: Name of the case.
-      batch: Examples per replica.
-      series: Colour.
-      dash: As matplotlib names it; separates cases of one colour.
-      times_sec: All steps; at least one.
-    """
-
-    label: str
-    batch: int
-    series: int
-    dash: str
-    times_sec: tuple[float, ...]
+    label: str  # Name of the case.
+    batch: int  # Examples per replica.
+    series: int  # Colour.
+    dash: str  # As matplotlib names it; separates cases of one colour.
+    times_sec: tuple[float, ...]  # All steps; at least one.
 
 
 def _describe(samples: Sequence[Sample]) -> str:

@@ -26,11 +26,7 @@ OTHERS: Final = 0.08
 
 
 def binned(times_sec: Sequence[Sequence[float]]) -> np.ndarray:
-    """Returns means over equal numbers of steps, relative to the median of all cells.
-
-    Args:
-      times_sec: Steps of each process; the first ones that all have are used.
-    """
+    """Means over equal numbers of steps, relative to the median of all cells."""
     number = min(len(of) for of in times_sec)
     table = np.array([of[:number] for of in times_sec], dtype=np.float64)
     per_column = -(-number // MOST_COLUMNS)

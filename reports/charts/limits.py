@@ -23,12 +23,7 @@ WIDEST_RATIO = 500.0
 
 
 def logarithmic(anchors: Sequence[float], ends: Sequence[float]) -> tuple[float, float]:
-    """Returns limits around all ``anchors`` and those ``ends`` that are close enough.
-
-    Args:
-      anchors: Positive values that must be visible; at least one.
-      ends: Positive ends of intervals, or zero where they underflow.
-    """
+    """Limits around all ``anchors`` and those ``ends`` that are close enough."""
     low = max(min([*anchors, *ends]), min(anchors) / REACH)
     high = min(max([*anchors, *ends]), max(anchors) * REACH)
     pad = math.exp(MARGIN * max(math.log(high / low), 0.5))
@@ -53,13 +48,7 @@ def linear(anchors: Sequence[float], ends: Sequence[float]) -> tuple[float, floa
 def symmetric(
     anchors: Sequence[float], ends: Sequence[float], *, centre: float
 ) -> tuple[float, float]:
-    """Returns logarithmic limits equally far below and above ``centre``.
-
-    Args:
-      anchors: Values that must be visible, as far as an axis can show them.
-      ends: Positive ends of intervals, or zero where they underflow.
-      centre: Positive.
-    """
+    """Returns logarithmic limits equally far below and above ``centre``."""
     lowest, highest = centre / WIDEST_RATIO, centre * WIDEST_RATIO
     within = [min(max(anchor, lowest), highest) for anchor in anchors]
     low, high = logarithmic([*within, centre], ends)

@@ -20,46 +20,28 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Dot:
-    """One value of a line.
+    """One value of a line."""
 
-    Attributes:
-      x: Its place.
-      value: Its height.
-      low: Lower end of its interval, or None.
-      high: Upper end of its interval, or None.
-      is_hollow: Whether it is no evidence (oversubscribed).
-      tip: What it says when it is pointed at; empty for nothing.
-    """
-
-    x: float
-    value: float
-    low: float | None = None
-    high: float | None = None
-    is_hollow: bool = False
-    tip: str = ""
+    x: float  # Its place.
+    value: float  # Its height.
+    low: float | None = None  # Lower end of its interval, or None.
+    high: float | None = None  # Upper end of its interval, or None.
+    is_hollow: bool = False  # Whether it is no evidence (oversubscribed).
+    tip: str = ""  # What it says when it is pointed at; empty for nothing.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """One line.
+    """One line."""
 
-    Attributes:
-      series: Index of its colour and marker.
-      dots: Its values, ascending by ``x``.
-      singles: Places and values of single repetitions.
-      label: Written at its end, in the margin; empty for none.
-      dash: As matplotlib names it.
-      width: In points.
-      is_joined: Whether the values are joined.
-    """
-
-    series: int
-    dots: tuple[Dot, ...]
+    series: int  # Index of its colour and marker.
+    dots: tuple[Dot, ...]  # Its values, ascending by ``x``.
+    # Places and values of single repetitions.
     singles: tuple[tuple[float, float], ...] = ()
-    label: str = ""
-    dash: str = "-"
-    width: float = 1.6
-    is_joined: bool = True
+    label: str = ""  # Written at its end, in the margin; empty for none.
+    dash: str = "-"  # As matplotlib names it.
+    width: float = 1.6  # In points.
+    is_joined: bool = True  # Whether the values are joined.
 
 
 def draw(axes: Axes, line: Line, look_: Look) -> None:
@@ -119,15 +101,7 @@ def write_labels(
     look_: Look,
     more: Sequence[labels.Label] = (),
 ) -> None:
-    """Writes the names of lines that have one, and ``more``, beside their ends.
-
-    Args:
-      axes: With its final limits of y.
-      drawn: The lines.
-      height: Of the figure, in points.
-      look_: Colours.
-      more: Labels of what is no line.
-    """
+    """Writes the names of lines that have one, and ``more``, beside their ends."""
     named = [
         labels.Label(
             text=line.label,

@@ -195,13 +195,7 @@ def _hatch_oversubscribed(
 
 
 def draw(panel: Panel, *, slug: str, title: str) -> Markup:
-    """Draws one panel as a figure of a page.
-
-    Args:
-      panel: The panel.
-      slug: Prefix of its ids; unique in the page.
-      title: Its accessible name.
-    """
+    """Draws one panel as a figure of a page."""
     with svg.style():
         figure, axes = svg.new_axes(WIDTH, HEIGHT)
         draw_on(axes, panel, look.PAGE)

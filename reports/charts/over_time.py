@@ -32,16 +32,7 @@ def draw(
     description: str,
     label: str = "studies, in order of time",
 ) -> Markup:
-    """Draws a line of values per machine class, which are not joined.
-
-    Args:
-      drawn: Their places are the indices of studies.
-      dates: Labels of the studies.
-      slug: Prefix of its ids; unique in the page.
-      title: Its accessible name.
-      description: Its content in words, for screen readers.
-      label: Of the time axis; or of that of other studies in an order.
-    """
+    """Draws a line of values per machine class, which are not joined."""
     dots = [dot for line in drawn for dot in line.dots]
     ends = [end for dot in dots for end in (dot.low, dot.high) if end is not None]
     with svg.style():

@@ -23,19 +23,12 @@ MOST_LINES = 7
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileLine:
-    """The runs of one case.
+    """The runs of one case."""
 
-    Attributes:
-      label: Case, for the legend.
-      backend: Colour.
-      number: How many lines of the same colour are before it.
-      profile: Their performance profile.
-    """
-
-    label: str
-    backend: str
-    number: int
-    profile: Profile
+    label: str  # Case, for the legend.
+    backend: str  # Colour.
+    number: int  # How many lines of the same colour are before it.
+    profile: Profile  # Their performance profile.
 
 
 def draw(
@@ -47,16 +40,7 @@ def draw(
     x_label: str,
     write: Callable[[float], str],
 ) -> Markup:
-    """Draws one panel, with pointwise bands where there are enough runs.
-
-    Args:
-      lines: At least one.
-      slug: Prefix of ids, unique in the page.
-      title: Accessible name.
-      description: The content of the figure in words, for screen readers.
-      x_label: The quality, with its unit.
-      write: Formats a level.
-    """
+    """Draws one panel, with pointwise bands where there are enough runs."""
     with svg.style():
         figure, axes = svg.new_axes(WIDTH, HEIGHT + LEGEND_LINE * len(lines))
         for line in lines:

@@ -13,17 +13,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Quantity:
-    """One quantity that is drawn over the number of replicas.
+    """One quantity that is drawn over the number of replicas."""
 
-    Attributes:
-      name: As in the glossary.
-      slug: In the frame, and for ids.
-      write: Formats one value.
-    """
-
-    name: str
-    slug: str
-    write: Callable[[float], str]
+    name: str  # As in the glossary.
+    slug: str  # In the frame, and for ids.
+    write: Callable[[float], str]  # Formats one value.
 
     def ideal(self, num_replicas: int, base: int, value: float) -> float:
         """Returns perfect scaling from ``value`` at a baseline of ``base`` replicas."""

@@ -28,23 +28,15 @@ _COLUMNS: Final = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaCurve:
-    """Rows that are one line, and how it is drawn.
+    """Rows that are one line, and how it is drawn."""
 
-    Attributes:
-      rows: Of one quantity, scaling mode and backend, as ``rows_of`` returns them.
-      name: In the description of the figure.
-      series: Index of its colour and marker.
-      dash: As matplotlib names it.
-      label: Written at its end, with its last value; empty for none.
-      prefix: What its tips begin with, such as the study.
-    """
-
+    # Of one quantity, scaling mode and backend, as ``rows_of`` returns them.
     rows: tuple[Any, ...]
-    name: str
-    series: int
-    dash: str = "-"
-    label: str = ""
-    prefix: str = ""
+    name: str  # In the description of the figure.
+    series: int  # Index of its colour and marker.
+    dash: str = "-"  # As matplotlib names it.
+    label: str = ""  # Written at its end, with its last value; empty for none.
+    prefix: str = ""  # What its tips begin with, such as the study.
 
     def of_kind(self, kind: str) -> Iterator[Any]:
         """Yields its rows of one kind."""
@@ -53,25 +45,17 @@ class ReplicaCurve:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Panel:
-    """One pair of axes.
+    """One pair of axes."""
 
-    Attributes:
-      quantity: What is drawn.
-      curves: At most ``MOST_LINES``.
-      sizes: Numbers of replicas on its axis, ascending.
-      y_limits: Of the values; shared by the panels of a quantity.
-      is_log: Whether axes are logarithmic; of efficiency, only that of replicas.
-      is_from_zero: Whether the axis of replicas begins at zero, not at the fewest.
-      heading: Above the axes; empty for none.
-    """
-
-    quantity: Quantity
-    curves: tuple[ReplicaCurve, ...]
-    sizes: tuple[int, ...]
-    y_limits: tuple[float, float]
+    quantity: Quantity  # What is drawn.
+    curves: tuple[ReplicaCurve, ...]  # At most ``MOST_LINES``.
+    sizes: tuple[int, ...]  # Numbers of replicas on its axis, ascending.
+    y_limits: tuple[float, float]  # Of the values; shared by the panels of a quantity.
+    # Whether axes are logarithmic; of efficiency, only that of replicas.
     is_log: bool = False
+    # Whether the axis of replicas begins at zero, not at the fewest.
     is_from_zero: bool = True
-    heading: str = ""
+    heading: str = ""  # Above the axes; empty for none.
 
     @property
     def has_log_values(self) -> bool:
@@ -123,15 +107,7 @@ def panel_of_mode(
     backends: Sequence[str],
     is_log: bool = False,
 ) -> Panel:
-    """Returns the panel of a scaling mode: a line per backend.
-
-    Args:
-      frame: Rows of ``figure == "scaling"``, of all modes: they share the y axis.
-      quantity: What.
-      mode: Weak or strong.
-      backends: Those that are drawn, at most ``MOST_LINES``.
-      is_log: As of ``Panel``.
-    """
+    """Returns the panel of a scaling mode: a line per backend."""
     rows = frame[frame["quantity"] == quantity.slug]
     shown = rows[rows["mode"] == mode]
     units = [unit for unit in shown["unit"] if unit]

@@ -36,31 +36,18 @@ MOST_TICKS: Final = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One row of a figure.
+    """One row of a figure."""
 
-    Attributes:
-      group: Rows of one group stand together under it; empty for none.
-      label: Name of the row within its group; in the column at the left.
-      backend: For colour and marker.
-      value: Position of the marker, or None for no marker.
-      low: Lower end of the interval, or None.
-      high: Upper end of the interval, or None.
-      dots: Raw values.
-      text: The value in words; in the column at the right.
-      is_hollow: Whether the row is no evidence (oversubscribed).
-      tip: What the marker says when it is pointed at; empty for nothing.
-    """
-
-    group: str
-    label: str
-    backend: str
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    dots: tuple[float, ...] = ()
-    text: str = ""
-    is_hollow: bool = False
-    tip: str = ""
+    group: str  # Rows of one group stand together under it; empty for none.
+    label: str  # Name of the row within its group; in the column at the left.
+    backend: str  # For colour and marker.
+    value: float | None = None  # Position of the marker, or None for no marker.
+    low: float | None = None  # Lower end of the interval, or None.
+    high: float | None = None  # Upper end of the interval, or None.
+    dots: tuple[float, ...] = ()  # Raw values.
+    text: str = ""  # The value in words; in the column at the right.
+    is_hollow: bool = False  # Whether the row is no evidence (oversubscribed).
+    tip: str = ""  # What the marker says when it is pointed at; empty for nothing.
 
     @property
     def name(self) -> str:
@@ -74,35 +61,22 @@ class Scale:
 
     A logarithmic one with a reference is symmetric about it, so that half as much and
     twice as much are equally far away.
-
-    Attributes:
-      label: What it shows, with the unit.
-      reference: Where a line to compare with is, or None.
-      is_from_zero: Whether it begins at zero.
-      is_logarithmic: Whether it is logarithmic.
-      is_percent: Whether its ticks are percentages.
     """
 
-    label: str
-    reference: float | None = None
-    is_from_zero: bool = False
-    is_logarithmic: bool = False
-    is_percent: bool = False
+    label: str  # What it shows, with the unit.
+    reference: float | None = None  # Where a line to compare with is, or None.
+    is_from_zero: bool = False  # Whether it begins at zero.
+    is_logarithmic: bool = False  # Whether it is logarithmic.
+    is_percent: bool = False  # Whether its ticks are percentages.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Places:
-    """Where rows and headings of groups lie, from 0 downwards.
+    """Where rows and headings of groups lie, from 0 downwards."""
 
-    Attributes:
-      rows: Of each row.
-      headings: Of each group with a name.
-      spans: First and last row of each group.
-    """
-
-    rows: tuple[int, ...]
-    headings: tuple[tuple[int, str], ...]
-    spans: tuple[tuple[int, int], ...]
+    rows: tuple[int, ...]  # Of each row.
+    headings: tuple[tuple[int, str], ...]  # Of each group with a name.
+    spans: tuple[tuple[int, int], ...]  # First and last row of each group.
 
     @property
     def number(self) -> int:

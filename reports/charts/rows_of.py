@@ -19,11 +19,7 @@ MILLISECONDS: Final = 1000
 
 
 def select(frame: pd.DataFrame, figure: str) -> pd.DataFrame:
-    """Returns the rows of one figure.
-
-    Raises:
-      ValueError: There are none.
-    """
+    """Returns the rows of one figure."""
     found = frame[frame["figure"] == figure]
     if found.empty:
         present = ", ".join(dict.fromkeys(frame["figure"])) or "nothing"
@@ -147,14 +143,7 @@ def cases_of_learning(
     spent: str,
     failed: Mapping[tuple[Any, ...], tuple[float, ...]] | None = None,
 ) -> list[curves.Curve]:
-    """Returns the runs of each case, with what they had spent at each evaluation.
-
-    Args:
-      frame: All rows.
-      metric: Its name.
-      spent: The column of what they had spent.
-      failed: The quality of runs that failed, by backend, replicas, batch and revision.
-    """
+    """Returns the runs of each case, with what they had spent at each evaluation."""
     found = select(frame, "learning")
     found = found[found["quantity"] == metric]
     keys = ["backend", "num_replicas", "per_replica_batch_size", "revision"]

@@ -29,25 +29,15 @@ LABELS: Final = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """One part.
+    """One part."""
 
-    Attributes:
-      label: Name of the part; in the column at the left.
-      value: How long the bar is; negative parts go back.
-      low: Lower end of the interval of the value, or None.
-      high: Upper end, or None.
-      text: The value in words, in the column at the right.
-      is_total: Whether it begins at 0: the whole.
-      tip: What the bar says when it is pointed at; empty for nothing.
-    """
-
-    label: str
-    value: float
-    low: float | None
-    high: float | None
-    text: str
-    is_total: bool = False
-    tip: str = ""
+    label: str  # Name of the part; in the column at the left.
+    value: float  # How long the bar is; negative parts go back.
+    low: float | None  # Lower end of the interval of the value, or None.
+    high: float | None  # Upper end, or None.
+    text: str  # The value in words, in the column at the right.
+    is_total: bool = False  # Whether it begins at 0: the whole.
+    tip: str = ""  # What the bar says when it is pointed at; empty for nothing.
 
 
 def draw_on(

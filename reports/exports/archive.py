@@ -29,15 +29,7 @@ _SOME_TIME: Final = (1980, 1, 1, 0, 0, 0)  # the first that the format knows
 def of_studies(
     stores: Iterable[Store], data_url: str
 ) -> tuple[dict[Path, bytes | str], list[str]]:
-    """Returns the records that pages link, and why studies have none, a line each.
-
-    Args:
-      stores: The studies.
-      data_url: Where the records are, with ``{study}`` for a name; empty for zip files.
-
-    Raises:
-      ResultsError: A record is damaged or cannot be read.
-    """
+    """Returns the records that pages link, and why studies have none, a line each."""
     found: dict[Path, bytes | str] = {}
     missing = []
     for store in stores:
@@ -53,11 +45,7 @@ def of_studies(
 
 
 def of_study(store: Store) -> tuple[bytes | None, str]:
-    """Returns the records of a study as a zip file, and "" or why there is none.
-
-    Raises:
-      ResultsError: A record is damaged or cannot be read.
-    """
+    """Returns the records of a study as a zip file, and "" or why there is none."""
     name = store.root.name
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / name

@@ -33,9 +33,6 @@ def github_action_benchmark(stores: Sequence[Store], metric: Metric) -> str:
 
     Its ``tool`` is ``customBiggerIsBetter`` for throughput, and
     ``customSmallerIsBetter`` for metrics of which less is better.
-
-    Raises:
-      ResultsError: The study cannot be read, or nothing was measured of the metric.
     """
     study = load_study(stores[0])
     rows = []
@@ -65,9 +62,6 @@ def pytest_benchmark(stores: Sequence[Store], _metric: Metric) -> str:
 
     A round is a trial, which is a process of its own, and its value the mean time of a
     step over its measured window.
-
-    Raises:
-      ResultsError: The study cannot be read, or nothing was measured.
     """
     study = load_study(stores[0])
     cases = _measured(study)

@@ -73,11 +73,7 @@ class ExportFormat:
 
 
 def find(name: str) -> ExportFormat | None:
-    """Returns a format by name, also of a plugin (``replicator_harness.formats``).
-
-    Raises:
-      PluginError: The plugin that has it cannot be used.
-    """
+    """Returns a format by name, also of a plugin (``replicator_harness.formats``)."""
     return plugins.find("formats", FORMATS, name, complain)
 
 

@@ -43,11 +43,7 @@ NO_VERDICT: Final = "no verdict"
 
 
 def as_json(store: Store) -> str:
-    """Returns the figures of a study and its verdict; see docs/schema.
-
-    Raises:
-      ResultsError: The plan is missing, unreadable or contradictory.
-    """
+    """Returns the figures of a study and its verdict; see docs/schema."""
     view = view_store(store)
     data = {
         "report_version": REPORT_VERSION,
@@ -86,9 +82,6 @@ def csv_of_studies(stores: Sequence[Store], _metric: Metric | None = None) -> st
     """Returns the tidy frame of one or more studies, its first column their names.
 
     All metrics are in it.
-
-    Raises:
-      ResultsError: A plan is missing, unreadable or contradictory.
     """
     return cells.as_csv(_frame(stores)).rstrip("\n")
 
@@ -105,11 +98,7 @@ def _frame(stores: Sequence[Store]) -> pd.DataFrame:
 
 
 def as_markdown(store: Store) -> str:
-    """Returns the report of a study for a pull request, in at most ``MOST_LINES``.
-
-    Raises:
-      ResultsError: The plan is missing, unreadable or contradictory.
-    """
+    """Returns the report of a study for a pull request, in at most ``MOST_LINES``."""
     view = view_store(store)
     judged = verdict.judge(view)
     measured = [point for point in view.points if point.throughput is not None]

@@ -31,11 +31,7 @@ _NAMES: Final = {"resnet50": "resnet"}
 
 
 def export(stores: Sequence[Store], _metric: Metric) -> dict[str, bytes]:
-    """Returns the logs by path: a folder per study, a file per trial that is ok.
-
-    Raises:
-      ResultsError: A study cannot be read, or none of its trials is ok.
-    """
+    """Returns the logs by path: a folder per study, a file per trial that is ok."""
     studies = [load_study(store) for store in stores]
     files: dict[str, bytes] = {}
     for folder, study in zip(

@@ -45,17 +45,11 @@ _MOST_CHARACTERS: Final = 120
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Shown:
-    """Something that a reader would see and that may be private.
+    """Something that a reader would see and that may be private."""
 
-    Attributes:
-      where: The page or file.
-      kind: What it looks like.
-      text: What would be shown.
-    """
-
-    where: str
-    kind: str
-    text: str
+    where: str  # The page or file.
+    kind: str  # What it looks like.
+    text: str  # What would be shown.
 
 
 def visible_text(page: str) -> str:
@@ -64,13 +58,7 @@ def visible_text(page: str) -> str:
 
 
 def find(where: str, text: str, names: Iterable[str] | None = None) -> Iterator[Shown]:
-    """Yields what may be private in a string, each thing once.
-
-    Args:
-      where: Named in what is found.
-      text: As a reader sees it.
-      names: Names that must not appear; by default those of this machine and user.
-    """
+    """Yields what may be private in a string, each thing once."""
     patterns = dict(PATTERNS)
     listed = sorted(names_of_this_machine() if names is None else names)
     if listed:

@@ -38,29 +38,16 @@ _WITHHELD: Final = "withheld"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
-    """What was published, or why nothing was.
+    """What was published, or why nothing was."""
 
-    Attributes:
-      files: The files, by their paths below the copy; none if anything was found.
-      found: What may be private, by file.
-      num_kept: Files of the study that are not in the copy.
-    """
-
+    # The files, by their paths below the copy; none if anything was found.
     files: tuple[str, ...]
-    found: tuple[Shown, ...]
-    num_kept: int
+    found: tuple[Shown, ...]  # What may be private, by file.
+    num_kept: int  # Files of the study that are not in the copy.
 
 
 def publish(store: Store, output: Path) -> Published:
-    """Writes the copy, as a whole, unless a file of it may have something private.
-
-    Args:
-      store: The study; it is only read.
-      output: The new directory; it must not exist.
-
-    Raises:
-      ResultsError: A record is damaged or cannot be read, or the copy not be written.
-    """
+    """Writes the copy, as a whole, unless a file of it may have something private."""
     if untrusted.is_there(output):
         raise WriteStoreError(
             f"the output {str(output)!r} exists; choose a new directory, or remove it"

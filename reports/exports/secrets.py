@@ -210,11 +210,7 @@ def _compiled() -> tuple[tuple[str, tuple[str, ...], re.Pattern[str]], ...]:
 
 
 def find(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the kind of each secret in a text, and its beginning; the rest is hidden.
-
-    Args:
-      text: As a reader sees it, or a file.
-    """
+    """Yields the kind of each secret in a text, and its beginning; the rest is hidden."""
     small = text.lower()
     for kind, words, pattern in _compiled():
         if any(word in small for word in words):
@@ -223,12 +219,7 @@ def find(text: str) -> Iterator[tuple[str, str]]:
 
 
 def text_of(name: str, content: bytes) -> str:
-    """Returns all that a reader of a file can find in it, escapes of JSON resolved.
-
-    Args:
-      name: Of the file; says its format.
-      content: Its bytes.
-    """
+    """Returns all that a reader of a file can find in it, escapes of JSON resolved."""
     text = content.decode("utf-8", errors="surrogateescape")
     if not name.endswith((".json", ".jsonl")) or "\\" not in text:
         return text

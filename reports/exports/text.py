@@ -82,12 +82,7 @@ _FIGURES: Final = {
 
 
 def summary_table(view: View, columns: Sequence[str] = COLUMNS) -> rich.table.Table:
-    """Returns the table of points: one row per case and scaling mode.
-
-    Args:
-      view: The study.
-      columns: Names from ``COLUMNS``, in order.
-    """
+    """Returns the table of points: one row per case and scaling mode."""
     table = rich.table.Table(
         title=rich.text.Text(view.study.plan.study),
         title_justify="left",
@@ -186,11 +181,7 @@ def _notes(view: View, columns: Sequence[str], width: int) -> Iterator[str]:
 
 
 def print_summary(store: Store, console: rich.console.Console) -> None:
-    """Prints the verdict, the table and the limits of the study.
-
-    Raises:
-      ResultsError: The plan is missing, unreadable or contradictory.
-    """
+    """Prints the verdict, the table and the limits of the study."""
     view = view_store(store)
     judged = verdict.judge(view)
     console.print()

@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def build_report(store: Store) -> str:
-    """Returns the report of a study as HTML; the same store gives the same bytes.
-
-    Raises:
-      ResultsError: The plan is missing, unreadable or contradictory.
-    """
+    """Returns the report of a study as HTML; the same store gives the same bytes."""
     view = view_store(store)
     sections = [
         {"slug": section.SLUG, "title": section.TITLE, "body": body}
@@ -42,16 +38,7 @@ def build_report(store: Store) -> str:
 
 
 def write_report(store: Store, path: pathlib.Path | None = None) -> pathlib.Path:
-    """Writes the report and returns its path (default: in the study's directory).
-
-    Args:
-      store: The study.
-      path: The file.
-
-    Raises:
-      ResultsError: The plan is missing, unreadable or contradictory.
-      WriteStoreError: ``path`` cannot be written.
-    """
+    """Writes the report and returns its path (default: in the study's directory)."""
     path = store.report_path if path is None else pathlib.Path(path)
     output_file.write(path, build_report(store), what="report")
     return path

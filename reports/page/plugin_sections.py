@@ -40,12 +40,7 @@ def _listed() -> str:
 
 
 def render(view: View, slugs: Collection[str]) -> list[dict[str, Any]]:
-    """Returns figures, then sections, of all installed packages, in order of names.
-
-    Args:
-      view: The study.
-      slugs: Those of the sections of this project.
-    """
+    """Returns figures, then sections, of all installed packages, in order of names."""
     try:
         found = plugins.installed(KIND, slugs)
     except plugins.PluginError as error:

@@ -42,19 +42,12 @@ _BODY: Final = re.compile(r'<body>\n(?:<a class="skip"[^>]*>[^<]*</a>\n)?')
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """Two studies of one workload, one after the other.
+    """Two studies of one workload, one after the other."""
 
-    Attributes:
-      first: Name of the later one.
-      second: Name of the earlier one.
-      address: Of their page; empty if they are not comparable.
-      text: What the comparison says, or why there is none.
-    """
-
-    first: str
-    second: str
-    address: str
-    text: str
+    first: str  # Name of the later one.
+    second: str  # Name of the earlier one.
+    address: str  # Of their page; empty if they are not comparable.
+    text: str  # What the comparison says, or why there is none.
 
 
 def pages(
@@ -67,16 +60,6 @@ def pages(
     """Yields the path of every page below the site's folder, and its HTML.
 
     The same studies give the same bytes, in whatever order they are named.
-
-    Args:
-      stores: The studies.
-      metric: What pairs of them are compared by.
-      data: Where the raw records of studies are, by their folders.
-      source_url: As of ``source_links``.
-
-    Raises:
-      ResultsError: A plan is missing, unreadable or contradictory, or a study is given
-        twice.
     """
     _check_different(stores)
     placed = _placed(stores)
@@ -110,20 +93,7 @@ def write_site(
     *,
     source_url: str = "",
 ) -> pathlib.Path:
-    """Writes the site and returns the path of its index.
-
-    Args:
-      stores: The studies.
-      folder: Where to.
-      metric: What pairs of them are compared by.
-      records: Raw records of studies, by their folders: a zip file that is written
-        beside the page, or its address.
-      source_url: As of ``source_links``.
-
-    Raises:
-      ResultsError: A study cannot be read; nothing was written.
-      WriteStoreError: ``folder`` is not a folder that can be written to.
-    """
+    """Writes the site and returns the path of its index."""
     records = records or {}
     data = {
         root: RECORDS if isinstance(of, bytes) else of for root, of in records.items()
@@ -140,13 +110,7 @@ def write_site(
 
 
 def source_links(study: Study, url: str) -> dict[str, str]:
-    """Returns links to the code that was measured, addresses by their texts.
-
-    Args:
-      study: The study.
-      url: An address with ``{commit}`` for the commit; empty for none. Where it names
-        a commit and the study has none, there is no link.
-    """
+    """Returns links to the code that was measured, addresses by their texts."""
     if not url or _COMMIT not in url:
         return {SOURCE: url} if url else {}
     commits = sorted(reproduce.whole_commits_of(study))

@@ -26,48 +26,29 @@ _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]+")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Spark:
-    """Efficiency of one backend in one scaling mode.
+    """Efficiency of one backend in one scaling mode."""
 
-    Attributes:
-      drawing: The sparkline.
-      text: The figure that it ends with.
-      note: Backend, scaling mode and replicas of that figure.
-    """
-
-    drawing: Markup
-    text: str
-    note: str
+    drawing: Markup  # The sparkline.
+    text: str  # The figure that it ends with.
+    note: str  # Backend, scaling mode and replicas of that figure.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """What the index says about a study.
+    """What the index says about a study."""
 
-    Attributes:
-      slug: Its folder in the site, unique.
-      name: Of the study.
-      title: Workload and preset, in words.
-      workloads: Names of its workload; a tuple, as backends and machines.
-      backends: Its backends.
-      machines: Its machines, in words.
-      created_at: When it was planned.
-      trials: How many trials are ok, in words.
-      brief: The verdict of the study's first screen.
-      sparks: Of the fastest backend, one per scaling mode.
-      efficiency: What sorting goes by; negative where there is none.
-    """
-
-    slug: str
-    name: str
-    title: str
+    slug: str  # Its folder in the site, unique.
+    name: str  # Of the study.
+    title: str  # Workload and preset, in words.
+    # Names of its workload; a tuple, as backends and machines.
     workloads: tuple[str, ...]
-    backends: tuple[str, ...]
-    machines: tuple[str, ...]
-    created_at: str
-    trials: str
-    brief: Brief
-    sparks: tuple[Spark, ...]
-    efficiency: float
+    backends: tuple[str, ...]  # Its backends.
+    machines: tuple[str, ...]  # Its machines, in words.
+    created_at: str  # When it was planned.
+    trials: str  # How many trials are ok, in words.
+    brief: Brief  # The verdict of the study's first screen.
+    sparks: tuple[Spark, ...]  # Of the fastest backend, one per scaling mode.
+    efficiency: float  # What sorting goes by; negative where there is none.
 
     @property
     def verdict(self) -> str:

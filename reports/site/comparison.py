@@ -34,25 +34,16 @@ FIRST, SECOND = "A", "B"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """Two studies that can be compared.
+    """Two studies that can be compared."""
 
-    Attributes:
-      first: A, whose figures are the numerators.
-      second: B.
-      table: The ratios A / B of the cases that both have.
-      differences: In what they differ.
-      reasons: Why nothing may be concluded from the ratios; empty if it may.
-      only_first: Cases that only A measured.
-      only_second: Cases that only B measured.
-    """
-
-    first: Study
-    second: Study
-    table: RatioTable
-    differences: tuple[StudyDifference, ...]
+    first: Study  # A, whose figures are the numerators.
+    second: Study  # B.
+    table: RatioTable  # The ratios A / B of the cases that both have.
+    differences: tuple[StudyDifference, ...]  # In what they differ.
+    # Why nothing may be concluded from the ratios; empty if it may.
     reasons: tuple[str, ...]
-    only_first: tuple[str, ...]
-    only_second: tuple[str, ...]
+    only_first: tuple[str, ...]  # Cases that only A measured.
+    only_second: tuple[str, ...]  # Cases that only B measured.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,12 +64,7 @@ class _Drawn:
 
 
 def compare_studies(first: Study, second: Study, metric: Metric) -> Compared:
-    """Returns the comparison of two studies; ``reasons`` says whether it may be used.
-
-    Raises:
-      ResultsError: They are one study, their workloads differ, or no case was measured
-        in both.
-    """
+    """The comparison of two studies; ``reasons`` says whether it may be used."""
     if _is_same(first, second):
         raise errors.ResultsError(
             f"both studies are {first.plan.study!r} with the same trials, which has no"
@@ -115,13 +101,7 @@ def _others(study: Study, shared: set[str]) -> tuple[str, ...]:
 
 
 def headline(compared: Compared, first: str = FIRST, second: str = SECOND) -> str:
-    """Returns what the ratios say, in at most three sentences.
-
-    Args:
-      compared: The comparison.
-      first: How the first study is called.
-      second: How the second one is called.
-    """
+    """Returns what the ratios say, in at most three sentences."""
     rows = compared.table.rows
     if compared.reasons:
         return (
@@ -156,12 +136,7 @@ def _range(rows: Sequence[Row]) -> str:
 
 
 def build(compared: Compared, *, links: Sequence[tuple[str, str]] = ()) -> str:
-    """Returns the page as HTML; the same records give the same bytes.
-
-    Args:
-      compared: The comparison.
-      links: Text and address of pages that are linked at the top.
-    """
+    """Returns the page as HTML; the same records give the same bytes."""
     reach = ratio_bar.reach(row.difference.ratio for row in compared.table.rows)
     return (
         str(

@@ -36,11 +36,6 @@ def draw(estimate: Estimate, right: float, *, is_marked: bool) -> Markup:
     """Returns the ratio as an ``<svg>`` element, hidden from screen readers.
 
     The cells beside it have its numbers.
-
-    Args:
-      estimate: The ratio.
-      right: The ratio at the right end of the axis.
-      is_marked: Whether it stands out from ratios that are inconclusive.
     """
     middle = HEIGHT / 2
     one = f"M{WIDTH / 2} 0V{HEIGHT}"

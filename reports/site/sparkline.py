@@ -19,11 +19,6 @@ def draw(values: Sequence[tuple[int, float]], *, series: int, label: str) -> Mar
 
     Places are equally far apart; the vertical axis begins at zero, and the dotted line
     is 100 %.
-
-    Args:
-      values: Numbers of replicas, ascending, with their efficiencies; at least one.
-      series: Index of its colour.
-      label: Its accessible name.
     """
     last = max(len(values) - 1, 1)
     spots = [

@@ -26,38 +26,25 @@ _NUM_COLORS: Final = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CaseHistory:
-    """One case over time.
+    """One case over time."""
 
-    Attributes:
-      title: Workload, preset and case.
-      unit: Of its throughput.
-      drawing: Its chart.
-      rows: Of the table: date, study, commit, throughput, interval, machine.
-      machines: The machine classes: letter and words.
-    """
-
-    title: str
-    unit: str
-    drawing: Markup
+    title: str  # Workload, preset and case.
+    unit: str  # Of its throughput.
+    drawing: Markup  # Its chart.
+    # Of the table: date, study, commit, throughput, interval, machine.
     rows: tuple[tuple[str, ...], ...]
-    machines: tuple[tuple[str, str], ...]
+    machines: tuple[tuple[str, str], ...]  # The machine classes: letter and words.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Histories:
-    """The history of all cases.
+    """The history of all cases."""
 
-    Attributes:
-      cases: Those with two or more studies, most studies first.
-      num_single: How many cases have one study only.
-      num_left_out: How many cases have no chart because there are too many.
-      reasons: Why cases have no place in any series, one line each.
-    """
-
+    # Those with two or more studies, most studies first.
     cases: tuple[CaseHistory, ...]
-    num_single: int
-    num_left_out: int
-    reasons: tuple[str, ...]
+    num_single: int  # How many cases have one study only.
+    num_left_out: int  # How many cases have no chart because there are too many.
+    reasons: tuple[str, ...]  # Why cases have no place in any series, one line each.
 
 
 def histories(studies: Iterable[Study]) -> Histories:

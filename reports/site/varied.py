@@ -37,35 +37,20 @@ _CASE = ["backend", "num_replicas", "global_batch_size"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ValueRow:
-    """One case of one value.
+    """One case of one value."""
 
-    Attributes:
-      value: Of the setting.
-      study: The folder of its study.
-      backend: Name of the backend.
-      num_replicas: Replicas.
-      global_batch_size: Examples of a step.
-      what: Quality metric with its protocol, or the scaling mode.
-      median: Of the runs or repetitions.
-      low: Lower end: the worst run, or of the interval; None without one.
-      high: Upper end.
-      n: Runs, or repetitions.
-      unit: Of the value.
-      spent: What a run had seen at its end, in words; empty for throughput.
-    """
-
-    value: str
-    study: str
-    backend: str
-    num_replicas: int
-    global_batch_size: int
-    what: str
-    median: float
-    low: float | None
-    high: float | None
-    n: int
-    unit: str
-    spent: str = ""
+    value: str  # Of the setting.
+    study: str  # The folder of its study.
+    backend: str  # Name of the backend.
+    num_replicas: int  # Replicas.
+    global_batch_size: int  # Examples of a step.
+    what: str  # Quality metric with its protocol, or the scaling mode.
+    median: float  # Of the runs or repetitions.
+    low: float | None  # Lower end: the worst run, or of the interval; None without one.
+    high: float | None  # Upper end.
+    n: int  # Runs, or repetitions.
+    unit: str  # Of the value.
+    spent: str = ""  # What a run had seen at its end, in words; empty for throughput.
 
     @property
     def cells(self) -> tuple[tuple[str, str], ...]:
@@ -84,26 +69,14 @@ class ValueRow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ValuePanel:
-    """One metric, or the throughput in one mode, over the values.
+    """One metric, or the throughput in one mode, over the values."""
 
-    Attributes:
-      title: What is drawn.
-      drawing: The chart.
-    """
-
-    title: str
-    drawing: Markup
+    title: str  # What is drawn.
+    drawing: Markup  # The chart.
 
 
 def build(root: pathlib.Path) -> str:
-    """Returns the page as HTML; the same records give the same bytes.
-
-    Args:
-      root: The folder of the varied study.
-
-    Raises:
-      ResultsError: It is none, or a study in it cannot be read or has another value.
-    """
+    """Returns the page as HTML; the same records give the same bytes."""
     found = varied.read(root)
     if found is None:
         raise errors.ResultsError(f"{str(root)!r} is no varied study")

@@ -157,14 +157,7 @@ def modes_text(modes: tuple[ScalingMode, ...]) -> str:
 
 
 def view_store(store: Store) -> View:
-    """Reads a store once and computes the data that sections share.
-
-    Args:
-      store: The study.
-
-    Raises:
-      ResultsError: The plan is missing, unreadable or contradictory.
-    """
+    """Reads a store once and computes the data that sections share."""
     study = load_study(store)
     measured = scaling.points(study)
     compared = comparisons.of_study(study)

@@ -39,11 +39,7 @@ def titles(axes: Iterable[Axis], metrics: Mapping[str, MetricFacts]) -> dict[Axi
 
 
 def explain(axis: Axis, all_axes: Iterable[Axis]) -> str:
-    """Says how a figure was computed, and why others of its name have another axis.
-
-    Returns:
-      Empty where the figure has no protocol.
-    """
+    """Says how a figure was computed, and why others of its name have another axis."""
     if not axis[1]:
         return ""
     sentences = [f"Computed with: {axis[1]}; n = {axis[2]}."]

@@ -40,23 +40,14 @@ _LONGEST_REASON = 20  # words
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredRow:
-    """One backend in one scaling mode, at its most replicas.
+    """One backend in one scaling mode, at its most replicas."""
 
-    Attributes:
-      backend: Its name.
-      mode: Weak or strong.
-      num_replicas: As many as were measured, without those that have no core each.
-      rate: Throughput with its interval.
-      efficiency: Parallel efficiency with its interval, or why there is none.
-      how_sure: What the interval is over, or why there is none.
-    """
-
-    backend: str
-    mode: str
-    num_replicas: int
-    rate: str
-    efficiency: str
-    how_sure: str
+    backend: str  # Its name.
+    mode: str  # Weak or strong.
+    num_replicas: int  # As many as were measured, without those that have no core each.
+    rate: str  # Throughput with its interval.
+    efficiency: str  # Parallel efficiency with its interval, or why there is none.
+    how_sure: str  # What the interval is over, or why there is none.
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -67,26 +58,17 @@ class MeasuredRow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Brief:
-    """The verdict of the first screen.
+    """The verdict of the first screen."""
 
-    Attributes:
-      trust: ``Reliable``, or what limits it; empty if nothing was measured.
-      level: The worst of the marks.
-      scaling: How well the fastest backend scales, which ``rows`` have too.
-      sentences: What else was found.
-      rows: The table; empty if nothing was measured.
-      next_parts: What would settle the rest in parts, and whether each is typed as a
-        command.
-      note: What numbers in brackets are, and of how many repetitions; empty where
-        nothing was measured.
-    """
-
-    trust: str
-    level: Level
-    sentences: tuple[str, ...]
-    scaling: str = ""
-    rows: tuple[MeasuredRow, ...] = ()
+    trust: str  # ``Reliable``, or what limits it; empty if nothing was measured.
+    level: Level  # The worst of the marks.
+    sentences: tuple[str, ...]  # What else was found.
+    scaling: str = ""  # How well the fastest backend scales, which ``rows`` have too.
+    rows: tuple[MeasuredRow, ...] = ()  # The table; empty if nothing was measured.
+    # What would settle the rest in parts, and whether each is typed as a command.
     next_parts: tuple[tuple[str, bool], ...] = ()
+    # What numbers in brackets are, and of how many repetitions; empty where nothing was
+    # measured.
     note: str = ""
 
     @property

@@ -18,18 +18,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Drift:
-    """Relative changes of the time of a fixed computation.
+    """Relative changes of the time of a fixed computation."""
 
-    Attributes:
-      of_medians: Largest over smallest median, minus 1; of what ran at about the same
-        time. It is what counts: a single reading can be disturbed.
-      of_readings: The same of single readings.
-      unit: What ran at about the same time: ``trial`` or ``generation``.
-    """
-
+    # Largest over smallest median, minus 1; of what ran at about the same time. It is
+    # what counts: a single reading can be disturbed.
     of_medians: float
-    of_readings: float
-    unit: str
+    of_readings: float  # The same of single readings.
+    unit: str  # What ran at about the same time: ``trial`` or ``generation``.
 
 
 def of_entries(view: View, entries: Iterable[Entry]) -> Drift | None:

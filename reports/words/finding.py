@@ -7,18 +7,10 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One finding of the study.
+    """One finding of the study."""
 
-    Attributes:
-      figure: The number that is shown large.
-      interval: Its interval in brackets, or why there is none.
-      label: A short name.
-      sentence: The whole statement with its interval.
-      trial_ids: The trials behind it.
-    """
-
-    figure: str
-    interval: str
-    label: str
-    sentence: str
-    trial_ids: tuple[str, ...]
+    figure: str  # The number that is shown large.
+    interval: str  # Its interval in brackets, or why there is none.
+    label: str  # A short name.
+    sentence: str  # The whole statement with its interval.
+    trial_ids: tuple[str, ...]  # The trials behind it.

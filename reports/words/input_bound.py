@@ -31,12 +31,7 @@ def fraction_text(found: InputBound) -> str:
 
 
 def statement(found: InputBound, write: Callable[[float], str]) -> str:
-    """Says what the pipelines take alone, for the section on lost time.
-
-    Args:
-      found: The judgement.
-      write: Writes seconds in ms.
-    """
+    """Says what the pipelines take alone, for the section on lost time."""
     return (
         f"{found.verdict}: the input pipelines alone take "
         f"{_mean_text(found.input_sec, write)} ms, {fraction_text(found)} of the "

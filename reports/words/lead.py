@@ -17,14 +17,6 @@ def lead_curve(view: View, mode: ScalingMode) -> tuple[Point, ...]:
 
     Oversubscribed cases, and those measured beside load only, are no evidence on
     scaling and are left out.
-
-    Args:
-      view: The study.
-      mode: The scaling mode.
-
-    Returns:
-      Points with an efficiency, and before them the baseline, replicas ascending; empty
-      if no backend has an efficiency.
     """
     curves = [
         [

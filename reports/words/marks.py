@@ -46,17 +46,11 @@ class Level(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """One thing to know.
+    """One thing to know."""
 
-    Attributes:
-      name: What was looked at.
-      level: How it is.
-      reason: Why, in a few words.
-    """
-
-    name: str
-    level: Level
-    reason: str
+    name: str  # What was looked at.
+    level: Level  # How it is.
+    reason: str  # Why, in a few words.
 
 
 def of_view(view: View) -> tuple[Mark, ...]:

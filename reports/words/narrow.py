@@ -19,14 +19,7 @@ def columns_that_fit(
     make_table: Callable[[Sequence[str]], rich.table.Table],
     console: rich.console.Console,
 ) -> tuple[str, ...]:
-    """Returns the columns that a console has room for, in their order.
-
-    Args:
-      columns: Names of all columns.
-      dropped_first: Those that may be missing, the first ones first.
-      make_table: Makes the table of some columns.
-      console: Where it is printed.
-    """
+    """Returns the columns that a console has room for, in their order."""
     left = list(columns)
     options = console.options.update(max_width=_WIDEST)
     for name in dropped_first:

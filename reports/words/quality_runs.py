@@ -18,16 +18,11 @@ FEWEST_SEEDS: Final = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One metric of one quality run.
+    """One metric of one quality run."""
 
-    Attributes:
-      case: The case.
-      entry: The trial.
-      points: Each evaluation with the metric.
-    """
-
-    case: Case
-    entry: Entry
+    case: Case  # The case.
+    entry: Entry  # The trial.
+    # Each evaluation with the metric.
     points: tuple[tuple[QualityPoint, QualityMetric], ...]
 
 

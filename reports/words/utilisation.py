@@ -16,14 +16,10 @@ _GIGA = 1e9
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Utilisation:
-    """What cases reach of the rate that matrix products reach on the same devices.
+    """What cases reach of the rate that matrix products reach on the same devices."""
 
-    Attributes:
-      peak: That rate, in GFLOP/s per replica.
-      rows: Backend, replicas, batch per replica, utilisation with its interval, and n.
-    """
-
-    peak: str
+    peak: str  # That rate, in GFLOP/s per replica.
+    # Backend, replicas, batch per replica, utilisation with its interval, and n.
     rows: tuple[tuple[str, int, int, str, int], ...]
 
 

@@ -29,21 +29,14 @@ NOUN = {ScalingMode.WEAK: "weak scaling", ScalingMode.STRONG: "strong scaling"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """The summary for the reader.
+    """The summary for the reader."""
 
-    Attributes:
-      headline: One sentence.
-      findings: Scaling in planned order of modes, then comparisons.
-      others: The findings that are not in the headline.
-      key_findings: The few that are shown as large numbers.
-      unknowns: What the study does not show, one sentence each.
-    """
-
-    headline: str
+    headline: str  # One sentence.
+    # Scaling in planned order of modes, then comparisons.
     findings: tuple[Finding, ...]
-    others: tuple[Finding, ...]
-    key_findings: tuple[Finding, ...]
-    unknowns: tuple[str, ...]
+    others: tuple[Finding, ...]  # The findings that are not in the headline.
+    key_findings: tuple[Finding, ...]  # The few that are shown as large numbers.
+    unknowns: tuple[str, ...]  # What the study does not show, one sentence each.
 
 
 def interval_text(estimate: Estimate, *, as_percent: bool = False) -> str:

@@ -26,25 +26,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Throughput of one backend over another, all else equal.
+    """Throughput of one backend over another, all else equal."""
 
-    Attributes:
-      first: Case of the numerator.
-      second: Case of the denominator.
-      modes: Scaling modes that have both cases.
-      ratio: X(first) / X(second), or None if one side has no ok trial.
-      is_oversubscribed: Whether either side is.
-      num_compared: Ratios of the study that are tested together, this one included.
-      holds: Whether the ratio differs from 1 among all of them.
-    """
-
-    first: Case
-    second: Case
-    modes: tuple[ScalingMode, ...]
-    ratio: Estimate | None
-    is_oversubscribed: bool
+    first: Case  # Case of the numerator.
+    second: Case  # Case of the denominator.
+    modes: tuple[ScalingMode, ...]  # Scaling modes that have both cases.
+    ratio: Estimate | None  # X(first) / X(second), or None if one side has no ok trial.
+    is_oversubscribed: bool  # Whether either side is.
+    # Ratios of the study that are tested together, this one included.
     num_compared: int = 1
-    holds: bool = False
+    holds: bool = False  # Whether the ratio differs from 1 among all of them.
 
     @property
     def trial_ids(self) -> tuple[str, ...]:

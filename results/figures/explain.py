@@ -38,19 +38,13 @@ _OF_SOLO = {*_OF_CONTROL, "backend", "code_digest"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Explained:
-    """A case and where its time went.
+    """A case and where its time went."""
 
-    Attributes:
-      case: The case.
-      cases: The case, its single replica and its controls: all that is compared.
-      lost: The parts of its step, or None; ``reason`` says why.
-      reason: Why there are no parts; empty if there are.
-    """
-
-    case: Case
+    case: Case  # The case.
+    # The case, its single replica and its controls: all that is compared.
     cases: tuple[Case, ...]
-    lost: LostTime | None
-    reason: str
+    lost: LostTime | None  # The parts of its step, or None; ``reason`` says why.
+    reason: str  # Why there are no parts; empty if there are.
 
     @property
     def trial_ids(self) -> tuple[str, ...]:

@@ -27,20 +27,14 @@ LEAST_STEPS = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FirstStep:
-    """The first steps of the turns of one case.
+    """The first steps of the turns of one case."""
 
-    Attributes:
-      case: Whose turns they are.
-      ratio: Time of the first step over the mean of the others of its turn, a
-        geometric mean over turns and generations; None where turns are single steps.
-      fewest: Steps of the shortest turn.
-      most: Steps of the longest one; another number only in studies of before.
-    """
-
-    case: Case
+    case: Case  # Whose turns they are.
+    # Time of the first step over the mean of the others of its turn, a geometric mean
+    # over turns and generations; None where turns are single steps.
     ratio: Estimate | None
-    fewest: int
-    most: int
+    fewest: int  # Steps of the shortest turn.
+    most: int  # Steps of the longest one; another number only in studies of before.
 
     @property
     def part(self) -> float:

@@ -33,54 +33,33 @@ _NOT_SERIES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """One case of one study.
+    """One case of one study."""
 
-    Attributes:
-      study: Name of the study.
-      date: Start of its first trial, RFC 3339, UTC.
-      commit: As ``MachineState.commit_text``; empty if unknown.
-      throughput: With its interval.
-    """
-
-    study: str
-    date: str
-    commit: str
-    throughput: Estimate
+    study: str  # Name of the study.
+    date: str  # Start of its first trial, RFC 3339, UTC.
+    commit: str  # As ``MachineState.commit_text``; empty if unknown.
+    throughput: Estimate  # With its interval.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """One case on one machine class, over time.
+    """One case on one machine class, over time."""
 
-    Attributes:
-      workload: Its name.
-      preset: Its preset.
-      case: Backend, replicas and batch, in words.
-      case_key: Digest of all that the case is; equal on all machines.
-      machine: The machine class, a digest.
-      machine_name: CPU, cores and GPUs, in words.
-      observations: In order of time.
-    """
-
-    workload: str
-    preset: str
-    case: str
-    case_key: str
-    machine: str
-    machine_name: str
-    observations: tuple[Observation, ...]
+    workload: str  # Its name.
+    preset: str  # Its preset.
+    case: str  # Backend, replicas and batch, in words.
+    case_key: str  # Digest of all that the case is; equal on all machines.
+    machine: str  # The machine class, a digest.
+    machine_name: str  # CPU, cores and GPUs, in words.
+    observations: tuple[Observation, ...]  # In order of time.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class History:
-    """All series of some studies.
+    """All series of some studies."""
 
-    Attributes:
-      series: By workload, preset, case and machine.
-      left_out: Cases without a place in a series, and why, one line each.
-    """
-
-    series: tuple[Series, ...]
+    series: tuple[Series, ...]  # By workload, preset, case and machine.
+    # Cases without a place in a series, and why, one line each.
     left_out: tuple[str, ...]
 
 

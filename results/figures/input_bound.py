@@ -36,21 +36,14 @@ FRACTION = 0.9
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class InputBound:
-    """What the input pipelines of a case take alone.
+    """What the input pipelines of a case take alone."""
 
-    Attributes:
-      input_sec: Seconds per step of the pipelines alone.
-      fraction: Of the step of the case.
-      excess_sec: What they take longer than the step of one replica.
-      verdict: ``input-bound``, ``not input-bound`` or ``inconclusive``.
-      explains_loss: Whether it is input-bound, and the pipelines alone take longer
-        than the step of one replica.
-    """
-
-    input_sec: Estimate
-    fraction: Estimate
-    excess_sec: Estimate
-    verdict: str
+    input_sec: Estimate  # Seconds per step of the pipelines alone.
+    fraction: Estimate  # Of the step of the case.
+    excess_sec: Estimate  # What they take longer than the step of one replica.
+    verdict: str  # ``input-bound``, ``not input-bound`` or ``inconclusive``.
+    # Whether it is input-bound, and the pipelines alone take longer than the step of
+    # one replica.
     explains_loss: bool
 
 
@@ -61,13 +54,7 @@ def over_generations(values: np.ndarray, unit: str = "") -> Estimate:
 
 
 def judge(case: np.ndarray, baseline: np.ndarray, input_only: np.ndarray) -> InputBound:
-    """Says whether a case is input-bound.
-
-    Args:
-      case: Its mean seconds per step, by generation.
-      baseline: Those of one replica.
-      input_only: Those of its pipelines alone.
-    """
+    """Says whether a case is input-bound."""
     fraction = over_generations(input_only / case)
     excess = over_generations(input_only - baseline, "s")
     verdict = "inconclusive"

@@ -30,41 +30,26 @@ FEWEST_RUNS = max(improvement.FEWEST_RUNS, time_to_target.FEWEST_RUNS)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Gain:
-    """The runs of one case, beside those with the fewest replicas.
+    """The runs of one case, beside those with the fewest replicas."""
 
-    Attributes:
-      case: The case.
-      better: How probably one of its runs is better than one with the fewest replicas;
-        None for the fewest themselves.
-      seconds: Training time to the target.
-      examples: Examples to the target.
-    """
-
-    case: Case
+    case: Case  # The case.
+    # How probably one of its runs is better than one with the fewest replicas; None for
+    # the fewest themselves.
     better: Estimate | None
-    seconds: TimeToTarget
-    examples: TimeToTarget
+    seconds: TimeToTarget  # Training time to the target.
+    examples: TimeToTarget  # Examples to the target.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Gains:
-    """All cases of one backend and metric.
+    """All cases of one backend and metric."""
 
-    Attributes:
-      metric: Name of the metric.
-      backend: Name of the backend.
-      target: Quality whose time is stated.
-      missed: Probability that a case which is equal seems not to reach it.
-      is_higher_better: Whether that is at least, or at most, the target.
-      cases: One per number of replicas, ascending.
-    """
-
-    metric: str
-    backend: str
-    target: float
-    missed: float
-    is_higher_better: bool
-    cases: tuple[Gain, ...]
+    metric: str  # Name of the metric.
+    backend: str  # Name of the backend.
+    target: float  # Quality whose time is stated.
+    missed: float  # Probability that a case which is equal seems not to reach it.
+    is_higher_better: bool  # Whether that is at least, or at most, the target.
+    cases: tuple[Gain, ...]  # One per number of replicas, ascending.
 
 
 def of_study(study: Study) -> tuple[Gains, ...]:
@@ -80,10 +65,6 @@ def of_metric(name: str, study: Study) -> tuple[Gains, ...]:
 
     Also empty where the metric was measured with several protocols, whose figures are
     not comparable, and for a metric of which it is not known which way is better.
-
-    Args:
-      name: Name of the quality metric.
-      study: Its plan says which way the metric gets better.
     """
     facts = study.metrics.get(name)
     is_higher_better = None if facts is None else facts.is_higher_better
@@ -187,11 +168,7 @@ def outcomes(case: Case, metric: str, *, is_higher_better: bool) -> list[float]:
 
 
 def final(entry: Entry, metric: str) -> QualityMetric:
-    """Returns a metric of a quality run at its last evaluation.
-
-    Raises:
-      ResultsError: The run has no such metric; the message lists its own.
-    """
+    """Returns a metric of a quality run at its last evaluation."""
     known = {quality.name: quality for quality in entry.result.curve[-1].quality}
     if metric not in known:
         raise errors.ResultsError(

@@ -14,22 +14,15 @@ QUIET_FRACTION = 0.05
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """Shares of the CPU time that others used.
+    """Shares of the CPU time that others used."""
 
-    Attributes:
-      unit: What has one: a turn of a relay, or a trial.
-      num_all: All of these.
-      num_unknown: Those of which it was not recorded.
-      num_busy: Trials beside which others used more than ``QUIET_FRACTION``; busy turns
-        are void, and counted elsewhere.
-      most: The largest share; None where none was recorded.
-    """
-
-    unit: str
-    num_all: int
-    num_unknown: int
+    unit: str  # What has one: a turn of a relay, or a trial.
+    num_all: int  # All of these.
+    num_unknown: int  # Those of which it was not recorded.
+    # Trials beside which others used more than ``QUIET_FRACTION``; busy turns are void,
+    # and counted elsewhere.
     num_busy: int
-    most: float | None
+    most: float | None  # The largest share; None where none was recorded.
 
 
 def of_study(study: Study) -> Load:

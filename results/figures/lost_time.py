@@ -68,49 +68,36 @@ NO_LOSS = frozenset({"alone", "ideal", "step"})
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
-    """Mean seconds per step of a case and of its controls, by generation.
+    """Mean seconds per step of a case and of its controls, by generation."""
 
-    Attributes:
-      case: The case at N replicas.
-      baseline: One replica alone with the per-replica batch size of the case.
-      nosync: The case without communication; of its slowest process.
-      solo: N programs that never communicate; the mean over them.
-      synthetic: The case with one batch for ever.
-      baseline_synthetic: The same at one replica.
-      without_update: The case without its update.
-      baseline_without_update: The same at one replica.
-      input_only: The input pipelines of the case, without its step.
-      imbalance: Seconds that the slowest process of ``nosync`` takes longer per step
-        than the fastest; None where all replicas share a process.
-    """
-
-    case: StepTimes
+    case: StepTimes  # The case at N replicas.
+    # One replica alone with the per-replica batch size of the case.
     baseline: StepTimes
+    # The case without communication; of its slowest process.
     nosync: StepTimes | None = None
+    # N programs that never communicate; the mean over them.
     solo: StepTimes | None = None
-    synthetic: StepTimes | None = None
-    baseline_synthetic: StepTimes | None = None
-    without_update: StepTimes | None = None
-    baseline_without_update: StepTimes | None = None
+    synthetic: StepTimes | None = None  # The case with one batch for ever.
+    baseline_synthetic: StepTimes | None = None  # The same at one replica.
+    without_update: StepTimes | None = None  # The case without its update.
+    baseline_without_update: StepTimes | None = None  # The same at one replica.
+    # Seconds that the slowest process of ``nosync`` takes longer per step than the
+    # fastest; None where all replicas share a process.
     imbalance: StepTimes | None = None
+    # The input pipelines of the case, without its step.
     input_only: StepTimes | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A part of the step.
+    """A part of the step."""
 
-    Attributes:
-      name: One of ``PARTS``, or ``step``.
-      time: Mean seconds over generations; None if it was not measured.
-      reason: Why there is no value, or what else the value holds; empty if nothing.
-      share: Of the step: the mean over generations of their shares, with its interval;
-        None if it was not measured.
-    """
-
-    name: str
-    time: Estimate | None
+    name: str  # One of ``PARTS``, or ``step``.
+    time: Estimate | None  # Mean seconds over generations; None if it was not measured.
+    # Why there is no value, or what else the value holds; empty if nothing.
     reason: str = ""
+    # Of the step: the mean over generations of their shares, with its interval; None if
+    # it was not measured.
     share: Estimate | None = None
 
     @property
@@ -131,23 +118,16 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LostTime:
-    """A step and its parts.
+    """A step and its parts."""
 
-    Attributes:
-      step: The case; its value is the sum of the values of all parts.
-      parts: In the order of ``PARTS``.
-      num_left_out: Generations of the case in which one of them is missing.
-      lost: The step less that of one replica.
-      main_loss: The part that is most of it; empty if the measurement does not tell.
-      input_bound: What the input pipelines take alone, which is no part of the sum;
-        None if it was not measured.
-    """
-
-    step: Part
-    parts: tuple[Part, ...]
-    num_left_out: int
-    lost: Part
+    step: Part  # The case; its value is the sum of the values of all parts.
+    parts: tuple[Part, ...]  # In the order of ``PARTS``.
+    num_left_out: int  # Generations of the case in which one of them is missing.
+    lost: Part  # The step less that of one replica.
+    # The part that is most of it; empty if the measurement does not tell.
     main_loss: str
+    # What the input pipelines take alone, which is no part of the sum; None if it was
+    # not measured.
     input_bound: input_bound.InputBound | None = None
 
     @property
@@ -172,14 +152,7 @@ class LostTime:
 
 
 def decompose(observed: Observed) -> LostTime:
-    """Splits the step of a case into parts that add up to it.
-
-    Args:
-      observed: Step times; only generations in which all of them ran are used.
-
-    Raises:
-      ResultsError: No such generation, or a value that is no duration.
-    """
+    """Splits the step of a case into parts that add up to it."""
     given = {
         field.name: _checked(field.name, getattr(observed, field.name))
         for field in dataclasses.fields(observed)
@@ -221,15 +194,7 @@ def split(
     names: Sequence[str],
     num_left_out: int,
 ) -> LostTime:
-    """Splits a step into its measured parts, and what is left as unexplained.
-
-    Args:
-      step: Seconds per step of the case, by generation.
-      values: Those of its measured parts; the first is the step without any loss.
-      reasons: Why others are missing, and what else the unexplained part holds.
-      names: Of all parts, in the order in which they are shown.
-      num_left_out: Generations of the case without a value.
-    """
+    """Splits a step into its measured parts, and what is left as unexplained."""
     values = {**values, main_loss.UNEXPLAINED: step - sum(values.values())}
     losses = {name: of for name, of in values.items() if name not in NO_LOSS}
     lost = step - values[names[0]]
@@ -283,14 +248,7 @@ def _differences(
 def make_part(
     name: str, values: np.ndarray | None, *, of: np.ndarray, reason: str = ""
 ) -> Part:
-    """Returns a part with its interval and its share.
-
-    Args:
-      name: Of the part.
-      values: Seconds per step by generation; None if they were not measured.
-      of: Seconds of the whole step by generation.
-      reason: As ``Part`` has it.
-    """
+    """Returns a part with its interval and its share."""
     if values is None:
         return Part(name=name, time=None, reason=reason)
     found = input_bound.over_generations(values, "s")

@@ -34,13 +34,7 @@ _CONTRADICTS: Final = 1.5
 
 
 def name_of(parts: Mapping[str, np.ndarray], lost: np.ndarray) -> str:
-    """Returns the part that is most of a loss; empty if the measurement does not tell.
-
-    Args:
-      parts: Seconds per step by generation of every part that is a loss, with the
-        unexplained one.
-      lost: Of the step, less that of one replica; the sum of the parts.
-    """
+    """The part that is most of a loss; empty if the measurement does not tell."""
     if not _is_above_zero(lost):
         return ""
     for name, values in parts.items():

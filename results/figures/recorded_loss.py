@@ -53,21 +53,13 @@ NO_COMMON_ROUND = "no round of any generation has a valid turn of case and basel
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedLoss:
-    """A case in one scaling mode, and the parts of its step.
+    """A case in one scaling mode, and the parts of its step."""
 
-    Attributes:
-      case: The case.
-      baseline: What it is compared with.
-      mode: Weak or strong.
-      lost: The parts of its step, or None; ``reason`` says why.
-      reason: Why there are no parts; empty if there are.
-    """
-
-    case: Case
-    baseline: Case
-    mode: ScalingMode
-    lost: LostTime | None
-    reason: str
+    case: Case  # The case.
+    baseline: Case  # What it is compared with.
+    mode: ScalingMode  # Weak or strong.
+    lost: LostTime | None  # The parts of its step, or None; ``reason`` says why.
+    reason: str  # Why there are no parts; empty if there are.
 
     @property
     def trial_ids(self) -> tuple[str, ...]:

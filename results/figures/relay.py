@@ -25,19 +25,13 @@ MOST_VOID = scaling.MOST_DISCARDED
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TurnCounts:
-    """The turns of a study.
+    """The turns of a study."""
 
-    Attributes:
-      num_turns: All turns, repeated ones included.
-      num_void: Those that do not count.
-      num_lost: Turns that were void as often as they were repeated.
-      reasons: How often each reason occurs, the most frequent first, without what was
-        measured, so that equal causes are counted together.
-    """
-
-    num_turns: int
-    num_void: int
-    num_lost: int
+    num_turns: int  # All turns, repeated ones included.
+    num_void: int  # Those that do not count.
+    num_lost: int  # Turns that were void as often as they were repeated.
+    # How often each reason occurs, the most frequent first, without what was measured,
+    # so that equal causes are counted together.
     reasons: tuple[tuple[str, int], ...]
 
     @property
@@ -96,17 +90,12 @@ def _without_numbers(reason: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Twin:
-    """A case that was measured twice: how far apart two equal programs are.
+    """A case that was measured twice: how far apart two equal programs are."""
 
-    Attributes:
-      case: The case.
-      ratio: X(twin) / X(case); 1 is the truth.
-      strict: The same with an interval of ``TWIN_CONFIDENCE``, or None for one
-        generation or trials in sequence.
-    """
-
-    case: Case
-    ratio: Estimate
+    case: Case  # The case.
+    ratio: Estimate  # X(twin) / X(case); 1 is the truth.
+    # The same with an interval of ``TWIN_CONFIDENCE``, or None for one generation or
+    # trials in sequence.
     strict: Estimate | None = None
 
     @property

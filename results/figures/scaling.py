@@ -55,38 +55,27 @@ MOST_OF_A_CORE = 0.5
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One case in one scaling mode.
+    """One case in one scaling mode."""
 
-    Attributes:
-      case: Its repetitions.
-      mode: Weak or strong.
-      backend: Backend of the case.
-      num_replicas: n.
-      throughput: X(n) in examples per second, or None if no repetition is ok.
-      speedup: S(n), or None; ``missing_reason`` says why.
-      efficiency: E(n) as a ratio (1.0 is ideal), or None.
-      efficiency_of_best: The same against the fastest baseline of any backend, or None;
-        also None for that baseline itself.
-      best_baseline: The case that ``efficiency_of_best`` is relative to, or None.
-      baseline: The case that S and E are relative to, or None if it is not planned.
-      is_baseline: Whether this is the baseline itself (S = n_b by definition).
-      is_oversubscribed: More replicas than cores: shown, but no evidence on scaling.
-      missing_reason: Why a figure is missing; empty if none is.
-    """
-
-    case: Case
-    mode: ScalingMode
-    backend: str
-    num_replicas: int
+    case: Case  # Its repetitions.
+    mode: ScalingMode  # Weak or strong.
+    backend: str  # Backend of the case.
+    num_replicas: int  # n.
+    # X(n) in examples per second, or None if no repetition is ok.
     throughput: Estimate | None
-    speedup: Estimate | None
-    efficiency: Estimate | None
+    speedup: Estimate | None  # S(n), or None; ``missing_reason`` says why.
+    efficiency: Estimate | None  # E(n) as a ratio (1.0 is ideal), or None.
+    # The same against the fastest baseline of any backend, or None; also None for that
+    # baseline itself.
     efficiency_of_best: Estimate | None
+    # The case that ``efficiency_of_best`` is relative to, or None.
     best_baseline: Case | None
+    # The case that S and E are relative to, or None if it is not planned.
     baseline: Case | None
-    is_baseline: bool
+    is_baseline: bool  # Whether this is the baseline itself (S = n_b by definition).
+    # More replicas than cores: shown, but no evidence on scaling.
     is_oversubscribed: bool
-    missing_reason: str
+    missing_reason: str  # Why a figure is missing; empty if none is.
 
     @property
     def is_crossed_out(self) -> bool:
@@ -374,10 +363,6 @@ def points(study: Study) -> tuple[Point, ...]:
     """Returns one point per mode, backend and number of replicas, in that order.
 
     Modes and backends come in planned order, replicas ascending.
-
-    Raises:
-      ResultsError: Two cases have the same mode, backend and replicas, or a case does
-        not fit the scaling mode in the plan.
     """
     index = case_index.by_mode_and_size(study)
     baseline_n = study.plan.baseline_num_replicas

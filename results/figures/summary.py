@@ -256,11 +256,7 @@ def summarize(study: study_module.Study) -> dict[str, Any]:
 
 
 def _of_plugins(points: Sequence[scaling.Point]) -> dict[str, Any]:
-    """Returns the figures of metrics that packages of others add; nothing if none do.
-
-    Raises:
-      PluginError: One cannot be used.
-    """
+    """The figures of metrics that packages of others add; nothing if none do."""
     if not trial_metrics.names():
         return {}
     from results.figures import frame  # its libraries are not needed otherwise

@@ -38,20 +38,14 @@ _NOT_POSITIVE: Final = "not in every trial a number above zero"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One cell.
+    """One cell."""
 
-    Attributes:
-      quantity: Its name, as in the glossary.
-      estimate: Value, interval, n and unit; None without any.
-      fixed: Its value where that is fixed by definition, as a baseline's; else None.
-      why_not: Why there is no estimate; empty if there is one.
-      values: What each trial that is ok has, in order; empty of ratios.
-    """
-
-    quantity: str
-    estimate: Estimate | None
+    quantity: str  # Its name, as in the glossary.
+    estimate: Estimate | None  # Value, interval, n and unit; None without any.
+    # Its value where that is fixed by definition, as a baseline's; else None.
     fixed: float | None = None
-    why_not: str = ""
+    why_not: str = ""  # Why there is no estimate; empty if there is one.
+    # What each trial that is ok has, in order; empty of ratios.
     values: tuple[float, ...] = ()
 
     @property
@@ -61,23 +55,13 @@ class Cell:
 
 
 def of_trial(entry: Entry, quantity: str) -> float | None:
-    """Returns what a trial that is ok has; None where that could not be read.
-
-    Args:
-      entry: The trial.
-      quantity: ``throughput``, or one of ``OF_CASES``.
-    """
+    """Returns what a trial that is ok has; None where that could not be read."""
     read, _ = _read(quantity)
     return read(entry) or None  # zero stands for "could not be read"
 
 
 def of_trials(case: Case, quantity: str) -> Cell:
-    """Returns a figure that each trial has by itself.
-
-    Args:
-      case: The case.
-      quantity: ``throughput``, one of ``OF_CASES``, or the metric of a plugin.
-    """
+    """Returns a figure that each trial has by itself."""
     read, unit = _read(quantity)
     values = tuple(of_trial(entry, quantity) or 0.0 for entry in case.shown_entries)
     if not values or min(values) <= 0:

@@ -33,19 +33,6 @@ def of_case(
     A run that ended without reaching it is censored where it ended. A trial that failed
     never reached it: it is censored where the longest run ended. Trials that were not
     started are left out.
-
-    Args:
-      case: One of ``Study.quality_runs``.
-      metric: Name of the quality metric.
-      target: Its value to reach.
-      is_higher_better: Whether it must be at least, or at most, the target.
-      axis: Seconds of training or examples.
-
-    Returns:
-      The median over runs, or None if no trial of the case is ok.
-
-    Raises:
-      ResultsError: The runs have no such metric; the message lists theirs.
     """
     if not case.ok_entries:
         return None

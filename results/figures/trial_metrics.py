@@ -72,15 +72,7 @@ def names() -> list[str]:
 
 
 def find(name: str, built_in: Collection[str]) -> TrialMetric | None:
-    """Returns an installed metric, or None if there is none of this name.
-
-    Args:
-      name: Its name.
-      built_in: Names that this project has where it is used.
-
-    Raises:
-      PluginError: It cannot be used.
-    """
+    """Returns an installed metric, or None if there is none of this name."""
     plugin = plugins.installed(KIND, built_in).get(name)
     found: TrialMetric | None = None
     if plugin is not None:
@@ -89,24 +81,13 @@ def find(name: str, built_in: Collection[str]) -> TrialMetric | None:
 
 
 def installed(columns: Collection[str]) -> list[TrialMetric]:
-    """Returns the metrics of all installed packages, by name.
-
-    Args:
-      columns: Names that a frame has already.
-
-    Raises:
-      PluginError: One cannot be used.
-    """
+    """Returns the metrics of all installed packages, by name."""
     found = plugins.installed(KIND, columns).values()
     return [plugins.load(plugin, columns, complain) for plugin in found]
 
 
 def value_of(metric: TrialMetric, entry: Entry) -> float:
-    """Returns the value of a trial.
-
-    Raises:
-      PluginError: The plugin raises an error, or returns no number.
-    """
+    """Returns the value of a trial."""
     plugin = plugins.used(KIND, metric.name)
     what = f"metric {metric.name!r}" if plugin is None else plugin.what
     try:
@@ -120,10 +101,6 @@ def value_of(metric: TrialMetric, entry: Entry) -> float:
 
 
 def positive_value_of(metric: TrialMetric, entry: Entry) -> float:
-    """Returns the value of a trial for a geometric mean; zero where it has none.
-
-    Raises:
-      PluginError: See ``value_of``.
-    """
+    """Returns the value of a trial for a geometric mean; zero where it has none."""
     value = value_of(metric, entry)
     return value if value > 0 else 0.0

@@ -21,41 +21,26 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One ratio of a comparison.
+    """One ratio of a comparison."""
 
-    Attributes:
-      name: What both sides have in common.
-      first: Case of the numerator.
-      second: Case of the denominator.
-      difference: The ratio, and whether it holds within the set.
-    """
-
-    name: str
-    first: Case
-    second: Case
-    difference: Difference
+    name: str  # What both sides have in common.
+    first: Case  # Case of the numerator.
+    second: Case  # Case of the denominator.
+    difference: Difference  # The ratio, and whether it holds within the set.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RatioTable:
-    """A set of ratios first / second.
+    """A set of ratios first / second."""
 
-    Attributes:
-      first: Name of the numerators.
-      second: Name of the denominators.
-      metric: What is compared.
-      rows: In planned order.
-      is_weaker: Whether the sides are two studies.
-      settings: In what the sides differ, one line each; the names aside.
-      differences: What differs although it must not, one line each.
-    """
-
-    first: str
-    second: str
-    metric: Metric
-    rows: tuple[Row, ...]
-    is_weaker: bool = False
+    first: str  # Name of the numerators.
+    second: str  # Name of the denominators.
+    metric: Metric  # What is compared.
+    rows: tuple[Row, ...]  # In planned order.
+    is_weaker: bool = False  # Whether the sides are two studies.
+    # In what the sides differ, one line each; the names aside.
     settings: tuple[str, ...] = ()
+    # What differs although it must not, one line each.
     differences: tuple[str, ...] = ()
 
     @property
@@ -65,11 +50,7 @@ class RatioTable:
 
 
 def of_studies(first: Study, second: Study, metric: Metric) -> RatioTable:
-    """Compares the cases that two studies share.
-
-    Raises:
-      ResultsError: They share none, or none was measured in both.
-    """
+    """Compares the cases that two studies share."""
     means: dict[str, Mean] = {}
     sides: dict[str, tuple[Case, Case]] = {}
     settings: list[str] = []

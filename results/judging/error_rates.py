@@ -21,29 +21,16 @@ NUMBERS: Final = (3, 4, 5, 6, 8, 10, 15, 20, 40)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """Probabilities at worst.
+    """Probabilities at worst."""
 
-    Attributes:
-      passes: That a true mean of ``delta`` or more passes.
-      regresses: That equal programs regress.
-      passes_dependent: The same where generations depend on each other.
-      regresses_dependent: The same where generations depend on each other.
-    """
-
-    passes: float
-    regresses: float
-    passes_dependent: float
-    regresses_dependent: float
+    passes: float  # That a true mean of ``delta`` or more passes.
+    regresses: float  # That equal programs regress.
+    passes_dependent: float  # The same where generations depend on each other.
+    regresses_dependent: float  # The same where generations depend on each other.
 
 
 def of_gate(num_cases: int, num_generations: int | None, alpha: float) -> Rates | None:
-    """Returns the rates of a gate; None at an ``alpha`` that was not simulated.
-
-    Args:
-      num_cases: Of the gate.
-      num_generations: With one look; None of a gate that looks.
-      alpha: Of its rule.
-    """
+    """Returns the rates of a gate; None at an ``alpha`` that was not simulated."""
     if alpha != ALPHA:
         return None
     if num_generations is not None:

@@ -29,20 +29,13 @@ _SMALL = 5e-4  # below it, one digit would say 0.0 %
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Count:
-    """A count of both sides.
+    """A count of both sides."""
 
-    Attributes:
-      name: What was counted.
-      before: Of the baseline.
-      after: Of the change.
-      n: Runs of the side that has fewer.
-      is_judged: Whether somebody said that it matters; otherwise it is shown only.
-    """
-
-    name: str
-    before: float
-    after: float
-    n: int
+    name: str  # What was counted.
+    before: float  # Of the baseline.
+    after: float  # Of the change.
+    n: int  # Runs of the side that has fewer.
+    # Whether somebody said that it matters; otherwise it is shown only.
     is_judged: bool = True
 
     @property
@@ -73,13 +66,7 @@ class Count:
 def compare(
     pairs: Sequence[tuple[Case, Case]], names: Collection[str]
 ) -> tuple[tuple[JudgedCase, ...], tuple[JudgedCase, ...]]:
-    """Returns the counts of all cases: what is judged, and what is only shown.
-
-    Args:
-      pairs: Cases of the change, each with that of the baseline.
-      names: Counts of steps that are judged; those of a program all are. Others are
-        shown, where a trial of the change has them.
-    """
+    """Returns the counts of all cases: what is judged, and what is only shown."""
     judged: list[JudgedCase] = []
     noted: list[JudgedCase] = []
     for case, other in pairs:

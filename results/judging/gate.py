@@ -43,51 +43,38 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """A gate after measuring.
+    """A gate after measuring."""
 
-    Attributes:
-      metric: What was judged.
-      baseline: Its name: a revision, or a study.
-      delta: The slowdown that matters, as a ratio.
-      alpha: The probability that a slowdown of exactly ``delta`` passes.
-      cases: In planned order.
-      twin: The case that was measured twice; None where none was.
-      turns: How many turns were void.
-      load: What others used of the machine; None where it changes nothing, as of what
-        runs have learned.
-      is_weaker: Whether the baseline is a stored study.
-      is_advice: Whether the verdict decides nothing: the sides were measured on
-        different days, and what varies between days is in no interval.
-      differences: What differs between the studies although it must not, one line
-        each; such a gate is shown and does not pass.
-      failures: Trials that are not ok, one line each.
-      num_ok: Trials that are.
-      paired: How a gate of two revisions looked at its generations; None of others.
-      sustained: The time of steps in a row over that of steps of turns, which it
-        checks; None without sustained stretches.
-      counts: What is counted of each case and judged, exactly.
-      noted: What is counted besides: shown where it differs, and in no verdict.
-      equal_code: The digests of the code, where that of both sides is the same and
-        nothing had to be measured; empty otherwise.
-    """
-
-    metric: Judged
-    baseline: str
-    delta: float
-    alpha: float
-    cases: tuple[JudgedCase, ...]
-    twin: Twin | None
-    turns: TurnCounts
+    metric: Judged  # What was judged.
+    baseline: str  # Its name: a revision, or a study.
+    delta: float  # The slowdown that matters, as a ratio.
+    alpha: float  # The probability that a slowdown of exactly ``delta`` passes.
+    cases: tuple[JudgedCase, ...]  # In planned order.
+    twin: Twin | None  # The case that was measured twice; None where none was.
+    turns: TurnCounts  # How many turns were void.
+    # What others used of the machine; None where it changes nothing, as of what runs
+    # have learned.
     load: Load | None = None
-    is_weaker: bool = False
+    is_weaker: bool = False  # Whether the baseline is a stored study.
+    # Whether the verdict decides nothing: the sides were measured on different days,
+    # and what varies between days is in no interval.
     is_advice: bool = False
+    # What differs between the studies although it must not, one line each; such a gate
+    # is shown and does not pass.
     differences: tuple[str, ...] = ()
-    failures: tuple[str, ...] = ()
-    num_ok: int = 0
+    failures: tuple[str, ...] = ()  # Trials that are not ok, one line each.
+    num_ok: int = 0  # Trials that are.
+    # How a gate of two revisions looked at its generations; None of others.
     paired: Paired | None = None
+    # The time of steps in a row over that of steps of turns, which it checks; None
+    # without sustained stretches.
     sustained: Estimate | None = None
+    # What is counted of each case and judged, exactly.
     counts: tuple[JudgedCase, ...] = ()
+    # What is counted besides: shown where it differs, and in no verdict.
     noted: tuple[JudgedCase, ...] = ()
+    # The digests of the code, where that of both sides is the same and nothing had to
+    # be measured; empty otherwise.
     equal_code: tuple[str, ...] = ()
 
     @property
@@ -155,11 +142,7 @@ class Gate:
 
 
 def of_revisions(study: Study, rule: Rule, *, baseline: str) -> Gate:
-    """Judges a study that holds every case twice: of this tree, and of a revision.
-
-    Raises:
-      ResultsError: Quality runs do not measure this metric.
-    """
+    """Judges a study that holds every case twice: of this tree, and of a revision."""
     cases = [*study.cases, *study.other_revisions]
     if rule.metric.is_quality:
         cases = [*study.quality_runs]
@@ -204,18 +187,7 @@ def of_studies(
     *,
     baseline: str,
 ) -> Gate:
-    """Judges a study of this tree against a stored one.
-
-    Args:
-      study: Of this tree.
-      stored: The baseline.
-      rule: What is judged.
-      baseline: Its name.
-
-    Raises:
-      ResultsError: No case is in both, or quality runs do not measure this metric, or
-        an efficiency is to be judged.
-    """
+    """Judges a study of this tree against a stored one."""
     check_stored(rule, baseline)
     are_quality_runs = rule.metric.is_quality
     pairs = case_pairs.pairs(study, stored, are_quality_runs=are_quality_runs)
@@ -235,11 +207,7 @@ def of_studies(
 
 
 def check_stored(rule: Rule, baseline: str) -> None:
-    """Checks that a metric can be judged against a stored study.
-
-    Raises:
-      ResultsError: It is an efficiency.
-    """
+    """Checks that a metric can be judged against a stored study."""
     if rule.metric is gate_metrics.EFFICIENCY:
         raise errors.ResultsError(
             f"efficiency against {baseline} cannot be judged: both sides must take"

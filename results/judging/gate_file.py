@@ -44,14 +44,7 @@ def code_of(gate: Gate) -> int:
 def record_of(
     gate: Gate, *, headline: str, exit_code: int, notes: Iterable[str] = ()
 ) -> GateRecord:
-    """Returns what a gate concluded, as a record.
-
-    Args:
-      gate: The gate.
-      headline: Its verdict in one sentence.
-      exit_code: What the gate exits with.
-      notes: What else its reader has to know, one line each.
-    """
+    """Returns what a gate concluded, as a record."""
     verdict = gate.verdict
     return GateRecord(
         verdict=NO_VERDICT if verdict is None else verdict.value,
@@ -113,11 +106,5 @@ def write(store: Store, record: GateRecord) -> None:
 
 
 def read(store: Store) -> GateRecord | None:
-    """Reads it; None where no gate has concluded.
-
-    Raises:
-      CorruptRecordError: The file is no such record.
-      NewerSchemaError: A newer version wrote it.
-      UnavailableRecordError: The file system does not say what it holds.
-    """
+    """Reads it; None where no gate has concluded."""
     return record_file.read(store.root / GATE_NAME, "gate", GateRecord)

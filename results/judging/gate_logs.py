@@ -74,9 +74,6 @@ def scaled(pairs: Pairs) -> list[tuple[int, int]]:
     """Returns which pairs have an efficiency, each with that of its baseline.
 
     The baseline has the fewest replicas of the backend, in a mode of the case.
-
-    Raises:
-      ResultsError: No case has a baseline with fewer replicas.
     """
     specs = [case.spec for case, _ in pairs]
     found = []

@@ -28,50 +28,29 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """A figure that can be judged.
+    """A figure that can be judged."""
 
-    Attributes:
-      name: As on the command line.
-      is_cost: Whether less of it is better.
-      worse: What a change is that makes it worse: slower, larger, or worse.
-      is_quality: Whether it is what a quality run has learned.
-      tolerance: The loss that a gate accepts unless it is told another.
-    """
-
-    name: str
-    is_cost: bool
-    worse: str
-    is_quality: bool = False
-    tolerance: float = 0.05
+    name: str  # As on the command line.
+    is_cost: bool  # Whether less of it is better.
+    worse: str  # What a change is that makes it worse: slower, larger, or worse.
+    is_quality: bool = False  # Whether it is what a quality run has learned.
+    tolerance: float = 0.05  # The loss that a gate accepts unless it is told another.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Metric(Judged):
-    """A figure of a trial.
+    """A figure of a trial."""
 
-    Attributes:
-      of: Its value in a trial that is ok.
-    """
-
-    of: Callable[[Entry], float]
+    of: Callable[[Entry], float]  # Its value in a trial that is ok.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """What a gate judges, and how strictly.
+    """What a gate judges, and how strictly."""
 
-    Attributes:
-      metric: A figure of trials.
-      delta: The loss that matters, as a ratio.
-      alpha: The probability that a loss of exactly ``delta`` passes.
-
-    Raises:
-      ResultsError: ``delta`` or ``alpha`` is out of range.
-    """
-
-    metric: Metric
-    delta: float
-    alpha: float
+    metric: Metric  # A figure of trials.
+    delta: float  # The loss that matters, as a ratio.
+    alpha: float  # The probability that a loss of exactly ``delta`` passes.
 
     def __post_init__(self) -> None:
         judge.check_delta(self.delta)
@@ -117,11 +96,7 @@ def of_quality(facts: MetricFacts) -> Metric:
 
 
 def of_plugin(found: TrialMetric) -> Metric:
-    """Returns a metric of a package of others.
-
-    Raises:
-      ResultsError: It does not say which way is better.
-    """
+    """Returns a metric of a package of others."""
     if found.is_higher_better is None:
         raise errors.ResultsError(
             f"metric {found.name!r} does not say whether more of it is better, so it"
@@ -137,12 +112,7 @@ def of_plugin(found: TrialMetric) -> Metric:
 
 
 def metric_of(name: str) -> Metric:
-    """Returns a metric of speed, memory or a plugin by its name.
-
-    Raises:
-      ResultsError: It is unknown, or is judged by another rule.
-      PluginError: The plugin that has it cannot be used.
-    """
+    """Returns a metric of speed, memory or a plugin by its name."""
     metric = METRICS.get(name)
     if metric is not None:
         return metric
@@ -166,16 +136,7 @@ def _known(*others: str) -> str:
 
 
 def metric_of_gate(name: str, declared: Iterable[MetricFacts]) -> Metric:
-    """Returns a metric that a gate judges, of speed, memory or quality.
-
-    Args:
-      name: Name of the metric.
-      declared: What the workload measures.
-
-    Raises:
-      ResultsError: It is unknown, or neither direction of it is better.
-      PluginError: The plugin that has it cannot be used.
-    """
+    """Returns a metric that a gate judges, of speed, memory or quality."""
     learned = {facts.name: of_quality(facts) for facts in declared if facts.is_judged}
     known = METRICS | {EFFICIENCY.name: EFFICIENCY} | learned
     if name not in known:

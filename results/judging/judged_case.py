@@ -24,23 +24,17 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class JudgedCase:
-    """One case of the change.
+    """One case of the change."""
 
-    Attributes:
-      name: Backend, replicas and scaling modes; or the name of a micro-benchmark.
-      judgement: The verdict on the metric; None where either side has fewer than two
-        generations.
-      reason: Why there is no verdict; of runs that were trained, how many failed.
-      case: The case; None of a micro-benchmark.
-      others: Verdicts on what else was measured of the case, by what it is.
-      count: A count of both sides, of a case that is one; it has no judgement.
-    """
-
-    name: str
+    name: str  # Backend, replicas and scaling modes; or the name of a micro-benchmark.
+    # The verdict on the metric; None where either side has fewer than two generations.
     judgement: Judgement | None
+    # Why there is no verdict; of runs that were trained, how many failed.
     reason: str = ""
-    case: Case | None = None
+    case: Case | None = None  # The case; None of a micro-benchmark.
+    # Verdicts on what else was measured of the case, by what it is.
     others: Mapping[str, Judgement] = dataclasses.field(default_factory=dict)
+    # A count of both sides, of a case that is one; it has no judgement.
     count: Count | None = None
 
     @property

@@ -41,36 +41,24 @@ VERDICTS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Paired:
-    """How a gate looked at its generations.
+    """How a gate looked at its generations."""
 
-    Attributes:
-      num_generations: Generations that are there.
-      decided_after: Generations at the look that ended the gate; None where none did.
-      looks: All looks, up to the last generation.
-      most: Generations after which it ends in any case.
-      fewest: Generations that a pass needs.
-      widening: Of the intervals, for generations that may depend on each other.
-      rates: How often such a gate errs, simulated; None at another ``alpha``.
-      num_slower: Generations in which processes of the change stand out as slow; see
-        ``group_sequential.singles``.
-      num_faster: The same of the baseline.
-      stands_out: Ratio of times from which a process does.
-      p_value: Of so many slower ones or more, were both sides equal.
-      has_slow_processes: Whether the change has slow processes.
-    """
-
-    num_generations: int
+    num_generations: int  # Generations that are there.
+    # Generations at the look that ended the gate; None where none did.
     decided_after: int | None
-    looks: tuple[int, ...]
-    most: int
-    fewest: int
-    widening: float
+    looks: tuple[int, ...]  # All looks, up to the last generation.
+    most: int  # Generations after which it ends in any case.
+    fewest: int  # Generations that a pass needs.
+    widening: float  # Of the intervals, for generations that may depend on each other.
+    # How often such a gate errs, simulated; None at another ``alpha``.
     rates: Rates | None
+    # Generations in which processes of the change stand out as slow; see
+    # ``group_sequential.singles``.
     num_slower: int
-    num_faster: int
-    stands_out: float
-    p_value: float
-    has_slow_processes: bool
+    num_faster: int  # The same of the baseline.
+    stands_out: float  # Ratio of times from which a process does.
+    p_value: float  # Of so many slower ones or more, were both sides equal.
+    has_slow_processes: bool  # Whether the change has slow processes.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,13 +72,7 @@ class JudgedPairs:
 def judge(
     pairs: Sequence[tuple[Case, Case]], rule: Rule, planned: Sequence[int]
 ) -> JudgedPairs:
-    """Judges all cases of a gate.
-
-    Args:
-      pairs: Each case of the change, and of the baseline.
-      rule: What is judged.
-      planned: Generations after which the gate looks; empty for one look at the end.
-    """
+    """Judges all cases of a gate."""
     logs = gate_logs.of_pairs(pairs, rule.metric)
     if rule.metric is gate_metrics.EFFICIENCY:
         pairs = [pairs[own] for own, _ in gate_logs.scaled(pairs)]

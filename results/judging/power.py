@@ -41,39 +41,27 @@ _SMALLEST_STEP = 1e-3  # of an effect that is searched
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OperatingPoint:
-    """The share of each verdict at one true effect; they add up to 1.
+    """The share of each verdict at one true effect; they add up to 1."""
 
-    Attributes:
-      effect: True slowdown of one case as a ratio: 0.05 is 5 % slower, -0.05 is faster.
-      passes: Of pass.
-      regresses: Of regress.
-      inconclusive: Of inconclusive.
-      generations: Mean number until the gate ended.
-    """
-
+    # True slowdown of one case as a ratio: 0.05 is 5 % slower, -0.05 is faster.
     effect: float
-    passes: float
-    regresses: float
-    inconclusive: float
-    generations: float
+    passes: float  # Of pass.
+    regresses: float  # Of regress.
+    inconclusive: float  # Of inconclusive.
+    generations: float  # Mean number until the gate ended.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """What it takes to judge one true effect correctly.
+    """What it takes to judge one true effect correctly."""
 
-    Attributes:
-      effect: True slowdown as a ratio.
-      verdict: The correct verdict: regress from ``delta`` on, pass below.
-      num_generations: The fewest of a gate with one look that give it with the wanted
-        probability; None if ``MOST_GENERATIONS`` do not.
-      minutes: Time to measure them, or None.
-    """
-
-    effect: float
+    effect: float  # True slowdown as a ratio.
+    # The correct verdict: regress from ``delta`` on, pass below.
     verdict: judge.Verdict
+    # The fewest of a gate with one look that give it with the wanted probability; None
+    # if ``MOST_GENERATIONS`` do not.
     num_generations: int | None
-    minutes: float | None
+    minutes: float | None  # Time to measure them, or None.
 
 
 def _check_spread(spread: float) -> None:
@@ -122,17 +110,7 @@ def design(
     num_generations: int | None = None,
     most: int | None = None,
 ) -> Design:
-    """Returns when a gate looks.
-
-    Args:
-      delta: The slowdown that matters, as a ratio.
-      alpha: The accepted probability of an error of either kind.
-      num_generations: One look after exactly so many; None for the looks of a gate.
-      most: Generations for which there is time, where it looks.
-
-    Raises:
-      ResultsError: An argument that is out of range.
-    """
+    """Returns when a gate looks."""
     judge.check_delta(delta)
     judge.check_alpha(alpha)
     if num_generations is not None:
@@ -174,17 +152,7 @@ def _point(
 def operating_points(
     spread: float, effects: Sequence[float], rule: Design, *, num_cases: int = 1
 ) -> tuple[OperatingPoint, ...]:
-    """Returns the share of each verdict at each true effect.
-
-    Args:
-      spread: Standard deviation over generations of the log slowdown.
-      effects: True slowdowns of one case, as ratios.
-      rule: When the gate looks, and how strictly.
-      num_cases: Cases of the gate; the others are equal to their baseline.
-
-    Raises:
-      ResultsError: An argument that is out of range.
-    """
+    """Returns the share of each verdict at each true effect."""
     _check_spread(spread)
     _check_cases(num_cases)
     for effect in effects:
@@ -211,21 +179,7 @@ def needed(
     alpha: float = judge.DEFAULT_ALPHA,
     power: float = DEFAULT_POWER,
 ) -> tuple[Need, ...]:
-    """Returns what it takes to give each true effect its correct verdict.
-
-    Args:
-      effects: True slowdowns of one case, as ratios.
-      spread: Standard deviation over generations of the log slowdown, of generations
-        as long as ``minutes_per_generation``.
-      minutes_per_generation: Start-up of its processes included.
-      num_cases: Cases of the gate.
-      delta: The slowdown that matters, as a ratio.
-      alpha: The accepted probability of an error of either kind.
-      power: The wanted probability of the correct verdict.
-
-    Raises:
-      ResultsError: An argument that is out of range.
-    """
+    """Returns what it takes to give each true effect its correct verdict."""
     _check_power(power)
     if not (math.isfinite(minutes_per_generation) and minutes_per_generation > 0):
         raise errors.ResultsError(
@@ -268,14 +222,7 @@ def _fewest(is_enough: functools.partial[bool]) -> int | None:
 def smallest_effect_found(
     spread: float, rule: Design, *, num_cases: int = 1, power: float = DEFAULT_POWER
 ) -> float | None:
-    """Returns the smallest slowdown of one case that a gate finds as a regression.
-
-    Returns:
-      A ratio, at least ``delta``; None if not even a slowdown of 100 times is found.
-
-    Raises:
-      ResultsError: An argument that is out of range.
-    """
+    """Returns the smallest slowdown of one case that a gate finds as a regression."""
     _check_power(power)
 
     def is_found(effect: float) -> bool:
@@ -301,11 +248,7 @@ def median_half_width(
     *,
     confidence: float = estimates.CONFIDENCE,
 ) -> float:
-    """Returns the half width, as a logarithm, that half of all measurements reach.
-
-    Raises:
-      ResultsError: An argument that is out of range.
-    """
+    """Returns the half width, as a logarithm, that half of all measurements reach."""
     from scipy import special
 
     _check_spread(spread)
@@ -320,16 +263,6 @@ def generations_for_target(target: float, spread: float) -> int | None:
     """Returns after how many generations half of all measurements are precise enough.
 
     The same rule as ``generations.is_precise_enough``, so at least five.
-
-    Args:
-      target: Allowed half width of the 95 % interval as a ratio: 0.03 is 3 %.
-      spread: Standard deviation over generations of the log ratio.
-
-    Returns:
-      A number of generations, or None if ``MOST_GENERATIONS`` are not enough.
-
-    Raises:
-      ResultsError: A target or spread that is not positive and finite.
     """
     generations.check_target(target)
     for number in range(generations.FEWEST_TO_STOP, MOST_GENERATIONS + 1):

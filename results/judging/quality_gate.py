@@ -57,19 +57,12 @@ def fewest_seeds(alpha: float) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Failures:
-    """Runs that fail.
+    """Runs that fail."""
 
-    Attributes:
-      ours: Of the change.
-      theirs: Of the baseline.
-      n: Seeds.
-      p_value: Of so many more of the change, were both sides equal.
-    """
-
-    ours: int
-    theirs: int
-    n: int
-    p_value: float
+    ours: int  # Of the change.
+    theirs: int  # Of the baseline.
+    n: int  # Seeds.
+    p_value: float  # Of so many more of the change, were both sides equal.
 
     @property
     def text(self) -> str:
@@ -86,20 +79,7 @@ class Failures:
 def judged(
     case: Case, other: Case, rule: Rule, *, is_paired: bool
 ) -> tuple[Judgement | None, str]:
-    """Judges the quality runs of one case against those of its baseline.
-
-    Args:
-      case: Of the change.
-      other: Of the baseline.
-      rule: What they learned; its loss is relative to the baseline's median.
-      is_paired: Whether seeds are compared one by one.
-
-    Returns:
-      The judgement and how many runs fail, or None and why there is none.
-
-    Raises:
-      ResultsError: The runs do not measure this metric.
-    """
+    """Judges the quality runs of one case against those of its baseline."""
     here, there = (_final(of, rule.metric) for of in (case, other))
     if is_paired:
         keys = [key for key in here if key in there]

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_plan(path: pathlib.Path, plan: Plan) -> None:
-    """Checks that the ids in a plan match the specs, and that each trial occurs once.
-
-    Raises:
-      CorruptRecordError: Names the first wrong one.
-    """
+    """Checks that a plan's ids match the specs, and that each trial occurs once."""
     seen: set[str] = set()
     for number, trial in enumerate(plan.trials):
         named = trial.trial_id, trial.case_id
@@ -48,11 +44,7 @@ def check_trial(
     status: StatusRecord | None,
     result: TrialResult | None,
 ) -> None:
-    """Checks that records belong to the trial of a folder, and to each other.
-
-    Raises:
-      CorruptRecordError: Names the first that does not.
-    """
+    """Checks that records belong to the trial of a folder, and to each other."""
     trial_id = folder.name
     content_id = identity.trial_id(spec)
     if content_id != trial_id:
@@ -77,11 +69,7 @@ def check_trial(
 
 
 def _check_result(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> None:
-    """Checks that the observations of a trial match its spec.
-
-    Raises:
-      CorruptRecordError: Names what differs, and both numbers.
-    """
+    """Checks that the observations of a trial match its spec."""
     num_steps = spec.num_measured_steps
     if num_steps is None:
         num_steps = sum(turn.num_steps for turn in result.turns)
@@ -106,11 +94,7 @@ def _check_result(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> N
 
 
 def _check_readings(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> None:
-    """Checks that a program that prints numbers has readings, and nothing else has.
-
-    Raises:
-      CorruptRecordError: Says what is wrong.
-    """
+    """Checks that a program that prints numbers has readings, and nothing else has."""
     if spec.has_readings == (result.readings is None):
         raise errors.CorruptRecordError(
             path,
@@ -129,11 +113,7 @@ def _check_readings(path: pathlib.Path, spec: TrialSpec, result: TrialResult) ->
 
 
 def _check_turns(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> None:
-    """Checks that the turns are those of a relay, each round valid at most once.
-
-    Raises:
-      CorruptRecordError: Says what is wrong.
-    """
+    """Checks that the turns are those of a relay, each round valid at most once."""
     is_relay = spec.order is Order.RELAY
     if is_relay != bool(result.turns):
         raise errors.CorruptRecordError(

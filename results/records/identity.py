@@ -39,12 +39,7 @@ _NOT_CASE = {"schema_version", "repetition_index", "seed"}
 
 
 def canonical_json(value: Any) -> str:
-    """Returns the canonical JSON of ``value``: sorted keys, compact, ASCII.
-
-    Raises:
-      ValueError: ``value`` holds NaN or infinity.
-      TypeError: ``value`` holds something that JSON cannot represent.
-    """
+    """Returns the canonical JSON of ``value``: sorted keys, compact, ASCII."""
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
     )

@@ -38,11 +38,7 @@ def render(kind: str) -> str:
 
 
 def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Writes ``<kind>.schema.json`` for every kind and returns the paths.
-
-    Raises:
-      OSError: ``folder`` cannot be written.
-    """
+    """Writes ``<kind>.schema.json`` for every kind and returns the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for kind in KINDS:

@@ -19,20 +19,14 @@ from results.records.record_base import Record
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Chosen:
-    """What a setting is where none was requested.
+    """What a setting is where none was requested."""
 
-    Attributes:
-      on_gpus: On GPUs; on CPUs it is the default of its field.
-      unless: Name of the fact of a workload that says, if it is not empty, why the
-        setting keeps the default of its field.
-      then: What follows from that fact, for the message.
-      where: Which workloads have that fact, in words.
-    """
-
-    on_gpus: int
+    on_gpus: int  # On GPUs; on CPUs it is the default of its field.
+    # Name of the fact of a workload that says, if it is not empty, why the setting
+    # keeps the default of its field.
     unless: str
-    then: str
-    where: str
+    then: str  # What follows from that fact, for the message.
+    where: str  # Which workloads have that fact, in words.
 
 
 class StepSettings(Record):

@@ -16,10 +16,5 @@ def printable(text: str) -> str:
 
 
 def storable(text: str, limit: int) -> str:
-    """Returns a string with marks in place of characters that a record cannot store.
-
-    Args:
-      text: Anything, such as what a library wrote to its log.
-      limit: Maximum number of characters; the last ones are kept.
-    """
+    """Returns a string with marks in place of characters that a record cannot store."""
     return UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[-limit:]

@@ -21,18 +21,7 @@ _MAX_VERSION = 9_999  # a larger number was not written by this program
 
 
 def upgrade(kind: str, data: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
-    """Returns the fields of a record in the format of the current version.
-
-    Args:
-      kind: ``plan``, ``spec``, ``env``, ``status`` or ``result``.
-      data: Its fields.
-      path: Its file, for messages.
-
-    Raises:
-      NewerSchemaError: ``data`` is of a newer version than this program knows.
-      OlderSchemaError: It is of a version that is no longer read.
-      CorruptRecordError: It has no version.
-    """
+    """Returns the fields of a record in the format of the current version."""
     version = data.get("schema_version")
     if (
         not isinstance(version, int)

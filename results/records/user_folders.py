@@ -13,11 +13,7 @@ _USUAL = re.compile(
 
 
 def shortened(text: str) -> str:
-    """Returns a string with ``~`` in place of home folders, whoever's they are.
-
-    Args:
-      text: Anything, also the JSON text of a record.
-    """
+    """Returns a string with ``~`` in place of home folders, whoever's they are."""
     own = _own_folder()
     if own:
         # Not where the folder's name continues.

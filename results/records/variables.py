@@ -115,20 +115,12 @@ RECORDED = IDENTITY | ONLY_RECORDED
 
 
 def identity_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that belong to the identity of a trial, by name.
-
-    Args:
-      environ: All variables, as those of this process.
-    """
+    """Returns the variables that belong to the identity of a trial, by name."""
     return _chosen(environ, IDENTITY)
 
 
 def recorded_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that are recorded with a trial, by name.
-
-    Args:
-      environ: All variables of the trial's processes.
-    """
+    """Returns the variables that are recorded with a trial, by name."""
     return _chosen(environ, RECORDED)
 
 

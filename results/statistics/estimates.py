@@ -105,21 +105,15 @@ def student_quantile(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Mean:
-    """A mean, or the difference of two, whose error has Student's distribution.
+    """A mean, or the difference of two, whose error has Student's distribution."""
 
-    Attributes:
-      centre: The mean.
-      standard_error: Of ``centre``; None where one value says nothing about the spread.
-      degrees_of_freedom: Of the distribution; not an integer for two groups.
-      n: Values; of the smaller group if there are two.
-      least: The same mean by another estimate of its error; intervals are not narrower
-        than its own, and p-values not smaller.
-    """
-
-    centre: float
+    centre: float  # The mean.
+    # Of ``centre``; None where one value says nothing about the spread.
     standard_error: float | None
-    degrees_of_freedom: float
-    n: int
+    degrees_of_freedom: float  # Of the distribution; not an integer for two groups.
+    n: int  # Values; of the smaller group if there are two.
+    # The same mean by another estimate of its error; intervals are not narrower than
+    # its own, and p-values not smaller.
     least: Mean | None = None
 
     def widened(self, factor: float) -> Mean:
@@ -150,15 +144,7 @@ class Mean:
         confidence: float = CONFIDENCE,
         widening: float = 1.0,
     ) -> Estimate:
-        """Returns the mean with its interval.
-
-        Args:
-          method: How the mean was computed.
-          otherwise: Why there is no interval, where there is none.
-          unit: Of the mean; empty for a ratio or a logarithm.
-          confidence: Nominal coverage of the interval.
-          widening: Factor of its width.
-        """
+        """Returns the mean with its interval."""
         half = self.half_width(confidence)
         return Estimate(
             value=self.centre,
@@ -186,15 +172,7 @@ class Mean:
 
 
 def one_group(values: Sequence[float] | np.ndarray, name: str = "values") -> Mean:
-    """Returns the mean of values that do not depend on each other.
-
-    Args:
-      values: Such as a log ratio per generation.
-      name: What they are called, for messages.
-
-    Raises:
-      ResultsError: No value, or one that is not finite.
-    """
+    """Returns the mean of values that do not depend on each other."""
     array = finite(values, name)
     error = None
     if array.size >= FEWEST_FOR_INTERVAL:
@@ -210,11 +188,7 @@ def one_group(values: Sequence[float] | np.ndarray, name: str = "values") -> Mea
 def two_groups(
     first: Sequence[float] | np.ndarray, second: Sequence[float] | np.ndarray
 ) -> Mean:
-    """Returns mean(first) - mean(second) of groups that are not paired.
-
-    Raises:
-      ResultsError: A group without values, or a value that is not finite.
-    """
+    """Returns mean(first) - mean(second) of groups that are not paired."""
     here, there = finite(first, "first"), finite(second, "second")
     n = min(here.size, there.size)
     centre = float(here.mean() - there.mean())
@@ -237,11 +211,7 @@ def two_groups(
 
 
 def finite(values: Sequence[float] | np.ndarray, name: str) -> np.ndarray:
-    """Returns numbers that may be averaged as an array.
-
-    Raises:
-      ResultsError: No number, or one that is not finite.
-    """
+    """Returns numbers that may be averaged as an array."""
     array = _array(values, name)
     if not np.isfinite(array).all():
         raise errors.ResultsError(
@@ -252,11 +222,7 @@ def finite(values: Sequence[float] | np.ndarray, name: str) -> np.ndarray:
 
 
 def numbers(values: Sequence[float] | np.ndarray, name: str) -> np.ndarray:
-    """Returns numbers that may be ordered, infinite for what failed, as an array.
-
-    Raises:
-      ResultsError: No number, or one that is none.
-    """
+    """Returns numbers that may be ordered, infinite for what failed, as an array."""
     array = _array(values, name)
     if np.isnan(array).any():
         raise errors.ResultsError(

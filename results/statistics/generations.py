@@ -90,15 +90,7 @@ def mean(logs: Sequence[float]) -> float:
 def log_ratios(
     first: Mapping[int, float], second: Mapping[int, float]
 ) -> tuple[float, ...]:
-    """Returns ln(first / second) of each round that both have, in order of rounds.
-
-    Args:
-      first: A positive value, such as examples/s, of each valid turn by round index.
-      second: The same of the other case, in the same generation.
-
-    Raises:
-      ResultsError: A value that is not positive and finite.
-    """
+    """Returns ln(first / second) of each round that both have, in order of rounds."""
     for name, values in (("first", first), ("second", second)):
         for index, value in values.items():
             if not (math.isfinite(value) and value > 0):
@@ -113,20 +105,7 @@ def log_ratios(
 def over_generations(
     logs: Sequence[float], *, unit: str = "", is_stopped_on_width: bool = False
 ) -> Estimate:
-    """Estimates exp(mean(logs)) with Student's t over generations.
-
-    Args:
-      logs: d_g of each generation (``mean``), or the mean log of a value.
-      unit: Of exp(logs); empty for a ratio.
-      is_stopped_on_width: Whether the number of generations was decided by
-        ``is_precise_enough``; False where it was decided before measuring.
-
-    Returns:
-      An estimate whose ``n`` is the number of generations; without an interval for one.
-
-    Raises:
-      ResultsError: No generation, or a number that is not finite.
-    """
+    """Estimates exp(mean(logs)) with Student's t over generations."""
     mean = estimates.one_group(logs, "logs")
     return _estimate(mean, unit=unit, is_stopped_on_width=is_stopped_on_width)
 
@@ -137,12 +116,6 @@ def mean_of_rounds(logs: Sequence[Sequence[float]]) -> Mean:
     Five generations can agree better than their rounds do: by chance, since a mean of
     20 rounds has an error of its own. So ``least`` has the error that remains if
     processes do not differ at all: the variance within generations, pooled.
-
-    Args:
-      logs: A logarithm per valid round, by generation; each has a round.
-
-    Raises:
-      ResultsError: No generation, or a number that is not finite.
     """
     means = [mean(of) for of in logs]
     found = estimates.one_group(means, "logs")
@@ -167,13 +140,7 @@ def over_rounds(
     unit: str = "",
     is_stopped_on_width: bool = False,
 ) -> Estimate:
-    """Estimates exp(mean) over generations as ``mean_of_rounds`` does.
-
-    Args:
-      logs: A logarithm per valid round, by generation.
-      unit: Of exp(logs); empty for a ratio.
-      is_stopped_on_width: As ``over_generations`` has it.
-    """
+    """Estimates exp(mean) over generations as ``mean_of_rounds`` does."""
     mean = mean_of_rounds(logs)
     return _estimate(mean, unit=unit, is_stopped_on_width=is_stopped_on_width)
 
@@ -210,13 +177,6 @@ def these_processes_only(logs_by_round: Sequence[float], *, unit: str = "") -> E
     one, and Student's t is taken over their means: noise that lasts for several rounds
     widens it. Other processes have other means, so the estimate is not conclusive: it
     excludes no value.
-
-    Args:
-      logs_by_round: A logarithm per valid round, in order of rounds.
-      unit: Of exp(logs); empty for a ratio.
-
-    Raises:
-      ResultsError: No round, or a number that is not finite.
     """
     logs = estimates.finite(logs_by_round, "logs_by_round")
     number = num_batches(logs.size)
@@ -242,19 +202,7 @@ def check_target(target: float) -> None:
 
 
 def is_precise_enough(logs: Sequence[Sequence[float]], target: float) -> bool:
-    """Returns whether measuring may stop because the interval is short enough.
-
-    Args:
-      logs: Of each valid round, by generation so far, for the primary contrast.
-      target: Allowed half width as a ratio: 0.03 is 3 %.
-
-    Returns:
-      Whether there are at least ``FEWEST_TO_STOP`` generations, and half the 95 %
-      interval, after ``widening``, is at most ln(1 + target).
-
-    Raises:
-      ResultsError: A target that is not positive and finite, or such a number.
-    """
+    """Returns whether measuring may stop because the interval is short enough."""
     check_target(target)
     if len(logs) < FEWEST_TO_STOP:
         return False

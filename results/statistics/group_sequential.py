@@ -81,17 +81,12 @@ def planned_looks(alpha: float) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """A kind of measurement of every case.
+    """A kind of measurement of every case."""
 
-    Attributes:
-      name: What is compared.
-      share: Of ``alpha``: the probability that equal programs regress by it.
-      margins: The slowdown that matters in units of ``delta``; None where it cannot
-        pass, and only regresses.
-    """
-
-    name: str
-    share: float
+    name: str  # What is compared.
+    share: float  # Of ``alpha``: the probability that equal programs regress by it.
+    # The slowdown that matters in units of ``delta``; None where it cannot pass, and
+    # only regresses.
     margins: float | None
 
 
@@ -105,19 +100,12 @@ PROCESSES = Kind(name="processes", share=0.6, margins=1.0)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Design:
-    """When a gate looks, and how strictly; decided before it measures.
+    """When a gate looks, and how strictly; decided before it measures."""
 
-    Attributes:
-      looks: After how many generations: all looks so far and to come.
-      most: Generations after which all error is spent.
-      delta: The slowdown that matters, as a ratio.
-      alpha: The accepted probability of passing it, and of a false regression.
-    """
-
-    looks: tuple[int, ...]
-    most: int
-    delta: float
-    alpha: float
+    looks: tuple[int, ...]  # After how many generations: all looks so far and to come.
+    most: int  # Generations after which all error is spent.
+    delta: float  # The slowdown that matters, as a ratio.
+    alpha: float  # The accepted probability of passing it, and of a false regression.
 
     def level(self, share: float, number: int) -> float:
         """Returns the one-sided level of a share of ``alpha`` at one look."""
@@ -136,21 +124,13 @@ class Design:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """What one kind of measurement says at one look; arrays over gates and cases.
+    """What one kind of measurement says at one look; arrays over gates and cases."""
 
-    Attributes:
-      mean: Mean log slowdown.
-      low: Lower end of its interval; not a number below two generations.
-      high: Upper end.
-      verdicts: ``UNDECIDED``, ``PASSED``, ``REGRESSED`` or ``IMPROVED``.
-      widening: Of the intervals, of all cases of a gate.
-    """
-
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    verdicts: np.ndarray
-    widening: np.ndarray
+    mean: np.ndarray  # Mean log slowdown.
+    low: np.ndarray  # Lower end of its interval; not a number below two generations.
+    high: np.ndarray  # Upper end.
+    verdicts: np.ndarray  # ``UNDECIDED``, ``PASSED``, ``REGRESSED`` or ``IMPROVED``.
+    widening: np.ndarray  # Of the intervals, of all cases of a gate.
 
 
 def margin_of(kind: Kind, delta: float) -> float:
@@ -164,9 +144,6 @@ def widening(away: np.ndarray) -> np.ndarray:
     The correlation of neighbours, over all cases, is too low by (1 + 4 r) / n (Marriott
     and Pope, Biometrika 41, 1954). Its error is of as many series as there are cases,
     or of fewer, down to one, by what they share in a generation.
-
-    Args:
-      away: From the mean of each case; the last axes are generations and cases.
     """
     number, num_cases = away.shape[-2:]
     total = np.maximum((away**2).sum(axis=(-2, -1)), np.finfo(np.float64).tiny)
@@ -188,14 +165,7 @@ def widening(away: np.ndarray) -> np.ndarray:
 
 
 def look(logs: np.ndarray, kind: Kind, design: Design, *, number: int) -> Look:
-    """Judges one kind of measurement at one look.
-
-    Args:
-      logs: Log slowdowns; not a number where a generation has none.
-      kind: What they are.
-      design: When the gate looks, and how strictly.
-      number: Generations so far, one of ``design.looks``.
-    """
+    """Judges one kind of measurement at one look."""
     from scipy import special
 
     values = logs[..., :number, :]
@@ -261,20 +231,14 @@ class Singles:
     """Generations with processes that stand out from the others; arrays over gates.
 
     A generation counts once, however many of its cases stand out: they share a machine.
-
-    Attributes:
-      threshold: Log ratio from which a process stands out.
-      num_slower: Generations with more that are slower, of the change.
-      num_faster: Generations with more that are faster, of the baseline slower.
-      p_value: Of so many or more slower ones, were the programs equal.
-      holds: Whether the change has slow processes.
     """
 
-    threshold: np.ndarray
-    num_slower: np.ndarray
+    threshold: np.ndarray  # Log ratio from which a process stands out.
+    num_slower: np.ndarray  # Generations with more that are slower, of the change.
+    # Generations with more that are faster, of the baseline slower.
     num_faster: np.ndarray
-    p_value: np.ndarray
-    holds: np.ndarray
+    p_value: np.ndarray  # Of so many or more slower ones, were the programs equal.
+    holds: np.ndarray  # Whether the change has slow processes.
 
 
 def singles(logs: np.ndarray, design: Design, *, number: int) -> Singles:
@@ -305,29 +269,17 @@ def singles(logs: np.ndarray, design: Design, *, number: int) -> Singles:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Outcomes:
-    """How gates end; arrays over gates, and over cases in the last axis.
+    """How gates end; arrays over gates, and over cases in the last axis."""
 
-    Attributes:
-      verdicts: Of each gate: ``UNDECIDED``, ``PASSED`` or ``REGRESSED``.
-      ends: Generations after which it ended, or of its last look.
-      of_cases: By kind, the verdict of each case.
-      decided_at: By kind, at which look; 0 where it is undecided.
-    """
-
-    verdicts: np.ndarray
-    ends: np.ndarray
-    of_cases: dict[Kind, np.ndarray]
+    verdicts: np.ndarray  # Of each gate: ``UNDECIDED``, ``PASSED`` or ``REGRESSED``.
+    ends: np.ndarray  # Generations after which it ended, or of its last look.
+    of_cases: dict[Kind, np.ndarray]  # By kind, the verdict of each case.
+    # By kind, at which look; 0 where it is undecided.
     decided_at: dict[Kind, np.ndarray]
 
 
 def outcomes(logs: Mapping[Kind, np.ndarray], design: Design) -> Outcomes:
-    """Lets gates look at their generations until they end.
-
-    Args:
-      logs: Log slowdowns by kind, over gates, generations and cases. Single processes
-        are judged by the first.
-      design: When they look, and how strictly.
-    """
+    """Lets gates look at their generations until they end."""
     first = next(iter(logs.values()))
     num_gates, _, num_cases = first.shape
     verdicts = np.full(num_gates, UNDECIDED)

@@ -45,16 +45,7 @@ TOO_FEW = f"no interval: fewer than {FEWEST_RUNS} runs say too little about the 
 def probability(
     first: Sequence[float], second: Sequence[float], *, is_higher_better: bool
 ) -> Estimate:
-    """Returns the probability that a run of ``first`` is better: 0.5 says neither is.
-
-    Args:
-      first: The result of each run, such as those with more replicas.
-      second: The same of the case that it is compared with.
-      is_higher_better: Whether larger results are better.
-
-    Raises:
-      ResultsError: No runs, or a result that is not a number.
-    """
+    """The probability that a run of ``first`` is better: 0.5 says neither is."""
     a, b = (
         estimates.numbers(of, name)
         for of, name in ((first, "first"), (second, "second"))

@@ -61,20 +61,14 @@ class Verdict(str, enum.Enum):  # Python 3.10 has no StrEnum
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """A verdict, and what it was derived from.
+    """A verdict, and what it was derived from."""
 
-    Attributes:
-      verdict: What the rule says.
-      slowdown: Ratio, above 1 where the change is slower, with the interval that was
-        judged, whose confidence is 1 - 2 ``alpha``.
-      delta: The slowdown that matters, as a ratio: 0.05 is 5 %.
-      alpha: The probability that a slowdown of exactly ``delta`` passes.
-    """
-
-    verdict: Verdict
+    verdict: Verdict  # What the rule says.
+    # Ratio, above 1 where the change is slower, with the interval that was judged,
+    # whose confidence is 1 - 2 ``alpha``.
     slowdown: Estimate
-    delta: float
-    alpha: float
+    delta: float  # The slowdown that matters, as a ratio: 0.05 is 5 %.
+    alpha: float  # The probability that a slowdown of exactly ``delta`` passes.
 
 
 def check_delta(delta: float) -> None:
@@ -96,14 +90,7 @@ def check_alpha(alpha: float) -> None:
 
 
 def verdict_of(low: float, high: float, *, margin: float) -> Verdict:
-    """Returns the verdict on an interval of a loss, such as the log slowdown.
-
-    Args:
-      low: Its lower end; positive where the change is certainly worse.
-      high: Its upper end.
-      margin: The loss that matters, on the same scale: ln(1 + ``delta``) of a log
-        slowdown.
-    """
+    """Returns the verdict on an interval of a loss, such as the log slowdown."""
     if high < 0:
         return Verdict.IMPROVE
     if high < margin:
@@ -121,34 +108,13 @@ def judge_groups(
     """Judges a change against a baseline that was not measured in the same rounds.
 
     A weaker judgement: nothing that happened to the machine in between cancels.
-
-    Args:
-      change: The logarithm of a cost in each generation, such as -ln(throughput).
-      baseline: The same of the baseline.
-      delta: The slowdown that matters, as a ratio.
-      alpha: The accepted probability of passing a slowdown of exactly ``delta``.
-
-    Raises:
-      ResultsError: Fewer than two generations on a side, a number that is not finite,
-        or a ``delta`` or ``alpha`` that is out of range.
     """
     mean = estimates.two_groups(change, baseline)
     return of_mean(mean, delta=delta, alpha=alpha, method=OF_TWO_STUDIES)
 
 
 def of_mean(mean: Mean, *, delta: float, alpha: float, method: str) -> Judgement:
-    """Judges a mean log slowdown.
-
-    Args:
-      mean: Positive where the change is worse.
-      delta: The loss that matters, as a ratio.
-      alpha: The accepted probability of passing a loss of exactly ``delta``.
-      method: How the mean was computed.
-
-    Raises:
-      ResultsError: One value on a side, or a ``delta`` or ``alpha`` that is out of
-        range.
-    """
+    """Judges a mean log slowdown."""
     check_delta(delta)
     check_alpha(alpha)
     found = mean.estimate(method, confidence=1 - 2 * alpha)

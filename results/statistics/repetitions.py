@@ -66,35 +66,14 @@ NO_INTERVAL = "no interval: one repetition gives no information on the spread"
 
 
 def geometric_mean(values: Sequence[float], *, unit: str) -> Estimate:
-    """Estimates exp(mean(log(values))) with an interval over ``values``.
-
-    Args:
-      values: One positive number per trial.
-      unit: Their unit.
-
-    Raises:
-      ResultsError: No values, or one that is not positive and finite.
-    """
+    """Estimates exp(mean(log(values))) with an interval over ``values``."""
     return _one_group(_logs(values, "values"), unit=unit, method=ONE_GROUP)
 
 
 def ratio(
     numerator: Mapping[Hashable, float], denominator: Mapping[Hashable, float]
 ) -> Estimate:
-    """Estimates the ratio of two geometric means, both uncertain.
-
-    Args:
-      numerator: Value of each trial, by repetition (index and seed).
-      denominator: The same for the denominator.
-
-    Returns:
-      A ratio without unit. Where both have the same repetitions they are compared in
-      pairs, which cancels changes from one repetition to the next; otherwise as two
-      groups, and ``method`` says so.
-
-    Raises:
-      ResultsError: An empty side, or a value that is not positive and finite.
-    """
+    """Estimates the ratio of two geometric means, both uncertain."""
     first = _logs(list(numerator.values()), "numerator")
     second = _logs(list(denominator.values()), "denominator")
     if numerator.keys() != denominator.keys():

@@ -62,21 +62,14 @@ TOO_FEW = f"no interval: fewer than {FEWEST_RUNS} runs say too little about the 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """The fraction of runs that reached at least each threshold.
+    """The fraction of runs that reached at least each threshold."""
 
-    Attributes:
-      thresholds: Ascending.
-      shares: From 0 to 1, one per threshold.
-      lows: Lower ends of exact pointwise intervals, or empty where there are none.
-      highs: Upper ends, or empty where there are none.
-      n: Runs.
-    """
-
-    thresholds: tuple[float, ...]
-    shares: tuple[float, ...]
+    thresholds: tuple[float, ...]  # Ascending.
+    shares: tuple[float, ...]  # From 0 to 1, one per threshold.
+    # Lower ends of exact pointwise intervals, or empty where there are none.
     lows: tuple[float, ...]
-    highs: tuple[float, ...]
-    n: int
+    highs: tuple[float, ...]  # Upper ends, or empty where there are none.
+    n: int  # Runs.
 
 
 def statistic_of(num_runs: int, num_strata: int = 1) -> str:
@@ -91,16 +84,7 @@ def statistic_of(num_runs: int, num_strata: int = 1) -> str:
 
 
 def score(strata: Mapping[Hashable, Sequence[float]]) -> Estimate:
-    """Returns a robust mean of all runs, with its interval.
-
-    Args:
-      strata: The result of each run, infinitely bad if it failed, by environment or
-        whatever else was fixed when seeds were drawn. Several strata need one scale,
-        such as returns from 0 to 1000.
-
-    Raises:
-      ResultsError: A stratum without values, or a value that is not a number.
-    """
+    """Returns a robust mean of all runs, with its interval."""
     arrays = _checked(strata)
     everything = np.concatenate(arrays)
     n = everything.size
@@ -147,15 +131,7 @@ def _trimmed(values: np.ndarray) -> Mean:
 def profile(
     strata: Mapping[Hashable, Sequence[float]], thresholds: Sequence[float]
 ) -> Profile:
-    """Returns the fraction of runs that reached each threshold: a performance profile.
-
-    Args:
-      strata: As for ``score``.
-      thresholds: Ascending.
-
-    Raises:
-      ResultsError: A stratum without values, or a value that is not finite.
-    """
+    """The fraction of runs that reached each threshold: a performance profile."""
     arrays = _checked(strata)
     everything = np.concatenate(arrays)
     levels = np.asarray(thresholds, np.float64)

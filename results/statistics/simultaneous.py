@@ -30,26 +30,17 @@ DEFAULT_ALPHA = 0.05
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """One comparison of a set.
+    """One comparison of a set."""
 
-    Attributes:
-      ratio: With its own 95 % interval.
-      p_value: Two-sided, of the ratio 1, adjusted for the set; None for fewer than two
-        generations, which test nothing and do not count in the set.
-      holds: Whether the ratio differs from 1 when all comparisons are looked at.
-    """
-
-    ratio: Estimate
+    ratio: Estimate  # With its own 95 % interval.
+    # Two-sided, of the ratio 1, adjusted for the set; None for fewer than two
+    # generations, which test nothing and do not count in the set.
     p_value: float | None
-    holds: bool
+    holds: bool  # Whether the ratio differs from 1 when all comparisons are looked at.
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
-    """Returns p-values adjusted for their number, in the order given.
-
-    Raises:
-      ResultsError: A number that is not a probability.
-    """
+    """Returns p-values adjusted for their number, in the order given."""
     for value in p_values:
         if not 0 <= value <= 1:
             raise errors.ResultsError(
@@ -69,16 +60,7 @@ def differences(
     method: str = generations.OVER_GENERATIONS,
     alpha: float = DEFAULT_ALPHA,
 ) -> dict[str, Difference]:
-    """Returns each comparison with its interval, and whether it holds within the set.
-
-    Args:
-      means: Mean log ratios over generations, by the name of the comparison.
-      method: How they were computed.
-      alpha: The accepted probability of one or more false differences.
-
-    Raises:
-      ResultsError: ``alpha`` is out of range.
-    """
+    """Each comparison with its interval, and whether it holds within the set."""
     if not 0 < alpha < 1:
         raise errors.ResultsError(
             f"alpha is {alpha!r}, must be more than 0 and less than 1: the accepted "

@@ -44,13 +44,7 @@ def kim_demets(alpha: float, fraction: float) -> float:
 def nominal_levels(
     looks: tuple[int, ...], most: int, alpha: float
 ) -> tuple[float, ...]:
-    """Returns the one-sided level of the test at each look.
-
-    Args:
-      looks: After how many generations, ascending.
-      most: Generations after which all of the error is spent.
-      alpha: The error of all looks together.
-    """
+    """Returns the one-sided level of the test at each look."""
     from scipy import special
 
     levels: list[float] = []

@@ -42,48 +42,29 @@ TOO_FEW = f"no interval: fewer than {FEWEST_RUNS} runs say too little about the 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Time:
-    """What one run needed, in seconds or examples.
+    """What one run needed, in seconds or examples."""
 
-    Attributes:
-      amount: Where the target was reached or, if it was not, where the run ended.
-      is_reached: Whether the target was reached.
-    """
-
+    # Where the target was reached or, if it was not, where the run ended.
     amount: float
-    is_reached: bool
+    is_reached: bool  # Whether the target was reached.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TimeToTarget:
-    """The median time of several runs.
+    """The median time of several runs."""
 
-    Attributes:
-      median: The median and its interval; what is longer than ``budget`` is infinite.
-      budget: Where the first run that did not reach the target ended, or None if all
-        have reached it.
-      num_reached: Runs that reached the target.
-    """
-
+    # The median and its interval; what is longer than ``budget`` is infinite.
     median: Estimate
+    # Where the first run that did not reach the target ended, or None if all have
+    # reached it.
     budget: float | None
-    num_reached: int
+    num_reached: int  # Runs that reached the target.
 
 
 def first_reached(
     curve: Sequence[tuple[float, float]], target: float, *, is_higher_better: bool
 ) -> Time:
-    """Returns when a run first met a target.
-
-    Args:
-      curve: Pairs of position (seconds or examples so far) and quality, one for each
-        evaluation in order.
-      target: The quality.
-      is_higher_better: Whether it must be at least, or at most, the target.
-
-    Raises:
-      ResultsError: No evaluation; positions that do not ascend; a target that is not a
-        number.
-    """
+    """Returns when a run first met a target."""
     positions = [position for position, _ in curve]
     if not curve or positions != sorted(positions):
         raise errors.ResultsError(
@@ -107,14 +88,6 @@ def target_of(
     This is the best of the qualities that the median of equal runs misses with a
     probability of at most ``MOST_MISSED``; where none is, the worst of those that did
     not fail, with its probability, which is 0.2 of 3 or 4 runs.
-
-    Args:
-      reached: The quality of each run at its end, infinitely bad if it failed.
-      is_higher_better: Whether higher is better.
-      num_others: Runs of the case that is compared, of the one with the fewest.
-
-    Raises:
-      ResultsError: No run, a quality that is not a number, or all failed.
     """
     values = sorted(numbers(reached, "reached"), reverse=not is_higher_better)
     num_failed = sum(map(math.isinf, values))
@@ -143,15 +116,7 @@ def _missed(n: int, rank: int, num_others: int) -> float:
 
 
 def median(times: Sequence[Time], *, unit: str) -> TimeToTarget:
-    """Returns the median time of runs, of which some may be censored.
-
-    Args:
-      times: One per run.
-      unit: Of the amounts.
-
-    Raises:
-      ResultsError: No runs, or an amount that is not finite and at least 0.
-    """
+    """Returns the median time of runs, of which some may be censored."""
     _check(times)
     reached = sorted(time.amount for time in times if time.is_reached)
     ended = [time.amount for time in times if not time.is_reached]

@@ -19,12 +19,7 @@ TEMPORARY_PREFIX = ".tmp-"
 
 
 def check_reachable(path: pathlib.Path) -> None:
-    """Raises if the file system refuses to look at ``path``; it may be missing.
-
-    Raises:
-      OSError: A parent folder may not be searched, a name is too long, or symbolic
-        links form a cycle.
-    """
+    """Raises if the file system refuses to look at ``path``; it may be missing."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -32,11 +27,7 @@ def check_reachable(path: pathlib.Path) -> None:
 
 
 def sync(path: pathlib.Path) -> None:
-    """Syncs a file, or the names in a directory: they survive a power failure.
-
-    Raises:
-      OSError: It cannot be opened or synced.
-    """
+    """Syncs a file, or the names in a directory: they survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with named(path):
@@ -46,11 +37,7 @@ def sync(path: pathlib.Path) -> None:
 
 
 def sync_or_remove(folder: pathlib.Path) -> None:
-    """Syncs the name of a folder that is new; where that fails, there is none.
-
-    Raises:
-      OSError: It cannot be synced.
-    """
+    """Syncs the name of a folder that is new; where that fails, there is none."""
     try:
         sync(folder.parent)
     except OSError:
@@ -72,11 +59,7 @@ def named(path: pathlib.Path) -> Iterator[None]:
 
 
 def sync_files(folder: pathlib.Path) -> None:
-    """Syncs the files of a folder, which others wrote, and their names.
-
-    Raises:
-      OSError: One cannot be opened or synced.
-    """
+    """Syncs the files of a folder, which others wrote, and their names."""
     for entry in folder.iterdir():
         if entry.is_file() and not entry.is_symlink():
             sync(entry)
@@ -84,12 +67,7 @@ def sync_files(folder: pathlib.Path) -> None:
 
 
 def remove_leftovers(folder: pathlib.Path, below: Sequence[str] = ()) -> None:
-    """Removes what writers left that were killed, or could not remove it.
-
-    Args:
-      folder: Where to look.
-      below: Patterns of folders in it, in which to look too.
-    """
+    """Removes what writers left that were killed, or could not remove it."""
     for pattern in ("", *below):
         with contextlib.suppress(OSError):  # harmless where they are
             for path in folder.glob(f"{pattern}{TEMPORARY_PREFIX}*"):
@@ -98,21 +76,12 @@ def remove_leftovers(folder: pathlib.Path, below: Sequence[str] = ()) -> None:
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-    """Writes ``text`` as UTF-8; see ``write_bytes``.
-
-    Raises:
-      OSError: The folder is missing or cannot be written.
-    """
+    """Writes ``text`` as UTF-8; see ``write_bytes``."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_bytes(path: pathlib.Path, content: bytes) -> None:
-    """Writes ``content``: temporary file, fsync, rename, fsync of the folder.
-
-    Raises:
-      OSError: The folder is missing or cannot be written.
-      StudyLostError: It is in a study that another machine has taken over.
-    """
+    """Writes ``content``: temporary file, fsync, rename, fsync of the folder."""
     # Both names lead through the same mounts then, which the current folder need not.
     path = path.absolute()
     descriptor, name = tempfile.mkstemp(

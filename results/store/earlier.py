@@ -29,11 +29,7 @@ _OBSERVATION: Final = re.compile(rb'"kind": "(?:step|reading|change|failure)"')
 
 
 def is_measured(trial_dir: pathlib.Path) -> bool:
-    """Whether an attempt has observed anything: a step, a number, or its own failure.
-
-    Raises:
-      UnavailableRecordError: The file system does not say.
-    """
+    """Whether an attempt observed anything: a step, a number, or its own failure."""
     names = untrusted.names_in(trial_dir)
     if names & _CONCLUDED:
         return True
@@ -51,10 +47,6 @@ def keep(trial_dir: pathlib.Path, before: Before | None = None) -> pathlib.Path:
     """Moves the folder of a trial to those of earlier attempts; returns where it is.
 
     ``before`` is told from where to where, such as ``Store.list_earlier``.
-
-    Raises:
-      OSError: It cannot be moved.
-      UnavailableRecordError: The file system does not say what is there.
     """
     place = trial_dir.parent.with_name(EARLIER_NAME)
     if place.is_symlink():  # it leads out of the study
@@ -72,11 +64,7 @@ def keep(trial_dir: pathlib.Path, before: Before | None = None) -> pathlib.Path:
 
 
 def attempts(root: pathlib.Path, trial_id: str = "") -> list[pathlib.Path]:
-    """Returns the folders of earlier attempts of a study, or of one of its trials.
-
-    Raises:
-      UnavailableRecordError: The file system does not say.
-    """
+    """Returns the folders of earlier attempts of a study, or of one of its trials."""
     place = root / EARLIER_NAME
     pattern = re.compile(rf"{re.escape(trial_id) or '.+'}-\d+")
     names = sorted(filter(pattern.fullmatch, untrusted.names_in(place)))

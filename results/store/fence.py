@@ -23,12 +23,7 @@ _held: dict[pathlib.Path, Callable[[], bool]] = {}
 
 @contextlib.contextmanager
 def held(root: pathlib.Path, is_owner: Callable[[], bool]) -> Iterator[None]:
-    """Lets writes below a study ask for its owner while the block runs.
-
-    Args:
-      root: The study.
-      is_owner: Whether it still belongs to this process.
-    """
+    """Lets writes below a study ask for its owner while the block runs."""
     key = root.absolute()
     _held[key] = is_owner
     try:
@@ -38,12 +33,7 @@ def held(root: pathlib.Path, is_owner: Callable[[], bool]) -> Iterator[None]:
 
 
 def check(path: os.PathLike[str]) -> None:
-    """Raises if what is about to be written belongs to a study that was lost.
-
-    Raises:
-      StudyLostError: Another machine owns the study.
-      OSError: The file system does not say who owns it.
-    """
+    """Raises if what is about to be written belongs to a study that was lost."""
     whole = pathlib.Path(path).absolute()
     for root, is_owner in _held.items():
         if whole.is_relative_to(root) and not is_owner():

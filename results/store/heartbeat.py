@@ -50,15 +50,7 @@ def kernel_id() -> str:
 
 @contextlib.contextmanager
 def hold(root: pathlib.Path) -> Iterator[None]:
-    """Owns the study against other kernels while the block runs.
-
-    Args:
-      root: The study; the caller has the lock of this kernel.
-
-    Raises:
-      StudyLockedError: A process of another kernel owns it.
-      OSError: The file cannot be written.
-    """
+    """Owns the study against other kernels while the block runs."""
     token = f"{kernel_id()} {uuid.uuid4().hex}\n"
     _claim(root, token)
     is_over = threading.Event()

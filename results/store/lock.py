@@ -41,13 +41,7 @@ def read_holder(root: pathlib.Path) -> int | None:
 
 @contextlib.contextmanager
 def lock_study(root: pathlib.Path) -> Iterator[None]:
-    """Locks the study exclusively while the ``with`` block runs; never waits.
-
-    Raises:
-      StudyLockedError: Another process (or another lock of this one) holds it.
-      StudyInUseElsewhereError: A process of another machine owns the study.
-      WriteStoreError: The lock cannot be written, for example in a missing folder.
-    """
+    """Locks the study exclusively while the ``with`` block runs; never waits."""
     # Not a singleton: two locks of one process must exclude each other too.
     lock = filelock.FileLock(root / LOCK_NAME, timeout=0, is_singleton=False)
     try:

@@ -45,12 +45,7 @@ def digest(content: bytes) -> str:
 
 
 def digest_of(path: pathlib.Path) -> str:
-    """Returns the digest of a file, ``NOTHING`` where there is none.
-
-    Raises:
-      DamagedFileError: It is no regular file, or too large.
-      UnavailableRecordError: The file system does not answer.
-    """
+    """Returns the digest of a file, ``NOTHING`` where there is none."""
     content = untrusted.read_bytes(path)
     return NOTHING if content is None else digest(content)
 
@@ -62,19 +57,7 @@ def evidence_in(folder: pathlib.Path) -> dict[str, str]:
 
 
 def renew(root: pathlib.Path, of: str, files: Mapping[str, str]) -> None:
-    """Lists a file, or the files of a folder, in place of what was listed of it.
-
-    Args:
-      root: The study directory, in which only one process writes.
-      of: The file or folder, as a path in the study.
-      files: Digests by path in the study, also of files that are written afterwards.
-
-    Raises:
-      OSError: It cannot be written.
-      DamagedFileError: The manifest is no such file.
-      UnavailableRecordError: The file system does not answer.
-      StudyLostError: Another machine has taken the study over.
-    """
+    """Lists a file, or the files of a folder, in place of what was listed of it."""
     with _LOCK:
         found = read(root)
         sums = {} if found is None else found.sums
@@ -98,12 +81,7 @@ def renew(root: pathlib.Path, of: str, files: Mapping[str, str]) -> None:
 
 
 def read(root: pathlib.Path) -> Listed | None:
-    """Returns what is listed; None without a manifest.
-
-    Raises:
-      DamagedFileError: It is no manifest.
-      UnavailableRecordError: The file system does not answer.
-    """
+    """Returns what is listed; None without a manifest."""
     text = untrusted.read_text(root / MANIFEST_NAME)
     if text is None:
         return None

@@ -24,13 +24,7 @@ of a plan is only shown."""
 
 
 def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
-    """Reads one record, upgrading older versions; None if there is no such file.
-
-    Raises:
-      CorruptRecordError: The file is not a record of this kind.
-      UnavailableRecordError: The file system does not answer, or refuses this user.
-      NewerSchemaError: A newer version wrote it.
-    """
+    """Reads one record, upgrading older versions; None if there is no such file."""
     try:
         text = untrusted.read_text(path)
     except untrusted.DamagedFileError as error:
@@ -77,20 +71,12 @@ def content_of(record: Record) -> bytes:
 
 
 def write(path: pathlib.Path, record: Record) -> None:
-    """Writes a record, and creates its folder if there is none.
-
-    Raises:
-      WriteStoreError: The file cannot be written.
-    """
+    """Writes a record, and creates its folder if there is none."""
     write_content(path, content_of(record))
 
 
 def write_content(path: pathlib.Path, content: bytes) -> None:
-    """Writes the bytes of a record, and creates its folder if there is none.
-
-    Raises:
-      WriteStoreError: The file cannot be written.
-    """
+    """Writes the bytes of a record, and creates its folder if there is none."""
     try:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True)

@@ -18,21 +18,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """The records of one trial.
+    """The records of one trial."""
 
-    Attributes:
-      trial_id: The folder's name.
-      spec: The configuration.
-      env: The machine, or None before the trial has started.
-      status: How it ended, or None while it has not.
-      result: The observations, or None where there are none.
-    """
-
-    trial_id: str
-    spec: TrialSpec
-    env: Environment | None
-    status: StatusRecord | None
-    result: TrialResult | None
+    trial_id: str  # The folder's name.
+    spec: TrialSpec  # The configuration.
+    env: Environment | None  # The machine, or None before the trial has started.
+    status: StatusRecord | None  # How it ended, or None while it has not.
+    result: TrialResult | None  # The observations, or None where there are none.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,12 +42,7 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """What one reading of a study found.
+    """What one reading of a study found."""
 
-    Attributes:
-      trials: The readable trials by id, including unfinished ones.
-      problems: The damaged records, by path.
-    """
-
-    trials: tuple[Trial, ...]
-    problems: tuple[Problem, ...]
+    trials: tuple[Trial, ...]  # The readable trials by id, including unfinished ones.
+    problems: tuple[Problem, ...]  # The damaged records, by path.

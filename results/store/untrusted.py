@@ -41,17 +41,7 @@ class DamagedFileError(ValueError):
 def read_bytes(
     path: pathlib.Path, *, max_bytes: int = MAX_BYTES, start: int = 0
 ) -> bytes | None:
-    """Returns the content of a regular file, read once; None if there is no file.
-
-    Args:
-      path: The file.
-      max_bytes: A file with more bytes from ``start`` on is damaged, and not read.
-      start: The first byte that is read; where negative, it counts from the end.
-
-    Raises:
-      DamagedFileError: It is a link, no regular file, or too large.
-      UnavailableRecordError: The file system does not answer, or refuses this user.
-    """
+    """Returns the content of a regular file, read once; None if there is no file."""
     try:
         descriptor = os.open(path, _FLAGS)
     except OSError as error:
@@ -81,12 +71,7 @@ def read_bytes(
 
 
 def read_text(path: pathlib.Path, *, max_bytes: int = MAX_BYTES) -> str | None:
-    """Returns the content of a regular UTF-8 file; None if there is no file.
-
-    Raises:
-      DamagedFileError: As ``read_bytes``, or it is not UTF-8.
-      UnavailableRecordError: The file system does not answer, or refuses this user.
-    """
+    """Returns the content of a regular UTF-8 file; None if there is no file."""
     content = read_bytes(path, max_bytes=max_bytes)
     try:
         return None if content is None else content.decode("utf-8")
@@ -95,12 +80,7 @@ def read_text(path: pathlib.Path, *, max_bytes: int = MAX_BYTES) -> str | None:
 
 
 def tail(path: pathlib.Path, num_bytes: int) -> str:
-    """Returns the last of a log that a program may write without end; else "".
-
-    Args:
-      path: The log.
-      num_bytes: How many bytes at most; what is no UTF-8 is replaced.
-    """
+    """Returns the last of a log that a program may write without end; else ""."""
     try:
         # What was written in the meantime comes after them.
         content = read_bytes(path, start=-num_bytes) or b""
@@ -110,11 +90,7 @@ def tail(path: pathlib.Path, num_bytes: int) -> str:
 
 
 def parsed(text: str | bytes) -> Any:
-    """Returns the value of a text in JSON.
-
-    Raises:
-      DamagedFileError: It is not JSON, or nested so deeply that no record is.
-    """
+    """Returns the value of a text in JSON."""
     try:
         return json.loads(text)
     except ValueError as error:
@@ -126,12 +102,7 @@ def parsed(text: str | bytes) -> Any:
 
 
 def is_there(path: pathlib.Path) -> bool:
-    """Whether there is anything at ``path``, a link to nothing included.
-
-    Raises:
-      UnavailableRecordError: The file system does not say. ``Path.exists`` would say
-        no, from Python 3.12 on.
-    """
+    """Whether there is anything at ``path``, a link to nothing included."""
     try:
         path.lstat()
     except OSError as error:
@@ -142,11 +113,7 @@ def is_there(path: pathlib.Path) -> bool:
 
 
 def names_in(folder: pathlib.Path) -> frozenset[str]:
-    """Returns the names in a folder; none if there is no folder.
-
-    Raises:
-      UnavailableRecordError: The folder cannot be listed.
-    """
+    """Returns the names in a folder; none if there is no folder."""
     try:
         return frozenset(os.listdir(folder))  # noqa: PTH208 - only names are needed
     except OSError as error:
@@ -156,12 +123,7 @@ def names_in(folder: pathlib.Path) -> frozenset[str]:
 
 
 def paths_below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields all that is below a folder, sorted; links are not followed.
-
-    Raises:
-      UnavailableRecordError: A folder cannot be listed. ``Path.rglob`` would leave out
-        what is in one that this user may not read.
-    """
+    """Yields all that is below a folder, sorted; links are not followed."""
     for name in sorted(names_in(folder)):
         path = folder / name
         yield path
@@ -174,11 +136,6 @@ def paths_below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def folders_with(folder: pathlib.Path, name: str) -> list[pathlib.Path]:
-    """Returns the folders in a folder that have something of this name, sorted.
-
-    Raises:
-      UnavailableRecordError: The file system does not say. ``Path.glob`` would leave
-        out what this user may not search.
-    """
+    """Returns the folders in a folder that have something of this name, sorted."""
     found = (folder / inner for inner in sorted(names_in(folder)))
     return [inner for inner in found if is_there(inner / name)]

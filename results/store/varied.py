@@ -38,44 +38,28 @@ Folder = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
 
 
 class Varied(Record):
-    """Studies that differ in one setting.
-
-    Attributes:
-      key: ``data``, a batch size, or an option of the workload.
-      studies: Their folders, in the order of the values.
-    """
+    """Studies that differ in one setting."""
 
     schema_version: Literal[6] = 6
-    key: Line
+    key: Line  # ``data``, a batch size, or an option of the workload.
+    # Their folders, in the order of the values.
     studies: Annotated[tuple[Folder, ...], Field(min_length=1, max_length=MOST_VALUES)]
     created_at: Name
     command: tuple[Text, ...] = Field(max_length=10_000)
 
 
 def read(root: pathlib.Path) -> Varied | None:
-    """Reads which studies a folder has; None if it is no varied study.
-
-    Raises:
-      ResultsError: The file is damaged, unavailable, or of a newer version.
-    """
+    """Reads which studies a folder has; None if it is no varied study."""
     return record_file.read(root / VARIED_NAME, "vary", Varied)
 
 
 def write(root: pathlib.Path, varied: Varied) -> None:
-    """Writes which studies a folder has, and lists it in the folder's manifest.
-
-    Raises:
-      WriteStoreError: A file cannot be written.
-    """
+    """Writes which studies a folder has, and lists it in the folder's manifest."""
     Store(root).write_listed(VARIED_NAME, varied)
 
 
 def stores(root: pathlib.Path, varied: Varied) -> list[Store]:
-    """Opens the studies that have begun.
-
-    Raises:
-      ResultsError: One cannot be read.
-    """
+    """Opens the studies that have begun."""
     return [
         Store.open(root / name)
         for name in varied.studies
@@ -84,11 +68,7 @@ def stores(root: pathlib.Path, varied: Varied) -> list[Store]:
 
 
 def value_of(plan: Plan, key: str) -> str:
-    """Returns the value of the setting that a study was made with, as a user writes it.
-
-    Raises:
-      ResultsError: Its trials were made with none, or with several.
-    """
+    """The value of the setting that a study was made with, as a user writes it."""
     found = _values(plan, key)
     if len(found) != 1:
         raise errors.ResultsError(

@@ -35,12 +35,7 @@ _DAMAGED = (
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Path]:
-    """Yields the folder of a study, given that, a folder around it, or a zip of it.
-
-    Raises:
-      ResultsError: A file is no zip file, or is damaged, or holds no study or several.
-      UnavailableRecordError: The file system does not say.
-    """
+    """Yields the folder of a study, given that, a folder around it, or a zip of it."""
     if not stat.S_ISREG(_mode(path)):
         yield _study_in(path)
         return
@@ -85,12 +80,7 @@ def _study_in(folder: Path) -> Path:
 
 
 def _unpack(path: Path, root: Path) -> None:
-    """Writes the files of a zip into an empty folder.
-
-    Raises:
-      ResultsError: It is no zip file, damaged, too large, or has a name of no record.
-      OSError: A file cannot be written.
-    """
+    """Writes the files of a zip into an empty folder."""
     try:
         content = untrusted.read_bytes(path)
         with zipfile.ZipFile(io.BytesIO(content or b"")) as file:
@@ -108,12 +98,7 @@ def _unpack(path: Path, root: Path) -> None:
 
 
 def _files(file: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Returns the files of a zip by their names, which stay below its folder.
-
-    Raises:
-      DamagedFileError: They do not, two have one name, or they are too large. What a
-        file claims to be is what is read of it at most.
-    """
+    """Returns the files of a zip by their names, which stay below its folder."""
     found: dict[str, zipfile.ZipInfo] = {}
     for info in file.infolist():
         name = PurePosixPath(info.filename)

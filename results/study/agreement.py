@@ -42,20 +42,14 @@ missing replica, or a mean in place of a sum, by 0.05 and more."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Agreement:
-    """Two cases that should compute the same.
+    """Two cases that should compute the same."""
 
-    Attributes:
-      first: A case.
-      second: One with as many replicas and the same batch, on another backend, or the
-        first one's twin.
-      difference: The largest relative difference of two losses.
-      num_pairs: Pairs of trials with the same seed.
-    """
-
-    first: Case
+    first: Case  # A case.
+    # One with as many replicas and the same batch, on another backend, or the first
+    # one's twin.
     second: Case
-    difference: float
-    num_pairs: int
+    difference: float  # The largest relative difference of two losses.
+    num_pairs: int  # Pairs of trials with the same seed.
 
     @property
     def holds(self) -> bool:
@@ -70,21 +64,15 @@ class Agreement:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Agreements:
-    """What the losses of a study say.
+    """What the losses of a study say."""
 
-    Attributes:
-      twin: The case that was measured twice, or None.
-      pairs: All other pairs; empty where the twin already differs, or losses of two
-        backends cannot be compared.
-      num_steps: How many losses of each trial they compare.
-      is_drawn: Whether they cannot, since steps draw random numbers.
-      by_check: Backends whose trials compare their first losses themselves.
-    """
-
-    twin: Agreement | None
+    twin: Agreement | None  # The case that was measured twice, or None.
+    # All other pairs; empty where the twin already differs, or losses of two backends
+    # cannot be compared.
     pairs: tuple[Agreement, ...]
-    num_steps: int = NUM_STEPS
-    is_drawn: bool = False
+    num_steps: int = NUM_STEPS  # How many losses of each trial they compare.
+    is_drawn: bool = False  # Whether they cannot, since steps draw random numbers.
+    # Backends whose trials compare their first losses themselves.
     by_check: tuple[str, ...] = ()
 
     @property

@@ -12,11 +12,7 @@ if TYPE_CHECKING:
 
 
 def check_mode(case: Case, baseline: Case, mode: ScalingMode) -> None:
-    """Checks that a case keeps what its scaling mode keeps fixed.
-
-    Raises:
-      ResultsError: It does not.
-    """
+    """Checks that a case keeps what its scaling mode keeps fixed."""
     name = {
         ScalingMode.WEAK: "per_replica_batch_size",
         ScalingMode.STRONG: "global_batch_size",
@@ -31,11 +27,7 @@ def check_mode(case: Case, baseline: Case, mode: ScalingMode) -> None:
 
 
 def by_mode_and_size(study: Study) -> dict[tuple[str, ScalingMode, int], Case]:
-    """Returns every case by backend, scaling mode and number of replicas.
-
-    Raises:
-      ResultsError: Two cases are equal in all three.
-    """
+    """Returns every case by backend, scaling mode and number of replicas."""
     index: dict[tuple[str, ScalingMode, int], Case] = {}
     for case in study.cases:
         for mode in case.modes:

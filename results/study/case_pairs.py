@@ -62,17 +62,7 @@ def planned_differences(
     *,
     are_quality_runs: bool = False,
 ) -> tuple[str, ...]:
-    """Returns what would differ from a stored study, before anything is measured.
-
-    Args:
-      trials: Those that are planned.
-      stored: The study.
-      fingerprint: Of this machine.
-      are_quality_runs: Whether quality runs are compared, not timed cases.
-
-    Raises:
-      ResultsError: The workloads differ, or no case is in both.
-    """
+    """Returns what would differ from a stored study, before anything is measured."""
     entries = [
         Entry(
             trial_id=trial.trial_id,
@@ -98,16 +88,7 @@ def planned_differences(
 def pairs(
     first: Study, second: Study, *, are_quality_runs: bool = False
 ) -> list[tuple[Case, Case]]:
-    """Returns the cases of this tree that both studies have, in order of the first.
-
-    Args:
-      first: A study.
-      second: Another one.
-      are_quality_runs: Whether their quality runs are compared, not their timed cases.
-
-    Raises:
-      ResultsError: There is none, or the workloads differ.
-    """
+    """Returns the cases of this tree that both studies have, in order of the first."""
     cases, others = (
         [case for case in study.quality_runs if not case.spec.revision]
         if are_quality_runs

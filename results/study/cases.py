@@ -43,28 +43,20 @@ Key = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One trial: planned, found in the store, or both.
+    """One trial: planned, found in the store, or both."""
 
-    Attributes:
-      trial_id: Content hash of ``spec``.
-      case_id: Content hash of ``spec`` without repetition and seed.
-      modes: Scaling modes that the case serves; empty if the trial is not planned.
-      spec: What the trial runs.
-      trial: Its records, or None.
-      state: A ``TrialStatus`` value, ``unfinished``, ``missing``, ``corrupt`` or
-        ``unmatched``.
-      reason: One line saying why it is not ok; empty if it is.
-      is_disturbed: Whether it was measured, of a sweep, and every turn beside load: its
-        figures are shown where its case has no others, and are no evidence.
-    """
-
-    trial_id: str
-    case_id: str
+    trial_id: str  # Content hash of ``spec``.
+    case_id: str  # Content hash of ``spec`` without repetition and seed.
+    # Scaling modes that the case serves; empty if the trial is not planned.
     modes: tuple[ScalingMode, ...]
-    spec: TrialSpec
-    trial: Trial | None
+    spec: TrialSpec  # What the trial runs.
+    trial: Trial | None  # Its records, or None.
+    # A ``TrialStatus`` value, ``unfinished``, ``missing``, ``corrupt`` or
+    # ``unmatched``.
     state: str
-    reason: str
+    reason: str  # One line saying why it is not ok; empty if it is.
+    # Whether it was measured, of a sweep, and every turn beside load: its figures are
+    # shown where its case has no others, and are no evidence.
     is_disturbed: bool = False
 
     @property
@@ -93,19 +85,13 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """All repetitions of one configuration.
+    """All repetitions of one configuration."""
 
-    Attributes:
-      case_id: Content hash.
-      modes: Scaling modes that the case serves.
-      entries: One per repetition, planned order.
-      is_stopped_on_width: Whether the number of generations followed from the width of
-        an interval, which is then widened.
-    """
-
-    case_id: str
-    modes: tuple[ScalingMode, ...]
-    entries: tuple[Entry, ...]
+    case_id: str  # Content hash.
+    modes: tuple[ScalingMode, ...]  # Scaling modes that the case serves.
+    entries: tuple[Entry, ...]  # One per repetition, planned order.
+    # Whether the number of generations followed from the width of an interval, which is
+    # then widened.
     is_stopped_on_width: bool = False
 
     @property

@@ -60,34 +60,23 @@ class Outcome(str, Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Match:
-    """N replicas of a backend against one replica.
+    """N replicas of a backend against one replica."""
 
-    Attributes:
-      backend: The backend.
-      num_replicas: N.
-      outcome: What was found.
-      reason: Why it differs or is not checked, one line; empty if it matches.
-      global_batch_size: Examples per step on both sides; 0 if not checked.
-      loss_difference: The largest relative difference of a loss; None if not checked.
-      change_difference: That of what the steps changed, in the model or optimizer in
-        which it is the largest part of its tolerance.
-      change_tolerance: That tolerance.
-      changed: That model or optimizer; empty if there is none.
-      remark: What was changed to make both sides comparable; empty if nothing.
-      is_planned: Whether there is a trial for it.
-    """
-
-    backend: str
-    num_replicas: int
-    outcome: Outcome
-    reason: str = ""
-    global_batch_size: int = 0
+    backend: str  # The backend.
+    num_replicas: int  # N.
+    outcome: Outcome  # What was found.
+    reason: str = ""  # Why it differs or is not checked, one line; empty if it matches.
+    global_batch_size: int = 0  # Examples per step on both sides; 0 if not checked.
+    # The largest relative difference of a loss; None if not checked.
     loss_difference: float | None = None
+    # That of what the steps changed, in the model or optimizer in which it is the
+    # largest part of its tolerance.
     change_difference: float | None = None
-    change_tolerance: float | None = None
-    changed: str = ""
+    change_tolerance: float | None = None  # That tolerance.
+    changed: str = ""  # That model or optimizer; empty if there is none.
+    # What was changed to make both sides comparable; empty if nothing.
     remark: str = ""
-    is_planned: bool = True
+    is_planned: bool = True  # Whether there is a trial for it.
 
     @property
     def has_failed(self) -> bool:
@@ -101,12 +90,7 @@ class Match:
 
 
 def of_plan(plan: Plan, trials: Mapping[str, Trial]) -> tuple[Match, ...]:
-    """Matches every backend and size of a plan that has more than one replica.
-
-    Args:
-      plan: The plan.
-      trials: The trials of ``Store.matching`` that can be read, by id.
-    """
+    """Matches every backend and size of a plan that has more than one replica."""
     planned = () if plan.matching is None else plan.matching.trials
     references = {
         trial.spec.global_batch_size: trial

@@ -32,19 +32,12 @@ _OF_SOFTWARE = {"glibc_version", "gpu_driver"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StudyDifference:
-    """One fact that differs.
+    """One fact that differs."""
 
-    Attributes:
-      group: ``machine``, ``software``, ``code`` or ``settings``.
-      name: Of the fact.
-      first: Its values in the first study, joined by commas.
-      second: Its values in the second.
-    """
-
-    group: str
-    name: str
-    first: str
-    second: str
+    group: str  # ``machine``, ``software``, ``code`` or ``settings``.
+    name: str  # Of the fact.
+    first: str  # Its values in the first study, joined by commas.
+    second: str  # Its values in the second.
 
     @property
     def text(self) -> str:
@@ -53,11 +46,7 @@ class StudyDifference:
 
 
 def of_studies(first: Study, second: Study) -> tuple[StudyDifference, ...]:
-    """Returns what differs, by group; see ``case_pairs.pairs`` for what raises.
-
-    Raises:
-      ResultsError: The workloads differ, or no case is in both.
-    """
+    """Returns what differs, by group; see ``case_pairs.pairs`` for what raises."""
     both = [
         (case, other)
         for case, other in case_pairs.pairs(first, second)
@@ -100,9 +89,6 @@ def why_not_comparable(first: Study, second: Study) -> tuple[str, ...]:
     A machine fingerprint that differs is explained by the facts behind it. That of
     studies which differ in the version of this package alone is no reason: the code is
     what is compared.
-
-    Raises:
-      ResultsError: The workloads differ, or no case is in both.
     """
     reasons = case_pairs.differences(first, second)
     others = tuple(

@@ -59,11 +59,7 @@ _NO_VALUE: tuple[Any, ...] = (None, "", 0, [], {})
 
 
 def verify(store: Store) -> Check:
-    """Recomputes all that a study states, and says what differs.
-
-    Raises:
-      ResultsError: The plan is missing, unreadable or contradictory.
-    """
+    """Recomputes all that a study states, and says what differs."""
     study = load_study(store)
     check = Check()
     for problem in study.problems:

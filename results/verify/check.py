@@ -10,36 +10,22 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Mismatch:
-    """One figure that is not what the raw observations say.
+    """One figure that is not what the raw observations say."""
 
-    Attributes:
-      kind: The kind of figure.
-      where: File and field, or the figure in words.
-      stated: What the study says.
-      recomputed: What the raw observations say.
-    """
-
-    kind: str
-    where: str
-    stated: str
-    recomputed: str
+    kind: str  # The kind of figure.
+    where: str  # File and field, or the figure in words.
+    stated: str  # What the study says.
+    recomputed: str  # What the raw observations say.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class KindCount:
-    """How many figures of a kind were recomputed.
+    """How many figures of a kind were recomputed."""
 
-    Attributes:
-      kind: What they are.
-      num_recomputed: Compared, equal or not.
-      num_different: Of those, the ones that differ.
-      num_missing: Not compared, since there are no raw observations.
-    """
-
-    kind: str
-    num_recomputed: int
-    num_different: int
-    num_missing: int
+    kind: str  # What they are.
+    num_recomputed: int  # Compared, equal or not.
+    num_different: int  # Of those, the ones that differ.
+    num_missing: int  # Not compared, since there are no raw observations.
 
 
 class Check:

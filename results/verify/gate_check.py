@@ -71,11 +71,7 @@ def compare(study: Study, raws: Mapping[str, RawTrial], check: Check) -> None:
 def _raw_sides(
     study: Study, raws: Mapping[str, RawTrial]
 ) -> tuple[dict[_Case, tuple[_Side, _Side]], dict[_Case, set[str]]]:
-    """Returns the raw results of both sides of each case, and its modes.
-
-    Raises:
-      LookupError: A trial has none.
-    """
+    """Returns the raw results of both sides of each case, and its modes."""
     sides: dict[_Case, tuple[_Side, _Side]] = {}
     modes: dict[_Case, set[str]] = {}
     for entry in study.planned:

@@ -37,16 +37,11 @@ Logs = dict[str, list[list[float | None]]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdicts:
-    """What a gate says.
+    """What a gate says."""
 
-    Attributes:
-      whole: Of the gate: pass, regress or inconclusive.
-      after: Generations at which it was decided, or looked last.
-      cases: Of the turns of each case, with value, low and high as ratios.
-    """
-
-    whole: str
-    after: int
+    whole: str  # Of the gate: pass, regress or inconclusive.
+    after: int  # Generations at which it was decided, or looked last.
+    # Of the turns of each case, with value, low and high as ratios.
     cases: tuple[tuple[str, float, float, float], ...]
 
 
@@ -95,12 +90,7 @@ def of_ranks(
 
 
 def of_efficiency(logs: Logs, sizes: Sequence[tuple[str, int, set[str]]]) -> Logs:
-    """Returns what each case loses beyond its baseline, of those that have one.
-
-    Args:
-      logs: Log slowdowns of all cases.
-      sizes: Backend, replicas and modes of each.
-    """
+    """Returns what each case loses beyond its baseline, of those that have one."""
     pairs = []
     for own, (backend, number, modes) in enumerate(sizes):
         fewer = [

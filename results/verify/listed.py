@@ -40,11 +40,7 @@ class Covered:
 
 
 def compare(store: Store, check: Check) -> Covered:
-    """Compares every listed file, and finds what is missing, added or exchanged.
-
-    Raises:
-      UnavailableRecordError: The file system does not answer.
-    """
+    """Compares every listed file, and finds what is missing, added or exchanged."""
     is_old = _OLD_SEAL in untrusted.names_in(store.root)
     marked = _compare_marks(store, check)
     marked = set() if is_old else marked
@@ -78,11 +74,7 @@ def compare(store: Store, check: Check) -> Covered:
 
 
 def compare_index(root: pathlib.Path, check: Check) -> None:
-    """Compares which studies a varied one has with its manifest and its folders.
-
-    Raises:
-      ResultsError: The index is damaged, or the file system does not answer.
-    """
+    """Compares which studies a varied one has with its manifest and its folders."""
     index = varied.read(root)
     folders = {of.name for of in untrusted.folders_with(root, PLAN_NAME)}
     for name in sorted(folders - set(index.studies if index else ())):

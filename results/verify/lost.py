@@ -38,11 +38,7 @@ class _Raw:
         self._raws = raws
 
     def of(self, case: Case) -> dict[_Key, dict[str, Any]]:
-        """Returns the raw results of a case's ok trials, by repetition.
-
-        Raises:
-          LookupError: One has no raw turns, or its load within turns is not stored.
-        """
+        """Returns the raw results of a case's ok trials, by repetition."""
         found = {}
         for entry in case.ok_entries:
             raw = self._raws[entry.trial_id]

@@ -21,13 +21,7 @@ _TOLERANCE = 1e-9
 
 
 def compare(study: Study, raws: Mapping[str, RawTrial], check: Check) -> None:
-    """Compares every match with the raw observations of its two trials.
-
-    Args:
-      study: The study.
-      raws: The raw trials that match, by id.
-      check: Receives what was compared.
-    """
+    """Compares every match with the raw observations of its two trials."""
     planned = () if study.plan.matching is None else study.plan.matching.trials
     for match in study.matches:
         if match.outcome is Outcome.NOT_CHECKED:

@@ -17,17 +17,7 @@ _FEWEST = 3
 
 
 def derive(trial_id: str, lines: Sequence[Fields], num_warmup: int) -> Fields:
-    """Returns what looks like ``result.json``.
-
-    Args:
-      trial_id: Of the trial.
-      lines: Of its rank file.
-      num_warmup: Readings that are left out where enough remain.
-
-    Raises:
-      LookupError: A line is missing.
-      ValueError: A line is malformed.
-    """
+    """Returns what looks like ``result.json``."""
     of = {line["kind"]: line for line in lines}
     facts, used = of["facts"], of["used"]
     readings = [line for line in lines if line["kind"] == "reading"]

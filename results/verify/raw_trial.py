@@ -41,34 +41,20 @@ class RawError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RawTrial:
-    """What the raw observations of a trial say.
+    """What the raw observations of a trial say."""
 
-    Attributes:
-      result: Looks like ``result.json``. Turns have ``is_void`` in place of the reason,
-        None where the load within the turns was not stored.
-      is_complete: Whether all processes finished, and all checks passed.
-      has_loads: Whether the load within the turns was stored, or there are no turns.
-    """
-
+    # Looks like ``result.json``. Turns have ``is_void`` in place of the reason, None
+    # where the load within the turns was not stored.
     result: Fields
-    is_complete: bool
+    is_complete: bool  # Whether all processes finished, and all checks passed.
+    # Whether the load within the turns was stored, or there are no turns.
     has_loads: bool
 
 
 def read_trial(
     folder: pathlib.Path, num_warmup_steps: int, *, is_solo: bool = False
 ) -> RawTrial:
-    """Reads the raw observations of a trial that has a result.
-
-    Args:
-      folder: Of the trial.
-      num_warmup_steps: How many steps are not measured.
-      is_solo: Whether its processes are programs of their own, with a batch each.
-
-    Raises:
-      FileNotFoundError: There is no rank file.
-      RawError: The files are malformed or contradict themselves.
-    """
+    """Reads the raw observations of a trial that has a result."""
     # Ranks in numeric order, which differs from that of names from ten on.
     names = (n for n in untrusted.names_in(folder) if _RANK_FILE.fullmatch(n))
     paths = [folder / name for name in sorted(names, key=lambda n: (len(n), n))]

@@ -27,24 +27,17 @@ Rates = dict[int, float]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A figure and its interval.
+    """A figure and its interval."""
 
-    Attributes:
-      value: The centre.
-      low: Lower end of the interval, None without one.
-      high: Upper end.
-      n: Repetitions, or generations.
-      is_drawn: Whether the interval is from random numbers, so that two computations of
-        it differ a little.
-      load_left: What load below the limit slowed the first and the second case by, of a
-        ratio on a busy machine: factors of the upper end and, inverted, of the lower.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-    n: int
+    value: float  # The centre.
+    low: float | None  # Lower end of the interval, None without one.
+    high: float | None  # Upper end.
+    n: int  # Repetitions, or generations.
+    # Whether the interval is from random numbers, so that two computations of it differ
+    # a little.
     is_drawn: bool = False
+    # What load below the limit slowed the first and the second case by, of a ratio on a
+    # busy machine: factors of the upper end and, inverted, of the lower.
     load_left: tuple[float, float] = (1.0, 1.0)
 
     def scaled(self, factor: float) -> Figure:

@@ -22,20 +22,7 @@ def make(
     is_affine: bool = True,
     name: str | None = None,
 ) -> Any:
-    """Creates and builds a layer that normalizes channels by the batch.
-
-    Args:
-      statistics: ``local`` (each replica by its own batch, as published) or
-        ``cross_replica`` (by the global batch).
-      num_channels: The last dimension of its inputs.
-      epsilon: Added to the variance.
-      gamma_init: Initializer of the scale.
-      is_affine: Whether it scales and shifts.
-      name: Of the layer.
-
-    Raises:
-      ValueError: Unknown statistics.
-    """
+    """Creates and builds a layer that normalizes channels by the batch."""
     if statistics == "local":
         return FusedBatchNorm(
             num_channels,

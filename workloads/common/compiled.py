@@ -41,13 +41,7 @@ def assign(variable: Any, value: tf.Tensor) -> None:
 
 
 def compiled(function: Callable[..., Any], jit: str) -> Callable[..., Any]:
-    """Returns a function, compiled where ``jit`` is ``compute``.
-
-    Args:
-      function: From tensors to a nest of tensors and ``tf.IndexedSlices``; it reads
-        variables, and neither communicates nor draws random numbers.
-      jit: One of ``workloads.options.JITS``.
-    """
+    """Returns a function, compiled where ``jit`` is ``compute``."""
     return Compiled(function) if jit == JIT_COMPUTE else function
 
 

@@ -43,11 +43,7 @@ class ConditionalBatchNormalization(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: Any, labels: Any, training: bool = False) -> Any:
-        """Normalizes [examples, height, width, channels] for labels of [examples].
-
-        Raises:
-          ValueError: Wrong ranks, or labels that are not integers.
-        """
+        """Normalizes [examples, height, width, channels] for labels of [examples]."""
         if inputs.shape.rank != _CHANNELS_LAST or labels.shape.rank != 1:
             raise ValueError(
                 "ConditionalBatchNormalization needs images of shape [examples, "

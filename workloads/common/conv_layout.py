@@ -13,11 +13,7 @@ _OPTIMIZER = "layout_optimizer"
 
 
 def choose(layout: str) -> None:
-    """Sets the layout for the steps that this process traces from now on.
-
-    Args:
-      layout: One of ``workloads.options.CONV_LAYOUTS``.
-    """
+    """Sets the layout for the steps that this process traces from now on."""
     options = tf.config.optimizer.get_experimental_options()
     if layout == "nhwc":
         tf.config.optimizer.set_experimental_options({_OPTIMIZER: False})

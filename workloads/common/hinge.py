@@ -9,17 +9,6 @@ def discriminator_loss(real_logits: tf.Tensor, fake_logits: tf.Tensor) -> tf.Ten
     """Returns mean(max(0, 1 - real)) + mean(max(0, 1 + fake)).
 
     Lim & Ye 2017; Miyato et al. 2018, equation 16, with the sign of a loss.
-
-    Args:
-      real_logits: Logits of real examples, [num_real], float32.
-      fake_logits: Logits of generated ones, [num_fake], float32; the numbers may
-        differ.
-
-    Returns:
-      Scalar, float32.
-
-    Raises:
-      ValueError: Wrong rank or type.
     """
     _check("discriminator_loss", "real_logits", real_logits)
     _check("discriminator_loss", "fake_logits", fake_logits)
@@ -28,17 +17,7 @@ def discriminator_loss(real_logits: tf.Tensor, fake_logits: tf.Tensor) -> tf.Ten
 
 
 def generator_loss(fake_logits: tf.Tensor) -> tf.Tensor:
-    """Returns -mean(fake); Miyato et al. 2018, equation 17.
-
-    Args:
-      fake_logits: Logits of generated examples, [num_fake], float32.
-
-    Returns:
-      Scalar, float32.
-
-    Raises:
-      ValueError: Wrong rank or type.
-    """
+    """Returns -mean(fake); Miyato et al. 2018, equation 17."""
     _check("generator_loss", "fake_logits", fake_logits)
     return -tf.reduce_mean(fake_logits)
 

@@ -34,16 +34,7 @@ class LARS(keras.optimizers.Optimizer):
         name: str = "lars",
         **options: Any,
     ) -> None:
-        """Creates the optimizer.
-
-        Args:
-          learning_rate: Number or schedule.
-          momentum: Fraction of v that is kept.
-          decay: d; not the decoupled ``weight_decay`` of Keras.
-          trust: The paper's eta.
-          name: Name of the optimizer.
-          **options: Options of ``keras.optimizers.Optimizer``.
-        """
+        """Creates the optimizer."""
         super().__init__(learning_rate=learning_rate, name=name, **options)
         self.momentum = momentum
         self.decay = decay

@@ -31,16 +31,7 @@ def dtype_policy(policy: str) -> Iterator[None]:
 
 
 def set_tf32(repl: replicator.Replicator, *, is_on: bool) -> None:
-    """Sets whether this process uses TF32.
-
-    Args:
-      repl: Whose replicas compute.
-      is_on: Whether they use it.
-
-    Raises:
-      ValueError: It is to be off, and workers that only serve TensorFlow compute on
-        GPUs.
-    """
+    """Sets whether this process uses TF32."""
     is_served = repl.num_programs < repl.num_workers
     # Those of all workers, once they are connected; CPUs have no TF32.
     if not is_on and is_served and tf.config.list_logical_devices("GPU"):

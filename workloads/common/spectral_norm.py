@@ -30,18 +30,7 @@ _MATRIX = 2  # rank
 
 
 def power_step(matrix: tf.Tensor, u: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the estimate of the spectral norm and the next u.
-
-    Args:
-      matrix: [rows, columns], float32 or float64.
-      u: [rows], of the same type.
-
-    Returns:
-      Scalar sigma, whose gradient flows to ``matrix``, and u' [rows], a constant.
-
-    Raises:
-      ValueError: Wrong rank or type, or lengths that do not match.
-    """
+    """Returns the estimate of the spectral norm and the next u."""
     if matrix.shape.rank != _MATRIX or u.shape != matrix.shape[:1]:
         raise ValueError(
             f"power_step needs a matrix and a u as long as its rows, but got shapes "

@@ -24,79 +24,66 @@ class D4PGConfig(TrainingConfig):
 
     Defaults are those of Tassa et al. 2018 ("DeepMind Control Suite"), where these
     differ from Barth-Maron et al. 2018 ("D4PG").
-
-    Attributes:
-      observations: ``state`` (positions and velocities) or ``pixels`` (stacked frames).
-      network: ``mlp`` (the paper's, ReLU) or ``layer_norm_mlp`` (Acme's).
-      policy_sizes: Units of the policy's hidden layers, such as ``300,200``.
-      critic_sizes: Units of the critic's hidden layers; in an ``mlp`` the action joins
-        at the second.
-      num_conv_filters: Filters of each of the two convolutions over frames.
-      num_features: Outputs of the layer after them.
-      num_atoms: Returns (atoms) to which the critic assigns probabilities.
-      lowest_return: The first atom.
-      highest_return: The last atom.
-      num_return_steps: n: environment steps whose rewards a transition sums.
-      discount: Discount of a reward per environment step.
-      policy_learning_rate: Learning rate of Adam.
-      critic_learning_rate: Learning rate of Adam, also for the convolutions.
-      value_gradient_clip_norm: Largest norm of dQ/da of an example; 0 for no limit.
-      global_clip_norm: Largest norm of a network's gradient, averaged over replicas;
-        0 for no limit.
-      target_update_period: Learner steps from one copy of the weights into the target
-        networks to the next.
-      replay: ``uniform`` or ``prioritized``.
-      replay_capacity: Environment steps that are stored, in the whole trial.
-      min_replay_size: Environment steps before the first learner step.
-      samples_per_insert: Transitions that are sampled per environment step; 0 for no
-        limit.
-      priority_exponent: alpha of prioritized replay.
-      importance_exponent: beta of prioritized replay.
-      actors: ``processes`` of this machine, or of a ``ray`` cluster: the one that
-        ``RAY_ADDRESS`` names.
-      num_actors: Actor processes, in the whole trial.
-      environments_per_actor: Environments that each of them steps together.
-      action_repeat: Control steps that an action is held for.
-      noise_low: Standard deviation of the first actor's exploration noise, where
-        actions reach from -1 to 1.
-      noise_high: That of the last actor; those between are spaced logarithmically.
-      publish_period: Learner steps from one copy of the policy for the actors to the
-        next.
-      actor_niceness: Niceness of actors relative to the learner, from 0 to 19.
-      num_evaluation_episodes: Episodes without noise per evaluation.
     """
 
+    # ``state`` (positions and velocities) or ``pixels`` (stacked frames).
     observations: str = limited("state", choices=OBSERVATIONS)
+    # ``mlp`` (the paper's, ReLU) or ``layer_norm_mlp`` (Acme's).
     network: str = limited("mlp", choices=NETWORKS)
+    # Units of the policy's hidden layers, such as ``300,200``.
     policy_sizes: str = "300,200"
+    # Units of the critic's hidden layers; in an ``mlp`` the action joins at the second.
     critic_sizes: str = "400,300"
+    # Filters of each of the two convolutions over frames.
     num_conv_filters: int = limited(32, low=1)
-    num_features: int = limited(50, low=1)
+    num_features: int = limited(50, low=1)  # Outputs of the layer after them.
+    # Returns (atoms) to which the critic assigns probabilities.
     num_atoms: int = limited(101, low=2)
-    lowest_return: float = -150.0
-    highest_return: float = 150.0
+    lowest_return: float = -150.0  # The first atom.
+    highest_return: float = 150.0  # The last atom.
+    # n: environment steps whose rewards a transition sums.
     num_return_steps: int = limited(5, low=1)
+    # Discount of a reward per environment step.
     discount: float = limited(0.99, low=0.0, high=1.0)
-    policy_learning_rate: float = limited(1e-4, low=0.0)
+    policy_learning_rate: float = limited(1e-4, low=0.0)  # Learning rate of Adam.
+    # Learning rate of Adam, also for the convolutions.
     critic_learning_rate: float = limited(1e-4, low=0.0)
+    # Largest norm of dQ/da of an example; 0 for no limit.
     value_gradient_clip_norm: float = limited(1.0, low=0.0)
+    # Largest norm of a network's gradient, averaged over replicas; 0 for no limit.
     global_clip_norm: float = limited(40.0, low=0.0)
+    # Learner steps from one copy of the weights into the target networks to the next.
     target_update_period: int = limited(100, low=1)
+    # ``uniform`` or ``prioritized``.
     replay: str = limited("prioritized", choices=REPLAYS)
+    # Environment steps that are stored, in the whole trial.
     replay_capacity: int = limited(1_000_000, low=1)
+    # Environment steps before the first learner step.
     min_replay_size: int = limited(1_000, low=1)
+    # Transitions that are sampled per environment step; 0 for no limit.
     samples_per_insert: float = limited(0.0, low=0.0)
+    # alpha of prioritized replay.
     priority_exponent: float = limited(0.6, low=0.0, high=1.0)
+    # beta of prioritized replay.
     importance_exponent: float = limited(0.4, low=0.0, high=1.0)
+    # ``processes`` of this machine, or of a ``ray`` cluster: the one that
+    # ``RAY_ADDRESS`` names.
     actors: str = limited("processes", choices=ACTORS)
-    num_actors: int = limited(32, low=1)
+    num_actors: int = limited(32, low=1)  # Actor processes, in the whole trial.
+    # Environments that each of them steps together.
     environments_per_actor: int = limited(1, low=1)
-    action_repeat: int = limited(1, low=1)
+    action_repeat: int = limited(1, low=1)  # Control steps that an action is held for.
+    # Standard deviation of the first actor's exploration noise, where actions reach
+    # from -1 to 1.
     noise_low: float = 1 / 32
+    # That of the last actor; those between are spaced logarithmically.
     noise_high: float = 1.0
+    # Learner steps from one copy of the policy for the actors to the next.
     publish_period: int = limited(100, low=1)
+    # Niceness of actors relative to the learner, from 0 to 19.
     actor_niceness: int = limited(0, low=0, below=20)
     # An interval needs at least two episodes.
+    # Episodes without noise per evaluation.
     num_evaluation_episodes: int = limited(20, low=2)
 
     def __post_init__(self) -> None:

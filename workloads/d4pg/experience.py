@@ -54,10 +54,6 @@ class Experience:
 
         Each pipeline of a trial has its share of the actors, at least one, of the
         replay's capacity, and of the minimum size before learning starts.
-
-        Raises:
-          ValueError: The replay is too small for its environments, or too large for
-            this machine's memory.
         """
         num_pipelines = context.num_input_pipelines
         capacity.check_rings(config, num_pipelines=num_pipelines)
@@ -110,12 +106,7 @@ class Experience:
     def dataset(
         self, *, per_replica_batch_size: int, num_prefetched: int
     ) -> tf.data.Dataset:
-        """Returns the infinite pipeline of sampled batches.
-
-        Args:
-          per_replica_batch_size: Transitions of a batch.
-          num_prefetched: Batches that are sampled ahead.
-        """
+        """Returns the infinite pipeline of sampled batches."""
         count = per_replica_batch_size
         shape = (count, *self._policy.observation_shape)
         kind = tf.uint8 if self._policy.uses_pixels else tf.float32
@@ -179,11 +170,7 @@ class Experience:
         )
 
     def pause(self) -> None:
-        """Stops actors and sampling until ``resume``.
-
-        Raises:
-          RuntimeError: These actors cannot be stopped.
-        """
+        """Stops actors and sampling until ``resume``."""
         self._pool.pause()
         self.replay.pause()
 

@@ -60,15 +60,7 @@ class D4PGProgram(ReplicatedProgram):
         per_replica_batch_size: int,
         seed: int,
     ) -> None:
-        """Creates networks, and starts the actors.
-
-        Args:
-          repl: The replicator.
-          config: Configuration of the workload.
-          name: Name of the environment, or None for synthetic data.
-          per_replica_batch_size: Transitions per replica and learner step.
-          seed: Seed of networks, environments and noise.
-        """
+        """Creates networks, and starts the actors."""
         super().__init__(repl, per_replica_batch_size=per_replica_batch_size)
         if name is not None:
             capacity.check_learning(config, global_batch_size=self.global_batch_size)
@@ -135,10 +127,6 @@ class D4PGProgram(ReplicatedProgram):
 
         The value is a cross-entropy in nats: the logarithm of the number of atoms for a
         uniform prediction.
-
-        Raises:
-          RuntimeError: Actors failed too often, or wrote nothing for too long.
-          FloatingPointError: The policy is not finite; names the learner step.
         """
         loss = math.nan
         for _ in range(num_steps):
@@ -309,11 +297,7 @@ def _policy_spec(config: D4PGConfig, environment: EnvironmentSpec | None) -> Pol
 def _input_mode(
     repl: replicator.Replicator, name: str | None
 ) -> replicator.InputReplicationMode:
-    """Returns the number of actor pools and replays: one per learner process.
-
-    Raises:
-      ValueError: Workers read their own data, but do not run our program.
-    """
+    """Returns the number of actor pools and replays: one per learner process."""
     modes = replicator.InputReplicationMode
     if name is None or repl.num_programs == repl.num_workers:
         return modes.PER_WORKER

@@ -31,17 +31,6 @@ def check(
     """Raises unless a trial could run its environment, replay and learner.
 
     Creates the environment once, in a separate process, which takes about 2 s.
-
-    Args:
-      preset: A name in ``PRESETS``.
-      options: Fields of ``D4PGConfig`` to override.
-      data: ``domain:task`` or ``synthetic``, which needs nothing.
-      global_batch_size: Transitions of a learner step.
-      num_workers: Processes that share actors and replay.
-
-    Raises:
-      ValueError: Something is missing, or numbers contradict each other; the message
-        says what to change.
     """
     config = make_config(preset, options)
     if data == SYNTHETIC:

@@ -16,42 +16,25 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Counters:
-    """Counters so far; the difference of two covers the time between them.
+    """Counters so far; the difference of two covers the time between them."""
 
-    Attributes:
-      num_environment_steps: Environment steps of all actors.
-      num_episodes: Completed episodes.
-      num_sampled: Transitions sampled from replay.
-      wait_sec: Time that sampling has waited for actors.
-      idle_sec: Total time that actors have waited for the learner.
-      elapsed_sec: Total time that actors have run.
-      num_refused: Environment steps that were not finite.
-      num_restarts: Actors that were replaced.
-    """
-
-    num_environment_steps: int
-    num_episodes: int
-    num_sampled: int = 0
-    wait_sec: float = 0.0
-    idle_sec: float
-    elapsed_sec: float
-    num_refused: int
-    num_restarts: int
+    num_environment_steps: int  # Environment steps of all actors.
+    num_episodes: int  # Completed episodes.
+    num_sampled: int = 0  # Transitions sampled from replay.
+    wait_sec: float = 0.0  # Time that sampling has waited for actors.
+    idle_sec: float  # Total time that actors have waited for the learner.
+    elapsed_sec: float  # Total time that actors have run.
+    num_refused: int  # Environment steps that were not finite.
+    num_restarts: int  # Actors that were replaced.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Window:
-    """One process at one point in time.
+    """One process at one point in time."""
 
-    Attributes:
-      time_sec: Monotonic time.
-      num_learner_steps: Learner steps so far.
-      counters: Counters of each pipeline of the process.
-    """
-
-    time_sec: float
-    num_learner_steps: int
-    counters: Sequence[Counters]
+    time_sec: float  # Monotonic time.
+    num_learner_steps: int  # Learner steps so far.
+    counters: Sequence[Counters]  # Counters of each pipeline of the process.
 
     def until(self, after: Window) -> dict[str, float]:
         """Returns the changes in one process between this and a later point in time."""
@@ -81,17 +64,7 @@ def total(parts: Sequence[dict[str, float]]) -> dict[str, float]:
 def describe(
     processes: Sequence[dict[str, float]], *, global_batch_size: int
 ) -> tuple[QualityMetric, ...]:
-    """Returns the figures of a trial from those of its processes.
-
-    Args:
-      processes: The changes in each of them (``total``), with ``clipped``, the
-        fraction of the targets that was clipped to the atoms, and ``policy_lag``, the
-        learner steps that the actors' weights were behind, on average.
-      global_batch_size: Transitions per learner step.
-
-    Returns:
-      Empty if no learner step was run. Figures of actors only if there are any.
-    """
+    """Returns the figures of a trial from those of its processes."""
     window_sec = max(process["window_sec"] for process in processes)
     num_steps = int(processes[0]["num_learner_steps"])
     if not num_steps or window_sec <= 0:

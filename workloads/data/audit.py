@@ -31,12 +31,6 @@ def check_shards(
 
     Reads the ids of one epoch over all pipelines (no image is decoded). A split of more
     than 100,000 examples is checked only by its ranges, and the detail says so.
-
-    Args:
-      source: The data set.
-      contexts: The input contexts that the replicator actually used in this process;
-        those of other processes are assumed to be the missing ones.
-      shard: Returns a context's shard.
     """
     name = "each_training_example_once_per_epoch"
     contexts = all_contexts(contexts)
@@ -77,15 +71,7 @@ def all_contexts(
 def check_consumed(
     steps: Iterable[tuple[int, Sequence[int]]], *, first_epoch_size: int
 ) -> SanityCheck:
-    """Checks that no example reached two replicas, or two steps, within an epoch.
-
-    Args:
-      steps: Pairs of the examples consumed up to the end of a recorded step and the ids
-        of its global batch.
-      first_epoch_size: Examples that can be consumed before any is repeated; a step
-        that ends after it may contain the end of one epoch and the start of the next,
-        so it is skipped.
-    """
+    """Checks that no example reached two replicas, or two steps, within an epoch."""
     seen: set[int] = set()
     num_ids = num_repeated = num_steps = num_looked_at = 0
     for num_consumed, ids in steps:

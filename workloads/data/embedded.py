@@ -20,19 +20,6 @@ def prepare(name: str, *, version: str, module: str) -> pathlib.Path:
 
     Safe when several processes call it at once: one writes, the others wait for its
     lock, which is released if the process exits; TFDS renames the finished directory.
-
-    Args:
-      name: Of the data set.
-      version: Of the data set.
-      module: What writes it, with a directory as its only argument. It runs in a
-        separate process: writing runs TensorFlow ops, after which the calling process
-        could not create virtual devices.
-
-    Returns:
-      The directory of the prepared version.
-
-    Raises:
-      ValueError: The cache directory cannot be written, or the module failed.
     """
     root = names.cache_dir()
     path = root / name / version

@@ -40,14 +40,7 @@ class FolderBuilder(tfds.ImageFolder):
         read_config: Any = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """Returns examples of ``label``, ``tfds_id`` and, if requested, ``image``.
-
-        Args:
-          split: Name or ``ReadInstruction``.
-          shuffle_files: Whether each pass has a different order.
-          decoders: ``PartialDecoding``: whether images are read; never decoded.
-          read_config: With ``shuffle_seed`` and the number of parallel reads.
-        """
+        """Returns examples of ``label``, ``tfds_id`` and, if requested, ``image``."""
         paths, labels = self._listed(split)
         dataset = tf.data.Dataset.from_tensor_slices((paths, labels))
         if shuffle_files:

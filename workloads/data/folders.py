@@ -21,17 +21,11 @@ _SIGNATURES = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Contents:
-    """Contents of a folder of images.
+    """Contents of a folder of images."""
 
-    Attributes:
-      path: The folder.
-      labels: Labels of the training split, sorted.
-      encoding: ``jpeg`` or ``png`` if all images are that, else None.
-    """
-
-    path: pathlib.Path
-    labels: tuple[str, ...]
-    encoding: str | None
+    path: pathlib.Path  # The folder.
+    labels: tuple[str, ...]  # Labels of the training split, sorted.
+    encoding: str | None  # ``jpeg`` or ``png`` if all images are that, else None.
 
 
 def is_folder(name: str) -> bool:
@@ -45,15 +39,7 @@ def absolute(name: str) -> str:
 
 
 def read(name: str) -> Contents:
-    """Lists a folder of images and checks the first bytes of each.
-
-    Args:
-      name: ``folder:PATH``.
-
-    Raises:
-      ValueError: There is no such folder, it has another layout, a split or a label
-        is empty, a label is not in the training split, or a file is not an image.
-    """
+    """Lists a folder of images and checks the first bytes of each."""
     path = _path(name)
     if not path.is_dir():
         raise ValueError(

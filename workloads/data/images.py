@@ -72,13 +72,7 @@ def augmentation_of(name: str) -> Augmentation:
 
 
 def decode(encoded: Any, *, encoding: str | None, shape: tuple[int | None, ...]) -> Any:
-    """Decodes one whole image to [height, width, 3], uint8.
-
-    Args:
-      encoded: Its bytes, a scalar string.
-      encoding: ``png``, ``jpeg`` or None for either.
-      shape: The stored shape, with None where unknown.
-    """
+    """Decodes one whole image to [height, width, 3], uint8."""
     if encoding == "png":
         image = tf.io.decode_png(encoded, channels=3)
     elif encoding == "jpeg":
@@ -95,14 +89,6 @@ def random_boxes(
     """Draws crops as ``tf.image.crop_and_resize`` takes them.
 
     Area and log-aspect are uniform; a side longer than the image is clipped to it.
-
-    Args:
-      num_images: Boxes to draw.
-      augmentation: The ranges.
-      seed: [2], integer: the same seed draws the same boxes.
-
-    Returns:
-      [num_images, 4]: y1, x1, y2, x2 with x1 > x2 where the image is mirrored.
     """
     draws = tf.random.stateless_uniform([5, num_images], seed)
     low, high = augmentation.area_range
@@ -131,11 +117,6 @@ def center_boxes(num_images: int, augmentation: Augmentation) -> tf.Tensor:
 def crop_batch(images: tf.Tensor, boxes: tf.Tensor, image_size: int) -> tf.Tensor:
     """Crops and resizes a batch bilinearly.
 
-    Args:
-      images: [num_images, height, width, 3], uint8.
-      boxes: [num_images, 4], from ``random_boxes`` or ``center_boxes``.
-      image_size: Height and width of the result, in pixels.
-
     Returns:
       [num_images, image_size, image_size, 3], float32, in [0, 255].
     """
@@ -152,13 +133,6 @@ def decode_random_crop(
     image_size: int,
 ) -> tf.Tensor:
     """Decodes a random crop of one large image; a JPEG only inside the crop.
-
-    Args:
-      encoded: Its bytes, a scalar string.
-      seed: [2], integer.
-      augmentation: The ranges of the crop.
-      encoding: ``jpeg``, ``png`` or None for either.
-      image_size: Height and width of the result, in pixels.
 
     Returns:
       [image_size, image_size, 3], float32, in [0, 255].

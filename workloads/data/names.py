@@ -49,17 +49,7 @@ def tfds_dir() -> pathlib.Path:
 
 
 def check(name: str, data_dir: pathlib.Path | None = None) -> None:
-    """Raises unless ``name`` is a data set that can be read on this machine.
-
-    Args:
-      name: A name in ``BUILTIN``, a TFDS name, or ``folder:PATH``.
-      data_dir: Directory of TFDS data sets; by default ``tfds_dir()``.
-
-    Raises:
-      ValueError: The name is unknown (with close matches), the set is not prepared
-        (with the command that prepares it), its examples are not labelled images, or
-        the folder has a wrong layout (see ``folders.read``).
-    """
+    """Raises unless ``name`` is a data set that can be read on this machine."""
     if folders.is_folder(name):
         folders.read(name)
     elif name not in BUILTIN:
@@ -67,18 +57,7 @@ def check(name: str, data_dir: pathlib.Path | None = None) -> None:
 
 
 def find_prepared(name: str, data_dir: pathlib.Path | None = None) -> pathlib.Path:
-    """Returns the directory of a prepared TFDS data set of labelled images.
-
-    Args:
-      name: A TFDS name such as ``imagenet2012`` or ``imagenet_resized/64x64``.
-      data_dir: Directory of TFDS data sets; by default ``tfds_dir()``.
-
-    Returns:
-      The directory of its newest version, with ``dataset_info.json``.
-
-    Raises:
-      ValueError: As for ``check``.
-    """
+    """Returns the directory of a prepared TFDS data set of labelled images."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise ValueError(

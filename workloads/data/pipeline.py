@@ -30,36 +30,23 @@ _NUM_LEVELS = 256
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineConfig:
-    """Settings that determine the batches of a pipeline, besides its data set.
+    """Settings that determine the batches of a pipeline, besides its data set."""
 
-    Attributes:
-      per_replica_batch_size: Examples of one batch.
-      image_size: Height and width, in pixels.
-      seed: Determines order and augmentation.
-      shuffle_buffer_size: Examples in the shuffle buffer.
-      num_threads: Threads of the pipeline, separate from TensorFlow's own.
-      is_cached: Whether the encoded images of a pipeline's shard stay in memory after
-        the first epoch; otherwise they are read from their files in every epoch.
-      augmentation: How images are augmented and normalised; None for that of the data
-        set.
-      input_dtype: ``float32``: the pipeline normalises; ``uint8``: the step does.
-    """
-
-    per_replica_batch_size: int
-    image_size: int
-    seed: int
-    shuffle_buffer_size: int
-    num_threads: int
+    per_replica_batch_size: int  # Examples of one batch.
+    image_size: int  # Height and width, in pixels.
+    seed: int  # Determines order and augmentation.
+    shuffle_buffer_size: int  # Examples in the shuffle buffer.
+    num_threads: int  # Threads of the pipeline, separate from TensorFlow's own.
+    # Whether the encoded images of a pipeline's shard stay in memory after the first
+    # epoch; otherwise they are read from their files in every epoch.
     is_cached: bool = False
+    # How images are augmented and normalised; None for that of the data set.
     augmentation: images.Augmentation | None = None
+    # ``float32``: the pipeline normalises; ``uint8``: the step does.
     input_dtype: str = "float32"
 
     def augmentation_of(self, source: Source | None) -> images.Augmentation:
-        """Returns the configured augmentation, or that of the data set.
-
-        Args:
-          source: The data set, or None for synthetic data.
-        """
+        """Returns the configured augmentation, or that of the data set."""
         name = "" if source is None else source.name
         return self.augmentation or images.augmentation_of(name)
 
@@ -71,14 +58,6 @@ def train_dataset(
 
     Every epoch reads each example of the pipeline's shard once, in a new order. The
     same seed gives the same batches, in the same order, on every backend.
-
-    Args:
-      source: The data set.
-      context: Which pipeline of how many.
-      config: Sizes, seed and threads.
-
-    Returns:
-      Batches as described in the module docstring.
     """
     augmentation = config.augmentation_of(source)
     dataset = reading.read(
@@ -199,10 +178,6 @@ def on_device(
     """Returns a batch with the normalised images that a network takes.
 
     Called in the step, so that pixels are sent to the device as they are stored.
-
-    Args:
-      batch: Of ``train_dataset`` or ``synthetic_dataset``.
-      augmentation: Whose moments images have.
     """
     if batch["image"].dtype != tf.uint8:
         return batch

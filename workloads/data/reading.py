@@ -33,13 +33,6 @@ def shard(source: Examples, context: replicator.InputContext) -> Any:
     Shards are contiguous ranges whose sizes differ by at most one example. TFDS
     shuffled the examples when it wrote them, so each range is a random sample; a
     pipeline skips the other ranges instead of reading and dropping them.
-
-    Args:
-      source: The data set.
-      context: Which pipeline of how many.
-
-    Raises:
-      ValueError: More pipelines than training examples.
     """
     total, count = source.num_train_examples, context.num_input_pipelines
     if count > total:
@@ -54,12 +47,7 @@ def shard(source: Examples, context: replicator.InputContext) -> Any:
 
 
 def read_ids(source: Examples, split: Any) -> Iterator[int]:
-    """Reads the ids of a split's examples once, without decoding all of them.
-
-    Args:
-      source: The data set.
-      split: A split name or the result of ``shard``.
-    """
+    """Reads the ids of a split's examples once, without decoding all of them."""
     dataset = source.builder.as_dataset(
         split=split,
         decoders=tfds.decode.PartialDecoding({source.smallest_feature: True}),
@@ -74,14 +62,7 @@ def read_ids(source: Examples, split: Any) -> Iterator[int]:
 def read(
     source: Source, split: Any, config: PipelineConfig, *, is_training: bool
 ) -> tf.data.Dataset:
-    """Reads examples with their ids and checked labels, in the order of their files.
-
-    Args:
-      source: The data set.
-      split: A split name or the result of ``shard``.
-      config: Seed and threads.
-      is_training: Whether files are read in a random order.
-    """
+    """Reads examples with their ids and checked labels, in the order of their files."""
     dataset = source.builder.as_dataset(
         split=split,
         shuffle_files=is_training,

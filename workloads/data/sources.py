@@ -93,14 +93,7 @@ class Source(Examples):
 
 
 def open_source(name: str) -> Source:
-    """Opens a data set by name; the embedded digits are prepared on first use.
-
-    Args:
-      name: ``digits``, ``folder:PATH`` or a TFDS name; ``synthetic`` has no source.
-
-    Raises:
-      ValueError: As ``names.check``, or the set has no held-out split.
-    """
+    """Opens a data set by name; the embedded digits are prepared on first use."""
     builder = _open_builder(name)
     splits = builder.info.splits
     held_out = next((split for split in _EVALUATION_SPLITS if split in splits), None)
@@ -129,14 +122,7 @@ def _open_builder(name: str) -> Any:
 
 
 def prepare_digits() -> pathlib.Path:
-    """Writes the embedded digits as TFRecords unless they already exist.
-
-    Returns:
-      The directory of the prepared version.
-
-    Raises:
-      ValueError: The cache directory cannot be written.
-    """
+    """Writes the embedded digits as TFRecords unless they already exist."""
     from workloads.data.digits import digits_dataset_builder
 
     return embedded.prepare(

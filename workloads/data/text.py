@@ -34,40 +34,25 @@ _NUM_THREADS = 1  # nothing is decoded
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TextSource(Examples):
-    """A prepared text.
+    """A prepared text."""
 
-    Attributes:
-      metadata: ``digest`` of the files that were read, ``num_files``, ``num_bytes``.
-    """
-
+    # ``digest`` of the files that were read, ``num_files``, ``num_bytes``.
     metadata: dict[str, Any]
     smallest_feature: str = "file"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TextPipeline:
-    """Settings that determine the batches of a pipeline, besides its data set.
+    """Settings that determine the batches of a pipeline, besides its data set."""
 
-    Attributes:
-      num_sequences: Of one batch.
-      sequence_length: In bytes.
-      seed: Determines order and crops.
-      shuffle_buffer_size: Examples in the shuffle buffer.
-    """
-
-    num_sequences: int
-    sequence_length: int
-    seed: int
-    shuffle_buffer_size: int
+    num_sequences: int  # Of one batch.
+    sequence_length: int  # In bytes.
+    seed: int  # Determines order and crops.
+    shuffle_buffer_size: int  # Examples in the shuffle buffer.
 
 
 def open_source(name: str) -> TextSource:
-    """Opens the text by its name; it is prepared on first use.
-
-    Raises:
-      ValueError: Another name, the cache directory cannot be written, or TensorFlow's
-        files are not those of its wheel.
-    """
+    """Opens the text by its name; it is prepared on first use."""
     if name != NAME:
         raise ValueError(f"data {name!r} is not a text: use {NAME!r}")
     path = embedded.prepare(
@@ -94,14 +79,6 @@ def train_dataset(
 
     Every epoch reads a sequence at a random place of each example of the pipeline's
     shard, in a new order. The same seed gives the same batches on every backend.
-
-    Args:
-      source: The text.
-      context: Which pipeline of how many.
-      config: Sizes and seed.
-
-    Returns:
-      Batches as described in the module docstring.
     """
     size, length = config.num_sequences, config.sequence_length
     pipeline_id = context.input_pipeline_id
@@ -181,16 +158,7 @@ def check(source: TextSource) -> SanityCheck:
 def held_out(
     source: TextSource, *, num_sequences: int, sequence_length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the first examples of the held-out split, in their random, fixed order.
-
-    Args:
-      source: The text.
-      num_sequences: At most so many.
-      sequence_length: Bytes of each, from its start.
-
-    Returns:
-      Tokens [n, sequence_length], uint8, and the number of the file of each, [n].
-    """
+    """The first examples of the held-out split, in their random, fixed order."""
     dataset = source.builder.as_dataset(
         split=source.evaluation_split,
         read_config=reading.read_config(seed=0, num_threads=_NUM_THREADS),

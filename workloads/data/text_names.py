@@ -4,11 +4,7 @@ from __future__ import annotations
 
 
 def check(name: str) -> None:
-    """Raises, since a name that is not built in is no text.
-
-    Raises:
-      ValueError: Always; the message has what is allowed.
-    """
+    """Raises, since a name that is not built in is no text."""
     raise ValueError(
         f"data {name!r} is not a text: use 'tensorflow_source', the Python files of "
         "the installed TensorFlow, or 'synthetic'"

@@ -47,11 +47,7 @@ APPLICATIONS = (
 
 
 def check_jit_of_fit(jit: str) -> None:
-    """Raises unless XLA is to compile nothing.
-
-    Raises:
-      ValueError: It is; the message says what to use.
-    """
+    """Raises unless XLA is to compile nothing."""
     if jit != JIT_OFF:
         raise ValueError(
             f"option jit={jit!r}: compile() of Keras takes a whole step or nothing; "
@@ -64,25 +60,21 @@ class KerasFitConfig(ImageConfig):
     """Settings of the model and of its training.
 
     ``batch_norm`` ``cross_replica`` sets ``synchronized`` of Keras' layers.
-
-    Attributes:
-      model: A name of ``keras.applications``, or ``FILE.py:FUNCTION``, a function
-        without arguments that returns a compiled model of images and labels.
-      loop: ``fit``, or ``run``: a loop over ``repl.run`` with the same model and batch,
-        and the same optimizer, wrapped.
-      learning_rate: Of gradient descent with momentum, for a model from
-        ``keras.applications``.
-      momentum: The same.
-      evaluation_batch_size: Examples per evaluation step, on one device.
     """
 
     image_size: int = 224
     num_classes: int = limited(1000, low=1)
     compute_dtype: str = limited("float32", choices=COMPUTE_DTYPES)
+    # A name of ``keras.applications``, or ``FILE.py:FUNCTION``, a function without
+    # arguments that returns a compiled model of images and labels.
     model: str = "ResNet50"
+    # ``fit``, or ``run``: a loop over ``repl.run`` with the same model and batch, and
+    # the same optimizer, wrapped.
     loop: str = limited("fit", choices=LOOPS)
+    # Of gradient descent with momentum, for a model from ``keras.applications``.
     learning_rate: float = limited(0.001, low=0.0)
-    momentum: float = limited(0.9, low=0.0, below=1.0)
+    momentum: float = limited(0.9, low=0.0, below=1.0)  # The same.
+    # Examples per evaluation step, on one device.
     evaluation_batch_size: int = limited(128, low=1)
 
     def __post_init__(self) -> None:

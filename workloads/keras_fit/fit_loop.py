@@ -23,13 +23,7 @@ class FitLoop:
     def __init__(
         self, model: keras.Model, dataset: Any, *, steps_per_epoch: int
     ) -> None:
-        """Prepares; ``fit`` is called for the first step.
-
-        Args:
-          model: A compiled model.
-          dataset: What ``fit`` takes, without an end.
-          steps_per_epoch: Steps after which ``fit`` begins another epoch.
-        """
+        """Prepares; ``fit`` is called for the first step."""
         self._channel = channel = _Channel()
         self._num_started = self._num_read = 0
         self._steps_per_epoch = steps_per_epoch

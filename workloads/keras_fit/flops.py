@@ -31,12 +31,6 @@ def training_flops(model: Any) -> int | None:
     """Returns the floating-point operations of one example in a training step.
 
     Two per multiply-add; three passes, less the gradient of the pixels.
-
-    Args:
-      model: A built model.
-
-    Returns:
-      None if a layer has weights that are used in a way not known here.
     """
     found = []
     for layer in layers_of(model):

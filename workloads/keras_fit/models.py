@@ -16,19 +16,7 @@ if TYPE_CHECKING:
 
 
 def make(config: KerasFitConfig, *, is_matched: bool) -> keras.Model:
-    """Makes and compiles the model, in the scope of a replicator.
-
-    Args:
-      config: Which one.
-      is_matched: Whether N replicas are compared with one, for which numbers that
-        layers draw are left out.
-
-    Returns:
-      A model of images, float32 [n, size, size, 3], and labels, int32 [n].
-
-    Raises:
-      ValueError: The user's function returns something else.
-    """
+    """Makes and compiles the model, in the scope of a replicator."""
     with policy(config.compute_dtype):
         model = _application(config) if config.function is None else _own(config)
     adapt(model, batch_norm=config.batch_norm, is_matched=is_matched)

@@ -34,19 +34,15 @@ METRICS: tuple[Metric, ...] = ()
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OwnModelConfig(TrainingConfig):
-    """How a model of the user's is trained.
+    """How a model of the user's is trained."""
 
-    Attributes:
-      model: ``MODULE:FUNCTION``, a function that returns the compiled model.
-      loop: ``run``: a loop over ``repl.run`` with the model's own optimizer, wrapped,
-        on every backend; ``fit``: that of Keras, on backends that have it.
-      compute_dtype: Of layers that name none; ``as_written`` leaves the policy alone.
-      batch_norm: ``cross_replica`` sets ``synchronized`` of Keras' layers.
-    """
-
-    model: str = ""
+    model: str = ""  # ``MODULE:FUNCTION``, a function that returns the compiled model.
+    # ``run``: a loop over ``repl.run`` with the model's own optimizer, wrapped, on
+    # every backend; ``fit``: that of Keras, on backends that have it.
     loop: str = limited("run", choices=(*reversed(LOOPS),))
+    # Of layers that name none; ``as_written`` leaves the policy alone.
     compute_dtype: str = limited(AS_WRITTEN, choices=(AS_WRITTEN, *COMPUTE_DTYPES))
+    # ``cross_replica`` sets ``synchronized`` of Keras' layers.
     batch_norm: str = limited("local", choices=STATISTICS)
 
     def __post_init__(self) -> None:
@@ -125,11 +121,7 @@ def keras_workload(
 
 
 def reference(function: Callable[[], Any]) -> str:
-    """Returns a function of a module as ``MODULE:FUNCTION``.
-
-    Raises:
-      ValueError: It has no name there.
-    """
+    """Returns a function of a module as ``MODULE:FUNCTION``."""
     name = getattr(function, "__qualname__", "")
     module = getattr(function, "__module__", "")
     if not name.isidentifier() or module == "__main__":

@@ -14,29 +14,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Ends:
-    """Best and worst scores, for comparison with a generator at the same n.
+    """Best and worst scores, for comparison with a generator at the same n."""
 
-    Attributes:
-      data: Of real images that are not in the reference: the best score at this n.
-      noise: Of pixels drawn uniformly from 0 to 255.
-    """
-
+    # Of real images that are not in the reference: the best score at this n.
     data: tuple[Score, ...]
-    noise: tuple[Score, ...]
+    noise: tuple[Score, ...]  # Of pixels drawn uniformly from 0 to 255.
 
 
 def ends_of_scale(evaluator: Evaluator, held_out: np.ndarray, *, seed: int = 0) -> Ends:
-    """Scores held-out images and the same number of noise images.
-
-    Args:
-      evaluator: The evaluator with its reference.
-      held_out: Real images, none of them in the reference; see ``disjoint_halves``
-        if there is only one set. Their number is the n of both ends.
-      seed: Seed of the noise.
-
-    Raises:
-      ValueError: As ``Evaluator.score``.
-    """
+    """Scores held-out images and the same number of noise images."""
     noise = np.random.default_rng(seed).integers(
         0, 256, size=held_out.shape, dtype=np.uint8
     )
@@ -46,15 +32,7 @@ def ends_of_scale(evaluator: Evaluator, held_out: np.ndarray, *, seed: int = 0) 
 def disjoint_halves(
     images: np.ndarray, *, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns two disjoint random halves; drops one image if their number is odd.
-
-    Args:
-      images: [num_examples, ...], at least two.
-      seed: Seed of the shuffling.
-
-    Raises:
-      ValueError: Fewer than two images.
-    """
+    """Returns two disjoint random halves; drops one image if their number is odd."""
     size = len(images) // 2
     if not size:
         raise ValueError(

@@ -11,27 +11,16 @@ CONFIDENCE = 0.95
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """One figure of quality.
+    """One figure of quality."""
 
-    Attributes:
-      name: Name, such as ``fid``.
-      value: The figure.
-      unit: Its unit; the scores of this package have the unit ``1``.
-      num_examples: n, the number of generated examples.
-      low: Lower end of the interval, or None where there is none.
-      high: Upper end of the interval, or None where there is none.
-      method: How the interval was computed, or why there is none.
-      confidence: Nominal coverage of the interval.
-    """
-
-    name: str
-    value: float
-    unit: str
-    num_examples: int
-    low: float | None
-    high: float | None
-    method: str
-    confidence: float = CONFIDENCE
+    name: str  # Name, such as ``fid``.
+    value: float  # The figure.
+    unit: str  # Its unit; the scores of this package have the unit ``1``.
+    num_examples: int  # n, the number of generated examples.
+    low: float | None  # Lower end of the interval, or None where there is none.
+    high: float | None  # Upper end of the interval, or None where there is none.
+    method: str  # How the interval was computed, or why there is none.
+    confidence: float = CONFIDENCE  # Nominal coverage of the interval.
 
     @property
     def has_interval(self) -> bool:
@@ -62,18 +51,7 @@ def estimate(
     num_examples: int,
     method: str,
 ) -> Estimate:
-    """Returns a score with a symmetric interval, or without one.
-
-    Args:
-      name: Name of the score.
-      value: The score.
-      half_width: Half width of the interval, or None.
-      num_examples: Number of generated examples.
-      method: How the interval was computed, or why there is none.
-
-    Raises:
-      ValueError: The value or the half width is not finite.
-    """
+    """Returns a score with a symmetric interval, or without one."""
     if not math.isfinite(value + (half_width or 0.0)):
         raise ValueError(
             f"{name} is {value!r} with half width {half_width!r}: scores are finite; "

@@ -50,19 +50,7 @@ class Evaluator:
         metrics: Sequence[str] = METRICS,
         seed: int = 0,
     ) -> None:
-        """Extracts the features of the reference.
-
-        Args:
-          extractor: For example ``open_digits()``.
-          reference: Real images, [num_examples, height, width, channels], uint8, that
-            went through the same resizing as generated ones.
-          reference_name: Its name in records.
-          metrics: The scores to compute, from ``METRICS``.
-          seed: Seed of the shuffling into blocks and splits.
-
-        Raises:
-          ValueError: An unknown score, or images that are not uint8.
-        """
+        """Extracts the features of the reference."""
         unknown = [name for name in metrics if name not in SETTINGS]
         if unknown:
             raise ValueError(
@@ -79,15 +67,7 @@ class Evaluator:
         self._digest = digests.of_arrays({"images": reference})
 
     def score(self, images: np.ndarray) -> tuple[Score, ...]:
-        """Returns the scores of generated images, in the order of ``metrics``.
-
-        Args:
-          images: [num_examples, height, width, channels], uint8, in any order.
-
-        Raises:
-          ValueError: A different size from the reference, or too few examples for one
-            of the scores.
-        """
+        """Returns the scores of generated images, in the order of ``metrics``."""
         check_images(images)
         if images.shape[1:] != self.reference_shape:
             raise ValueError(

@@ -15,38 +15,21 @@ INTERVAL = "delta method, given the reference; excludes the bias at this n"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Gaussian:
-    """Moments with the square root of their covariance, the most expensive part.
+    """Moments with the square root of their covariance, the most expensive part."""
 
-    Attributes:
-      mean: [num_features].
-      root: A matrix A with A A^T = covariance, [num_features, num_features].
-      trace: Trace of the covariance.
-    """
-
-    mean: np.ndarray
+    mean: np.ndarray  # [num_features].
+    # A matrix A with A A^T = covariance, [num_features, num_features].
     root: np.ndarray
-    trace: float
+    trace: float  # Trace of the covariance.
 
     @classmethod
     def of(cls, moments: Moments) -> Gaussian:
-        """Returns the Gaussian with these moments.
-
-        Raises:
-          ValueError: Fewer than two examples.
-        """
+        """Returns the Gaussian with these moments."""
         return cls.with_covariance(moments.mean, moments.covariance)
 
     @classmethod
     def with_covariance(cls, mean: np.ndarray, covariance: np.ndarray) -> Gaussian:
-        """Returns the Gaussian with a given mean and covariance.
-
-        Args:
-          mean: [num_features].
-          covariance: [num_features, num_features], symmetric, no negative eigenvalue.
-
-        Raises:
-          ValueError: It is not a covariance.
-        """
+        """Returns the Gaussian with a given mean and covariance."""
         values, vectors = np.linalg.eigh(covariance)
         # Rounding error of a zero eigenvalue; its root would be 1e8 times that.
         noise = len(values) * np.finfo(np.float64).eps * abs(values[-1])
@@ -72,9 +55,6 @@ def distance(first: Gaussian, second: Gaussian) -> float:
     product. With S1 = A A^T and S2 = B B^T these roots are the singular values of
     A^T B, which are computed accurately: from the product itself, a zero eigenvalue
     that rounding has turned into 1e-16 adds 1e-8 to the sum.
-
-    Raises:
-      ValueError: Different numbers of features.
     """
     _check_pair(first, second)
     overlap = np.linalg.svd(first.root.T @ second.root, compute_uv=False).sum()
@@ -85,11 +65,7 @@ def distance(first: Gaussian, second: Gaussian) -> float:
 
 
 def frechet_distance(first: Moments, second: Moments) -> float:
-    """Returns the squared Fréchet distance of the Gaussians with two sets of moments.
-
-    Raises:
-      ValueError: Different numbers of features, or fewer than two examples.
-    """
+    """The squared Fréchet distance of the Gaussians with two sets of moments."""
     return distance(Gaussian.of(first), Gaussian.of(second))
 
 
@@ -106,13 +82,6 @@ def fid(features: np.ndarray, reference: Moments) -> estimate_lib.Estimate:
 
     its standard error is sd(g) / sqrt(n). There is none if n is not larger than the
     number of features, because the covariance is then singular for any generator.
-
-    Args:
-      features: Features of generated examples, [num_examples, num_features].
-      reference: Moments of real examples.
-
-    Raises:
-      ValueError: Features that are not finite or do not match the reference.
     """
     features = check_features(features)
     moments = Moments.of(features)
@@ -138,13 +107,7 @@ def fid(features: np.ndarray, reference: Moments) -> estimate_lib.Estimate:
 def standard_error(
     features: np.ndarray, generated: Gaussian, reference: Gaussian
 ) -> float:
-    """Returns sd(g) / sqrt(n) of the derivatives g defined in ``fid``.
-
-    Args:
-      features: [num_examples, num_features], more examples than features.
-      generated: The Gaussian of ``features``.
-      reference: That of the real examples.
-    """
+    """Returns sd(g) / sqrt(n) of the derivatives g defined in ``fid``."""
     _, values, vectors = np.linalg.svd(generated.root.T @ reference.root)
     noise = len(values) * np.finfo(np.float64).eps * max(values[0], 1e-300)
     # Directions of zero variance in one of them: no example differs from the mean

@@ -33,16 +33,6 @@ def fid_infinity(
 
     Only the bias of the generated examples is removed, as in the paper: the score
     is relative to the given reference.
-
-    Args:
-      features: Features of generated examples, [num_examples, num_features].
-      reference: Moments of real examples.
-      num_sizes: Largest number of points of the line.
-      seed: Seed of the shuffling.
-
-    Raises:
-      ValueError: Fewer than ``3 * 2 * num_features`` examples, or ``num_sizes``
-        below 3.
     """
     features = check_features(features)
     num_examples, num_features = features.shape

@@ -24,14 +24,6 @@ def inception_score(
     +- is the standard deviation over parts; the interval here is that of their mean. A
     score depends on the examples per part, and fewer give a smaller score, so both
     numbers are reported.
-
-    Args:
-      logits: Unnormalised log probabilities, [num_examples, num_classes], not
-        sorted by class.
-      num_splits: Number of parts.
-
-    Raises:
-      ValueError: Fewer than one example per part, or logits that are not finite.
     """
     logits = check_features(logits)
     if not 1 <= num_splits <= len(logits):

@@ -40,16 +40,6 @@ def kid(
 
     A value below zero is possible and correct: the estimate is unbiased, so for equal
     distributions it is zero on average.
-
-    Args:
-      generated: [num_examples, num_features]; in random order if there are several
-        blocks.
-      reference: [num_reference_examples, num_features]; the same.
-      most_per_block: Examples of either kind in a block.
-
-    Raises:
-      ValueError: Fewer than 3 examples of a kind in a block, features that are not
-        finite, or of different lengths.
     """
     generated, reference = check_features(generated), check_features(reference)
     if generated.shape[1] != reference.shape[1]:

@@ -28,39 +28,23 @@ class Moments:
 
     This avoids the cancellation of sum(x x^T) - n mean mean^T, which loses all digits
     if the mean is large relative to the spread.
-
-    Attributes:
-      num_examples: n, at least 1.
-      mean: [num_features], float64.
-      scatter: Sum of (x - mean)(x - mean)^T, [num_features, num_features], float64.
     """
 
-    num_examples: int
-    mean: np.ndarray
+    num_examples: int  # n, at least 1.
+    mean: np.ndarray  # [num_features], float64.
+    # Sum of (x - mean)(x - mean)^T, [num_features, num_features], float64.
     scatter: np.ndarray
 
     @classmethod
     def of(cls, features: Any) -> Moments:
-        """Returns the moments of an array of examples.
-
-        Args:
-          features: [num_examples, num_features], of any real type; read in chunks, so
-            that the float64 copy stays small.
-
-        Raises:
-          ValueError: Wrong rank, no examples, or a number that is not finite.
-        """
+        """Returns the moments of an array of examples."""
         features = check_features(features)
         starts = range(0, len(features), _CHUNK_SIZE)
         return cls.merged(_of_chunk(features[i : i + _CHUNK_SIZE]) for i in starts)
 
     @classmethod
     def merged(cls, parts: Iterable[Moments]) -> Moments:
-        """Returns the moments of all examples of ``parts``, such as replicas.
-
-        Raises:
-          ValueError: No parts, or different numbers of features.
-        """
+        """Returns the moments of all examples of ``parts``, such as replicas."""
         parts = list(parts)
         if not parts:
             raise ValueError(
@@ -69,11 +53,7 @@ class Moments:
         return functools.reduce(Moments.merge, parts)
 
     def merge(self, other: Moments) -> Moments:
-        """Returns the moments of the examples of both.
-
-        Raises:
-          ValueError: They have different numbers of features.
-        """
+        """Returns the moments of the examples of both."""
         if self.mean.shape != other.mean.shape:
             raise ValueError(
                 f"Moments of {len(self.mean)} and of {len(other.mean)} features cannot "
@@ -96,11 +76,7 @@ class Moments:
 
     @property
     def covariance(self) -> np.ndarray:
-        """The unbiased covariance, scatter / (n - 1).
-
-        Raises:
-          ValueError: Fewer than two examples.
-        """
+        """The unbiased covariance, scatter / (n - 1)."""
         if self.num_examples < 2:  # noqa: PLR2004 - one example has no spread
             raise ValueError(
                 "a covariance needs at least 2 examples, but Moments has "
@@ -110,12 +86,7 @@ class Moments:
 
 
 def check_features(features: Any) -> np.ndarray:
-    """Returns ``features`` as an array, in its own type.
-
-    Raises:
-      ValueError: Not [examples, features] with at least one example, not numbers, or
-        not all finite.
-    """
+    """Returns ``features`` as an array, in its own type."""
     features = np.asarray(features)
     if features.ndim != _MATRIX or not features.size:
         raise ValueError(

@@ -15,29 +15,17 @@ _SHOWN_DIGITS = 16  # of 64 hexadecimal ones
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class MetricProtocol:
-    """Everything that changes a score while the generator stays the same.
+    """Everything that changes a score while the generator stays the same."""
 
-    Attributes:
-      metric: Name of the score, such as ``fid``.
-      settings: Other settings of the score, such as the number of splits.
-      extractor: Name of the feature extractor.
-      extractor_digest: SHA-256 of its weights.
-      preparation: How images become its input: size, range, resizing method.
-      num_examples: Generated examples.
-      reference: Name of the real examples; empty if the score has none.
-      reference_digest: SHA-256 of their pixels.
-      num_reference_examples: Their number.
-    """
-
-    metric: str
-    settings: str
-    extractor: str
-    extractor_digest: str
-    preparation: str
-    num_examples: int
-    reference: str
-    reference_digest: str
-    num_reference_examples: int
+    metric: str  # Name of the score, such as ``fid``.
+    settings: str  # Other settings of the score, such as the number of splits.
+    extractor: str  # Name of the feature extractor.
+    extractor_digest: str  # SHA-256 of its weights.
+    preparation: str  # How images become its input: size, range, resizing method.
+    num_examples: int  # Generated examples.
+    reference: str  # Name of the real examples; empty if the score has none.
+    reference_digest: str  # SHA-256 of their pixels.
+    num_reference_examples: int  # Their number.
 
     def describe(self) -> str:
         """Describes in one line what has no separate field in a record.
@@ -66,11 +54,7 @@ class Score:
     protocol: MetricProtocol
 
     def as_quality_metric(self) -> QualityMetric:
-        """Returns the figure as a quality metric, with the protocol in one line.
-
-        Raises:
-          ValueError: The figure has no interval, and a quality metric needs one.
-        """
+        """Returns the figure as a quality metric, with the protocol in one line."""
         figure = self.estimate
         if figure.low is None or figure.high is None:
             raise ValueError(

@@ -36,33 +36,22 @@ _SNGAN: Final[Settings] = {**_STEP, "layout": ("cifar",)}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PeerStep:
-    """The step of a workload in another framework.
+    """The step of a workload in another framework."""
 
-    Attributes:
-      module: What takes the steps.
-      settings: What of the workload's settings it implements.
-    """
-
-    module: str
-    settings: Settings
+    module: str  # What takes the steps.
+    settings: Settings  # What of the workload's settings it implements.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PeerInfo(BackendInfo):
-    """A program of another framework, which is measured as a backend is.
+    """A program of another framework, which is measured as a backend is."""
 
-    Attributes:
-      environment: Name of its environment, which ``make setup-peers`` creates.
-      launch: What starts a module with the interpreter of the environment; with the
-        placeholders of a command.
-      programs: Its steps, by workload.
-      exporter: The module that writes what they begin with; it needs TensorFlow.
-    """
-
-    environment: str
+    environment: str  # Name of its environment, which ``make setup-peers`` creates.
+    # What starts a module with the interpreter of the environment; with the
+    # placeholders of a command.
     launch: str
-    programs: Mapping[str, PeerStep]
-    exporter: str
+    programs: Mapping[str, PeerStep]  # Its steps, by workload.
+    exporter: str  # The module that writes what they begin with; it needs TensorFlow.
 
     def command(self, workload: str) -> str:
         """Returns what starts its program, from the folder of the sources."""
@@ -138,13 +127,7 @@ def exports_dir() -> Path:
 
 
 def unsupported(step: PeerStep, config: Any, data: str) -> str:
-    """Returns what of a workload's settings a step does not implement; empty if all.
-
-    Args:
-      step: That of a peer.
-      config: The configuration of its workload.
-      data: The name of its data set.
-    """
+    """Returns what of a workload's settings a step does not implement; empty if all."""
     if data not in BUILTIN_DATA:
         return f"data {data!r}, but reads {' and '.join(BUILTIN_DATA)} only"
     for name, values in step.settings.items():

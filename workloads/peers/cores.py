@@ -6,13 +6,7 @@ import os
 
 
 def share_of(process: int, num_processes: int, *, is_taken: bool = True) -> int:
-    """Returns how many cores a process has: an equal share of those there are.
-
-    Args:
-      process: Index of the process.
-      num_processes: How many there are.
-      is_taken: Whether it runs on its own from now on.
-    """
+    """Returns how many cores a process has: an equal share of those there are."""
     cores = sorted(os.sched_getaffinity(0))
     share = max(1, len(cores) // num_processes)
     first = process * share % len(cores)

@@ -80,16 +80,7 @@ def make(
     per_replica_batch_size: int,
     num_replicas: int,
 ) -> Export:
-    """Trains the first steps, and returns what they began with and their losses.
-
-    Args:
-      workload: A name in the catalogue.
-      preset: One of its presets.
-      options: Names and values.
-      data: ``digits`` or ``synthetic``.
-      per_replica_batch_size: Examples of a replica in a step.
-      num_replicas: How many there are.
-    """
+    """Trains the first steps, and returns what they began with and their losses."""
     of_catalogue: Any = importlib.import_module(
         catalog.WORKLOADS[workload].module
     ).WORKLOAD
@@ -143,10 +134,6 @@ def variables_of(layer: Any, path: str) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the variables of a layer and of those inside, with their paths.
 
     A path has the attributes that lead to a variable, and its own name.
-
-    Args:
-      layer: A Keras layer or model.
-      path: Its own path.
     """
     inside: set[int] = set()
     for name, value in vars(layer).items():

@@ -34,17 +34,13 @@ NUM_STEPS: Final = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Export:
-    """What a peer begins with.
+    """What a peer begins with."""
 
-    Attributes:
-      settings: ``workload``, ``config`` (every setting), ``num_replicas``,
-        ``per_replica_batch_size``, ``num_train_examples``, ``losses`` of the first
-        steps, and ``augmentation`` of the images.
-      arrays: By name; see the module.
-    """
-
+    # ``workload``, ``config`` (every setting), ``num_replicas``,
+    # ``per_replica_batch_size``, ``num_train_examples``, ``losses`` of the first steps,
+    # and ``augmentation`` of the images.
     settings: Mapping[str, Any]
-    arrays: Mapping[str, np.ndarray]
+    arrays: Mapping[str, np.ndarray]  # By name; see the module.
 
     def part(self, kind: str) -> dict[str, np.ndarray]:
         """Returns the arrays of a kind, such as ``weights``, without that word."""
@@ -57,12 +53,7 @@ class Export:
 
 
 def block_paths(names: Container[str], network: str) -> list[str]:
-    """Returns the paths of the residual blocks of a network of SN-GAN.
-
-    Args:
-      names: Those of its weights.
-      network: ``generator`` or ``discriminator``.
-    """
+    """Returns the paths of the residual blocks of a network of SN-GAN."""
     paths: list[str] = []
     while f"{network}.blocks.{len(paths)}.conv_1.kernel" in names:
         paths.append(f"{network}.blocks.{len(paths)}")
@@ -84,21 +75,13 @@ def write(folder: Path, export: Export) -> None:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Returns the settings of an export.
-
-    Raises:
-      OSError: There is none.
-    """
+    """Returns the settings of an export."""
     found: dict[str, Any] = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     return found
 
 
 def read(folder: Path) -> Export:
-    """Returns an export.
-
-    Raises:
-      OSError: There is none.
-    """
+    """Returns an export."""
     with np.load(folder / ARRAYS, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     return Export(settings=read_settings(folder), arrays=arrays)

@@ -29,13 +29,7 @@ _NUM_LEVELS: Final = 255.0
 
 
 def first_batches(export: Export, process: int, num_processes: int) -> list[Batch]:
-    """Returns the exported batches of a process, one per step.
-
-    Args:
-      export: The export.
-      process: Index of the process; its replicas follow one another.
-      num_processes: How many there are.
-    """
+    """Returns the exported batches of a process, one per step."""
     batches = export.part("batches")
     share = batches["label"].shape[1] // num_processes
     own = slice(process * share, (process + 1) * share)
@@ -49,13 +43,7 @@ def first_batches(export: Export, process: int, num_processes: int) -> list[Batc
 def first_draws(
     export: Export, process: int, num_processes: int
 ) -> dict[str, np.ndarray]:
-    """Returns what each of the first steps of a process draws, by name: its rows.
-
-    Args:
-      export: The export.
-      process: Index of the process; its replicas follow one another.
-      num_processes: How many there are.
-    """
+    """Returns what each of the first steps of a process draws, by name: its rows."""
     found = {}
     for name, of_all in export.part("draws").items():
         share = len(of_all) // num_processes
@@ -72,15 +60,7 @@ def batches(
     seed: int,
     is_repeated: bool = False,
 ) -> Iterator[Batch]:
-    """Yields batches without end: the exported ones, then its own.
-
-    Args:
-      export: The export.
-      process: Index of this process.
-      num_processes: How many there are.
-      seed: Of order and augmentation after the exported batches.
-      is_repeated: Whether the first batch is the only one: a measuring control.
-    """
+    """Yields batches without end: the exported ones, then its own."""
     first = first_batches(export, process, num_processes)
     if is_repeated or "data/label" not in export.arrays:
         while True:
@@ -137,16 +117,7 @@ def random_boxes(
 
 
 def crop(images: np.ndarray, boxes: np.ndarray, image_size: int) -> np.ndarray:
-    """Crops and resizes bilinearly, as ``tf.image.crop_and_resize`` does.
-
-    Args:
-      images: [num_images, height, width, channels].
-      boxes: [num_images, 4], y1, x1, y2, x2 in parts of the image.
-      image_size: Height and width of the result.
-
-    Returns:
-      [num_images, image_size, image_size, channels], float32.
-    """
+    """Crops and resizes bilinearly, as ``tf.image.crop_and_resize`` does."""
     height, width = images.shape[1:3]
     of_rows = _weights(boxes[:, 0], boxes[:, 2], height, image_size)
     of_columns = _weights(boxes[:, 1], boxes[:, 3], width, image_size)
@@ -195,12 +166,6 @@ def sngan_draws(
     """Yields what each step of SN-GAN draws: the exported arrays, then its own.
 
     What the generator needs is there in the steps that update it.
-
-    Args:
-      export: The export.
-      process: Index of this process.
-      num_processes: How many there are.
-      seed: Of what follows the exported draws.
     """
     config, first = (
         export.settings["config"],
@@ -228,13 +193,7 @@ def _drawn(
 
 
 def linear_decay(config: dict[str, Any], step: int, num_steps: int) -> float:
-    """Returns the part of its rate that SN-GAN has (``workloads/sngan/schedule.py``).
-
-    Args:
-      config: Of the workload.
-      step: Updates before this one.
-      num_steps: Updates after which it is zero.
-    """
+    """The part of its rate that SN-GAN has (``workloads/sngan/schedule.py``)."""
     if config["decay_start"] >= 1:
         return 1.0
     left = (1 - step / num_steps) / (1 - config["decay_start"])
@@ -242,12 +201,7 @@ def linear_decay(config: dict[str, Any], step: int, num_steps: int) -> float:
 
 
 def tuning(words: list[str], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Returns how a program is tuned: its defaults, or other values for a comparison.
-
-    Args:
-      words: ``name=value`` from the command line, which a record has.
-      defaults: Values by name; their types are those of the result.
-    """
+    """How a program is tuned: its defaults, or other values for a comparison."""
     found = dict(defaults)
     for word in words:
         name, _, value = word.partition("=")

@@ -23,37 +23,34 @@ class ResNet50Config(ImageConfig):
     ``num_classes`` is 1000 as published, whatever the data set, so that the network and
     its gradients keep the published size. ``mixed_float16`` scales the loss
     dynamically.
-
-    Attributes:
-      version: ``v1.5`` strides in the 3x3 convolution of a block (Goyal 2017), ``v1``
-        in the first 1x1 (He 2015).
-      zero_gamma: Whether the last batch norm of a block starts at zero.
-      learning_rate_per_256: Learning rate at a global batch of 256 examples; it grows
-        in proportion to the global batch.
-      lr_warmup_epochs: Length of the ramp when the global batch is above 256.
-      optimizer: ``momentum`` (Goyal 2017), or ``lars`` with its own schedule, for
-        global batches of 16,384 and more.
-      num_epochs: Length of the whole training: the learning rate of ``momentum`` falls
-        to a tenth after 3/9, 6/9 and 8/9 of it, that of ``lars`` to zero at its end.
-      momentum: Heavy-ball momentum (no Nesterov step).
-      weight_decay: L2 factor on kernels; not on biases nor batch-norm parameters.
-      label_smoothing: Fraction of the label that is spread over all classes.
-      evaluation_batch_size: Examples per evaluation step, on one device.
     """
 
     image_size: int = 224
     num_classes: int = limited(1000, low=1)
     compute_dtype: str = limited("float32", choices=COMPUTE_DTYPES)
     num_input_threads: int = limited(8, low=1)
+    # ``v1.5`` strides in the 3x3 convolution of a block (Goyal 2017), ``v1`` in the
+    # first 1x1 (He 2015).
     version: str = limited("v1.5", choices=VERSIONS)
-    zero_gamma: bool = True
+    zero_gamma: bool = True  # Whether the last batch norm of a block starts at zero.
+    # Learning rate at a global batch of 256 examples; it grows in proportion to the
+    # global batch.
     learning_rate_per_256: float = limited(0.1, low=0.0)
+    # Length of the ramp when the global batch is above 256.
     lr_warmup_epochs: float = limited(5.0, low=0.0)
+    # ``momentum`` (Goyal 2017), or ``lars`` with its own schedule, for global batches
+    # of 16,384 and more.
     optimizer: str = limited("momentum", choices=OPTIMIZERS)
+    # Length of the whole training: the learning rate of ``momentum`` falls to a tenth
+    # after 3/9, 6/9 and 8/9 of it, that of ``lars`` to zero at its end.
     num_epochs: float = limited(90.0, low=1.0)
+    # Heavy-ball momentum (no Nesterov step).
     momentum: float = limited(0.9, low=0.0, below=1.0)
+    # L2 factor on kernels; not on biases nor batch-norm parameters.
     weight_decay: float = limited(1e-4, low=0.0)
+    # Fraction of the label that is spread over all classes.
     label_smoothing: float = limited(0.0, low=0.0, below=1.0)
+    # Examples per evaluation step, on one device.
     evaluation_batch_size: int = limited(128, low=1)
 
     def __post_init__(self) -> None:

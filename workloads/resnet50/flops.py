@@ -13,13 +13,7 @@ from workloads.resnet50.model import EXPANSION, NUM_BLOCKS, WIDTHS
 def multiply_adds(
     *, image_size: int, num_classes: int, version: str
 ) -> tuple[int, int]:
-    """Returns the multiply-adds of one image forward, and those of the first layer.
-
-    Args:
-      image_size: Height and width in pixels, a multiple of 32.
-      num_classes: Outputs.
-      version: ``v1`` or ``v1.5``.
-    """
+    """Returns the multiply-adds of one image forward, and those of the first layer."""
     size = image_size // 2
     stem = 7 * 7 * 3 * WIDTHS[0] * size**2
     total = stem

@@ -13,20 +13,7 @@ if TYPE_CHECKING:
 def softmax_cross_entropy(
     labels: tf.Tensor, logits: tf.Tensor, *, label_smoothing: float = 0.0
 ) -> tf.Tensor:
-    """Returns the cross-entropy of each example, in nats.
-
-    Args:
-      labels: Class ids, [per_replica_batch_size], integer.
-      logits: [per_replica_batch_size, num_classes], float32: the softmax of a lower
-        precision loses small probabilities.
-      label_smoothing: Fraction of the label that is spread evenly over all classes.
-
-    Returns:
-      [per_replica_batch_size], float32.
-
-    Raises:
-      ValueError: Wrong rank or type.
-    """
+    """Returns the cross-entropy of each example, in nats."""
     if labels.shape.rank != 1 or logits.shape.rank != 2:  # noqa: PLR2004 - ranks
         raise ValueError(
             "softmax_cross_entropy needs labels of shape [examples] and logits of "
@@ -56,14 +43,6 @@ def add_weight_decay(
     of computing that sum. It is the same on every replica, so averaging over replicas
     does not change it. Kernels are the variables of rank 2 and above; biases and
     batch-norm parameters have rank 1 and are not decayed, as published.
-
-    Args:
-      gradients: One tensor per variable, of the variable's shape.
-      variables: The trainable variables.
-      weight_decay: The factor; the number 0 adds nothing to the graph.
-
-    Raises:
-      ValueError: The sequences differ in length.
     """
     if len(gradients) != len(variables):
         raise ValueError(

@@ -19,11 +19,6 @@ def is_in_top(logits: np.ndarray, labels: np.ndarray, *, k: int) -> np.ndarray:
 
     Classes that tie at the boundary are all among them. Logits that are not finite
     recognise nothing.
-
-    Args:
-      logits: [n, num_classes].
-      labels: Integers, [n].
-      k: At least 1.
     """
     import numpy as np
 

@@ -193,18 +193,7 @@ class ResNet50(keras.Model):
         pads_pooling: bool = False,
         seed: int = 0,
     ) -> None:
-        """Creates the variables.
-
-        Args:
-          num_classes: Outputs.
-          version: ``v1`` or ``v1.5``.
-          zero_gamma: Whether the last batch norm of a block starts at zero.
-          statistics: ``local`` or ``cross_replica``.
-          compute_dtype: Of the layers.
-          pads_pooling: Whether an op pads before the pooling, which XLA needs: it
-            compiles no pooling with explicit padding.
-          seed: Of the initial values.
-        """
+        """Creates the variables."""
         super().__init__(name="resnet50", dtype=compute_dtype)
         seeds = _Seeds(seed)
         with precision.dtype_policy(compute_dtype):
@@ -246,15 +235,7 @@ class ResNet50(keras.Model):
         self.built = True
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        """Returns float32 logits.
-
-        Args:
-          inputs: Normalised images, [per_replica_batch_size, height, width, 3].
-          training: Whether batch statistics are used, and the moving ones updated.
-
-        Returns:
-          [per_replica_batch_size, num_classes].
-        """
+        """Returns float32 logits."""
         features = tf.nn.relu(self.stem(inputs, training=training))
         pool_padding = self._pool_padding
         if self._pads_pooling:

@@ -20,50 +20,42 @@ FIRST_SIZE = 4  # height and width of the generator's first feature map
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SNGANConfig(ImageConfig):
-    """Settings of computation and training; defaults are those of the papers at 32 px.
-
-    Attributes:
-      layout: ``cifar`` keeps the number of channels over all sizes (Miyato et al. 2018,
-        table 4), ``imagenet`` halves it with every doubling (table 6). Images are 4
-        pixels times a power of two wide.
-      latent_size: Length of z ~ N(0, I).
-      generator_channels: Channels of the widest feature map of the generator.
-      discriminator_channels: Channels of the first block of the discriminator.
-      num_discriminator_steps: Updates of the discriminator per update of the generator.
-      generator_batch_factor: Generated images of a generator update, as a multiple of
-        the real images of a discriminator update.
-      generator_learning_rate: Adam's, before the decay.
-      discriminator_learning_rate: Adam's, before the decay.
-      beta_1: Adam's decay of the mean.
-      beta_2: Adam's decay of the square.
-      num_steps: Discriminator updates of the whole training; the learning rate falls
-        linearly to zero at its end.
-      decay_start: Fraction of ``num_steps`` after which it falls; 1 for no decay.
-      ema_decay: Decay of the average of the generator's weights that is used for
-        pictures and scores; 0 uses the weights themselves.
-      extractor: Network whose features FID, KID and Inception score use.
-      extractor_weights: File of its weights, for ``inception``.
-      num_metric_examples: Generated images that are scored.
-    """
+    """Settings of computation and training; the papers' values at 32 px by default."""
 
     image_size: int = 32
     compute_dtype: str = limited("float32", choices=COMPUTE_DTYPES)
+    # ``cifar`` keeps the number of channels over all sizes (Miyato et al. 2018, table
+    # 4), ``imagenet`` halves it with every doubling (table 6). Images are 4 pixels
+    # times a power of two wide.
     layout: str = limited("cifar", choices=LAYOUTS)
-    latent_size: int = limited(128, low=1)
+    latent_size: int = limited(128, low=1)  # Length of z ~ N(0, I).
+    # Channels of the widest feature map of the generator.
     generator_channels: int = limited(256, low=1)
+    # Channels of the first block of the discriminator.
     discriminator_channels: int = limited(128, low=1)
+    # Updates of the discriminator per update of the generator.
     num_discriminator_steps: int = limited(5, low=1)
+    # Generated images of a generator update, as a multiple of the real images of a
+    # discriminator update.
     generator_batch_factor: int = limited(2, low=1)
-    generator_learning_rate: float = limited(2e-4, low=0.0)
+    generator_learning_rate: float = limited(2e-4, low=0.0)  # Adam's, before the decay.
+    # Adam's, before the decay.
     discriminator_learning_rate: float = limited(2e-4, low=0.0)
-    beta_1: float = limited(0.0, low=0.0, below=1.0)
-    beta_2: float = limited(0.9, low=0.0, below=1.0)
+    beta_1: float = limited(0.0, low=0.0, below=1.0)  # Adam's decay of the mean.
+    beta_2: float = limited(0.9, low=0.0, below=1.0)  # Adam's decay of the square.
+    # Discriminator updates of the whole training; the learning rate falls linearly to
+    # zero at its end.
     num_steps: int = limited(250_000, low=1)
+    # Fraction of ``num_steps`` after which it falls; 1 for no decay.
     decay_start: float = limited(0.0, low=0.0, high=1.0)
+    # Decay of the average of the generator's weights that is used for pictures and
+    # scores; 0 uses the weights themselves.
     ema_decay: float = limited(0.0, low=0.0, below=1.0)
+    # Network whose features FID, KID and Inception score use.
     extractor: str = limited("inception", choices=EXTRACTORS)
-    extractor_weights: str = ""
+    extractor_weights: str = ""  # File of its weights, for ``inception``.
     # Scores need a covariance, and several images of every class.
+    # Generated images that are scored.
     num_metric_examples: int = limited(5_000, low=100)
 
     def __post_init__(self) -> None:

@@ -14,15 +14,7 @@ _SMALLEST_SIZE = 32  # smaller images are enlarged, pixel by pixel
 
 
 def encode(images: np.ndarray, num_columns: int) -> bytes:
-    """Returns a grid as PNG.
-
-    Args:
-      images: [rows * num_columns, size, size, 3] in [-1, 1], row by row.
-      num_columns: Images side by side.
-
-    Raises:
-      ValueError: Values that are not finite.
-    """
+    """Returns a grid as PNG."""
     pixels = to_uint8(images, low=-1.0, high=1.0)
     factor = max(_SMALLEST_SIZE // pixels.shape[1], 1)
     pixels = pixels.repeat(factor, axis=1).repeat(factor, axis=2)

@@ -67,13 +67,7 @@ class Generator(keras.Model):
         self.last_conv.build((None, None, None, channels[-1]))
 
     def call(self, latents: Any, labels: Any, training: bool = False) -> Any:
-        """Returns images [examples, size, size, 3] in [-1, 1].
-
-        Args:
-          latents: [examples, latent_size].
-          labels: Class ids, [examples], integer.
-          training: Whether to normalize by the batch.
-        """
+        """Returns images [examples, size, size, 3] in [-1, 1]."""
         hidden = self.dense(latents)
         shape = [-1, FIRST_SIZE, FIRST_SIZE, self._first_channels]
         hidden = tf.reshape(hidden, shape)
@@ -125,13 +119,7 @@ class Discriminator(keras.Model):
         )
 
     def call(self, images: Any, labels: Any, training: bool = False) -> Any:
-        """Returns logits [examples].
-
-        Args:
-          images: [examples, size, size, 3] in [-1, 1].
-          labels: Class ids, [examples], integer.
-          training: Whether the spectral norms' vectors are updated.
-        """
+        """Returns logits [examples]."""
         hidden = self.first_block(images, training=training)
         for block in self.blocks:
             hidden = block(hidden, training=training)

@@ -19,13 +19,7 @@ class LinearDecay(keras.optimizers.schedules.LearningRateSchedule):
     def __init__(
         self, learning_rate: float, *, num_steps: int, decay_start: float
     ) -> None:
-        """Creates the schedule.
-
-        Args:
-          learning_rate: Rate before the decay.
-          num_steps: Updates after which the rate is zero.
-          decay_start: Fraction of them after which it falls; 1 for no decay.
-        """
+        """Creates the schedule."""
         self._arguments = {
             "learning_rate": learning_rate,
             "num_steps": num_steps,

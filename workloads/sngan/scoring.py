@@ -56,12 +56,7 @@ class Scorer:
     def score(
         self, generate: Callable[[np.ndarray, np.ndarray], np.ndarray]
     ) -> tuple[QualityMetric, ...]:
-        """Returns FID, KID, Inception score and how often the class is recognised.
-
-        Args:
-          generate: Takes latents [examples, latent_size] and labels [examples], returns
-            images in [-1, 1].
-        """
+        """Returns FID, KID, Inception score and how often the class is recognised."""
         latents, labels = fixed_inputs(self._config, self._config.num_metric_examples)
         starts = range(0, len(labels), _IMAGES_AT_ONCE)
         parts = [

@@ -21,46 +21,41 @@ LEVELS = (UNSHARDED, "state", "gradients", PARAMETERS)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerConfig(TrainingConfig):
-    """Settings of computation and training; defaults are those of the papers.
+    """Settings of computation and training; defaults are those of the papers."""
 
-    Attributes:
-      num_layers: Blocks of attention and feed-forward network.
-      width: Length of the vector of a token.
-      feed_forward_width: Length of the hidden layer of a feed-forward network.
-      num_heads: Attention heads of a layer; they divide ``width``.
-      sequence_length: Tokens that are predicted together, each from those before it.
-      dropout: Share of the values that is dropped after the embedding and each
-        sub-layer, in training.
-      compute_dtype: ``float32``, or bfloat16 with float32 variables.
-      pipeline_stages: Devices that each replica is cut over, a stage on each.
-      num_microbatches: Into how many equal parts the batch of a replica is cut.
-      schedule: Of the pipeline; see ``replicator.Pipeline``.
-      recompute: Whether a stage runs its forward pass again before its backward pass.
-      sharded_update: Of the optimizer; see ``Replicator.wrap_optimizer``.
-      learning_rate_factor: Of the schedule of Vaswani et al. 2017, section 5.3.
-      lr_warmup_steps: Steps of its linear ramp.
-      shuffle_buffer_size: Examples in the shuffle buffer of one input pipeline.
-      num_evaluation_examples: Held-out sequences that are scored, from as many pieces.
-      evaluation_batch_size: Sequences per evaluation step, on one device.
-    """
-
+    # Blocks of attention and feed-forward network.
     num_layers: int = limited(120, low=1)
-    width: int = limited(2048, low=2)
+    width: int = limited(2048, low=2)  # Length of the vector of a token.
+    # Length of the hidden layer of a feed-forward network.
     feed_forward_width: int = limited(8192, low=1)
+    # Attention heads of a layer; they divide ``width``.
     num_heads: int = limited(32, low=1)
+    # Tokens that are predicted together, each from those before it.
     sequence_length: int = limited(1024, low=2, high=CHUNK_SIZE)
+    # Share of the values that is dropped after the embedding and each sub-layer, in
+    # training.
     dropout: float = limited(0.1, low=0.0, below=1.0)
+    # ``float32``, or bfloat16 with float32 variables.
     compute_dtype: str = limited("float32", choices=COMPUTE_DTYPES)
+    # Devices that each replica is cut over, a stage on each.
     pipeline_stages: int = limited(1, low=1)
+    # Into how many equal parts the batch of a replica is cut.
     num_microbatches: int = limited(1, low=1, high=1024)
+    # Of the pipeline; see ``replicator.Pipeline``.
     schedule: str = limited(SCHEDULES[0], choices=SCHEDULES)
+    # Whether a stage runs its forward pass again before its backward pass.
     recompute: bool = False
+    # Of the optimizer; see ``Replicator.wrap_optimizer``.
     sharded_update: str = limited(UNSHARDED, choices=LEVELS)
+    # Of the schedule of Vaswani et al. 2017, section 5.3.
     learning_rate_factor: float = limited(1.0, low=0.0)
-    lr_warmup_steps: int = limited(4_000, low=1)
+    lr_warmup_steps: int = limited(4_000, low=1)  # Steps of its linear ramp.
+    # Examples in the shuffle buffer of one input pipeline.
     shuffle_buffer_size: int = limited(16_384, low=1)
     # An interval needs several files.
+    # Held-out sequences that are scored, from as many pieces.
     num_evaluation_examples: int = limited(931, low=16)
+    # Sequences per evaluation step, on one device.
     evaluation_batch_size: int = limited(32, low=1)
 
     def __post_init__(self) -> None:

@@ -20,12 +20,7 @@ _OF_ADAM = 2  # the averages of a gradient and of its square
 
 
 def held(config: TransformerConfig, num_replicas: int) -> list[Held]:
-    """Returns what each replica owns on each of its devices, in bytes.
-
-    Args:
-      config: The model, and its stages.
-      num_replicas: Replicas, each with memories of its own.
-    """
+    """Returns what each replica owns on each of its devices, in bytes."""
     parts = flops.variables_of_parts(config)
     cut = replicator.balance_stages(flops.of_parts(config), config.pipeline_stages)
     found = []

@@ -46,12 +46,6 @@ def dropped(values: tf.Tensor, rate: float, seed: tf.Tensor | None, layer: int) 
 
     The random numbers are those of a seed, so that a pass that is computed twice drops
     the same ones.
-
-    Args:
-      values: Any shape.
-      rate: The share, in [0, 1).
-      seed: [2], int32; None drops nothing.
-      layer: Distinguishes the places of a network that drop.
     """
     if seed is None or not rate:
         return values
@@ -212,15 +206,7 @@ class Transformer(keras.Model):
         self.built = True
 
     def call(self, token: tf.Tensor, seed: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns the logits of each token given those before it in its sequence.
-
-        Args:
-          token: [sequences, length], int64.
-          seed: Of what is dropped, [2], int32; None drops nothing.
-
-        Returns:
-          [sequences * length, 256], float32.
-        """
+        """Returns the logits of each token given those before it in its sequence."""
         vectors = token
         for part in (self.embedding, *self.blocks, self.head):
             vectors = part(vectors, seed)
@@ -243,12 +229,7 @@ class Stage:
         ]
 
     def __call__(self, values: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
-        """Returns vectors, or logits, of tokens, or vectors.
-
-        Args:
-          values: These, and of what is dropped a seed per sequence, [sequences, 2], of
-            which the first one counts; without seeds, nothing is dropped.
-        """
+        """Returns vectors, or logits, of tokens, or vectors."""
         vectors, *seeds = values
         for part in self._parts:
             vectors = part(vectors, seeds[0][0] if seeds else None)

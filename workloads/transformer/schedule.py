@@ -16,13 +16,7 @@ class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
     """
 
     def __init__(self, *, factor: float, width: int, lr_warmup_steps: int) -> None:
-        """Creates the schedule.
-
-        Args:
-          factor: 1 as published.
-          width: Length of the vector of a token.
-          lr_warmup_steps: Updates of the ramp, at least 1.
-        """
+        """Creates the schedule."""
         self._arguments = {
             "factor": factor,
             "width": width,

@@ -57,15 +57,7 @@ class TransformerProgram(DataProgram):
         per_replica_batch_size: int,
         seed: int,
     ) -> None:
-        """Creates variables, pipelines and the step.
-
-        Args:
-          repl: The replicator.
-          config: Sizes and settings.
-          source: The text, or None for synthetic data.
-          per_replica_batch_size: Tokens per replica and step.
-          seed: Seed of initial values, order and crops.
-        """
+        """Creates variables, pipelines and the step."""
         super().__init__(
             repl, source=source, per_replica_batch_size=per_replica_batch_size
         )

@@ -57,21 +57,7 @@ def measure(
     source: Repository | None,
     conclude: Conclude,
 ) -> int:
-    """Measures two revisions beside each other; returns what ``conclude`` does.
-
-    Args:
-      request: Of ``of_gate``.
-      call: The command to record, and what tests replace.
-      rule: What is judged.
-      name: The baseline as the user named it.
-      commit: Its full id.
-      source: The user's repository at what is judged; None for this project.
-      conclude: Shows the gate.
-
-    Raises:
-      HarnessError: The request cannot be carried out.
-      Interrupted: The process was asked to stop.
-    """
+    """Measures two revisions beside each other; returns what ``conclude`` does."""
     baseline = f"revision {name} ({commit[: revisions.SHOWN_DIGITS]})"
 
     def judge_revisions(store: Store, study: Study, _trials: object) -> int:

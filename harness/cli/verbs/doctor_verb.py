@@ -67,18 +67,7 @@ def doctor(
     device: str = "cpu",
     probe: Probe = gpu_probe.probe,
 ) -> int:
-    """Checks the machine; returns UNFIT where timings would be unusable.
-
-    Args:
-      is_json: Whether data is printed in place of the table.
-      relay_sec: Time for the relay of an A/A pair; 0 leaves it out.
-      device: What a sweep would run on; ``gpu`` adds checks of the GPUs together.
-      probe: Returns what TensorFlow sees; tests pass a fake one.
-
-    Raises:
-      ParseError: Too little time for a relay.
-      PlanError: CUDA_VISIBLE_DEVICES names a GPU that does not exist, or one twice.
-    """
+    """Checks the machine; returns UNFIT where timings would be unusable."""
     if 0 < relay_sec < pair.LEAST_SEC:
         raise ParseError(
             f"--relay {relay_sec:g} is too short, must be at least {pair.LEAST_SEC:g} s"

@@ -21,11 +21,7 @@ NUM_STRETCHES = 4
 
 
 def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
-    """Returns what a gate measures: quality only, or none and more generations.
-
-    Raises:
-      PlanError: There are too few generations, or an option has no effect.
-    """
+    """Returns what a gate measures: quality only, or none and more generations."""
     if request.program is None:
         warmup = request.num_warmup_steps
         step_counts.check(request.counts, request.backends, warmup)
@@ -69,11 +65,7 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
 
 
 def _check_efficiency(request: GateRequest) -> None:
-    """Checks that there is an efficiency, of cases that take turns.
-
-    Raises:
-      PlanError: One number of replicas has none, and neither have trials in sequence.
-    """
+    """Checks that there is an efficiency, of cases that take turns."""
     if request.replicas is not None and len(set(request.replicas)) == 1:
         raise PlanError(
             f"--metric efficiency with --replicas {request.replicas[0]} has no baseline"
@@ -95,13 +87,7 @@ def _with_repeats(request: GateRequest, rule: Rule) -> GateRequest:
 
 
 def design_of(request: GateRequest, rule: Rule, baseline: str) -> GateDesign:
-    """Returns the record of what a gate judges, and when it looks.
-
-    Args:
-      request: Of ``of_gate``.
-      rule: What is judged.
-      baseline: In words.
-    """
+    """Returns the record of what a gate judges, and when it looks."""
     is_relay = rule.metric in gate_metrics.OF_TURNS and (
         design.choose_order(request) is Order.RELAY
     )
@@ -119,11 +105,7 @@ def design_of(request: GateRequest, rule: Rule, baseline: str) -> GateDesign:
 
 
 def _of_quality_gate(request: GateRequest, rule: Rule) -> GateRequest:
-    """Returns a request of quality runs only, with several seeds.
-
-    Raises:
-      PlanError: There are too few seeds, or an option has no effect.
-    """
+    """Returns a request of quality runs only, with several seeds."""
     name = rule.metric.name
     if request.repeats is not None or request.order is not None:
         option, value = (

@@ -27,18 +27,7 @@ USUAL_SPREAD: Final = 0.03
 
 
 def show(request: GateRequest, call: Call, rule: Rule, stored: Study | None) -> int:
-    """Prints the trials of one side, and how often such a gate gives each verdict.
-
-    Args:
-      request: Of ``of_gate``.
-      call: The command, and what tests replace.
-      rule: What is judged.
-      stored: A study whose spread and time are taken; None for usual ones.
-
-    Raises:
-      HarnessError: The request cannot be carried out, or the time is too short.
-      ResultsError: The study has no spread.
-    """
+    """Prints the trials of one side, and how often such a gate gives each verdict."""
     if rule.metric not in gate_metrics.OF_TURNS:
         raise PlanError(
             f"--dry-run with --metric {rule.metric.name}: only gates on throughput are"
@@ -91,11 +80,7 @@ def _minutes_per_generation(study: Study) -> float:
 
 
 def _spread_of(study: Study) -> tuple[float, str]:
-    """Returns the spread of the primary contrast, and its description.
-
-    Raises:
-      PlanError: There is no primary contrast, or it has one generation only.
-    """
+    """Returns the spread of the primary contrast, and its description."""
     name, primary = study.plan.study, study.plan.measuring.primary
     if primary is None:
         raise PlanError(

@@ -34,19 +34,7 @@ if TYPE_CHECKING:
 
 
 def make_rule(*, workload: str, metric: str, delta: float | None, alpha: float) -> Rule:
-    """Returns a checked rule.
-
-    Args:
-      workload: Whose metrics are known, besides those of speed and memory; empty for a
-        program of the user's.
-      metric: The name of one of them.
-      delta: The loss that matters; None for the tolerance of the metric.
-      alpha: The accepted probability of passing it.
-
-    Raises:
-      PlanError: The workload is unknown.
-      ResultsError: The metric is unknown, or a number is out of range.
-    """
+    """Returns a checked rule."""
     declared = catalog.metrics(catalog.workload(workload)) if workload else ()
     of = gate_metrics.metric_of_gate(metric, declared)
     return Rule(metric=of, delta=of.tolerance if delta is None else delta, alpha=alpha)
@@ -224,15 +212,7 @@ class GateRequest(RunRequest):
 
 
 def files_of(request: GateRequest, forms: Collection[str]) -> dict[Path, str]:
-    """Returns the formats of the files that the result is written into.
-
-    Args:
-      request: As it was given.
-      forms: All formats.
-
-    Raises:
-      PlanError: One is not FORMAT=FILE, or its folder does not exist.
-    """
+    """Returns the formats of the files that the result is written into."""
     found = {}
     for text in request.files:
         form, equals, name = text.partition("=")

@@ -43,12 +43,7 @@ _WRITE_GATE: dict[str, Callable[[Gate], str]] = {
 
 
 def run(request: GateRequest, call: Call) -> int:
-    """Measures this tree beside a baseline, prints the verdict, returns its exit code.
-
-    Raises:
-      HarnessError: The request cannot be carried out; nothing was measured.
-      ResultsError: A study cannot be used.
-    """
+    """Measures this tree beside a baseline, prints the verdict, returns its code."""
     if request.setup is not None and request.command is None:
         raise PlanError(
             f"--setup {request.setup!r} has no effect without --command: the harness"
@@ -89,11 +84,7 @@ def run(request: GateRequest, call: Call) -> int:
 
 
 def _find_baseline(text: str | None, runs_dir: Path) -> tuple[str, Study | None]:
-    """Returns the name of a baseline, and its study; None if it is a revision.
-
-    Raises:
-      StudyError: No baseline was given.
-    """
+    """Returns the name of a baseline, and its study; None if it is a revision."""
     if text is None or not text.strip():
         raise StudyError(
             "a gate needs a baseline: give --baseline with a git revision or a study"

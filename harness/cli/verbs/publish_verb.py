@@ -32,11 +32,7 @@ class PublishRequest(Options):
 
 
 def run(request: PublishRequest, _: Call) -> int:
-    """Writes the copy, or lists what may be private and writes nothing.
-
-    Raises:
-      ResultsError: The study cannot be read, or the copy cannot be written.
-    """
+    """Writes the copy, or lists what may be private and writes nothing."""
     from reports.exports import publish
 
     store = Store.open(study_module.find_study(request.study, request.runs_dir))

@@ -125,11 +125,7 @@ class ReportRequest(Options):
 
 
 def check(request: ReportRequest) -> None:
-    """Checks that options go together.
-
-    Raises:
-      StudyError: Two exclude each other, or one is missing.
-    """
+    """Checks that options go together."""
     is_list = request.is_private_checked
     if request.is_json and not is_list and (request.form or len(request.studies) > 1):
         raise StudyError(

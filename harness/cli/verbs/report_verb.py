@@ -33,13 +33,7 @@ _TWO = 2
 
 
 def run(request: ReportRequest, _: Call) -> int:
-    """Writes or prints what is requested; corrupt records are named and left out.
-
-    Raises:
-      DifferentStudyError: Two studies are not comparable.
-      ResultsError: A study cannot be read, or the output cannot be written.
-      StudyError: The options exclude each other.
-    """
+    """Writes or prints what is requested; corrupt records are named and left out."""
     one = varied.names_of(request.studies[0], request.runs_dir)
     if one is not None and request.is_page_of_varied:
         return varied.rewrite_page(one[0])
@@ -52,11 +46,7 @@ def run(request: ReportRequest, _: Call) -> int:
 
 
 def _opened(name: str, request: ReportRequest, unpacked: contextlib.ExitStack) -> Store:
-    """Returns a study that is named, or whose folder or zip file is.
-
-    Raises:
-      ResultsError: There is none, or the output would go into what is unpacked.
-    """
+    """Returns a study that is named, or whose folder or zip file is."""
     path = study_module.find_study(name, request.runs_dir)
     root = unpacked.enter_context(zipped.opened(path))
     is_page = request.format.output is Output.PAGE and not request.is_private_checked
@@ -131,12 +121,7 @@ def _write_pages(request: ReportRequest, stores: Sequence[Store]) -> int:
 
 
 def _compared(request: ReportRequest, stores: Sequence[Store]) -> Compared:
-    """Compares two studies; refuses what is not comparable.
-
-    Raises:
-      DifferentStudyError: Names what differs.
-      ResultsError: They have nothing in common.
-    """
+    """Compares two studies; refuses what is not comparable."""
     from reports.site import comparison
 
     first, second = (load_study(store) for store in stores)

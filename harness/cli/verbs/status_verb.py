@@ -54,21 +54,12 @@ class StatusRequest(Options):
 
 
 def run(request: StatusRequest, call: Call) -> int:
-    """Prints the progress of a study, or of each study of a varied one.
-
-    Raises:
-      ResultsError: There is no such study, or a newer version wrote it.
-    """
+    """Prints the progress of a study, or of each study of a varied one."""
     return varied.for_each(_show)(request, call)
 
 
 def _show(request: StatusRequest, _: Call) -> int:
-    """Prints the progress of a study and its failures.
-
-    Raises:
-      PlanError: Of two ways to print only one is possible.
-      ResultsError: There is no such study, or a newer version wrote it.
-    """
+    """Prints the progress of a study and its failures."""
     if request.is_watched and request.is_json:
         raise PlanError(
             "--watch prints lines for a reader, and --json one object; leave one out"

@@ -74,11 +74,7 @@ class RunRequest(HostRequest, SweepRequest):
 
 
 def run(request: RunRequest, call: Call) -> int:
-    """Runs a sweep and writes the report, or prints its plan.
-
-    Raises:
-      HarnessError: The request cannot be carried out; nothing was written.
-    """
+    """Runs a sweep and writes the report, or prints its plan."""
     from harness.cli import commands, continuing
 
     if continuing.is_continued(request):

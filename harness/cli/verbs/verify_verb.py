@@ -52,11 +52,7 @@ class VerifyRequest(Options):
 
 
 def run(request: VerifyRequest, call: Call) -> int:
-    """Verifies a study, or each study of a varied one and their page.
-
-    Raises:
-      ResultsError: There is no such study, or its plan cannot be read.
-    """
+    """Verifies a study, or each study of a varied one and their page."""
     path = study_module.find_study(request.study, request.runs_dir)
     with zipped.opened(path) as root:
         if root != path:
@@ -65,11 +61,7 @@ def run(request: VerifyRequest, call: Call) -> int:
 
 
 def _verify(request: VerifyRequest, _: Call) -> int:
-    """Compares a study with its raw observations and prints what was found.
-
-    Raises:
-      ResultsError: There is no such study, or its plan cannot be read.
-    """
+    """Compares a study with its raw observations and prints what was found."""
     store = Store.open(study_module.find_study(request.study, request.runs_dir))
     check = verify_study(store)
     covered = listed.compare(store, check)
@@ -104,11 +96,7 @@ def exit_code(check: Check) -> int:
 
 
 def _verify_gate(store: Store, check: Check) -> bool:
-    """Compares the record of a gate with the plan and the trials, field by field.
-
-    Returns:
-      Whether its baseline is another study, so that nothing here says it again.
-    """
+    """Compares the record of a gate with the plan and the trials, field by field."""
     from reports.words.judging import gate_brief
 
     if store.read_plan().measuring.gate is None:
@@ -151,9 +139,6 @@ def _verify_page(store: Store, check: Check) -> list[str]:
 
     The page is a function of the records, which were compared with the raw
     observations before. Sections of plugins are left out.
-
-    Returns:
-      The sections that were left out.
     """
     from reports.page import build
 

@@ -33,29 +33,14 @@ class JobSet(LauncherInfo):
     file_options = pods.PodOptions
 
     def render(self, job: Job, options: pods.PodOptions) -> dict[str, str]:
-        """Returns the manifest, in YAML, by its file name.
-
-        Raises:
-          PlanError: There is no image, or the name of a pod would be too long.
-        """
+        """Returns the manifest, in YAML, by its file name."""
         pods.check(job, options, self.name)
         runs = pods.runs_folder(job.directory)
         return {f"{job.name}.jobset.yaml": manifest(job, options, runs)}
 
 
 def manifest(job: Job, options: pods.PodOptions, runs: str, *, secret: str = "") -> str:
-    """Returns a JobSet, in YAML.
-
-    Args:
-      job: What runs in every pod.
-      options: What a pod is made of.
-      runs: Where the studies are mounted.
-      secret: The secret with variables of the pods, if there is one.
-
-    Raises:
-      PlanError: The name of a pod would be too long, or the template contradicts
-        what is set.
-    """
+    """Returns a JobSet, in YAML."""
     import yaml
 
     _check_name(job)

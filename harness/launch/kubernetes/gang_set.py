@@ -46,11 +46,7 @@ class KubernetesLauncher(RemoteLauncher):
         return self._options.nodes or 1
 
     def check(self, specs: Iterable[TrialSpec]) -> None:
-        """Checks that every worker has a host.
-
-        Raises:
-          PlanError: A trial has more processes than hosts, or was planned for others.
-        """
+        """Checks that every worker has a host."""
         specs = list(specs)
         super().check(specs)
         for spec in specs:
@@ -62,11 +58,7 @@ class KubernetesLauncher(RemoteLauncher):
                 )
 
     def start(self, gang: Gang) -> Engine:
-        """Creates a JobSet, whose pods are the members.
-
-        Raises:
-          LaunchError: Kubernetes refuses.
-        """
+        """Creates a JobSet, whose pods are the members."""
         return GangSet(gang, self._options, os.environ)
 
 
@@ -76,16 +68,7 @@ class GangSet(Engine):
     def __init__(
         self, gang: Gang, options: KubernetesOptions, environ: Mapping[str, str]
     ) -> None:
-        """Creates both.
-
-        Args:
-          gang: The members.
-          options: What a pod is made of.
-          environ: The variables of the pod of the sweep.
-
-        Raises:
-          LaunchError: Kubernetes refuses; nothing was created.
-        """
+        """Creates both."""
         self._name = f"gang-{secrets.token_hex(5)}"
         self._namespace = environ[names.NAMESPACE_VARIABLE]
         self._polled = (0.0, None)  # type: tuple[float, int | None]

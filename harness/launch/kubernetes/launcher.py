@@ -32,12 +32,7 @@ class Kubernetes(LauncherInfo):
         return not os.environ.get(POD_VARIABLE)
 
     def start(self, options: KubernetesOptions) -> Launcher:
-        """Returns what starts gangs from the pod of a sweep.
-
-        Raises:
-          PlanError: This process is in none.
-          LaunchError: ``kubectl`` is not in the image.
-        """
+        """Returns what starts gangs from the pod of a sweep."""
         from harness.launch.kubernetes import gang_set, programs
 
         if self.is_submitted():
@@ -57,13 +52,7 @@ class Kubernetes(LauncherInfo):
         return gang_set.KubernetesLauncher(options)
 
     def submit(self, job: Job, options: KubernetesOptions, runs_dir: Path) -> Submitted:
-        """Submits a Job whose pod is replaced until the sweep is complete.
-
-        Raises:
-          PlanError: There is no such claim, or not one that all pods can write to; or
-            the template contradicts what is set.
-          LaunchError: Kubernetes refuses; nothing was created.
-        """
+        """Submits a Job whose pod is replaced until the sweep is complete."""
         from harness.launch.kubernetes import programs, sweep_job
 
         pods.check(job, options, self.name)

@@ -28,11 +28,7 @@ class NotFoundError(LaunchError):
 
 
 def check_installed() -> None:
-    """Checks that ``kubectl`` can be found.
-
-    Raises:
-      LaunchError: It cannot.
-    """
+    """Checks that ``kubectl`` can be found."""
     if shutil.which(PROGRAM) is None:
         raise LaunchError(
             f"--launcher kubernetes: {PROGRAM!r} is not in PATH; run the command where"
@@ -50,45 +46,23 @@ def namespace() -> str:
 
 
 def create(path: str, made: dict[str, Any], *queries: str) -> dict[str, Any]:
-    """Creates an object; returns what the server made of it.
-
-    Args:
-      path: Where, such as ``JOBS`` with a namespace.
-      made: The object.
-      *queries: Such as ``dryRun=All``, which only checks it.
-
-    Raises:
-      LaunchError: The server refuses, or does not answer.
-    """
+    """Creates an object; returns what the server made of it."""
     raw = f"{path}?{'&'.join((STRICT, *queries))}"
     return _parsed(_run(["create", "--raw", raw, "--filename=-"], json.dumps(made)))
 
 
 def get(path: str) -> dict[str, Any]:
-    """Returns an object or a list.
-
-    Raises:
-      NotFoundError: There is none.
-      LaunchError: The server refuses, or does not answer.
-    """
+    """Returns an object or a list."""
     return _parsed(get_text(path))
 
 
 def get_text(path: str) -> str:
-    """Returns what the server has at a path, such as a log.
-
-    Raises:
-      LaunchError: The server refuses, or does not answer.
-    """
+    """Returns what the server has at a path, such as a log."""
     return _run(["get", "--raw", path])
 
 
 def delete(path: str) -> None:
-    """Deletes an object, and in the background what it owns; harmless without it.
-
-    Raises:
-      LaunchError: The server refuses, or does not answer.
-    """
+    """Deletes an object, and in the background what it owns; harmless without it."""
     try:
         _run(["delete", "--raw", f"{path}?propagationPolicy=Background"])
     except NotFoundError:

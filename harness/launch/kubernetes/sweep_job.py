@@ -26,13 +26,7 @@ _MOST_INTERRUPTIONS = 6
 
 
 def of_sweep(job: Job, options: KubernetesOptions, runs_dir: str) -> dict[str, Any]:
-    """Returns the Job of a sweep.
-
-    Args:
-      job: The command of the sweep, and what it needs.
-      options: What a pod is made of.
-      runs_dir: Where its studies are, from the current folder of the pod.
-    """
+    """Returns the Job of a sweep."""
     runs = pods.runs_folder(".", runs_dir)
     on_one = -(-job.workers // (options.nodes or 1))
     gpus = on_one * job.gpus_per_worker

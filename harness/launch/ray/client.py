@@ -59,14 +59,7 @@ class RayGang:
     """A gang on a Ray cluster: reserved, then started, then ended."""
 
     def __init__(self, gang: Gang) -> None:
-        """Reserves the hosts of a gang.
-
-        Args:
-          gang: Its members.
-
-        Raises:
-          LaunchError: There is no cluster, or it has too few hosts.
-        """
+        """Reserves the hosts of a gang."""
         self._gang = gang
         self._output = ""
         self._code: int | None = None
@@ -214,11 +207,7 @@ class RayGang:
 
 
 def bundle_of(hosts: Sequence[RayHost], num_hosts: int) -> dict[str, int]:
-    """Returns what is reserved on each host of a gang: the whole of the smallest one.
-
-    Raises:
-      LaunchError: The cluster has too few hosts.
-    """
+    """What is reserved on each host of a gang: the whole of the smallest one."""
     largest = sorted(hosts, key=lambda host: (host.num_cores, host.num_gpus))
     chosen = largest[len(largest) - num_hosts :] if len(largest) >= num_hosts else []
     if not chosen or min(host.num_cores for host in chosen) < 1:

@@ -36,27 +36,16 @@ _HOW = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RayHost:
-    """One host of the cluster.
+    """One host of the cluster."""
 
-    Attributes:
-      node_id: Ray's id of it.
-      address: Its address.
-      num_cores: CPUs that Ray may give away there.
-      num_gpus: GPUs that it may give away.
-    """
-
-    node_id: str
-    address: str
-    num_cores: int
-    num_gpus: int
+    node_id: str  # Ray's id of it.
+    address: str  # Its address.
+    num_cores: int  # CPUs that Ray may give away there.
+    num_gpus: int  # GPUs that it may give away.
 
 
 def read_hosts() -> tuple[RayHost, ...]:
-    """Returns the hosts of the cluster, without a connection of this process.
-
-    Raises:
-      LaunchError: Ray is not installed, or no cluster responds.
-    """
+    """Returns the hosts of the cluster, without a connection of this process."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "harness.launch.ray.cluster"],
@@ -81,11 +70,7 @@ def read_hosts() -> tuple[RayHost, ...]:
 
 
 def connect() -> Any:
-    """Connects this process, and returns the module of Ray.
-
-    Raises:
-      LaunchError: Ray is not installed, no cluster responds, or it wants another token.
-    """
+    """Connects this process, and returns the module of Ray."""
     # Ray would tell its makers how often it is used.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if has_token(os.environ):
@@ -193,11 +178,7 @@ def _named() -> str:
 
 
 def check_number(hosts: Sequence[RayHost], num_expected: int) -> None:
-    """Checks that all hosts have joined.
-
-    Raises:
-      LaunchError: Some have not; the message says which have.
-    """
+    """Checks that all hosts have joined."""
     if len(hosts) < num_expected:
         addresses = ", ".join(host.address for host in hosts)
         raise LaunchError(

@@ -50,16 +50,7 @@ class HostMembers:
         variables: Sequence[Mapping[str, str]],
         folder: str,
     ) -> str:
-        """Starts the members.
-
-        Args:
-          command: What each of them runs.
-          variables: Environment variables of each, as a whole.
-          folder: The current folder.
-
-        Returns:
-          Why they could not be started, or "".
-        """
+        """Starts the members."""
         own = os.getpid()
         libc = ctypes.CDLL(None)
 

@@ -41,11 +41,7 @@ class RayLauncher(RemoteLauncher):
 
     @functools.cached_property
     def hosts(self) -> tuple[RayHost, ...]:
-        """The hosts of the cluster; asked once.
-
-        Raises:
-          LaunchError: There is no cluster.
-        """
+        """The hosts of the cluster; asked once."""
         return cluster.read_hosts()
 
     @property
@@ -54,11 +50,7 @@ class RayLauncher(RemoteLauncher):
         return len(self.hosts)
 
     def start(self, gang: Gang) -> Engine:
-        """Starts the client, which starts the members when all hosts are free.
-
-        Raises:
-          LaunchError: It cannot be run.
-        """
+        """Starts the client, which starts the members when all hosts are free."""
         return ClientEngine(
             CLIENT_COMMAND,
             trial_dir=gang.trial_dir,

@@ -29,11 +29,7 @@ class Slurm(LauncherInfo):
         return not os.environ.get(JOB_VARIABLE)
 
     def start(self, options: SlurmOptions) -> Launcher:
-        """Returns what starts steps on the nodes of the allocation.
-
-        Raises:
-          PlanError: This process is in none, or it is too small.
-        """
+        """Returns what starts steps on the nodes of the allocation."""
         from harness.launch.slurm import srun
 
         if self.is_submitted():

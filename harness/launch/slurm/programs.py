@@ -24,11 +24,7 @@ _OPTIONS_OF_THE_BATCH = re.compile(
 
 
 def check_installed(names: Sequence[str] = ("srun", "squeue", "scancel")) -> None:
-    """Checks that some of the programs can be found.
-
-    Raises:
-      PlanError: One cannot.
-    """
+    """Checks that some of the programs can be found."""
     for name in names:
         if shutil.which(name) is None:
             raise PlanError(
@@ -48,15 +44,7 @@ def without_options(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def run(command: Sequence[str], text: str = "") -> str:
-    """Returns what a program prints.
-
-    Args:
-      command: The program and its arguments.
-      text: Its standard input.
-
-    Raises:
-      LaunchError: It does not answer, or refuses.
-    """
+    """Returns what a program prints."""
     try:
         done = subprocess.run(
             command,

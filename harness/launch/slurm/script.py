@@ -63,13 +63,7 @@ def of_gang(job: Job, needs: Needs) -> str:
 
 
 def of_sweep(job: Job, needs: Needs, runs_dir: str) -> str:
-    """Returns the batch file of a sweep that continues after its time limit.
-
-    Args:
-      job: The command of the sweep, and what it needs.
-      needs: What it needs of Slurm.
-      runs_dir: Where its studies are: what counts as progress.
-    """
+    """Returns the batch file of a sweep that continues after its time limit."""
     command = shlex.join(job.command)
     continues = ["requeue", "open-mode=append", f"signal=B:USR1@{GRACE_SEC}"]
     body = _CONTINUES.format(command=command, runs=shlex.quote(runs_dir))
@@ -83,11 +77,7 @@ def log_of(job: Job, number: str = "%j") -> str:
 
 
 def _header(job: Job, needs: Needs, more: Sequence[str] = ()) -> str:
-    """Returns the lines that ``sbatch`` reads.
-
-    Raises:
-      PlanError: A value has characters that would end its line.
-    """
+    """Returns the lines that ``sbatch`` reads."""
     nodes, gpus = needs.nodes, job.gpus_per_worker
     per_node = None if nodes is None else -(-job.workers // nodes)
     wanted: dict[str, object] = {

@@ -25,11 +25,7 @@ _POLL_SEC = 0.05
 
 
 def from_environment(environ: Mapping[str, str]) -> SlurmLauncher:
-    """Returns the launcher for the allocation that this process is in.
-
-    Raises:
-      PlanError: Slurm's programs are missing.
-    """
+    """Returns the launcher for the allocation that this process is in."""
     programs.check_installed()
     return SlurmLauncher(int(environ.get(NODES_VARIABLE, "1")))
 
@@ -52,11 +48,7 @@ class SlurmLauncher(RemoteLauncher):
         return Step(gang)
 
     def end(self, trial_dir: Path) -> None:
-        """Waits for the step of a trial, whose members end by themselves; cancels it.
-
-        Raises:
-          LaunchError: It has not ended in time.
-        """
+        """Waits for a trial's step, whose members end by themselves; cancels it."""
         end_steps(trial_dir, self._num_nodes)
 
 
@@ -104,11 +96,7 @@ class Step(ClientEngine):
     """One step of ``srun``."""
 
     def __init__(self, gang: Gang) -> None:
-        """Starts a step; its tasks are the members.
-
-        Raises:
-          LaunchError: ``srun`` cannot be run.
-        """
+        """Starts a step; its tasks are the members."""
         super().__init__(
             srun_command(gang),
             trial_dir=gang.trial_dir,
@@ -127,9 +115,6 @@ def end_steps(trial_dir: Path, num_nodes: int) -> None:
 
     Where Slurm's own process of a step was killed, Slurm takes the step for running
     until the job ends: then what counts is that no process of the trial is left.
-
-    Raises:
-      LaunchError: Slurm does not answer, or a process does not end.
     """
     job, name = os.environ[JOB_VARIABLE], trial_dir.name
     start = time.monotonic()
@@ -152,11 +137,7 @@ def end_steps(trial_dir: Path, num_nodes: int) -> None:
 
 
 def steps_named(job: str, name: str) -> list[str]:
-    """Returns the ids of the steps of a job that have a name.
-
-    Raises:
-      LaunchError: Slurm does not answer.
-    """
+    """Returns the ids of the steps of a job that have a name."""
     lines = programs.run(
         ["squeue", "--steps", "--noheader", f"--jobs={job}", "--format=%i %j"]
     )

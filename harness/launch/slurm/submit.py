@@ -9,11 +9,7 @@ from harness.launch.slurm import programs
 
 
 def check(*, partition: str | None, nodes: int) -> None:
-    """Checks that there is such a partition, and that it has as many nodes.
-
-    Raises:
-      PlanError: There is not; the message says what there is.
-    """
+    """Checks that there is such a partition, and that it has as many nodes."""
     programs.check_installed(("sbatch", "sinfo", "srun"))
     lines = programs.run(["sinfo", "--noheader", "--format=%P %D"]).splitlines()
     sizes: dict[str, int] = {}
@@ -41,9 +37,5 @@ def check(*, partition: str | None, nodes: int) -> None:
 
 
 def submit(batch_file: str) -> str:
-    """Submits a batch file; returns the id of the job.
-
-    Raises:
-      LaunchError: Slurm refuses; nothing was submitted.
-    """
+    """Submits a batch file; returns the id of the job."""
     return programs.run(["sbatch", "--parsable"], batch_file).strip().partition(";")[0]

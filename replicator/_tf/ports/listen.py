@@ -34,14 +34,7 @@ _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, use_errno
 
 @contextlib.contextmanager
 def before_listen(prepare: Callable[[int], None]) -> Iterator[None]:
-    """Calls a function on each socket before TensorFlow listens on it.
-
-    Args:
-      prepare: Gets the socket's descriptor. If it raises, ``listen`` fails.
-
-    Raises:
-      OSError: The libraries of TensorFlow are not as this module knows them.
-    """
+    """Calls a function on each socket before TensorFlow listens on it."""
     slots = _slots()
     libc = ctypes.CDLL(None, use_errno=True)
     real = libc.listen

@@ -77,11 +77,7 @@ def _match(allowed: Network, source: int) -> list[Instruction]:
 
 
 def attach(listener: socket.socket, code: Sequence[Instruction]) -> None:
-    """Attaches a filter to a socket, replacing any other.
-
-    Raises:
-      OSError: The system has no such filters.
-    """
+    """Attaches a filter to a socket, replacing any other."""
     packed = b"".join(struct.pack("HBBI", *step) for step in code)
     kept = ctypes.create_string_buffer(packed, len(packed))
     listener.setsockopt(
@@ -96,9 +92,6 @@ def check_system() -> None:
     """Tests that filters work on this system, once.
 
     It is tried, not believed: sandboxes take a filter and ignore it.
-
-    Raises:
-      OSError: They do not; says how that was seen.
     """
     if not sys.platform.startswith("linux"):
         raise OSError(f"{sys.platform} has none")

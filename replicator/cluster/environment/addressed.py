@@ -168,19 +168,13 @@ class KubernetesEnvironment(DetectedEnvironment):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RayMember:
-    """One process of a gang.
+    """One process of a gang."""
 
-    Attributes:
-      node_id: Ray's id of the machine, which tells two machines behind one address
-        apart.
-      host: The machine's address.
-      port: A port that is free there.
-      kind: ``worker``, or ``chief`` or ``ps`` of a job with parameter servers.
-    """
-
+    # Ray's id of the machine, which tells two machines behind one address apart.
     node_id: str
-    host: str
-    port: int
+    host: str  # The machine's address.
+    port: int  # A port that is free there.
+    # ``worker``, or ``chief`` or ``ps`` of a job with parameter servers.
     kind: str = "worker"
 
     @property

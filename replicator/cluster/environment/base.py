@@ -50,14 +50,7 @@ class ClusterEnvironment(abc.ABC):
         """Kind and index of this process."""
 
     def config(self, *, i_trust_this_network: bool = False) -> ClusterConfig:
-        """The cluster, with everything checked.
-
-        Args:
-          i_trust_this_network: See ``ClusterConfig``.
-
-        Raises:
-          ClusterConfigError: It is incomplete or wrong; the message says what to write.
-        """
+        """The cluster, with everything checked."""
         addresses = self._addresses(is_trusted=i_trust_this_network)
         kind, index = self.own()
         return ClusterConfig(

@@ -77,11 +77,7 @@ class AllConcat(OfOwnType, CollectiveKind):
         return operand if num_replicas == 1 else ops.concat([operand] * num_replicas)
 
     def by_sums(self, sums: Sums, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums zeros with the own rows in their place.
-
-        Raises:
-          StaticShapeError: The number of rows is not known, and XLA has to know it.
-        """
+        """Sums zeros with the own rows in their place."""
         if sums.has_static_shapes:
             if tensors[0].shape[0] is None:
                 raise StaticShapeError(

@@ -36,15 +36,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AllReduce(OfOperandShape, CollectiveKind):
-    """A reduction over replicas, whose result every replica gets.
+    """A reduction over replicas, whose result every replica gets."""
 
-    Attributes:
-      op: ``sum``, ``mean``, ``min`` or ``max``.
-      wire_dtype: Type in which wider floating operands are sent between memories, or
-        None for their own; gradients are sent in full precision.
-    """
-
-    op: str
+    op: str  # ``sum``, ``mean``, ``min`` or ``max``.
+    # Type in which wider floating operands are sent between memories, or None for their
+    # own; gradients are sent in full precision.
     wire_dtype: tf.DType | None = None
 
     name = "all_reduce"

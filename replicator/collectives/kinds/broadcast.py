@@ -91,13 +91,9 @@ def broadcast(value: Any, source_replica_id: int = 0) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Broadcast(OfOperandShape, OfOwnType, CollectiveKind):
-    """The value of one replica, which every replica gets.
+    """The value of one replica, which every replica gets."""
 
-    Attributes:
-      source_replica_id: Whose.
-    """
-
-    source_replica_id: int
+    source_replica_id: int  # Whose.
 
     name = "broadcast"
     is_invariant = True

@@ -70,13 +70,9 @@ def permute(value: Any, pairs: Sequence[tuple[int, int]]) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Permute(OfOperandShape, OfOwnType, CollectiveKind):
-    """The value of the replica that sends to this one; zeros if none does.
+    """The value of the replica that sends to this one; zeros if none does."""
 
-    Attributes:
-      pairs: Source and target of each value.
-    """
-
-    pairs: tuple[tuple[int, int], ...]
+    pairs: tuple[tuple[int, int], ...]  # Source and target of each value.
 
     name = "permute"
     is_invariant = False

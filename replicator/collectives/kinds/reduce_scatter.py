@@ -75,13 +75,9 @@ def reduce_scatter(value: Any, op: str = "sum") -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReduceScatter(OfOwnType, CollectiveKind):
-    """A reduction over replicas, of which each replica gets its part of the rows.
+    """A reduction over replicas, of which each replica gets its part of the rows."""
 
-    Attributes:
-      op: ``sum``, ``mean``, ``min`` or ``max``.
-    """
-
-    op: str
+    op: str  # ``sum``, ``mean``, ``min`` or ``max``.
 
     name = "reduce_scatter"
     is_invariant = False

@@ -41,29 +41,20 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Analysis:
-    """The facts about a step.
+    """The facts about a step."""
 
-    Attributes:
-      traced: The step as it was traced.
-      body: Its optimized graph.
-      invariance: What has the same value on every replica.
-      entries: The variables it uses, by handle placeholder.
-      liveness: Who emits what, where variables have owners; None where all emit all.
-      plans: How each collective is carried out.
-      owners: By handle, who updates a variable that has an owner.
-      gathers: Transfers of variables that their owners store.
-      shares: What owners in all programs send to the others, in the order of the graph.
-    """
-
-    traced: TracedStep
-    body: Body
-    invariance: Invariance
-    entries: dict[str, Entry]
+    traced: TracedStep  # The step as it was traced.
+    body: Body  # Its optimized graph.
+    invariance: Invariance  # What has the same value on every replica.
+    entries: dict[str, Entry]  # The variables it uses, by handle placeholder.
+    # Who emits what, where variables have owners; None where all emit all.
     liveness: Liveness | None
-    plans: tuple[CollectivePlan, ...]
+    plans: tuple[CollectivePlan, ...]  # How each collective is carried out.
+    # What owners in all programs send to the others, in the order of the graph.
     shares: tuple[Share, ...]
+    # By handle, who updates a variable that has an owner.
     owners: dict[str, Owner] = dataclasses.field(default_factory=dict)
-    gathers: tuple[Gather, ...] = ()
+    gathers: tuple[Gather, ...] = ()  # Transfers of variables that their owners store.
 
     def description(self) -> dict[str, Any]:
         """What concurrent programs must have in common, as JSON."""
@@ -103,19 +94,7 @@ def analyze(
     *,
     is_in_group: bool = False,
 ) -> Analysis:
-    """Traces a step and finds out what its program needs.
-
-    Args:
-      step_fn: Single-device code.
-      specs: The nests of ``tf.TypeSpec`` that it takes.
-      name: Unique; functions of the step get it as a suffix.
-      topology: Where the replicas of the program are.
-      table: The variables of all programs of one replicator.
-      is_in_group: Whether programs of other workers run side by side.
-
-    Raises:
-      ReplicatorError: Misuse inside the step; the message says how to fix it.
-    """
+    """Traces a step and finds out what its program needs."""
 
     def trace_step() -> TracedStep:
         counts = topology.num_replicas, topology.num_logical_devices
@@ -166,13 +145,7 @@ def analyze(
 
 
 def to_body(traced: TracedStep, name: str, topology: Topology) -> Body:
-    """Places and optimizes the graph of a traced step.
-
-    Args:
-      traced: The step; its nodes get logical devices, in place.
-      name: Unique; functions of the graph get it as a suffix.
-      topology: Where replicas and variables are.
-    """
+    """Places and optimizes the graph of a traced step."""
     placement.place(traced, topology)
     rewriters = Rewriters()
     optimized = optimize(traced, topology, rewriters)

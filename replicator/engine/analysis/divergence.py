@@ -34,16 +34,7 @@ if TYPE_CHECKING:
 
 
 def check(traced: TracedStep, body: Body, local: Collection[str]) -> None:
-    """Rejects a step whose gradients depend on state that differs between replicas.
-
-    Args:
-      traced: The step of several replicas.
-      body: Its graph, cut at collectives.
-      local: Handles of its replica-local variables.
-
-    Raises:
-      UnsynchronisedUpdateError: Names the variables, the line and the way out.
-    """
+    """Rejects a step whose gradients depend on state that differs between replicas."""
     variables = traced.variables
     diverging = [h for h in local if declared_kind(variables[h]) is Kind.MIRRORED]
     trained = {h for h, v in variables.items() if v.trainable and h not in local}

@@ -30,14 +30,7 @@ if TYPE_CHECKING:
 def find(
     traced: TracedStep, ownership: Ownership, invariant: Collection[str]
 ) -> dict[str, Owner]:
-    """By marked node, who keeps its value.
-
-    Args:
-      traced: The step.
-      ownership: Of its variables.
-      invariant: Nodes with the same value on every replica: of others, each replica
-        has its own.
-    """
+    """By marked node, who keeps its value."""
     return {
         name: owner
         for name, variable in traced.owned.items()
@@ -72,14 +65,10 @@ def by_marker(body: Body, found: Mapping[str, Owner]) -> dict[str, Owner]:
 
 
 class Moved(NamedTuple):
-    """Bytes that go between devices in one step, all of them together.
+    """Bytes that go between devices in one step, all of them together."""
 
-    Attributes:
-      reductions: Operands to those who reduce, and results to those who need them.
-      weights: New values to replicas with copies, or the gathers of stored variables.
-    """
-
-    reductions: int
+    reductions: int  # Operands to those who reduce, and results to those who need them.
+    # New values to replicas with copies, or the gathers of stored variables.
     weights: int
 
 

@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 
 def place(traced: TracedStep, topology: Topology) -> None:
-    """Gives the nodes of a traced graph their logical devices, in place.
-
-    Args:
-      traced: The step; nodes in logical-device scopes carry them already.
-      topology: Where variables are, by the devices of replica 0.
-    """
+    """Gives the nodes of a traced graph their logical devices, in place."""
     if topology.num_logical_devices == 1:
         return
     handles = {
@@ -52,12 +47,7 @@ def place(traced: TracedStep, topology: Topology) -> None:
 
 
 def of_operands(traced: TracedStep, topology: Topology) -> dict[str, int]:
-    """The logical device of each operand of a collective, unless it is the first.
-
-    Args:
-      traced: A step whose nodes were placed.
-      topology: Where the replicas are.
-    """
+    """The logical device of each operand of a collective, unless it is the first."""
     if topology.num_logical_devices == 1:
         return {}
     operands = {name for call in traced.collectives for name in call.operands}

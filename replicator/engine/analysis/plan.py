@@ -57,41 +57,28 @@ _WAYS = {kind_lib.GATHER: "ring", kind_lib.BROADCAST: "tree"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """Tensors of one collective that are sent together.
+    """Tensors of one collective that are sent together."""
 
-    Attributes:
-      positions: Which tensors of the call.
-      num_bytes: Their size on one replica, in the type in which they are sent; 0 where
-        shapes are unknown.
-      owner: Replica whose device combines them.
-      logical_device: Which of its devices: where the operands are computed.
-      is_for_owner: Whether nobody else needs the results.
-    """
-
-    positions: tuple[int, ...]
+    positions: tuple[int, ...]  # Which tensors of the call.
+    # Their size on one replica, in the type in which they are sent; 0 where shapes are
+    # unknown.
     num_bytes: int
-    owner: int
-    logical_device: int = 0
-    is_for_owner: bool = False
+    owner: int  # Replica whose device combines them.
+    logical_device: int = 0  # Which of its devices: where the operands are computed.
+    is_for_owner: bool = False  # Whether nobody else needs the results.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CollectivePlan:
-    """How one collective runs.
+    """How one collective runs."""
 
-    Attributes:
-      collective: The call.
-      algorithm: ``add_n`` (sum on an owner device), ``nccl`` or ``ring`` (one op on
-        each device, over all replicas of the job), ``pairwise`` (minimum, maximum),
-        ``pack`` (gather), ``concat`` (joined rows),
-        ``parts`` (each part on the device of its replica), ``wire`` (a replica reads
-        what another one has, or there is nothing to do).
-      buckets: Tensors by transfer.
-    """
-
-    collective: Collective
+    collective: Collective  # The call.
+    # ``add_n`` (sum on an owner device), ``nccl`` or ``ring`` (one op on each device,
+    # over all replicas of the job), ``pairwise`` (minimum, maximum), ``pack`` (gather),
+    # ``concat`` (joined rows), ``parts`` (each part on the device of its replica),
+    # ``wire`` (a replica reads what another one has, or there is nothing to do).
     algorithm: str
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[Bucket, ...]  # Tensors by transfer.
 
 
 def make_plan(
@@ -102,23 +89,7 @@ def make_plan(
     logical_devices: Mapping[str, int] | None = None,
     owned: Mapping[str, Owner] | None = None,
 ) -> tuple[CollectivePlan, ...]:
-    """Decides algorithm, buckets and owners for all collectives of a step.
-
-    Args:
-      collectives: Calls in order.
-      topology: Where the replicas are.
-      depths: By operand, its distance from the inputs of the step: how late it is
-        computed. Used where the order of transfers matters.
-      needed_by: By marker, the replicas whose memories need the result; all without.
-        What one of them needs is combined there.
-      logical_devices: By operand, the logical device that computes it, unless that is
-        the first.
-      owned: By marker, who alone keeps the result, of all programs of the job. What
-        has one owner is sent apart from the rest.
-
-    Returns:
-      One plan per collective.
-    """
+    """Decides algorithm, buckets and owners for all collectives of a step."""
     fill = _filling(topology)
     loads: dict[int, list[int]] = {}
     places = {
@@ -337,12 +308,7 @@ def _group(
 def _balance(
     sizes: Mapping[int, tuple[int, int | None]], load: list[int]
 ) -> Iterator[tuple[int, int]]:
-    """Gives each bucket, largest first, to its preferred or the least loaded owner.
-
-    Args:
-      sizes: By bucket, its bytes and preferred owner.
-      load: By replica, the bytes that it combines; added to.
-    """
+    """Gives each bucket, largest first, to its preferred or the least loaded owner."""
     for index, (size, preferred) in sorted(
         sizes.items(), key=lambda item: (-item[1][0], item[0])
     ):

@@ -31,21 +31,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """The new value of one variable after one update.
+    """The new value of one variable after one update."""
 
-    Attributes:
-      node: The node that updates.
-      handle: The placeholder of the variable's handle.
-      source: Program that updates.
-      dtype: Type of the variable.
-      shape: Its static shape.
-    """
-
-    node: str
-    handle: str
-    source: int
-    dtype: tf.DType
-    shape: tf.TensorShape
+    node: str  # The node that updates.
+    handle: str  # The placeholder of the variable's handle.
+    source: int  # Program that updates.
+    dtype: tf.DType  # Type of the variable.
+    shape: tf.TensorShape  # Its static shape.
 
     @property
     def num_bytes(self) -> int:
@@ -56,17 +48,7 @@ class Share:
 def schedule(
     body: Body, collectives: Sequence[Collective], shares: Sequence[Share]
 ) -> dict[int, list[Share]]:
-    """Finds the place of each share in the order of a step's collectives.
-
-    Args:
-      body: The single-device graph.
-      collectives: Calls in order.
-      shares: Of all programs, in the order of the graph.
-
-    Returns:
-      By index of a call, the shares that are sent before it; those after all calls have
-      the number of calls as their index.
-    """
+    """Finds the place of each share in the order of a step's collectives."""
     last = len(collectives)
     first = {name: c.index for c in reversed(collectives) for name in c.read}
     for node in reversed(body.nodes):
@@ -115,18 +97,7 @@ def check(
     program_id: int,
     names: Mapping[str, str],
 ) -> None:
-    """Rejects steps that need state in one program that exists in another one only.
-
-    Args:
-      body: The single-device graph.
-      live: Who emits what.
-      slots: By handle of optimizer state, the program that keeps it.
-      program_id: This program.
-      names: Name of the variable behind each handle.
-
-    Raises:
-      OptimizerOptionError: Says which state and which use.
-    """
+    """Rejects steps that need state in one program that exists in another one only."""
     for node in body.nodes:
         handles = [ref.node for ref in node.inputs if ref.node in slots]
         if len({slots[handle] for handle in handles}) > 1:

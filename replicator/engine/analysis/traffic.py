@@ -14,26 +14,16 @@ if TYPE_CHECKING:
 
 
 class Sent(NamedTuple):
-    """What one worker sends to others in one step.
+    """What one worker sends to others in one step."""
 
-    Attributes:
-      num_bytes: Tensors of unknown shape count nothing.
-      num_tensors: Each costs about a millisecond on the way.
-    """
-
-    num_bytes: int
-    num_tensors: int
+    num_bytes: int  # Tensors of unknown shape count nothing.
+    num_tensors: int  # Each costs about a millisecond on the way.
 
 
 def transfers(
     plans: Iterable[CollectivePlan], topology: Topology
 ) -> Iterator[Transfer]:
-    """What collectives send from memory to memory where one program has all replicas.
-
-    Args:
-      plans: Of all collectives of the step.
-      topology: Where the replicas are.
-    """
+    """What collectives send between memories where one program has all replicas."""
     for plan in plans:
         for bucket in plan.buckets:
             for transfer in plan.collective.kind.transfers(
@@ -50,14 +40,7 @@ def sent(
     workers: Sequence[int],
     others: Iterable[Transfer] = (),
 ) -> dict[int, Sent]:
-    """Adds up what each worker sends to others in one step.
-
-    Args:
-      plans: Of all collectives of the step.
-      topology: Where the replicas are.
-      workers: By replica, the worker that hosts it.
-      others: What the step sends besides, from replica to replica.
-    """
+    """Adds up what each worker sends to others in one step."""
     sizes: dict[int, list[float]] = {worker: [] for worker in workers}
     for transfer in itertools.chain(transfers(plans, topology), others):
         source, target = workers[transfer.source], workers[transfer.target]

@@ -33,52 +33,29 @@ class Ref:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """One operation of the single-device graph.
+    """One operation of the single-device graph."""
 
-    Attributes:
-      name: Unique in the body.
-      op: The operation's type.
-      inputs: Data inputs in order.
-      controls: Nodes that must run before.
-      proto: The node as TensorFlow wrote it; attributes are read from here.
-    """
-
-    name: str
-    op: str
-    inputs: tuple[Ref, ...]
-    controls: tuple[str, ...]
-    proto: Any
+    name: str  # Unique in the body.
+    op: str  # The operation's type.
+    inputs: tuple[Ref, ...]  # Data inputs in order.
+    controls: tuple[str, ...]  # Nodes that must run before.
+    proto: Any  # The node as TensorFlow wrote it; attributes are read from here.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Body:
-    """A single-device graph, in topological order.
+    """A single-device graph, in topological order."""
 
-    Attributes:
-      nodes: Operations; placeholders are not among them.
-      placeholders: Names of the inputs.
-      library: Functions that the nodes call.
-      names: Graph tensor name (``node:0`` or ``node``) to ``Ref``, resolved on demand.
-      notes: Lines for ``explain()``.
-    """
-
-    nodes: tuple[Node, ...]
-    placeholders: frozenset[str]
-    library: tuple[Any, ...]
+    nodes: tuple[Node, ...]  # Operations; placeholders are not among them.
+    placeholders: frozenset[str]  # Names of the inputs.
+    library: tuple[Any, ...]  # Functions that the nodes call.
+    # Graph tensor name (``node:0`` or ``node``) to ``Ref``, resolved on demand.
     names: TensorNames
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # Lines for ``explain()``.
 
 
 def depths(body: Body, follows: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """How far each node is from the inputs: the longest chain of nodes to it.
-
-    Args:
-      body: The graph.
-      follows: By placeholder of a collective's result, the operand that it follows.
-
-    Returns:
-      Depth by node name.
-    """
+    """How far each node is from the inputs: the longest chain of nodes to it."""
     before = {node.name: [*before_of(node)] for node in body.nodes}
     # A cut graph has no way from operand to result, so depths would begin anew at every
     # collective, and the order of transfers would mix early with late.
@@ -136,11 +113,7 @@ class TensorNames:
 
 
 def from_graph_def(graph_def: Any) -> Body:
-    """Reads a ``GraphDef`` into a body in topological order.
-
-    Raises:
-      ValueError: The graph has an unknown op or a cycle.
-    """
+    """Reads a ``GraphDef`` into a body in topological order."""
     # The step is traced as a graph, because the optimizer takes graphs, and linked as a
     # function, because TensorFlow registers those without a Python object for each node
     # of each replica. The two forms name tensors differently: ``names``.
@@ -225,13 +198,7 @@ def reached(
     start: Iterable[str],
     without: Container[str] = frozenset(),
 ) -> set[str]:
-    """Nodes that need one of these, themselves or through others.
-
-    Args:
-      users: As returned by ``users_of``.
-      start: Names.
-      without: Nodes that are left out, with what needs them alone.
-    """
+    """Nodes that need one of these, themselves or through others."""
     found: set[str] = set()
     pending = list(start)
     while pending:
@@ -260,20 +227,7 @@ def make_node(
     attrs: Mapping[str, Any] | None = None,
     controls: Sequence[str] = (),
 ) -> Any:
-    """Makes a ``NodeDef`` in function form.
-
-    Args:
-      name: Unique name.
-      op: Operation type.
-      inputs: Data inputs.
-      device: Full device name, or empty.
-      attrs: Attribute values: ``tf.DType``, bool, int, float, str, NumPy array, or a
-        list of int.
-      controls: Names of nodes that must run before.
-
-    Returns:
-      The proto.
-    """
+    """Makes a ``NodeDef`` in function form."""
     node = _tf_compat.NodeDef(name=name, op=op, device=device)
     node.input.extend(str(ref) for ref in inputs)
     node.input.extend(f"^{control}" for control in controls)

@@ -60,33 +60,19 @@ _PYTHON_OPS = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Captures:
-    """What a step closes over.
+    """What a step closes over."""
 
-    Attributes:
-      outer: The captured tensor, by placeholder node.
-      variables: The ``tf.Variable`` behind each captured handle, by placeholder node.
-      python_lines: Lines of the user's program that call Python from the graph.
-    """
-
-    outer: dict[str, Any]
+    outer: dict[str, Any]  # The captured tensor, by placeholder node.
+    # The ``tf.Variable`` behind each captured handle, by placeholder node.
     variables: dict[str, Any]
+    # Lines of the user's program that call Python from the graph.
     python_lines: tuple[str, ...]
 
 
 def find(
     graph: Any, graph_def: Any, num_replicas: int, shared: Iterable[Any] = ()
 ) -> Captures:
-    """Finds out what a traced graph captures.
-
-    Args:
-      graph: The function graph.
-      graph_def: The same, as read.
-      num_replicas: Replicas of the job.
-      shared: Resources that the library itself lets replicas share.
-
-    Raises:
-      CaptureError: A resource that replicas can neither share nor have copies of.
-    """
+    """Finds out what a traced graph captures."""
     outer, lines = {}, {}
     own = {id(resource) for resource in shared}
     for tensor, placeholder in graph.captures:
@@ -124,15 +110,7 @@ def find(
 
 
 def check_python(lines: Iterable[str], topology: Topology) -> None:
-    """Rejects Python functions of a step that has replicas in other processes.
-
-    Args:
-      lines: See ``Captures.python_lines``.
-      topology: Where the replicas are.
-
-    Raises:
-      CaptureError: Names the first line and a device of another process.
-    """
+    """Rejects Python functions of a step that has replicas in other processes."""
     here = devices.process(tf.zeros([]).device)
     places = itertools.chain.from_iterable(topology.devices)
     elsewhere = [place for place in places if devices.process(place) != here]
@@ -147,16 +125,7 @@ def check_python(lines: Iterable[str], topology: Topology) -> None:
 
 
 def check_copies(graph: Any, graph_def: Any, markers: Collection[str]) -> None:
-    """Rejects copies of markers, which would pass on the value of their own replica.
-
-    Args:
-      graph: The function graph of several replicas.
-      graph_def: The same, as read.
-      markers: Nodes that were made as markers.
-
-    Raises:
-      CaptureError: Names the line that made the copy.
-    """
+    """Rejects copies of markers, which would pass on the value of their own replica."""
 
     def is_copy(node: Any) -> bool:
         if node.op != "PlaceholderWithDefault" or node.name in markers:
@@ -201,13 +170,7 @@ def _calls(graph_def: Any, is_sought: Callable[[Any], bool]) -> list[str]:
 
 
 def _check(others: Mapping[str, Any], graph_def: Any, num_replicas: int) -> None:
-    """Rejects resources that are no variables and that the step changes.
-
-    Args:
-      others: The operation that captured each, by placeholder node.
-      graph_def: The traced graph.
-      num_replicas: Replicas of the job.
-    """
+    """Rejects resources that are no variables and that the step changes."""
     if not others:
         return
     library = {f.signature.name: f for f in graph_def.library.function}
@@ -226,16 +189,7 @@ def _check(others: Mapping[str, Any], graph_def: Any, num_replicas: int) -> None
 def _uses(
     nodes: Iterable[Any], handles: Mapping[str, str], library: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """The operations on handles, also those in functions that are called.
-
-    Args:
-      nodes: Of a graph or a function.
-      handles: What a handle is called outside, by its name here.
-      library: Functions by name.
-
-    Yields:
-      The name of a handle outside and the type of an operation that takes it.
-    """
+    """The operations on handles, also those in functions that are called."""
     names = dict(handles)
     for proto in nodes:
         data = [producer(text) for text in proto.input if not text.startswith("^")]

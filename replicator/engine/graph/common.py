@@ -33,14 +33,7 @@ class Common:
         waits: Sequence[str],
         effects: EffectTable,
     ) -> None:
-        """Finds out which variables keep their values while the tasks run.
-
-        Args:
-          nodes: Of the function that calls the tasks.
-          given: What stands for its arguments.
-          waits: Control edges of the call of that function.
-          effects: Of all nodes.
-        """
+        """Finds out which variables keep their values while the tasks run."""
         self._waits = waits
         self._given = given
         self._effects = effects
@@ -77,15 +70,7 @@ class Common:
         *,
         is_awaited: bool,
     ) -> str:
-        """The common node that is the same as one of a task; empty if there is none.
-
-        Args:
-          node: Of the task.
-          name: Of the common node, if this is the first one.
-          texts: Its inputs in the inlined function.
-          device: Its device there.
-          is_awaited: Whether others wait for it.
-        """
+        """The common node that is the same as one of a task; empty if there is none."""
         if node.op == _READ:
             may_be = self._is_kept(texts[0])
         else:

@@ -51,18 +51,14 @@ _ARG_TYPES = (tf.resource.as_datatype_enum,)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Effects:
-    """What one operation, with the functions it calls, may do.
+    """What one operation, with the functions it calls, may do."""
 
-    Attributes:
-      is_pure: Same inputs give same outputs, and nothing else happens, but for reads
-        and writes of variables.
-      writes: Positions of data inputs whose variable may be written.
-      is_bound: To one replica: draws from a stateful random stream, or calls Python,
-        which keeps what the gradient of the call needs.
-    """
-
+    # Same inputs give same outputs, and nothing else happens, but for reads and writes
+    # of variables.
     is_pure: bool
-    writes: frozenset[int]
+    writes: frozenset[int]  # Positions of data inputs whose variable may be written.
+    # To one replica: draws from a stateful random stream, or calls Python, which keeps
+    # what the gradient of the call needs.
     is_bound: bool
 
 
@@ -92,12 +88,7 @@ class EffectTable:
         self._of_functions: dict[str, Effects] = {}
 
     def of(self, proto: Any, num_data_inputs: int) -> Effects:
-        """Returns the effects of a node.
-
-        Args:
-          proto: A ``NodeDef``; attributes name the functions it calls.
-          num_data_inputs: How many data inputs it has.
-        """
+        """Returns the effects of a node."""
         called = called_by(proto, self._functions)
         if called and takes_inputs(proto, self._functions):
             return self._of_call(proto, called)

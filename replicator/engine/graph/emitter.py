@@ -32,11 +32,7 @@ class Emitter:
     """
 
     def __init__(self, supported_device: SupportedDevice | None = None) -> None:
-        """Starts without nodes.
-
-        Args:
-          supported_device: Where an op placed on a device can run; by default there.
-        """
+        """Starts without nodes."""
         self.nodes: list[Any] = []
         self._supported_device = supported_device
 

@@ -45,16 +45,7 @@ _RUNNING = frozenset({"batch_mean:0", "batch_variance:0"})
 
 
 def trace_sources(body: Body, sources: Mapping[str, int]) -> Reached:
-    """Follows sources through a graph.
-
-    Args:
-      body: The graph.
-      sources: Masks of placeholders; a handle stands for what its variable holds. The
-        bit ``VARIES`` is also that of stateful operations.
-
-    Returns:
-      The masks of all tensors.
-    """
+    """Follows sources through a graph."""
     reached = Reached(_Functions(body.library), sources)
     for node in body.nodes:
         reached.add(node.proto, node.inputs)
@@ -99,12 +90,7 @@ class _Functions:
         self._is_stateful: dict[str, bool] = {}
 
     def outputs(self, proto: Any, masks: list[int]) -> int | dict[str, int]:
-        """The mask of all outputs of a node, or one by port.
-
-        Args:
-          proto: A ``NodeDef``.
-          masks: Of its data inputs.
-        """
+        """The mask of all outputs of a node, or one by port."""
         op = proto.op
         if op in _NEVER_OF_NUMBERS or OF_NO_EXAMPLE in proto.name:
             return 0

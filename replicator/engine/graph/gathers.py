@@ -37,23 +37,14 @@ _PASSES_ON = frozenset({"Cast", "Identity"})
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Gather:
-    """One transfer of a variable to those who use it.
+    """One transfer of a variable to those who use it."""
 
-    Attributes:
-      read: The node that reads it.
-      handle: The placeholder of its handle.
-      num_bytes: Of the variable.
-      first: Depth of the first use.
-      uses: The nodes that compute with it.
-      layer: Which gathers it arrives with.
-    """
-
-    read: str
-    handle: str
-    num_bytes: int
-    first: int
-    uses: tuple[str, ...]
-    layer: int = 0
+    read: str  # The node that reads it.
+    handle: str  # The placeholder of its handle.
+    num_bytes: int  # Of the variable.
+    first: int  # Depth of the first use.
+    uses: tuple[str, ...]  # The nodes that compute with it.
+    layer: int = 0  # Which gathers it arrives with.
 
 
 def most(gathers: Iterable[Gather]) -> int:
@@ -67,16 +58,11 @@ def most(gathers: Iterable[Gather]) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """A graph whose reads are gathers.
+    """A graph whose reads are gathers."""
 
-    Attributes:
-      body: The graph.
-      gathers: In the order of their first use.
-      added: Nodes that the graph did not have, by the node that they repeat.
-    """
-
-    body: Body
-    gathers: tuple[Gather, ...]
+    body: Body  # The graph.
+    gathers: tuple[Gather, ...]  # In the order of their first use.
+    # Nodes that the graph did not have, by the node that they repeat.
     added: dict[str, str]
 
 
@@ -86,16 +72,7 @@ def schedule(
     depth: Mapping[str, int],
     varying: Collection[str],
 ) -> Schedule:
-    """Cuts and orders the reads of variables.
-
-    Args:
-      body: The single-device graph.
-      sizes: Bytes of each stored variable, by the placeholder of its handle.
-      depth: By node, the longest chain of nodes to it. That of a collective's result is
-        greater than those of all operands of the call.
-      varying: Nodes that differ between replicas. A read without use in one of them is
-        that of an update, which its owner makes, and stays as it is.
-    """
+    """Cuts and orders the reads of variables."""
     graph = _ReadGraph(body, depth, sizes)
     reads = [
         read

@@ -34,14 +34,6 @@ def inline(function: Any, name: str, callees: Iterable[Any]) -> Any:
 
     Nodes get the names that TensorFlow would give them, and those of a function without
     a device get that of the call.
-
-    Args:
-      function: A ``FunctionDef``.
-      name: Of the new function.
-      callees: The ``FunctionDef``s whose calls are inlined.
-
-    Returns:
-      The new ``FunctionDef``.
     """
     inlined = _tf_compat.FunctionDef()
     inlined.CopyFrom(function)
@@ -60,28 +52,22 @@ def inline(function: Any, name: str, callees: Iterable[Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Frame:
-    """A function that is being inlined.
+    """A function that is being inlined."""
 
-    Attributes:
-      function: The ``FunctionDef``.
-      prefix: What the names of its nodes begin with.
-      given: What stands for its arguments; by default they do. A node may wait for an
-        argument, too.
-      waits: Control edges to the call. Nodes that take arguments, or nothing, and calls
-        get them, so that nothing runs before.
-      device: Of the call.
-      common: What it has in common with other functions; None if nothing.
-      instead: By node, the common node that is used in its place.
-      used: What its nodes so far take.
-    """
-
-    function: Any
-    prefix: str = ""
+    function: Any  # The ``FunctionDef``.
+    prefix: str = ""  # What the names of its nodes begin with.
+    # What stands for its arguments; by default they do. A node may wait for an
+    # argument, too.
     given: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # Control edges to the call. Nodes that take arguments, or nothing, and calls get
+    # them, so that nothing runs before.
     waits: Sequence[str] = ()
-    device: str = ""
+    device: str = ""  # Of the call.
+    # What it has in common with other functions; None if nothing.
     common: Common | None = None
+    # By node, the common node that is used in its place.
     instead: dict[str, str] = dataclasses.field(default_factory=dict)
+    # What its nodes so far take.
     used: set[str] = dataclasses.field(default_factory=set)
 
     def new(self, text: str) -> str:
@@ -106,14 +92,7 @@ class _Frame:
         return texts, is_first
 
     def share(self, node: Any, name: str, texts: Sequence[str], device: str) -> str:
-        """The common node that is used in place of a node; empty if there is none.
-
-        Args:
-          node: Nodes are shared in their order: one that was taken has its own name.
-          name: Of the common node, if this is the first one.
-          texts: Its new inputs.
-          device: Its device.
-        """
+        """The common node that is used in place of a node; empty if there is none."""
         if self.common is None:
             return ""
         self.used.update(map(producer, node.input))

@@ -26,16 +26,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Invariance:
-    """The result of the analysis.
+    """The result of the analysis."""
 
-    Attributes:
-      nodes: Names of nodes whose outputs and effects are identical on every replica.
-      local: Handle placeholders of replica-local variables.
-      local_because: For each of them, the node that writes a varying value.
-    """
-
+    # Names of nodes whose outputs and effects are identical on every replica.
     nodes: frozenset[str]
-    local: frozenset[str]
+    local: frozenset[str]  # Handle placeholders of replica-local variables.
+    # For each of them, the node that writes a varying value.
     local_because: dict[str, str]
 
 
@@ -46,18 +42,7 @@ def analyze(
     handles: Collection[str],
     local: Collection[str],
 ) -> Invariance:
-    """Finds the least set of replica-local variables and all invariant nodes.
-
-    Args:
-      body: The single-device graph.
-      invariant_inputs: Placeholders with one value for all replicas: results of
-        collectives and captured tensors.
-      handles: Placeholders of variable handles.
-      local: Handles known to be replica-local beforehand.
-
-    Returns:
-      What varies and what does not.
-    """
+    """Finds the least set of replica-local variables and all invariant nodes."""
     effects = EffectTable(body.library)
     found = dict.fromkeys(local, "")
     # The least fixed point from below: all variables count as mirrored until a write
@@ -82,16 +67,7 @@ def check_trainable(
     variables: Mapping[str, Any],
     lines: Mapping[str, Sequence[str]],
 ) -> None:
-    """Rejects steps that would make trainable variables diverge between replicas.
-
-    Args:
-      invariance: What varies, of several replicas.
-      variables: By handle placeholder.
-      lines: The lines of code that may write them.
-
-    Raises:
-      UnsynchronisedUpdateError: Names the variables, the line and the way out.
-    """
+    """Rejects steps that would make trainable variables diverge between replicas."""
     drifting = [h for h in invariance.local_because if variables[h].trainable]
     if drifting:
         name = variables[drifting[0]].name
@@ -111,15 +87,7 @@ def check_trainable(
 
 
 def check_required(invariance: Invariance, required: Mapping[str, str]) -> None:
-    """Rejects steps in which something varies that must not.
-
-    Args:
-      invariance: What varies.
-      required: Nodes, and the message if one varies.
-
-    Raises:
-      UnsynchronisedUpdateError: With the message of the first.
-    """
+    """Rejects steps in which something varies that must not."""
     for name, error in required.items():
         if name not in invariance.nodes:
             raise UnsynchronisedUpdateError(error)

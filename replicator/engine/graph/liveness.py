@@ -27,24 +27,21 @@ ELSEWHERE = -1
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Liveness:
-    """The result of the analysis; replicas are named by primaries (see ``Topology``).
+    """The result of the analysis; primaries name replicas (see ``Topology``)."""
 
-    Attributes:
-      emitted: By invariant node, the primaries that need it.
-      writers: By owned write (a node that writes an owned variable), the primary that
-        runs it for all.
-      written: By such a node, the handles of the variables that it writes.
-      earlier: By such a node and a handle that it writes, the nodes that use the
-        variable since the last such node, or that one.
-      results: By marker of a collective, the primaries that need its result.
-      homes: By invariant node that one primary runs for all, that primary.
-    """
-
+    # By invariant node, the primaries that need it.
     emitted: dict[str, tuple[int, ...]]
+    # By owned write (a node that writes an owned variable), the primary that runs it
+    # for all.
     writers: dict[str, int]
+    # By such a node, the handles of the variables that it writes.
     written: dict[str, tuple[str, ...]]
+    # By such a node and a handle that it writes, the nodes that use the variable since
+    # the last such node, or that one.
     earlier: dict[tuple[str, str], tuple[str, ...]]
+    # By marker of a collective, the primaries that need its result.
     results: dict[str, tuple[int, ...]]
+    # By invariant node that one primary runs for all, that primary.
     homes: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
@@ -58,24 +55,7 @@ def analyze(
     roots: Iterable[str],
     homes: Mapping[str, int] | None = None,
 ) -> Liveness:
-    """Finds what each primary has to emit.
-
-    Args:
-      body: The single-device graph.
-      invariant: Nodes with the same value and effect on every replica.
-      primaries: All replicas that keep copies, and ``ELSEWHERE`` if there are other
-        programs.
-      handles: Placeholders of variable handles.
-      owners: By handle placeholder of an owned variable, its owner.
-      roots: Nodes that every replica needs: producers of outputs and operands of
-        collectives, and nodes with effects.
-      homes: By invariant node that only one primary is to run, that primary. What
-        follows from nodes of one home alone is computed there too, so that what is
-        small of them (a norm) is sent, and not they.
-
-    Returns:
-      Who emits what.
-    """
+    """Finds what each primary has to emit."""
     everyone = frozenset(primaries)
     written = _writes(body, set(invariant), set(handles))
     writers = {}

@@ -35,21 +35,7 @@ _CONTROL_FLOW_OPS = frozenset(
 def optimize(
     traced: TracedStep, topology: Topology, rewriters: Rewriters | None = None
 ) -> Any:
-    """Cuts a traced graph at its collectives and optimizes it for its devices.
-
-    Args:
-      traced: The step.
-      topology: Where its replicas are.
-      rewriters: Learns which of them were left out.
-
-    Returns:
-      A ``GraphDef`` whose markers are placeholders, and in which outputs, operands of
-      collectives and control outputs keep their names. Its nodes have the devices that
-      the step requested, and no others.
-
-    Raises:
-      CaptureError: The step calls Python, which some of the devices cannot.
-    """
+    """Cuts a traced graph at its collectives and optimizes it for its devices."""
     check_python(traced.python_lines, topology)
     used = Rewriters() if rewriters is None else rewriters
     return used.run(lambda: _optimized(traced, topology, used))
@@ -90,11 +76,7 @@ def _optimized(traced: TracedStep, topology: Topology, rewriters: Rewriters) -> 
 
 
 def cut(traced: TracedStep) -> Any:
-    """Turns the markers of collectives into placeholders, so that nothing is shared.
-
-    Returns:
-      A copy of the traced ``GraphDef`` in which each collective's result is an input.
-    """
+    """Turns the markers of collectives into placeholders, so that nothing is shared."""
     graph_def = _tf_compat.GraphDef()
     graph_def.CopyFrom(traced.graph_def)
     results = {
@@ -121,10 +103,6 @@ def own_functions(graph_def: Any, owner: str) -> None:
     devices. The optimizer changes functions and gives the changed ones the same names
     in every graph, but TensorFlow has one table, by name, for the functions of all
     graphs.
-
-    Args:
-      graph_def: Changed in place: its library and all references to it.
-      owner: A unique name, which functions get as a suffix.
     """
     names = {
         function.signature.name: f"{function.signature.name}_of_{owner}"

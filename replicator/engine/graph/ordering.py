@@ -21,11 +21,7 @@ _WITH_EFFECTS = frozenset({"Case", "If", "StatefulPartitionedCall", "While"})
 
 
 def keep_effects_in_order(graph_def: Any) -> None:
-    """Adds the control edges to a graph and to the functions of its library, in place.
-
-    Args:
-      graph_def: An optimized ``GraphDef``.
-    """
+    """Adds the control edges to a graph and the functions of its library, in place."""
     library = graph_def.library.function
     stateful = {f.signature.name for f in library if f.signature.is_stateful}
     _add_edges(graph_def.node, stateful | _WITH_EFFECTS)
@@ -39,9 +35,6 @@ def keep_waits_of_calls(graph_def: Any) -> None:
     It drops a control edge from what an argument is computed from, and then puts the
     function's nodes in place of the call: those that do not use this argument would no
     longer wait. An assignment then overtakes a read whose value the call is given.
-
-    Args:
-      graph_def: A traced ``GraphDef``.
     """
     library = graph_def.library.function
     names = {f.signature.name for f in library if f.signature.is_stateful} | {_CALL}

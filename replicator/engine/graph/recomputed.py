@@ -21,15 +21,7 @@ _FUNCTION = "inner_recompute_grad"
 
 
 def check(graph: Any, variables: Mapping[str, Any]) -> None:
-    """Rejects a step that draws again what its gradient needs again.
-
-    Args:
-      graph: The function graph of the step.
-      variables: By placeholder of the handle.
-
-    Raises:
-      RecomputationError: Names the line that draws.
-    """
+    """Rejects a step that draws again what its gradient needs again."""
     states = {
         name
         for name, variable in variables.items()

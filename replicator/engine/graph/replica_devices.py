@@ -23,12 +23,7 @@ class ReplicaDevices:
         ]
 
     def device(self, requested: str, replica: int) -> str:
-        """The full name of a device.
-
-        Args:
-          requested: The device of a traced node; empty where the step names none.
-          replica: Counted within this program.
-        """
+        """The full name of a device."""
         index = logical.index_of(requested)
         if index is not None:
             return self._topology.devices[replica][index]

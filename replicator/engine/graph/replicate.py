@@ -48,19 +48,7 @@ class Replicas:
         handle_dtype: HandleDtype | None = None,
         received: Mapping[tuple[str, str], Ref | str] | None = None,
     ) -> None:
-        """Prepares copying.
-
-        Args:
-          body: The single-device graph.
-          topology: Where the replicas are.
-          merged: Nodes that are emitted once per copy of the mirrored variables.
-          liveness: Who emits what, where variables have owners.
-          resolve: What stands for an input.
-          handle_device: Where the variable behind a handle is.
-          handle_dtype: Its type.
-          received: By node and handle, the value of a variable after an update, as it
-            came from the program that updates; None if this is the only program.
-        """
+        """Prepares copying."""
         self._body = body
         self._resolve = resolve
         self._handle_device = handle_device

@@ -33,11 +33,7 @@ class Rewriters:
     def attempt(
         self, name: str, rewrite: Callable[[], Any], without: Any = None
     ) -> Any:
-        """Returns what a rewriter does, or ``without`` where it has been left out.
-
-        Raises:
-          RewriterError: It raised an error; begin again with the graph from before.
-        """
+        """Returns what a rewriter does, or ``without`` where it has been left out."""
         if name in self.notes:
             return without
         try:

@@ -30,19 +30,13 @@ _PREFIX = "/job:localhost/replica:0/task:0/device:"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Stamp:
-    """A device name, and what it stands for.
+    """A device name, and what it stands for."""
 
-    Attributes:
-      name: A full device name.
-      kind: Its type.
-      request: The device that the step requested.
-      in_function: The device that a node of a function requested: none where it runs
-        wherever the function is called.
-    """
-
-    name: str
-    kind: str
-    request: str
+    name: str  # A full device name.
+    kind: str  # Its type.
+    request: str  # The device that the step requested.
+    # The device that a node of a function requested: none where it runs wherever the
+    # function is called.
     in_function: str
 
 
@@ -57,12 +51,7 @@ class Stamps:
     """
 
     def __init__(self, graph_def: Any, topology: Topology) -> None:
-        """Finds the type of the device of every node.
-
-        Args:
-          graph_def: A graph whose nodes have the devices that the step requested.
-          topology: Where its replicas are.
-        """
+        """Finds the type of the device of every node."""
         self._devices = ReplicaDevices(topology)
         self._stamps: dict[tuple[str, bool], _Stamp | None] = {}
         self._counts: dict[str, Iterator[int]] = {}
@@ -109,12 +98,7 @@ class Stamps:
                     node.device = by_name[node.device].in_function
 
     def _stamp(self, request: str, *, is_own: bool = False) -> _Stamp | None:
-        """The stamp of a request, or None where replicas differ in type.
-
-        Args:
-          request: The device that the step requested.
-          is_own: Whether a node of a function requests it, whatever its caller does.
-        """
+        """The stamp of a request, or None where replicas differ in type."""
         key = request, is_own
         if key not in self._stamps:
             kind = self._devices.device_type(request)

@@ -24,11 +24,7 @@ _RESOURCE = tf.resource.as_datatype_enum
 
 
 def keep_in_order(graph_def: Any) -> None:
-    """Lets calls of stages be inlined, and what follows them wait, in place.
-
-    Args:
-      graph_def: An optimized ``GraphDef``.
-    """
+    """Lets calls of stages be inlined, and what follows them wait, in place."""
     for function in graph_def.library.function:
         if is_task(function):
             # What the user marked himself stays marked.

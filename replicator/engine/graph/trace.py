@@ -45,47 +45,35 @@ REPLICA_ID_NAME = "replicator_replica_id"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TracedStep:
-    """A step function as a graph.
+    """A step function as a graph."""
 
-    Attributes:
-      graph_def: The graph; inputs are placeholders, collectives are marker nodes.
-      argument_names: Placeholder nodes of the per-replica batch, flat.
-      argument_dtypes: Their types.
-      captures: The outer tensor of all that the step closes over, by placeholder node.
-      variables: The ``tf.Variable`` behind each captured handle, by placeholder node.
-      lines: By handle placeholder, the lines of code that may write the variable.
-      python_lines: Lines of the user's program that call Python from the graph.
-      output_names: Tensor names of the flat results.
-      output_specs: Their shapes and dtypes.
-      structure: The nest that the step returned, with 0 for a tensor.
-      control_output_names: Nodes that must run for their effect.
-      collectives: Collective calls in order.
-      replica_id_name: Placeholder node of the replica id, if the step uses it.
-      required: Nodes that must be the same on every replica, and the error otherwise.
-      owned: By node whose value the owner of a variable keeps alone, that variable.
-      notes: What the step says of itself in ``explain()``.
-      resampled: Convolutions that may be between two resolutions.
-      activations: What a pipeline keeps for the backward pass on each logical device
-        at most, in bytes; empty without one.
-    """
-
-    graph_def: Any
-    argument_names: tuple[str, ...]
-    argument_dtypes: tuple[tf.DType, ...]
+    graph_def: Any  # The graph; inputs are placeholders, collectives are marker nodes.
+    argument_names: tuple[str, ...]  # Placeholder nodes of the per-replica batch, flat.
+    argument_dtypes: tuple[tf.DType, ...]  # Their types.
+    # The outer tensor of all that the step closes over, by placeholder node.
     captures: dict[str, Any]
+    # The ``tf.Variable`` behind each captured handle, by placeholder node.
     variables: dict[str, Any]
+    # By handle placeholder, the lines of code that may write the variable.
     lines: dict[str, tuple[str, ...]]
+    # Lines of the user's program that call Python from the graph.
     python_lines: tuple[str, ...]
-    output_names: tuple[str, ...]
-    output_specs: tuple[tf.TensorSpec, ...]
-    structure: Any
-    control_output_names: tuple[str, ...]
-    collectives: tuple[Collective, ...]
+    output_names: tuple[str, ...]  # Tensor names of the flat results.
+    output_specs: tuple[tf.TensorSpec, ...]  # Their shapes and dtypes.
+    structure: Any  # The nest that the step returned, with 0 for a tensor.
+    control_output_names: tuple[str, ...]  # Nodes that must run for their effect.
+    collectives: tuple[Collective, ...]  # Collective calls in order.
+    # Placeholder node of the replica id, if the step uses it.
     replica_id_name: str | None
+    # Nodes that must be the same on every replica, and the error otherwise.
     required: dict[str, str]
+    # By node whose value the owner of a variable keeps alone, that variable.
     owned: dict[str, Any] = dataclasses.field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # What the step says of itself in ``explain()``.
+    # Convolutions that may be between two resolutions.
     resampled: tuple[resampled.Resampled | resampled.SumOfPixels, ...] = ()
+    # What a pipeline keeps for the backward pass on each logical device at most, in
+    # bytes; empty without one.
     activations: tuple[int, ...] = ()
 
 
@@ -213,22 +201,7 @@ def trace(
     num_replicas_in_all: int | None = None,
     shared: Iterable[Any] = (),
 ) -> TracedStep:
-    """Traces a step function once for all replicas.
-
-    Args:
-      step_fn: Single-device code.
-      specs: Nests of ``tf.TypeSpec``, one per argument.
-      num_replicas: Replicas in sync: those that collectives join.
-      num_logical_devices: Devices that one replica is split over.
-      num_replicas_in_all: All replicas, if there are more than those in sync.
-      shared: Resources other than variables that replicas may use as they do.
-
-    Returns:
-      The graph and what is known of it.
-
-    Raises:
-      ReplicatorError: Misuse inside the step.
-    """
+    """Traces a step function once for all replicas."""
     trace_context = TraceContext(num_replicas, num_logical_devices, num_replicas_in_all)
     vectorized.register()
     _tf_batch_norm.keep_statistics_of_nothing(context.in_replica_context)

@@ -31,29 +31,15 @@ NUM_LENGTHS = 31
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Padded:
-    """A tensor on its way.
+    """A tensor on its way."""
 
-    Attributes:
-      value: Its elements and padding, a vector.
-      key_offset: Which of the ``NUM_LENGTHS`` instances of the transfer takes it.
-      num_elements: How many elements it has, a vector of one number.
-    """
-
-    value: Ref
-    key_offset: Ref
-    num_elements: Ref
+    value: Ref  # Its elements and padding, a vector.
+    key_offset: Ref  # Which of the ``NUM_LENGTHS`` instances of the transfer takes it.
+    num_elements: Ref  # How many elements it has, a vector of one number.
 
 
 def pad(emit: Emitter, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Padded:
-    """Emits the vector that is sent for a tensor of any size.
-
-    Args:
-      emit: Where nodes go.
-      name: What names of nodes begin with.
-      ref: The tensor.
-      dtype: Its type.
-      device: Where it is.
-    """
+    """Emits the vector that is sent for a tensor of any size."""
     cpu = cpu_of(device)
     num_elements = emit.num_elements(name, ref, dtype, device)
     lengths = emit.const(

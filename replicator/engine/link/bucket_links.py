@@ -53,19 +53,7 @@ class BucketLinks:
         workers: CrossWorker | None,
         rows: dict[int, UnevenRows],
     ) -> None:
-        """Finds the operands.
-
-        Args:
-          plan: Of the call.
-          bucket: Which of its tensors.
-          name: What names of nodes begin with.
-          operand: Finds the operand of a node on a replica.
-          topology: Where the replicas of this program are.
-          emit: Where nodes go.
-          reduction: Reductions of this program.
-          workers: Communication with other workers; None if there are none.
-          rows: By call, what joins its rows over workers.
-        """
+        """Finds the operands."""
         self._plan = plan
         self._bucket = bucket
         self._name = name

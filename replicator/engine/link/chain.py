@@ -40,14 +40,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Started:
-    """An op over all replicas whose successor waits for its start.
+    """An op over all replicas whose successor waits for its start."""
 
-    Attributes:
-      keys: Its instance key, or nothing.
-      nodes: Its parts in this program, unless something waits for their end already.
-    """
-
-    keys: tuple[int, ...] = ()
+    keys: tuple[int, ...] = ()  # Its instance key, or nothing.
+    # Its parts in this program, unless something waits for their end already.
     nodes: tuple[str, ...] = ()
 
 
@@ -62,14 +58,7 @@ class Chain:
         *,
         has_virtual_gpus: bool = False,
     ) -> None:
-        """Starts a chain.
-
-        Args:
-          group: The workers, for ``add``.
-          emit: Where nodes go.
-          first_controls: Nodes or arguments that the first op waits for.
-          has_virtual_gpus: Whether two of them may be on one physical GPU.
-        """
+        """Starts a chain."""
         self._group = group
         self._has_virtual_gpus = has_virtual_gpus
         self._emit = emit
@@ -119,19 +108,7 @@ class Chain:
         dtype: tf.DType,
         algorithm: str,
     ) -> dict[str, Ref]:
-        """Emits the next op: a reduction over all replicas of the job.
-
-        Args:
-          name: What names of nodes begin with.
-          flat: One device of each replica of the job.
-          operands: By device, one of each replica of this program.
-          merge_op: ``Add``, ``Min`` or ``Max``.
-          dtype: Type of the operands.
-          algorithm: ``nccl`` or ``ring``.
-
-        Returns:
-          The result by device.
-        """
+        """Emits the next op: a reduction over all replicas of the job."""
         emit = self._emit_ended
         if self._group is None:
             emit = self._emit_free
@@ -247,21 +224,7 @@ class Chain:
         last_inputs: Sequence[Tensor] = (),
         key_offset: Ref | None = None,
     ) -> Ref:
-        """Emits the next op.
-
-        Args:
-          name: Name of the node.
-          op: A collective op of TensorFlow.
-          data: Its first inputs, before the keys of group and instance.
-          dtype: Type of the data.
-          device: Where it runs: rings join CPUs, NCCL joins GPUs.
-          attrs: Attributes that not all collective ops have.
-          last_inputs: Its inputs after the keys.
-          key_offset: Which of the instances of an ``any_size`` transfer this is.
-
-        Returns:
-          Its only output.
-        """
+        """Emits the next op."""
         assert self._group is not None
         num_instances = 1 if key_offset is None else NUM_LENGTHS
         cpu = device_lib.cpu_of(device)

@@ -46,14 +46,7 @@ class CrossWorker:
         *,
         has_virtual_gpus: bool = False,
     ) -> None:
-        """Starts a chain of collectives.
-
-        Args:
-          group: The workers.
-          first_controls: What the first collective waits for: batches, so that a
-            worker whose data ended has not begun to communicate.
-          has_virtual_gpus: Whether two of them may be on one physical GPU.
-        """
+        """Starts a chain of collectives."""
         # Nodes of their own: an op here waits for its peers in other processes, so what
         # it is called, its keys and its order follow from the plan alone and never from
         # what this worker happens to have. A worker that emits one more,
@@ -142,19 +135,7 @@ class CrossWorker:
         source: int,
         device: str,
     ) -> Tensor:
-        """Emits the transfer of one worker's tensor to all others.
-
-        Args:
-          name: Name of the node.
-          ref: The tensor; elsewhere than on the source only its shape is used.
-          dtype: Its type.
-          shape: What is known of its shape.
-          source: Worker id of the source.
-          device: Where it is.
-
-        Returns:
-          The source's tensor.
-        """
+        """Emits the transfer of one worker's tensor to all others."""
         how, wire = wire_types.moved(dtype, "broadcast")
         if _is_empty(shape):
             return ref
@@ -196,19 +177,7 @@ class CrossWorker:
         source: int,
         device: str,
     ) -> Tensor:
-        """Emits the transfer of what only one worker has to all others.
-
-        Args:
-          name: Name of the node.
-          ref: The tensor, on the source; None elsewhere.
-          dtype: Its type.
-          shape: Its static shape.
-          source: Worker id of the source.
-          device: Where it is.
-
-        Returns:
-          The source's tensor.
-        """
+        """Emits the transfer of what only one worker has to all others."""
         if ref is None:
             value = np.zeros([], dtype.as_numpy_dtype)
             one = self._emit.const(f"{name}/one", value, device)

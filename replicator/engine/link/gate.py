@@ -36,14 +36,7 @@ class Gate:
         conditions: Sequence[Tensor],
         emit: Emitter,
     ) -> None:
-        """Prepares a gate.
-
-        Args:
-          name: What names of nodes begin with.
-          topology: Where the replicas of this program are.
-          conditions: The condition, as each replica has it.
-          emit: Where nodes go.
-        """
+        """Prepares a gate."""
         self._name = name
         self._topology = topology
         self._conditions = conditions

@@ -34,16 +34,7 @@ GPU_DTYPES: dict[str, frozenset[tf.DType]] = {
 
 
 def supported_device(op: str, dtype: tf.DType | None, device: str) -> str:
-    """The device on which an op that is placed on ``device`` can run.
-
-    Args:
-      op: An operation that the linker emits.
-      dtype: The type of its data, or None where it takes all.
-      device: A full device name.
-
-    Returns:
-      ``device``, or the CPU of the same process where a GPU has no kernel.
-    """
+    """The device on which an op that is placed on ``device`` can run."""
     allowed = GPU_DTYPES.get(op)
     if "GPU" not in device or allowed is None or dtype in allowed:
         return device

@@ -37,15 +37,7 @@ class Linker:
         workers: CrossWorker | None = None,
         first_controls: Sequence[str] = (),
     ) -> None:
-        """Prepares linking.
-
-        Args:
-          topology: Where the replicas of this program are.
-          prefix: What names of nodes begin with.
-          workers: Communication with other workers; None if there are none.
-          first_controls: Without workers, what the first compiled collective waits
-            for: batches, so that no replica has begun to communicate when data ends.
-        """
+        """Prepares linking."""
         self.results: dict[str, tuple[Tensor, ...]] = {}
         self._emit = Emitter(kernels.supported_device)
         self._topology = topology

@@ -25,14 +25,7 @@ class NodeOps:
     """``collectives.linking.Ops`` of values of one type on one device."""
 
     def __init__(self, emit: Emitter, name: str, dtype: tf.DType, device: str) -> None:
-        """Prepares emitting.
-
-        Args:
-          emit: Where nodes go.
-          name: What names of nodes begin with.
-          dtype: Type of all values.
-          device: Where the nodes run, if there are kernels for the type.
-        """
+        """Prepares emitting."""
         self._emit = emit
         self._name = name
         self._dtype = dtype

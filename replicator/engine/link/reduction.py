@@ -34,21 +34,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class How:
-    """How one bucket is reduced.
+    """How one bucket is reduced."""
 
-    Attributes:
-      op: ``sum``, ``mean``, ``min`` or ``max``.
-      wire_dtype: Type in which wider floats are sent, or None for their own.
-      algorithm: Of the plan.
-      num_replicas: Replicas of the job.
-      owner: The replica whose device combines.
-    """
-
-    op: str
+    op: str  # ``sum``, ``mean``, ``min`` or ``max``.
+    # Type in which wider floats are sent, or None for their own.
     wire_dtype: tf.DType | None
-    algorithm: str
-    num_replicas: int
-    owner: int
+    algorithm: str  # Of the plan.
+    num_replicas: int  # Replicas of the job.
+    owner: int  # The replica whose device combines.
 
 
 class Reduction:
@@ -65,14 +58,7 @@ class Reduction:
         workers: CrossWorker | None,
         chain: Chain,
     ) -> None:
-        """Prepares emitting.
-
-        Args:
-          topology: Where the replicas of this program are, each on one device.
-          emit: Where nodes go.
-          workers: Communication with other workers; None if there are none.
-          chain: The order of collectives over all replicas.
-        """
+        """Prepares emitting."""
         self.memories = tuple(dict.fromkeys(topology.memories))
         self._is_transferred = len(self.memories) > 1 or workers is not None
         self._topology = topology
@@ -110,18 +96,7 @@ class Reduction:
         dtype: tf.DType,
         shape: tf.TensorShape,
     ) -> list[Tensor]:
-        """Combines what ``within_memories`` left.
-
-        Args:
-          how: By which operation, and where.
-          name: What names of nodes begin with.
-          operands: That is, one per memory, or all of the only memory.
-          dtype: Their type.
-          shape: What is known of their shape.
-
-        Returns:
-          The result on each memory: the same bits.
-        """
+        """Combines what ``within_memories`` left."""
         op, device = how.op, self._devices[how.owner]
         wire = wire_of(dtype, how.wire_dtype) if self._is_transferred else dtype
         if how.algorithm in FLAT:

@@ -33,15 +33,7 @@ def row(emit: Emitter, name: str, ref: Tensor, dtype: tf.DType, device: str) -> 
 
 
 def compare(emit: Emitter, name: str, rows: Ref, own: Ref, device: str) -> str:
-    """Emits the comparison; returns the node that raises where shapes differ.
-
-    Args:
-      emit: Where nodes go.
-      name: What names of nodes begin with.
-      rows: The row of each worker.
-      own: That of this one.
-      device: Where they are compared.
-    """
+    """Emits the comparison; returns the node that raises where shapes differ."""
     equal = emit.add(
         f"{name}/equal",
         "Equal",
@@ -74,17 +66,6 @@ def between_replicas(
     """Emits a check that the tensors of a program's replicas have one shape.
 
     For ops that broadcast, where others raise an error of their own.
-
-    Args:
-      emit: Where nodes go.
-      name: What names of nodes begin with.
-      what: The collective, for the message.
-      refs: The tensor of each replica.
-      dtype: Their type.
-      devices: Where each of them is.
-
-    Returns:
-      The first tensor; whoever reads it waits for the check.
     """
     cpu = cpu_of(devices[0])
     texts = []

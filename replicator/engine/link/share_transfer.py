@@ -23,18 +23,7 @@ def send(
     sent: Mapping[tuple[str, str], Ref],
     device: str,
 ) -> tuple[dict[tuple[str, str], Ref], list[Any]]:
-    """Emits the transfer of one bucket, from its source to all other programs.
-
-    Args:
-      shares: Of one source and type.
-      name: What names of nodes begin with.
-      workers: Communication between programs.
-      sent: By node and handle, the new value, where it is computed here.
-      device: Where the transfer runs.
-
-    Returns:
-      By node and handle, the value in this program; and nodes.
-    """
+    """Emits the transfer of one bucket, from its source to all other programs."""
     emit = Emitter()
     dtype = shares[0].dtype
     keys = [(share.node, share.handle) for share in shares]

@@ -27,11 +27,7 @@ class UnevenRows:
     """Joins the tensors of one call over workers; all have the same numbers of rows."""
 
     def __init__(self, workers: CrossWorker) -> None:
-        """Prepares joining.
-
-        Args:
-          workers: Communication between workers.
-        """
+        """Prepares joining."""
         self._workers = workers
         self._emit = workers.emit
         self._counts: Ref | None = None
@@ -45,19 +41,7 @@ class UnevenRows:
         num_replicas: int,
         device: str,
     ) -> Tensor:
-        """Emits the concatenation of all workers' rows, by worker id.
-
-        Args:
-          name: What names of nodes begin with.
-          ref: The rows of this worker.
-          dtype: Their type.
-          shape: What is known of the shape that one replica has.
-          num_replicas: Replicas of this worker.
-          device: Where the rows are.
-
-        Raises:
-          CollectiveTypeError: The number of dimensions is not known.
-        """
+        """Emits the concatenation of all workers' rows, by worker id."""
         if shape.rank is None:
             raise CollectiveTypeError(
                 f"{dtype.name} rows of unknown rank cannot be sent between worker "

@@ -22,13 +22,7 @@ class WorkerParts:
     """Emits ``CollectiveGatherV2``, which gathers in an order of its own."""
 
     def __init__(self, group: Group, emit: Emitter, chain: Chain) -> None:
-        """Prepares emitting.
-
-        Args:
-          group: The workers.
-          emit: Where nodes go.
-          chain: The order of collectives.
-        """
+        """Prepares emitting."""
         self._group = group
         self._emit = emit
         self._chain = chain
@@ -41,15 +35,7 @@ class WorkerParts:
         device: str,
         key_offset: Ref | None = None,
     ) -> Ref:
-        """Emits a concatenation of tensors of one shape, in a type that is sent.
-
-        Args:
-          name: Name of the node.
-          ref: The part of this worker.
-          dtype: Its type.
-          device: Where it is.
-          key_offset: Which of the instances of an ``any_size`` transfer this is.
-        """
+        """Emits a concatenation of tensors of one shape, in a type that is sent."""
         raw = self._chain.add(
             name,
             "CollectiveGatherV2",

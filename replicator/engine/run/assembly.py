@@ -57,15 +57,7 @@ class Assembly:
         *,
         without_communication: bool = False,
     ) -> None:
-        """Prepares a function; ``register`` makes it.
-
-        Args:
-          name: Its unique name.
-          analysis: The step.
-          topology: Where the replicas of this program are.
-          group: The workers whose programs run side by side; None if there are none.
-          without_communication: Links every replica to itself; see ``LocalLinker``.
-        """
+        """Prepares a function; ``register`` makes it."""
         self.captured: list[Any] = []
         self._name = name
         self._analysis = analysis
@@ -140,17 +132,7 @@ class Assembly:
         *,
         kept_on: str | None = None,
     ) -> list[tf.Tensor]:
-        """Emits one step.
-
-        Args:
-          captured: What stands for ``captured`` in this call.
-          batch: By replica, a nest of its inputs; empty without inputs.
-          kept_on: The device where it stays a call when the graph runs; None if it is
-            inlined.
-
-        Returns:
-          The outputs of all replicas, flat.
-        """
+        """Emits one step."""
         specs = list(self.outputs.specs)
         inputs = tf.nest.flatten(batch, expand_composites=True)
         # Reductions between GPUs wait for what the call waits for; see ``Chain``.

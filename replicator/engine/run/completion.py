@@ -23,18 +23,7 @@ if TYPE_CHECKING:
 def join(
     effects: Sequence[str], nodes: Iterable[Any], prefix: str
 ) -> tuple[list[str], list[Any]]:
-    """Joins what a caller waits for, by device.
-
-    Args:
-      effects: Names of the nodes that it waits for.
-      nodes: The ``NodeDef``s of the function.
-      prefix: What names of new nodes begin with.
-
-    Returns:
-      The names of the nodes to wait for instead, and the new nodes among them. Nodes
-      without a device stay, since the runtime chooses theirs later, and so do names of
-      nodes that a backend takes out of the function.
-    """
+    """Joins what a caller waits for, by device."""
     devices = {node.name: node.device for node in nodes}
     by_device: dict[str, list[str]] = {}
     for effect in effects:

@@ -36,12 +36,7 @@ class PackedOutputs:
     """
 
     def __init__(self, specs: Sequence[tf.TensorSpec], topology: Topology) -> None:
-        """Decides.
-
-        Args:
-          specs: Outputs of one replica.
-          topology: Where the replicas are; the first one is in the caller's process.
-        """
+        """Decides."""
         self._topology = topology
         self._flat = [*specs] * topology.num_local_replicas
         processes = list(map(device_lib.process, topology.replica_devices))
@@ -64,15 +59,7 @@ class PackedOutputs:
     def pack(
         self, outputs: Sequence[Ref | str], prefix: str
     ) -> tuple[list[Ref | str], list[Any]]:
-        """Joins outputs where they are.
-
-        Args:
-          outputs: Of all replicas, flat.
-          prefix: What names of new nodes begin with.
-
-        Returns:
-          What the function returns, and the new nodes.
-        """
+        """Joins outputs where they are."""
         emit = Emitter(kernels.supported_device)
         returned = [outputs[position] for position in self._alone]
         for index, group in enumerate(self._groups):

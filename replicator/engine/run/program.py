@@ -51,19 +51,7 @@ class Program:
         *,
         without_communication: bool = False,
     ) -> None:
-        """Traces, replicates and links a step.
-
-        Args:
-          step_fn: Single-device code.
-          specs: The nests of ``tf.TypeSpec`` that it takes.
-          topology: Where the replicas of this program are.
-          table: The variables of all programs of one replicator.
-          group: The workers whose programs run side by side; None if there are none.
-          without_communication: Makes a measuring control; see ``link/local.py``.
-
-        Raises:
-          ReplicatorError: Misuse inside the step.
-        """
+        """Traces, replicates and links a step."""
         self._topology = topology
         self._table = table
         self._group = group
@@ -142,13 +130,7 @@ class Program:
         return self._used.is_stale()
 
     def run(self, source: Any, num_steps: int, *, may_end: bool = False) -> Any:
-        """Runs steps; returns a nest of ``PerReplica``.
-
-        Args:
-          source: None, a tuple of iterators, or one nest of tensors per replica.
-          num_steps: Steps in this dispatch.
-          may_end: Whether the data of any worker may end; the same on all of them.
-        """
+        """Runs steps; returns a nest of ``PerReplica``."""
         self._follow_exposed()
         group = self._group if may_end else None
         key = num_steps, group is not None
@@ -165,13 +147,7 @@ class Program:
             self._repairs.clear()
 
     def repair(self, error: BaseException, num_steps: int, *, may_end: bool) -> None:
-        """Makes variables coherent after a run that raised an error.
-
-        Args:
-          error: What ``run`` raised.
-          num_steps: As in ``run``.
-          may_end: As in ``run``.
-        """
+        """Makes variables coherent after a run that raised an error."""
         is_end = isinstance(error, tf.errors.OutOfRangeError)
         if is_end and num_steps == 1:
             return  # a step without data has not begun
@@ -202,14 +178,7 @@ class Program:
         )
 
     def emit(self, batches: Sequence[Any]) -> list[list[Any]]:
-        """Emits one step in the graph that is being built, with what ``run`` adds.
-
-        Args:
-          batches: By local replica, a list of its inputs.
-
-        Returns:
-          By local replica, the tensors that the step returns, which are a list.
-        """
+        """Emits one step in the graph that is being built, with what ``run`` adds."""
         if _tf_distribute.is_compiled_graph():
             self._check_compilable()
         with self._in_turn():

@@ -32,11 +32,7 @@ class TimeLimit:
     """
 
     def __init__(self, timeout_sec: float) -> None:
-        """Takes the longest duration of one step.
-
-        Raises:
-          ValueError: It is not a positive number of seconds.
-        """
+        """Takes the longest duration of one step."""
         is_number = isinstance(timeout_sec, (int, float)) and timeout_sec is not True
         if not is_number or not 0 < timeout_sec < math.inf:
             raise ValueError(
@@ -48,16 +44,7 @@ class TimeLimit:
 
     @contextlib.contextmanager
     def guard(self, program: Program, what: str, num_steps: int) -> Iterator[None]:
-        """Limits what runs inside, if it has such collectives.
-
-        Args:
-          program: What runs.
-          what: The step, for the message.
-          num_steps: Each of which may take that long.
-
-        Raises:
-          ReplicaTimeoutError: It took longer, now or before.
-        """
+        """Limits what runs inside, if it has such collectives."""
         if not any(plan.algorithm in FLAT for plan in program.plans):
             yield
             return

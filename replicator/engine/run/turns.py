@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def taken(device: str) -> Iterator[None]:
-    """Emits a turn in the graph that is being built: all that is emitted inside.
-
-    Args:
-      device: A CPU of this process.
-    """
+    """Emits a turn in the graph that is being built: all that is emitted inside."""
     graph = _tf_compat.current_graph()
     begin = _write(device)
     num_before = len(graph.get_operations())

@@ -32,15 +32,7 @@ class UnevenInputs:
         self._key = next(group.keys)
 
     def next_batches(self, source: Source) -> tuple[list[Any], list[Any]]:
-        """Emits reading the batch of every replica of this worker.
-
-        Args:
-          source: Iterators, of which each feeds an equal share of the replicas.
-
-        Returns:
-          A nest per replica, and the tensors that the step has to wait for. Both raise
-          ``tf.errors.OutOfRangeError`` on all workers if one has no batch.
-        """
+        """Emits reading the batch of every replica of this worker."""
         num_replicas = self._topology.num_local_replicas
         batches = source.read_each(
             num_replicas, lambda iterator: iterator.get_next_as_optional()
@@ -51,12 +43,7 @@ class UnevenInputs:
             return [batch.get_value() for batch in batches], [checked]
 
     def check(self, is_fed: tf.Tensor, num_needed: int) -> tf.Tensor:
-        """Emits an op that raises an error where too few workers have data.
-
-        Args:
-          is_fed: Whether this worker has, a scalar.
-          num_needed: How many must have.
-        """
+        """Emits an op that raises an error where too few workers have data."""
         with tf.device(worker_values.cpu(self._topology)):
             num_fed = worker_values.reduce(
                 tf.cast(is_fed, tf.int32), self._topology, self._group, self._key
@@ -67,16 +54,7 @@ class UnevenInputs:
 def read(
     source: Any, num_replicas: int, end: UnevenInputs | None
 ) -> tuple[list[Any], list[Any]]:
-    """Emits reading one step's batches, with or without uneven inputs.
-
-    Args:
-      source: None, iterators, or one nest of tensors per replica.
-      num_replicas: Replicas of this worker.
-      end: Handles uneven inputs between workers; None if they cannot occur.
-
-    Returns:
-      A nest per replica (nothing without a source), and what the step has to wait for.
-    """
+    """Emits reading one step's batches, with or without uneven inputs."""
     if source is None:
         return [], []
     if isinstance(source, Source) and last_step.is_filled(source.iterators[0]):

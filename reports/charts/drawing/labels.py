@@ -22,30 +22,17 @@ FRAME: Final = 48
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Label:
-    """The name of one line.
+    """The name of one line."""
 
-    Attributes:
-      text: One or several lines.
-      value: Where the line ends, in data coordinates.
-      color: Of the line.
-    """
-
-    text: str
-    value: float
-    color: str
+    text: str  # One or several lines.
+    value: float  # Where the line ends, in data coordinates.
+    color: str  # Of the line.
 
 
 def spread(
     places: Sequence[float], heights: Sequence[float], low: float, high: float
 ) -> list[float]:
-    """Moves the centres of labels apart, so that none overlaps, and all are within.
-
-    Args:
-      places: Where they would be.
-      heights: How tall each is.
-      low: Lower end of what they must stay in; it loses where there is no room.
-      high: Upper end.
-    """
+    """Moves the centres of labels apart, so that none overlaps, and all are within."""
     order = sorted(range(len(places)), key=lambda k: (places[k], k))
     moved = list(places)
     least = low
@@ -62,14 +49,7 @@ def spread(
 def write(
     axes: Axes, found: Sequence[Label], height: float, *, has_lines: bool = True
 ) -> None:
-    """Writes labels at the right of the axes, each with a line to where it belongs.
-
-    Args:
-      axes: With its final limits of y, linear.
-      found: The labels.
-      height: Of the figure, in points.
-      has_lines: Whether a line leads from each to its value.
-    """
+    """Writes labels at the right of the axes, each with a line to where it belongs."""
     low, high = axes.get_ylim()
     # Of the axes, which always shows it: only the text is placed beside them.
     middle = sum(axes.get_xlim()) / 2, (low + high) / 2

@@ -11,20 +11,13 @@ from reports.view.view import series_of
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """The colours that a figure is drawn in.
+    """The colours that a figure is drawn in."""
 
-    Attributes:
-      ink: Text and totals.
-      muted: Labels of axes, lines to compare with.
-      grid: Grid lines.
-      paper: What hollow markers are filled with.
-      series: Colours of backends, by the index of ``reports.view.view.series_of``.
-    """
-
-    ink: str
-    muted: str
-    grid: str
-    paper: str
+    ink: str  # Text and totals.
+    muted: str  # Labels of axes, lines to compare with.
+    grid: str  # Grid lines.
+    paper: str  # What hollow markers are filled with.
+    # Colours of backends, by the index of ``reports.view.view.series_of``.
     series: tuple[str, ...]
 
     def color(self, backend: str) -> str:

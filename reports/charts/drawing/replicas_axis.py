@@ -24,17 +24,11 @@ MARGIN: Final = 0.1
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicasAxis:
-    """Places of numbers of replicas, linear or by doublings.
+    """Places of numbers of replicas, linear or by doublings."""
 
-    Attributes:
-      sizes: Those that are labelled, ascending.
-      is_log: Whether doublings are equally far apart.
-      is_from_zero: Whether a linear axis begins at zero, not at the fewest.
-    """
-
-    sizes: tuple[int, ...]
-    is_log: bool
-    is_from_zero: bool
+    sizes: tuple[int, ...]  # Those that are labelled, ascending.
+    is_log: bool  # Whether doublings are equally far apart.
+    is_from_zero: bool  # Whether a linear axis begins at zero, not at the fewest.
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -59,11 +53,7 @@ class ReplicasAxis:
         return float(num_replicas + share * whole)
 
     def set_on(self, axes: Axes) -> None:
-        """Sets limits, ticks and label; of ticks that are too close, the larger stays.
-
-        Args:
-          axes: Whose horizontal axis it is.
-        """
+        """Sets limits, ticks and label; of ticks too close, the larger stays."""
         if self.is_log:
             axes.set_xscale("log", base=2)
         low, high = self.limits

@@ -145,15 +145,7 @@ def draw(
     title: str,
     description: str,
 ) -> Markup:
-    """Draws a figure of a page, in the style of the report.
-
-    Args:
-      size: Width and height, in points.
-      draw_on: Draws on the axes.
-      slug: As of ``inline``.
-      title: As of ``inline``.
-      description: As of ``inline``.
-    """
+    """Draws a figure of a page, in the style of the report."""
     with style():
         figure, axes = new_axes(*size)
         draw_on(axes)
@@ -161,14 +153,7 @@ def draw(
 
 
 def inline(figure: Figure, *, slug: str, title: str, description: str) -> Markup:
-    """Returns the figure as an ``<svg>`` element.
-
-    Args:
-      figure: The figure, in the colours of this module.
-      slug: Prefix of every id in it; unique in the page.
-      title: Accessible name.
-      description: The content of the figure in words, for screen readers.
-    """
+    """Returns the figure as an ``<svg>`` element."""
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": slug}):
         figure.dpi = POINTS_PER_INCH  # as it is while an SVG is drawn

@@ -41,16 +41,7 @@ def of_value(
     n: int | None = None,
     unit: str = "",
 ) -> str:
-    """Returns the text of a point.
-
-    Args:
-      name: What it is, such as backend and number of replicas.
-      value: Its value.
-      write: Writes the value.
-      interval: Both ends, or twice None.
-      n: Number of repetitions; None where the value is fixed by definition.
-      unit: Of the value, unless ``write`` writes it.
-    """
+    """Returns the text of a point."""
     low, high = interval
     estimate = Estimate(value=value, low=low, high=high, n=n or 0, unit=unit, method="")
     after = f" {unit}" if unit else ""

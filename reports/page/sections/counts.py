@@ -25,20 +25,13 @@ SLUG = "counts"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CaseCounts:
-    """One figure of one case: a value per trial.
+    """One figure of one case: a value per trial."""
 
-    Attributes:
-      case: The case.
-      values: Of each ok trial that has the figure.
-      unit: Of the values.
-      trial_ids: The trials.
-      is_exact: Whether it is a count, which is written with all its digits.
-    """
-
-    case: Case
-    values: tuple[float, ...]
-    unit: str
-    trial_ids: tuple[str, ...]
+    case: Case  # The case.
+    values: tuple[float, ...]  # Of each ok trial that has the figure.
+    unit: str  # Of the values.
+    trial_ids: tuple[str, ...]  # The trials.
+    # Whether it is a count, which is written with all its digits.
     is_exact: bool = False
 
     def text(self, value: float) -> str:
@@ -76,17 +69,11 @@ def collect(view: View) -> dict[str, tuple[CaseCounts, ...]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CountRow:
-    """One figure of all cases.
+    """One figure of all cases."""
 
-    Attributes:
-      name: Of the figure, in words.
-      unit: Of its values; empty for shares, which are percentages.
-      cells: By case id; cases without the figure are missing.
-    """
-
-    name: str
-    unit: str
-    cells: dict[str, CaseCounts]
+    name: str  # Of the figure, in words.
+    unit: str  # Of its values; empty for shares, which are percentages.
+    cells: dict[str, CaseCounts]  # By case id; cases without the figure are missing.
 
 
 def tabulate(

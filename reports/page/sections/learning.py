@@ -37,17 +37,11 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """A picture that a run made at one point.
+    """A picture that a run made at one point."""
 
-    Attributes:
-      label: The run, and the point.
-      url: The picture as a data URL; empty if it is not shown.
-      why_not: Why it is not shown.
-    """
-
-    label: str
-    url: str = ""
-    why_not: str = ""
+    label: str  # The run, and the point.
+    url: str = ""  # The picture as a data URL; empty if it is not shown.
+    why_not: str = ""  # Why it is not shown.
 
 
 def pictures(view: View) -> list[tuple[Picture, ...]]:

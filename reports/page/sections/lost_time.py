@@ -64,23 +64,15 @@ MEANINGS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ShownLoss:
-    """One case as it is shown.
+    """One case as it is shown."""
 
-    Attributes:
-      item: The case.
-      name: Its name.
-      figure: The waterfall, or None where nothing could be compared.
-      rows: Name, part and meaning of each part, the whole last.
-      write: Writes seconds in ms.
-      input_bound: What the input pipelines take alone; empty if not measured.
-    """
-
-    item: Explained | RecordedLoss
-    name: str
-    figure: Markup | None
+    item: Explained | RecordedLoss  # The case.
+    name: str  # Its name.
+    figure: Markup | None  # The waterfall, or None where nothing could be compared.
+    # Name, part and meaning of each part, the whole last.
     rows: tuple[tuple[str, Part, str], ...] = ()
-    write: Callable[[float], str] | None = None
-    input_bound: str = ""
+    write: Callable[[float], str] | None = None  # Writes seconds in ms.
+    input_bound: str = ""  # What the input pipelines take alone; empty if not measured.
 
 
 def writer(lost: LostTime) -> Callable[[float], str]:

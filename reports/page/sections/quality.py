@@ -25,14 +25,10 @@ MOST_TRIALS = 300
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CaseQuality:
-    """One metric of one case: a figure and an interval per trial.
+    """One metric of one case: a figure and an interval per trial."""
 
-    Attributes:
-      case: The case.
-      trials: Each ok trial that has the metric, with it.
-    """
-
-    case: Case
+    case: Case  # The case.
+    # Each ok trial that has the metric, with it.
     trials: tuple[tuple[Entry, QualityMetric], ...]
 
     @property

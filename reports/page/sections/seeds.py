@@ -28,30 +28,20 @@ _NUM_THRESHOLDS = 101
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CaseScore:
-    """The results of all runs of one case.
+    """The results of all runs of one case."""
 
-    Attributes:
-      case: The case.
-      reached: Final quality of each run, infinitely bad if it failed.
-      score: Aggregate of all runs.
-    """
-
-    case: Case
+    case: Case  # The case.
+    # Final quality of each run, infinitely bad if it failed.
     reached: tuple[float, ...]
-    score: Estimate
+    score: Estimate  # Aggregate of all runs.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Together:
-    """One metric of all cases with several runs.
+    """One metric of all cases with several runs."""
 
-    Attributes:
-      cases: The cases.
-      panels: Their performance profiles, at most seven lines each.
-    """
-
-    cases: tuple[CaseScore, ...]
-    panels: tuple[Markup, ...]
+    cases: tuple[CaseScore, ...]  # The cases.
+    panels: tuple[Markup, ...]  # Their performance profiles, at most seven lines each.
 
 
 def collect(
@@ -92,14 +82,7 @@ def collect(
 def draw(
     number: int, name: str, runs: Sequence[Run], metrics: Mapping[str, MetricFacts]
 ) -> Together | None:
-    """Returns table and profiles of one metric, or None without repetitions.
-
-    Args:
-      number: Index of the metric in the page.
-      name: Its title.
-      runs: The runs of all cases that are ok.
-      metrics: What is known of each metric.
-    """
+    """Returns table and profiles of one metric, or None without repetitions."""
     cases = collect(runs, metrics)
     if not cases:
         return None

@@ -28,17 +28,11 @@ MOST_PROCESSES = 32
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Heat:
-    """Step times of the processes of one trial.
+    """Step times of the processes of one trial."""
 
-    Attributes:
-      name: Case and repetition.
-      trial_id: The trial.
-      figure: The heat map.
-    """
-
-    name: str
-    trial_id: str
-    figure: Markup
+    name: str  # Case and repetition.
+    trial_id: str  # The trial.
+    figure: Markup  # The heat map.
 
 
 def _ends(view: View) -> list[Case]:

@@ -29,21 +29,15 @@ _LEVELS = {"pass": Level.OK, "improve": Level.OK, "regress": Level.BAD}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class GateView:
-    """The study of a gate.
+    """The study of a gate."""
 
-    Attributes:
-      record: What it concluded; None where it has not, or that cannot be read.
-      why_none: Why there is no record; empty if there is.
-      head: Commits of the tree that was judged.
-      base: Commits of the tree that it was compared with; of a stored study its name.
-      rule: What matters, and how often such a gate errs.
-    """
-
+    # What it concluded; None where it has not, or that cannot be read.
     record: GateRecord | None
-    why_none: str
-    head: str
+    why_none: str  # Why there is no record; empty if there is.
+    head: str  # Commits of the tree that was judged.
+    # Commits of the tree that it was compared with; of a stored study its name.
     base: str
-    rule: str
+    rule: str  # What matters, and how often such a gate errs.
 
     @property
     def verdict(self) -> str:

@@ -21,38 +21,23 @@ EFFECTS = (0.0, 0.02, 0.05, 0.08, 0.10)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Power:
-    """What a gate finds at a given spread.
+    """What a gate finds at a given spread."""
 
-    Attributes:
-      spread: Standard deviation of the log ratio over generations.
-      source: Where it is from, in words.
-      num_cases: Cases of the gate; the change is in one of them.
-      looks: After how many generations it looks.
-      num_generations: At its last look.
-      minutes_per_generation: Start-up included.
-      delta: The slowdown that matters, as a ratio.
-      alpha: The accepted probability of an error of either kind.
-      points: The share of each verdict, by true slowdown.
-      needs: What the correct verdict takes with one look, by true slowdown.
-      half_width: Median half width of a 95 % interval, as a ratio.
-      smallest: The smallest slowdown that is found in 9 of 10 gates, as a ratio; None
-        if none is.
-      num_gates: Simulated gates behind each share.
-    """
-
-    spread: float
-    source: str
-    num_cases: int
-    looks: tuple[int, ...]
-    num_generations: int
-    minutes_per_generation: float
-    delta: float
-    alpha: float
-    points: tuple[OperatingPoint, ...]
+    spread: float  # Standard deviation of the log ratio over generations.
+    source: str  # Where it is from, in words.
+    num_cases: int  # Cases of the gate; the change is in one of them.
+    looks: tuple[int, ...]  # After how many generations it looks.
+    num_generations: int  # At its last look.
+    minutes_per_generation: float  # Start-up included.
+    delta: float  # The slowdown that matters, as a ratio.
+    alpha: float  # The accepted probability of an error of either kind.
+    points: tuple[OperatingPoint, ...]  # The share of each verdict, by true slowdown.
+    # What the correct verdict takes with one look, by true slowdown.
     needs: tuple[Need, ...]
-    half_width: float
+    half_width: float  # Median half width of a 95 % interval, as a ratio.
+    # The smallest slowdown that is found in 9 of 10 gates, as a ratio; None if none is.
     smallest: float | None
-    num_gates: int = power.NUM_GATES
+    num_gates: int = power.NUM_GATES  # Simulated gates behind each share.
 
 
 def text(found: Power) -> str:
@@ -120,11 +105,7 @@ def calculate(
     minutes_per_generation: float,
     effects: Sequence[float] = EFFECTS,
 ) -> Power:
-    """Calculates both tables.
-
-    Raises:
-      ResultsError: An argument that is out of range.
-    """
+    """Calculates both tables."""
     shown = sorted({*effects, rule.delta})
     last = rule.looks[-1]
     return Power(

@@ -27,20 +27,12 @@ class ProtocolError(ValueError):
 
 
 def read_message(line: bytes) -> dict[str, Any]:
-    """Returns the fields of a message from a program, defaults included.
-
-    Raises:
-      ProtocolError: It is none.
-    """
+    """Returns the fields of a message from a program, defaults included."""
     return _read(_MESSAGES, line).model_dump()
 
 
 def read_line(line: bytes) -> Record:
-    """Returns a line of a rank's file.
-
-    Raises:
-      ProtocolError: It is none.
-    """
+    """Returns a line of a rank's file."""
     return _read(_LINES, line)
 
 

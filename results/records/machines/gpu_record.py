@@ -126,12 +126,7 @@ def void_reason(uses: Sequence[GpuUse]) -> str:
 
 
 def joules_per_example(uses: Sequence[GpuUse], examples_per_sec: float) -> float | None:
-    """Returns the energy of all GPUs per example; None where one did not say.
-
-    Args:
-      uses: All GPUs of the trial, over its window.
-      examples_per_sec: Its throughput in that window.
-    """
+    """Returns the energy of all GPUs per example; None where one did not say."""
     watts = 0.0
     for use in uses:
         if use.energy_joules is None or not use.watched_sec:

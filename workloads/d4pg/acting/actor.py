@@ -38,15 +38,7 @@ class _Place:
 
 
 class Actor:
-    """Steps several environments in turn with one policy.
-
-    Args:
-      settings: What actors do.
-      streams: The streams to write to.
-      weights: Weights of the policy; None for an actor that always acts at random.
-      actor_id: Index of this actor.
-      num_restarts: Number of its predecessors; its random numbers must differ.
-    """
+    """Steps several environments in turn with one policy."""
 
     def __init__(
         self,

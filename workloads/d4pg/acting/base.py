@@ -26,14 +26,6 @@ class BasePool(abc.ABC):
 
     The user of the pool calls ``check`` regularly, which raises the error of the
     thread.
-
-    Args:
-      settings: What actors do.
-      streams: The streams that they write, with the same numbers as the settings.
-      weights: The weights of their policy; None for actors that act at random.
-
-    Raises:
-      ValueError: The streams were made for another number of environments or actors.
     """
 
     def __init__(
@@ -58,23 +50,13 @@ class BasePool(abc.ABC):
         self.close()
 
     def check(self) -> None:
-        """Raises if actors cannot start, or failed more often than allowed.
-
-        Raises:
-          ValueError: An actor cannot start, and a retry would fail too; has its
-            message.
-          ActorError: More than ``max_restarts`` failed.
-        """
+        """Raises if actors cannot start, or failed more often than allowed."""
         if self._error is not None:
             raise self._error
 
     @abc.abstractmethod
     def pause(self) -> None:
-        """Stops the actors until ``resume``; harmless if they are stopped.
-
-        Raises:
-          RuntimeError: These actors cannot be stopped.
-        """
+        """Stops the actors until ``resume``; harmless if they are stopped."""
 
     @abc.abstractmethod
     def resume(self) -> None:

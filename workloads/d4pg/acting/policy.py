@@ -24,24 +24,18 @@ _MOST_PIXEL_EXAMPLES = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PolicySpec:
-    """Determines the computation of a policy and the layout of its weights.
+    """Determines the computation of a policy and the layout of its weights."""
 
-    Attributes:
-      observation_shape: ``(D,)`` for float32 states, ``(height, width, channels)`` for
-        stacked uint8 frames, oldest first.
-      action_size: Length of an action.
-      hidden_sizes: Units of the hidden layers.
-      kind: ``mlp`` (ReLU), or ``layer_norm_mlp`` (the first layer normalized, tanh;
-        then ELU).
-      num_conv_filters: Filters of each of the two convolutions; frames only.
-      num_features: Outputs of the layer between them and the first hidden one.
-    """
-
+    # ``(D,)`` for float32 states, ``(height, width, channels)`` for stacked uint8
+    # frames, oldest first.
     observation_shape: tuple[int, ...]
-    action_size: int
-    hidden_sizes: tuple[int, ...]
+    action_size: int  # Length of an action.
+    hidden_sizes: tuple[int, ...]  # Units of the hidden layers.
+    # ``mlp`` (ReLU), or ``layer_norm_mlp`` (the first layer normalized, tanh; then
+    # ELU).
     kind: str
-    num_conv_filters: int = 32
+    num_conv_filters: int = 32  # Filters of each of the two convolutions; frames only.
+    # Outputs of the layer between them and the first hidden one.
     num_features: int = 50
 
     def __post_init__(self) -> None:
@@ -126,14 +120,7 @@ class Policy:
         self.load(np.zeros(spec.num_floats, np.float32))
 
     def load(self, flat: np.ndarray) -> None:
-        """Sets the weights to a copy.
-
-        Args:
-          flat: [num_floats], float32, in the order of ``PolicySpec.variables``.
-
-        Raises:
-          ValueError: Another length or type.
-        """
+        """Sets the weights to a copy."""
         expected = (self.spec.num_floats,)
         if flat.shape != expected or flat.dtype != np.float32:
             raise ValueError(
@@ -148,15 +135,7 @@ class Policy:
             start = stop
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """Returns actions in [-1, 1], [examples, action_size] float32.
-
-        Args:
-          observations: [examples, ...] of the spec's shape; float32 states or uint8
-            frames.
-
-        Raises:
-          ValueError: Another shape or type.
-        """
+        """Returns actions in [-1, 1], [examples, action_size] float32."""
         spec = self.spec
         dtype = np.uint8 if spec.uses_pixels else np.float32
         if observations.shape[1:] != spec.observation_shape or (

@@ -27,21 +27,13 @@ FIELDS = ("observation", "action", "reward", "discount", "is_first", "is_last")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """The records of an actor in some rounds; lists have one entry per environment.
+    """The records of an actor in some rounds; lists have one entry per environment."""
 
-    Attributes:
-      records: Arrays by the names in ``FIELDS``.
-      num_episodes: Episodes that ended.
-      num_refused: Environment steps that were not finite.
-      elapsed_sec: Duration.
-      version: Version of the weights in use.
-    """
-
-    records: list[dict[str, np.ndarray]]
-    num_episodes: list[int]
-    num_refused: list[int]
-    elapsed_sec: float
-    version: int
+    records: list[dict[str, np.ndarray]]  # Arrays by the names in ``FIELDS``.
+    num_episodes: list[int]  # Episodes that ended.
+    num_refused: list[int]  # Environment steps that were not finite.
+    elapsed_sec: float  # Duration.
+    version: int  # Version of the weights in use.
 
 
 class Collector:
@@ -64,16 +56,7 @@ class Collector:
     def collect(
         self, num_rounds: int, weights: np.ndarray | None, version: int
     ) -> Chunk:
-        """Steps every environment ``num_rounds`` times.
-
-        Args:
-          num_rounds: Environment steps in each environment; the same in every call.
-          weights: Newer weights, float32 [num_floats], or None.
-          version: Their version.
-
-        Raises:
-          ValueError: The environments cannot be created here.
-        """
+        """Steps every environment ``num_rounds`` times."""
         if self._actor is None:
             self._make(num_rounds)
         if weights is not None:
@@ -142,19 +125,7 @@ class _Remote:
 
 
 class RayActorPool(BasePool):
-    """Actors of a Ray cluster; see ``BasePool``.
-
-    Args:
-      settings: What actors do; ``niceness`` is left to Ray.
-      streams: The streams to append to, through this process.
-      weights: The weights of their policy; None for actors that act at random.
-      address: Address of a running cluster; empty for that in ``RAY_ADDRESS``, or
-        else a new one on this machine.
-      rounds_per_chunk: Environment steps in each environment that are sent together.
-
-    Raises:
-      ValueError: Ray is not installed, or the streams were made for other numbers.
-    """
+    """Actors of a Ray cluster; see ``BasePool``."""
 
     def __init__(
         self,
@@ -178,11 +149,7 @@ class RayActorPool(BasePool):
         self._start_thread()
 
     def pause(self) -> None:
-        """Raises: Ray has no way to stop an actor on another machine for a while.
-
-        Raises:
-          RuntimeError: Always.
-        """
+        """Raises: Ray has no way to stop an actor on another machine for a while."""
         raise RuntimeError(
             "option actors='ray': actors of a Ray cluster cannot be stopped between "
             "turns; use --order sequential, or actors='processes'"

@@ -12,42 +12,30 @@ from workloads.options import check_range
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ActorSettings:
-    """The environments of actors, their exploration, and their timeouts.
+    """The environments of actors, their exploration, and their timeouts."""
 
-    Attributes:
-      name: ``domain:task``.
-      observations: ``state`` or ``pixels``.
-      action_repeat: Control steps that an action is held for.
-      num_actors: Processes.
-      environments_per_actor: Environments of a process; its policy batches them.
-      policy: The policy as returned by ``PolicySpec.to_json``; empty for actors that
-        always act at random.
-      sigma_min: Smallest standard deviation of the Gaussian noise on actions. Each
-        environment has its own, as each actor does in Tassa et al. 2018:
-        evenly spaced in the logarithm, up to ``sigma_max``.
-      sigma_max: Largest standard deviation.
-      num_stacked_frames: Frames that the policy sees at once, with pixels.
-      seed: Seed of initial states and exploration.
-      niceness: Added to that of the parent, so that the learner is not starved.
-      stuck_sec: Without a heartbeat for this long, an actor is killed and replaced.
-      start_sec: The same, until its first step.
-      max_restarts: Total replacements of actors before the pool fails.
-    """
-
-    name: str
-    observations: str = "state"
-    action_repeat: int = 1
-    num_actors: int = 1
+    name: str  # ``domain:task``.
+    observations: str = "state"  # ``state`` or ``pixels``.
+    action_repeat: int = 1  # Control steps that an action is held for.
+    num_actors: int = 1  # Processes.
+    # Environments of a process; its policy batches them.
     environments_per_actor: int = 1
+    # The policy as returned by ``PolicySpec.to_json``; empty for actors that always act
+    # at random.
     policy: str = ""
+    # Smallest standard deviation of the Gaussian noise on actions. Each environment has
+    # its own, as each actor does in Tassa et al. 2018: evenly spaced in the logarithm,
+    # up to ``sigma_max``.
     sigma_min: float = 1 / 32
-    sigma_max: float = 1.0
-    num_stacked_frames: int = 3
-    seed: int = 0
+    sigma_max: float = 1.0  # Largest standard deviation.
+    num_stacked_frames: int = 3  # Frames that the policy sees at once, with pixels.
+    seed: int = 0  # Seed of initial states and exploration.
+    # Added to that of the parent, so that the learner is not starved.
     niceness: int = 0
+    # Without a heartbeat for this long, an actor is killed and replaced.
     stuck_sec: float = 30.0
-    start_sec: float = 120.0
-    max_restarts: int = 10
+    start_sec: float = 120.0  # The same, until its first step.
+    max_restarts: int = 10  # Total replacements of actors before the pool fails.
 
     def __post_init__(self) -> None:
         for name in ("num_actors", "environments_per_actor", "num_stacked_frames"):
@@ -89,11 +77,7 @@ class ActorSettings:
 
 
 def check_ray() -> None:
-    """Raises unless Ray is installed.
-
-    Raises:
-      ValueError: It is not; the message says what to install.
-    """
+    """Raises unless Ray is installed."""
     found = importlib.util.find_spec("ray")
     # A directory of that name would be found too, such as Ray's own below /tmp.
     if found is None or found.origin is None:

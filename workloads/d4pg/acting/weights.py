@@ -21,10 +21,6 @@ _NOTHING = -1
 class SharedWeights:
     """One flat vector of weights and its version.
 
-    Args:
-      num_floats: Length of the vector.
-      descriptor: File descriptor of the memory, if another process created it.
-
     Attributes:
       num_floats: Length of the vector.
     """
@@ -51,15 +47,7 @@ class SharedWeights:
         return self._shared.descriptor
 
     def publish(self, weights: np.ndarray, version: int) -> None:
-        """Publishes new weights to readers; only one process may call it.
-
-        Args:
-          weights: float32 [num_floats].
-          version: At least 0, and higher than all previous ones.
-
-        Raises:
-          ValueError: The vector has another length.
-        """
+        """Publishes new weights to readers; only one process may call it."""
         if weights.shape != self._weights.shape:
             raise ValueError(
                 f"weights of shape {weights.shape} cannot be published: a vector "
@@ -71,15 +59,7 @@ class SharedWeights:
         self._sequence[0] += 1
 
     def read(self, *, newer_than: int = _NOTHING) -> tuple[np.ndarray, int] | None:
-        """Returns a copy of the weights and their version, or None.
-
-        Args:
-          newer_than: The version that the caller has; -1 for none.
-
-        Returns:
-          float32 [num_floats] and the version; None if there are no newer ones, or if
-          they are being written: the next call then returns them.
-        """
+        """Returns a copy of the weights and their version, or None."""
         for _ in range(_MOST_ATTEMPTS):
             before = int(self._sequence[0])
             version = int(self._version[0])

@@ -31,53 +31,31 @@ class BrokenEpisodeError(ArithmeticError):
 
 
 class Step(NamedTuple):
-    """The result of an action: one environment step.
+    """The result of an action: one environment step."""
 
-    Attributes:
-      observation: State, float32 [D], or frame, uint8 [84, 84, 3].
-      reward: Sum over the repeats of the action.
-      discount: Product over the repeats: 0 at a terminal state, else 1; also 1 if
-        only the time limit was reached.
-      is_last: Whether the episode ended.
-    """
-
-    observation: np.ndarray
-    reward: float
+    observation: np.ndarray  # State, float32 [D], or frame, uint8 [84, 84, 3].
+    reward: float  # Sum over the repeats of the action.
+    # Product over the repeats: 0 at a terminal state, else 1; also 1 if only the time
+    # limit was reached.
     discount: float
-    is_last: bool
+    is_last: bool  # Whether the episode ended.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentSpec:
-    """Shapes of one record of experience.
+    """Shapes of one record of experience."""
 
-    Attributes:
-      observation_shape: ``(D,)`` of a state, ``(84, 84, 3)`` of a frame.
-      observation_dtype: ``float32`` or ``uint8``.
-      action_size: Length of an action.
-    """
-
+    # ``(D,)`` of a state, ``(84, 84, 3)`` of a frame.
     observation_shape: tuple[int, ...]
-    observation_dtype: str
-    action_size: int
+    observation_dtype: str  # ``float32`` or ``uint8``.
+    action_size: int  # Length of an action.
 
 
 class Environment:
     """A task of the DeepMind Control Suite (Tassa et al. 2018) with canonical actions.
 
-    Args:
-      name: ``domain:task``.
-      observations: ``state`` or ``pixels``: 84 x 84 RGB of camera 0.
-      action_repeat: Control steps that an action is held for; their rewards add up.
-      seed: Seed of the initial states.
-      can_render: Whether ``render`` will be called; implied by frames as observations.
-
     Attributes:
       spec: Shapes of observations and actions.
-
-    Raises:
-      ValueError: Unknown name or kind of observations, fewer than one control step per
-        action, or frames where OpenGL does not work.
     """
 
     def __init__(
@@ -124,26 +102,14 @@ class Environment:
         )
 
     def reset(self) -> np.ndarray:
-        """Starts an episode and returns its first observation.
-
-        Raises:
-          BrokenEpisodeError: It is not finite; reset again.
-        """
+        """Starts an episode and returns its first observation."""
         self._num_control_steps = 0
         observation = self._observe(self._call(self._env.reset))
         self._must_reset = False
         return observation
 
     def step(self, action: np.ndarray) -> Step:
-        """Takes one environment step.
-
-        Args:
-          action: In [-1, 1], float [action_size].
-
-        Raises:
-          BrokenEpisodeError: Something is not finite; reset before the next step.
-          RuntimeError: The episode has ended, or none has begun.
-        """
+        """Takes one environment step."""
         if self._must_reset:
             raise RuntimeError("no episode is running: call reset() first")
         self._must_reset = True
@@ -165,11 +131,7 @@ class Environment:
         return Step(observation, float(reward), float(discount), is_last)
 
     def render(self, height: int = 240, width: int = 320) -> np.ndarray:
-        """Returns the current state as a picture, uint8 [height, width, 3].
-
-        Raises:
-          ValueError: OpenGL does not work here.
-        """
+        """Returns the current state as a picture, uint8 [height, width, 3]."""
         if self._film is None or self._film[0] != (height, width):
             camera = rendering.make_camera(
                 self._env.physics, height, width, is_cheap=False
@@ -204,11 +166,7 @@ class Environment:
 
 
 class FrameStack:
-    """The last frames of an episode, as channels: the oldest first.
-
-    Args:
-      num_frames: Number of frames; the first frame of an episode fills missing ones.
-    """
+    """The last frames of an episode, as channels: the oldest first."""
 
     def __init__(self, num_frames: int = 3) -> None:
         self._num_frames = num_frames

@@ -35,9 +35,6 @@ def load_suite(*, can_render: bool = False) -> Any:
 
     If OpenGL does not work, environments still provide states, and ``check_opengl``
     says why there are no frames.
-
-    Args:
-      can_render: Whether frames will be rendered; the first call in a process decides.
     """
     if "dm_control._render" not in sys.modules:
         asked = os.environ.get(_VARIABLE)
@@ -63,11 +60,7 @@ def load_suite(*, can_render: bool = False) -> Any:
 
 
 def check_opengl() -> None:
-    """Raises unless frames can be rendered in this process.
-
-    Raises:
-      ValueError: OpenGL does not work; names the Debian packages that provide it.
-    """
+    """Raises unless frames can be rendered in this process."""
     load_suite(can_render=True)
     backend = importlib.import_module("dm_control._render").BACKEND
     if backend in (None, "off"):
@@ -90,17 +83,7 @@ def make_cheap(physics: Any) -> None:
 
 
 def make_camera(physics: Any, height: int, width: int, *, is_cheap: bool) -> Any:
-    """Returns a camera whose ``render()`` gives frames of ``physics``.
-
-    Args:
-      physics: Physics of a dm_control environment.
-      height: Height of a frame, in pixels.
-      width: Width of a frame, in pixels.
-      is_cheap: Without shadows, reflections, sky, haze and fog.
-
-    Raises:
-      ValueError: No OpenGL context can be created.
-    """
+    """Returns a camera whose ``render()`` gives frames of ``physics``."""
     check_opengl()
     from dm_control import mujoco as control_mujoco
 

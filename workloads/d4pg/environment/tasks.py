@@ -45,12 +45,7 @@ TASKS = tuple(
 
 
 def check(name: str) -> None:
-    """Raises unless ``name`` is a ``domain:task`` of the control suite.
-
-    Raises:
-      ValueError: Not of that form, or an unknown domain or task; the message has the
-        nearest names.
-    """
+    """Raises unless ``name`` is a ``domain:task`` of the control suite."""
     if name in TASKS:
         return
     domain, colon, _ = name.partition(":")

@@ -40,14 +40,7 @@ class Evaluator:
     def __init__(
         self, name: str, config: D4PGConfig, *, seed: int, can_render: bool = False
     ) -> None:
-        """Stores what to play.
-
-        Args:
-          name: ``domain:task``.
-          config: Observations, action repeat, number of episodes.
-          seed: Seed of the initial states.
-          can_render: Whether films can be made.
-        """
+        """Stores what to play."""
         self._name = name
         self._can_render = can_render
         self._config = config
@@ -55,11 +48,7 @@ class Evaluator:
         self._players: list[_Player] = []
 
     def play(self, policy: Policy, num_episodes: int) -> list[float]:
-        """Returns the undiscounted return of each episode.
-
-        Raises:
-          RuntimeError: Physics fails in one episode after the other.
-        """
+        """Returns the undiscounted return of each episode."""
         count = min(num_episodes, _MOST_ENVIRONMENTS)
         while len(self._players) < count:
             self._players.append(self._make_player(len(self._players)))
@@ -69,11 +58,7 @@ class Evaluator:
         return returns
 
     def film(self, policy: Policy) -> bytes:
-        """Returns a film of one episode as animated PNG.
-
-        Raises:
-          ValueError: OpenGL does not work here; says which packages provide it.
-        """
+        """Returns a film of one episode as animated PNG."""
         num_actions = MAX_CONTROL_STEPS // self._config.action_repeat
         num_skipped = max(num_actions // _MOST_FRAMES, 1)
         player = self._make_player(_MOST_ENVIRONMENTS)

@@ -34,18 +34,7 @@ class EvaluatorClient:
     def __init__(
         self, name: str, config: D4PGConfig, *, seed: int, is_quiet: bool = False
     ) -> None:
-        """Starts the process, which inherits this one's cores.
-
-        Args:
-          name: ``domain:task``.
-          config: Configuration of the environment and its evaluation.
-          seed: Seed of the initial states.
-          is_quiet: Whether the output of the process is discarded.
-
-        Raises:
-          ValueError: The environment is unknown, or cannot be rendered here.
-          RuntimeError: It cannot be created for another reason.
-        """
+        """Starts the process, which inherits this one's cores."""
         self._config = config
         self._can_film = True
         self._log = "its output was discarded" if is_quiet else "its messages are above"
@@ -71,14 +60,7 @@ class EvaluatorClient:
         self._ask("load", policy=policy.to_json())
 
     def score(self, weights: np.ndarray) -> tuple[QualityMetric, ...]:
-        """Returns the mean return of episodes without noise, with its interval.
-
-        Args:
-          weights: In the layout of ``PolicySpec``.
-
-        Raises:
-          RuntimeError: Physics fails in one episode after the other.
-        """
+        """Returns the mean return of episodes without noise, with its interval."""
         count = self._config.num_evaluation_episodes
         fields, _ = self._ask("play", weights.tobytes(), num_episodes=count)
         return quality.of_examples(metrics.LEARNED, [(fields["returns"],)])

@@ -62,11 +62,7 @@ class Session:
     def answer(
         self, fields: dict[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
-        """Executes a request.
-
-        Raises:
-          Exception: Whatever the environment raises.
-        """
+        """Executes a request."""
         commands: dict[str, Callable[..., tuple[dict[str, Any], bytes]]] = {
             "open": self._open,
             "load": self._load,

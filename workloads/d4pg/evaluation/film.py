@@ -22,15 +22,7 @@ _COLOURS = 0xF8  # 32 of each channel take half the space of 256
 
 
 def encode(frames: np.ndarray, *, frame_time_sec: float) -> bytes:
-    """Returns a film that plays in a loop.
-
-    Args:
-      frames: uint8 [frames, height, width, 3], at least one.
-      frame_time_sec: Duration of each.
-
-    Raises:
-      ValueError: Another shape or type.
-    """
+    """Returns a film that plays in a loop."""
     is_film = frames.ndim == 4 and frames.shape[-1] == _CHANNELS and len(frames)  # noqa: PLR2004
     if not is_film or frames.dtype != np.uint8:
         raise ValueError(

@@ -17,16 +17,7 @@ RIM = 1e-3
 
 
 def make_atoms(low: float, high: float, num_atoms: int) -> np.ndarray:
-    """Returns evenly spaced returns, [num_atoms] float32.
-
-    Args:
-      low: The lowest return.
-      high: The highest return.
-      num_atoms: At least 2.
-
-    Raises:
-      ValueError: ``low`` is not below ``high``, or fewer than 2 atoms.
-    """
+    """Returns evenly spaced returns, [num_atoms] float32."""
     if num_atoms < _FEWEST_ATOMS or not low < high:
         raise ValueError(
             f"make_atoms got {num_atoms} atoms from {low} to {high}: it needs 2 atoms "
@@ -37,18 +28,7 @@ def make_atoms(low: float, high: float, num_atoms: int) -> np.ndarray:
 
 
 def expectation(logits: tf.Tensor, atoms: tf.Tensor) -> tf.Tensor:
-    """Returns the mean of each distribution.
-
-    Args:
-      logits: [examples, num_atoms], float32.
-      atoms: [num_atoms], float32.
-
-    Returns:
-      [examples], in units of the return.
-
-    Raises:
-      ValueError: Wrong shapes or types.
-    """
+    """Returns the mean of each distribution."""
     _check("expectation", "logits", logits, _MATRIX)
     _check("expectation", "atoms", atoms, _ROW)
     _check_length("expectation", logits, atoms)
@@ -67,19 +47,6 @@ def backup(
     distributed linearly to its two neighbours (equation 7):
 
         target_i = sum_j [1 - |clip(reward + discount z_j) - z_i| / dz]_0^1 p_j
-
-    Args:
-      reward: [examples], float32; over several environment steps where n > 1.
-      discount: [examples], float32; that of the next return, 0 after the last step.
-      next_probabilities: [examples, num_atoms], float32.
-      atoms: [num_atoms], float32, evenly spaced, from low to high.
-
-    Returns:
-      The target [examples, num_atoms], and the fraction of each one's probability
-      that was clipped because its return is outside the atoms, [examples].
-
-    Raises:
-      ValueError: Wrong shapes or types.
     """
     _check("backup", "reward", reward, _ROW)
     _check("backup", "discount", discount, _ROW)

@@ -22,10 +22,6 @@ def training_flops(config: D4PGConfig, spec: PolicySpec) -> int:
     Two per multiply-add. The target networks look at the next observation once. The
     critic's loss trains torso and critic; the policy's goes through a critic whose
     weights need no gradient, back to the action. Inputs need no gradient.
-
-    Args:
-      config: Sizes of the critic.
-      spec: Observations, actions and sizes of the policy.
     """
     torso, frames = _torso(spec)
     policy = _policy(spec)

@@ -113,14 +113,6 @@ class Learner:
         """Runs one learner step; updates the targets every ``target_update_period``.
 
         The first step updates them too, as in Acme: they start equal to the networks.
-
-        Args:
-          inputs: As for ``Replicator.run``; batches as from the replay.
-
-        Returns:
-          Per replica: ``loss`` of the critic, ``value`` that it assigns to the policy's
-          actions, ``clipped`` fraction of its targets, and ``index`` and ``divergence``
-          of each transition.
         """
         if self.num_steps % self._config.target_update_period == 0:
             self._repl.run(self._copy)

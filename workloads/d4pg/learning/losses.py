@@ -8,18 +8,7 @@ _ROW, _MATRIX = 1, 2  # ranks
 
 
 def critic_loss(logits: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
-    """Returns the cross-entropy from target to predicted distributions of returns.
-
-    Args:
-      logits: [examples, num_atoms], float32.
-      target: Probabilities [examples, num_atoms], float32; a constant for gradients.
-
-    Returns:
-      [examples], in nats.
-
-    Raises:
-      ValueError: Wrong shapes or types.
-    """
+    """Returns the cross-entropy from target to predicted distributions of returns."""
     _check("critic_loss", "logits", logits)
     _check("critic_loss", "target", target)
     _check_alike("critic_loss", logits, target)
@@ -31,16 +20,6 @@ def divergence(logits: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
 
     Used for priorities of replay: the cross-entropy minus the entropy of the target,
     so that it is 0 for a perfect prediction.
-
-    Args:
-      logits: [examples, num_atoms], float32.
-      target: Probabilities [examples, num_atoms], float32.
-
-    Returns:
-      [examples], in nats, at least 0.
-
-    Raises:
-      ValueError: Wrong shapes or types.
     """
     entropy = -tf.reduce_sum(tf.math.xlogy(target, target), axis=1)
     return tf.maximum(critic_loss(logits, target) - entropy, 0.0)
@@ -54,17 +33,6 @@ def policy_loss(
     The deterministic policy gradient (Silver et al. 2014) is dQ/da da/dtheta. As in
     Acme, 0.5 |a - stop(a + dQ/da)|^2 has it as its gradient, where the norm of dQ/da
     is first clipped, per example.
-
-    Args:
-      action: Actions of the policy, [examples, action_size], float32.
-      value_gradient: dQ/da at these actions, of the same shape; a constant.
-      clip_norm: Largest norm of dQ/da of an example; 0 for no limit.
-
-    Returns:
-      [examples], at least 0; only its gradient has a meaning.
-
-    Raises:
-      ValueError: Wrong shapes or types, or a negative norm.
     """
     _check("policy_loss", "action", action)
     _check("policy_loss", "value_gradient", value_gradient)
@@ -85,16 +53,6 @@ def importance_weights(probability: tf.Tensor, *, exponent: float) -> tf.Tensor:
 
     Schaul et al. 2016, section 3.4, before the division by the largest, which is taken
     over the global batch.
-
-    Args:
-      probability: Sampling probability of each example, [examples], float32, above 0.
-      exponent: 0 corrects nothing, 1 everything.
-
-    Returns:
-      [examples], float32.
-
-    Raises:
-      ValueError: Wrong shape or type, or an exponent outside [0, 1].
     """
     if probability.shape.rank != _ROW or probability.dtype != tf.float32:
         raise ValueError(

@@ -26,17 +26,7 @@ def margin(steps_per_stream: int) -> int:
 def num_transitions(
     steps_per_stream: int, *, num_return_steps: int, num_stacked_frames: int
 ) -> int:
-    """Returns how many records of a full ring can start a transition.
-
-    Args:
-      steps_per_stream: Records that the ring holds.
-      num_return_steps: n: this many records must follow.
-      num_stacked_frames: Frames of an observation, or 1 for states: those before the
-        record must exist.
-
-    Returns:
-      The number; below 1 if the ring is too small for any.
-    """
+    """Returns how many records of a full ring can start a transition."""
     around = num_return_steps + num_stacked_frames - 1
     return steps_per_stream - margin(steps_per_stream) - around
 
@@ -48,11 +38,6 @@ def least_steps_per_stream(
 
     In a ring smaller than twice the margin, most samples would be overwritten while
     they are read.
-
-    Args:
-      num_needed: Transitions that it must hold.
-      num_return_steps: As for ``num_transitions``.
-      num_stacked_frames: As for ``num_transitions``.
     """
     size = num_needed
     while True:
@@ -68,17 +53,11 @@ def least_steps_per_stream(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """The share of one pipeline in a trial's actors and replay.
+    """The share of one pipeline in a trial's actors and replay."""
 
-    Attributes:
-      num_actors: At least one.
-      capacity: Environment steps that it stores.
-      min_size: Environment steps before its first batch.
-    """
-
-    num_actors: int
-    capacity: int
-    min_size: int
+    num_actors: int  # At least one.
+    capacity: int  # Environment steps that it stores.
+    min_size: int  # Environment steps before its first batch.
 
 
 def share(config: D4PGConfig, pipeline_id: int, num_pipelines: int) -> Share:
@@ -92,15 +71,7 @@ def share(config: D4PGConfig, pipeline_id: int, num_pipelines: int) -> Share:
 
 
 def check_rings(config: D4PGConfig, *, num_pipelines: int = 1) -> None:
-    """Raises unless the rings of each pipeline's replay are large enough.
-
-    Args:
-      config: Configuration of the trial.
-      num_pipelines: One per worker process.
-
-    Raises:
-      ValueError: They are too small; names the options, and the smallest capacity.
-    """
+    """Raises unless the rings of each pipeline's replay are large enough."""
     shares = [share(config, index, num_pipelines) for index in range(num_pipelines)]
     # Capacities are equal, so the pipeline with most environments has the least each.
     num_actors = max(found.num_actors for found in shares)
@@ -135,16 +106,7 @@ def check_rings(config: D4PGConfig, *, num_pipelines: int = 1) -> None:
 
 
 def check_learning(config: D4PGConfig, *, global_batch_size: int) -> None:
-    """Raises unless the replay of a trial can feed its learner.
-
-    Args:
-      config: Configuration of the trial.
-      global_batch_size: Transitions of a learner step.
-
-    Raises:
-      ValueError: The replay holds less than a learner step, or is sampled too rarely;
-        names the options.
-    """
+    """Raises unless the replay of a trial can feed its learner."""
     capacity, asked = config.replay_capacity, config.samples_per_insert
     if capacity < global_batch_size:
         raise ValueError(

@@ -19,10 +19,6 @@ def make_replay(
     settings: ReplaySettings,
     on_wait: Callable[[], None] | None = None,
 ) -> Replay:
-    """Returns the replay for the settings, over ``streams``.
-
-    Raises:
-      ValueError: As ``Replay``.
-    """
+    """Returns the replay for the settings, over ``streams``."""
     kind = PrioritizedReplay if settings.is_prioritized else UniformReplay
     return kind(streams, settings, on_wait)

@@ -65,11 +65,7 @@ def replay_bytes(spec: StreamsSpec, *, is_prioritized: bool) -> int:
 
 
 def available_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
-    """Returns the memory that is still available, as the kernel estimates it.
-
-    Args:
-      root: Parent of ``/proc`` and ``/sys``, for the limits of control groups.
-    """
+    """Returns the memory that is still available, as the kernel estimates it."""
     if not hasattr(os, "memfd_create"):  # then the rings are in a file
         return shutil.disk_usage(tempfile.gettempdir()).free
     files = {1: _FILES_V1, 2: _FILES_V2}
@@ -95,16 +91,7 @@ def _left_in_group(folder: pathlib.Path, files: tuple[str, str, str]) -> int | N
 
 
 def check(config: D4PGConfig, spec: StreamsSpec, available: int | None = None) -> None:
-    """Raises unless a full replay fits into this machine's memory.
-
-    Args:
-      config: Configuration of the trial.
-      spec: The rings of the replay.
-      available: Available bytes; by default ``available_bytes()``.
-
-    Raises:
-      ValueError: It does not fit; says how much is needed and available.
-    """
+    """Raises unless a full replay fits into this machine's memory."""
     needed = replay_bytes(spec, is_prioritized=config.replay == "prioritized")
     available = available_bytes() if available is None else available
     if needed <= available:

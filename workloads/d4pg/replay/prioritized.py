@@ -44,15 +44,7 @@ class PrioritizedReplay(Replay):
         self._owner = np.full(spec.num_streams * self._size, -1, np.int64)
 
     def update_priorities(self, index: np.ndarray, td_errors: np.ndarray) -> None:
-        """Sets priorities by the size of errors; skips records overwritten since.
-
-        Args:
-          index: As returned by ``sample``, int64 [n].
-          td_errors: Errors of the learner, float [n].
-
-        Raises:
-          ValueError: An error is not finite, or the lengths differ.
-        """
+        """Sets priorities by the size of errors; skips records overwritten since."""
         index, td_errors = np.asarray(index), np.asarray(td_errors, np.float64)
         if index.shape != td_errors.shape or index.ndim != 1:
             raise ValueError(

@@ -17,13 +17,6 @@ class RateLimiter:
     As Reverb's ``SampleToInsertRatio``: with c = inserted * ratio - sampled, sampling
     waits while c is less than min_size * ratio - buffer, and actors wait while it is
     more than min_size * ratio + buffer.
-
-    Args:
-      streams: Counts inserted records, and limits the actors.
-      min_size_to_sample: Records before anything is sampled.
-      samples_per_insert: The ratio; 0 for no limit on either side.
-      error_buffer: In transitions; 0 selects a tenth of min_size * ratio, and at least
-        the transitions of one call.
     """
 
     def __init__(
@@ -45,11 +38,7 @@ class RateLimiter:
         self._tell_actors()
 
     def can_sample(self, num_transitions: int) -> bool:
-        """Whether this many more transitions may be sampled now.
-
-        Raises:
-          ValueError: The buffer is too small: both sides would wait for each other.
-        """
+        """Whether this many more transitions may be sampled now."""
         if self._is_chosen and self._buffer < num_transitions:
             self._buffer = float(num_transitions)
             self._tell_actors()

@@ -30,29 +30,20 @@ class StarvedReplayError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ReplaySettings:
-    """How transitions are made and sampled; the defaults are the published values.
+    """How transitions are made and sampled; the defaults are the published values."""
 
-    Attributes:
-      num_return_steps: n of the n-step returns.
-      discount: Discount of the agent.
-      num_stacked_frames: Frames of an observation from pixels; 1 for states.
-      min_size_to_sample: Records before anything is sampled.
-      samples_per_insert: Transitions sampled per record inserted; 0 for no limit.
-      error_buffer: Allowed deviation from the ratio, in transitions; 0 for the default.
-      is_prioritized: Whether transitions are sampled by priority (Schaul et al. 2015).
-      priority_exponent: Alpha of the priorities.
-      seed: Seed of the sampling.
-    """
-
-    num_return_steps: int = 5
-    discount: float = 0.99
-    num_stacked_frames: int = 1
-    min_size_to_sample: int = 1000
+    num_return_steps: int = 5  # n of the n-step returns.
+    discount: float = 0.99  # Discount of the agent.
+    num_stacked_frames: int = 1  # Frames of an observation from pixels; 1 for states.
+    min_size_to_sample: int = 1000  # Records before anything is sampled.
+    # Transitions sampled per record inserted; 0 for no limit.
     samples_per_insert: float = 0.0
+    # Allowed deviation from the ratio, in transitions; 0 for the default.
     error_buffer: float = 0.0
+    # Whether transitions are sampled by priority (Schaul et al. 2015).
     is_prioritized: bool = False
-    priority_exponent: float = 0.6
-    seed: int = 0
+    priority_exponent: float = 0.6  # Alpha of the priorities.
+    seed: int = 0  # Seed of the sampling.
 
     def __post_init__(self) -> None:
         for name in ("num_return_steps", "num_stacked_frames", "min_size_to_sample"):
@@ -67,18 +58,9 @@ class Replay(abc.ABC):
 
     One thread samples; another one may update priorities.
 
-    Args:
-      streams: The streams that actors write.
-      settings: How transitions are made and sampled.
-      on_wait: Called while ``sample`` waits; may raise.
-
     Attributes:
       wait_sec: Time that ``sample`` has waited for actors.
       num_torn: Samples that were repeated because an actor overwrote them.
-
-    Raises:
-      ValueError: The streams are too short, or hold less than the minimum for
-        sampling.
     """
 
     def __init__(
@@ -141,23 +123,7 @@ class Replay(abc.ABC):
     def sample(
         self, num_transitions: int, *, timeout_sec: float = 60.0
     ) -> dict[str, np.ndarray]:
-        """Samples transitions with replacement; waits until the rate allows it.
-
-        Args:
-          num_transitions: Number of transitions, n.
-          timeout_sec: Longest wait.
-
-        Returns:
-          ``observation`` and ``next_observation``, float32 [n, D] or uint8
-          [n, 84, 84, 9]; ``action`` float32 [n, A]; ``reward`` and ``discount``,
-          float32 [n], as in ``workloads/d4pg/replay/transitions.py``; ``index``, int64
-          [n], which identifies the record permanently; ``probability``, float64 [n], of
-          sampling the transition.
-
-        Raises:
-          StarvedReplayError: Nothing could be sampled in time.
-          ValueError: The error buffer is too small for this many transitions.
-        """
+        """Samples transitions with replacement; waits until the rate allows it."""
         self._wait(num_transitions, timeout_sec)
         for _ in range(_MOST_ATTEMPTS):
             with self._lock:
@@ -188,12 +154,7 @@ class Replay(abc.ABC):
     def update_priorities(  # noqa: B027 - uniform sampling has no priorities
         self, index: np.ndarray, td_errors: np.ndarray
     ) -> None:
-        """Sets priorities by the size of errors; does nothing for uniform replay.
-
-        Args:
-          index: As returned by ``sample``, int64 [n].
-          td_errors: Errors of the learner, float [n].
-        """
+        """Sets priorities by the size of errors; does nothing for uniform replay."""
 
     @abc.abstractmethod
     def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -28,10 +28,6 @@ class SharedArrays:
 
     Pages are allocated when first written, so unused parts take no memory.
 
-    Args:
-      layout: The arrays. Every process must pass the same.
-      descriptor: File descriptor of the memory, if another process created it.
-
     Attributes:
       descriptor: For children: pass it on with ``pass_fds``.
     """

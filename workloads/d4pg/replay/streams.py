@@ -33,23 +33,14 @@ NO_WEIGHTS = -1
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StreamsSpec:
-    """Shapes of the streams.
+    """Shapes of the streams."""
 
-    Attributes:
-      num_streams: Rings, one per environment.
-      steps_per_stream: Records that one ring holds.
-      observation_shape: Shape of one record: a state or one frame.
-      observation_dtype: ``float32`` or ``uint8``.
-      action_size: Length of an action.
-      num_actors: Processes that write.
-    """
-
-    num_streams: int
-    steps_per_stream: int
-    observation_shape: tuple[int, ...]
-    observation_dtype: str
-    action_size: int
-    num_actors: int = 1
+    num_streams: int  # Rings, one per environment.
+    steps_per_stream: int  # Records that one ring holds.
+    observation_shape: tuple[int, ...]  # Shape of one record: a state or one frame.
+    observation_dtype: str  # ``float32`` or ``uint8``.
+    action_size: int  # Length of an action.
+    num_actors: int = 1  # Processes that write.
 
     @property
     def record_bytes(self) -> int:
@@ -86,10 +77,6 @@ class StepStreams:
     A record is an observation, the action that was taken, and the resulting reward and
     discount. The final observation of an episode is a separate record without a
     meaningful action. Records are numbered from 0 within a stream.
-
-    Args:
-      spec: Shapes.
-      descriptor: File descriptor of the memory, if another process created it.
 
     Attributes:
       spec: Shapes.
@@ -184,15 +171,7 @@ class StepStreams:
         return int(self.num_written.sum()) >= int(self._limit[0])
 
     def is_intact(self, streams: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Returns which records have certainly not been overwritten yet.
-
-        Args:
-          streams: Stream of each record, int [n].
-          numbers: Number of each record within its stream, int [n].
-
-        Returns:
-          bool [n]. Copies made before the call are valid where it is true.
-        """
+        """Returns which records have certainly not been overwritten yet."""
         # A writer touches the slot of record j as soon as it is at record j + size.
         intact: np.ndarray = (
             self.num_written[streams] < numbers + self.spec.steps_per_stream
@@ -243,16 +222,7 @@ class StreamWriter:
         is_first: bool,
         is_last: bool,
     ) -> None:
-        """Writes one record and publishes it.
-
-        Args:
-          observation: As in ``StreamsSpec``.
-          action: Action taken, in [-1, 1].
-          reward: Resulting reward.
-          discount: 0 if the action led to a terminal state, else 1.
-          is_first: Whether the episode starts here.
-          is_last: Whether this is the final observation, whose action has no meaning.
-        """
+        """Writes one record and publishes it."""
         slot = self._next % len(self._reward)
         self._observation[slot] = observation
         self._action[slot] = action

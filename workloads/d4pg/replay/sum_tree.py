@@ -10,9 +10,6 @@ class SumTree:
 
     Sums are recomputed from their two parts, never incremented, so that they do not
     drift.
-
-    Args:
-      num_leaves: Number of leaves; all weights are initially zero.
     """
 
     def __init__(self, num_leaves: int) -> None:

@@ -27,31 +27,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Transitions:
-    """n-step transitions, without observations.
+    """n-step transitions, without observations."""
 
-    Attributes:
-      is_valid: Whether the transition exists: all its records exist, and the first one
-        is not a final observation; bool [n]. The other fields are undefined if not.
-      num_steps: Environment steps from start to end, m; int64 [n].
-      reward: R, float32 [n].
-      discount: D, float32 [n].
-    """
-
+    # Whether the transition exists: all its records exist, and the first one is not a
+    # final observation; bool [n]. The other fields are undefined if not.
     is_valid: np.ndarray
-    num_steps: np.ndarray
-    reward: np.ndarray
-    discount: np.ndarray
+    num_steps: np.ndarray  # Environment steps from start to end, m; int64 [n].
+    reward: np.ndarray  # R, float32 [n].
+    discount: np.ndarray  # D, float32 [n].
 
 
 class TransitionReader:
-    """Reads transitions that start at given records.
-
-    Args:
-      streams: The records.
-      num_return_steps: n.
-      discount: Discount of the agent, g.
-      num_stacked_frames: Frames of an observation, or 1 for states.
-    """
+    """Reads transitions that start at given records."""
 
     def __init__(
         self,
@@ -75,12 +62,7 @@ class TransitionReader:
         self._observation = streams.field("observation")
 
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns each stream's range of records that can start a transition.
-
-        Returns:
-          The first number, int64 [num_streams], and the number after the last one,
-          which has n records after it. Final observations in the range start none.
-        """
+        """Returns each stream's range of records that can start a transition."""
         written = self._streams.num_written.copy()
         low = written - self._size + self._streams.spec.margin
         # The frames before the first one must exist as well.
@@ -88,12 +70,7 @@ class TransitionReader:
         return low, np.maximum(written - self._num_return_steps, low)
 
     def read(self, streams: np.ndarray, numbers: np.ndarray) -> Transitions:
-        """Returns the transitions that start at records.
-
-        Args:
-          streams: Stream of each record, int64 [n].
-          numbers: Number of each record within its stream, int64 [n].
-        """
+        """Returns the transitions that start at records."""
         num_steps = self._num_return_steps
         numbers = numbers[:, np.newaxis] + self._offsets
         exists = numbers < self._streams.num_written[streams][:, np.newaxis]
@@ -130,12 +107,7 @@ class TransitionReader:
         return self._action[streams * self._size + numbers % self._size]
 
     def observations(self, streams: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Returns the observations at records, with the previous frames.
-
-        Returns:
-          float32 [n, D] of states, uint8 [n, 84, 84, 3 * num_stacked_frames] of frames:
-          the oldest first; the first of an episode replaces missing ones.
-        """
+        """Returns the observations at records, with the previous frames."""
         first = streams * self._size
         slots = first + numbers % self._size
         if self._num_stacked_frames == 1:

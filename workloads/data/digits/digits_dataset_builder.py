@@ -22,10 +22,6 @@ def stratified_split() -> tuple[np.ndarray, np.ndarray]:
     Digits are sorted by class, and about every fifth is held out, evenly spaced. No
     random numbers are used, so the split cannot change with a library's version. It is
     part of the data set's version.
-
-    Returns:
-      Sorted indices of ``NUM_TRAIN`` training and ``NUM_TEST`` test digits in
-      scikit-learn's order.
     """
     from sklearn.datasets import load_digits
 

@@ -29,15 +29,10 @@ _ONE_IN = 20  # files are held out
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class File:
-    """A file of the text.
+    """A file of the text."""
 
-    Attributes:
-      path: Relative to the folder of installed packages, with slashes.
-      content: Its bytes.
-    """
-
-    path: str
-    content: bytes
+    path: str  # Relative to the folder of installed packages, with slashes.
+    content: bytes  # Its bytes.
 
     @property
     def is_held_out(self) -> bool:
@@ -56,11 +51,7 @@ class File:
 
 
 def version() -> str:
-    """Returns the version of the installed TensorFlow, which is that of the data set.
-
-    Raises:
-      ValueError: There is no such package, or it is not a release.
-    """
+    """The version of the installed TensorFlow, which is that of the data set."""
     found = _distribution().version
     parts = found.split(".")
     if len(parts) != 3 or not all(part.isdigit() for part in parts):  # noqa: PLR2004
@@ -72,11 +63,7 @@ def version() -> str:
 
 
 def read() -> list[File]:
-    """Returns the files, each content once, sorted by path.
-
-    Raises:
-      ValueError: The package does not list its files, or one is not as it was packed.
-    """
+    """Returns the files, each content once, sorted by path."""
     distribution = _distribution()
     if not distribution.files:
         raise ValueError(

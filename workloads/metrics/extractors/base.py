@@ -13,30 +13,21 @@ _CHANNELS = (1, 3)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Features:
-    """The output of a network for images.
+    """The output of a network for images."""
 
-    Attributes:
-      features: [num_examples, num_features], float32; for ``fid`` and ``kid``.
-      logits: [num_examples, num_classes], float32; for ``inception_score``.
-    """
-
+    # [num_examples, num_features], float32; for ``fid`` and ``kid``.
     features: np.ndarray
-    logits: np.ndarray
+    logits: np.ndarray  # [num_examples, num_classes], float32; for ``inception_score``.
 
 
 class FeatureExtractor(abc.ABC):
-    """A network with fixed weights.
+    """A network with fixed weights."""
 
-    Attributes:
-      name: Name, such as ``inception``.
-      digest: SHA-256 of the weights, hexadecimal: extractors with the same name and
-        different digests are different extractors.
-      num_features: Length of a feature vector.
-    """
-
-    name: str
+    name: str  # Name, such as ``inception``.
+    # SHA-256 of the weights, hexadecimal: extractors with the same name and different
+    # digests are different extractors.
     digest: str
-    num_features: int
+    num_features: int  # Length of a feature vector.
 
     @abc.abstractmethod
     def preparation(self, image_shape: tuple[int, ...]) -> str:
@@ -47,16 +38,7 @@ class FeatureExtractor(abc.ABC):
         """Returns features and logits of checked images."""
 
     def extract(self, images: np.ndarray, *, num_images_at_once: int = 100) -> Features:
-        """Returns features and logits of images.
-
-        Args:
-          images: [num_examples, height, width, channels], uint8, with 1 or 3 channels.
-            Scores depend on the rounding to 8 bits, so it is always required.
-          num_images_at_once: Images per batch of the network.
-
-        Raises:
-          ValueError: A different shape or type; see ``to_uint8``.
-        """
+        """Returns features and logits of images."""
         check_images(images)
         starts = range(0, len(images), num_images_at_once)
         batches = [
@@ -69,11 +51,7 @@ class FeatureExtractor(abc.ABC):
 
 
 def check_images(images: np.ndarray) -> None:
-    """Raises unless images are uint8 with 1 or 3 channels.
-
-    Raises:
-      ValueError: They are not.
-    """
+    """Raises unless images are uint8 with 1 or 3 channels."""
     if (
         images.ndim != _IMAGES_RANK
         or images.shape[-1] not in _CHANNELS
@@ -94,14 +72,6 @@ def to_uint8(images: np.ndarray, *, low: float, high: float) -> np.ndarray:
     """Converts floating-point images to uint8, as an image file stores them.
 
     Values are clipped to [low, high] and rounded to the nearest of 256 levels.
-
-    Args:
-      images: Of any shape, floating-point.
-      low: Black, such as -1 for a generator that ends in tanh.
-      high: White.
-
-    Raises:
-      ValueError: Values that are not finite.
     """
     images = np.asarray(images, dtype=np.float32)
     if not np.isfinite(images).all():

@@ -15,11 +15,7 @@ _CHUNK_BYTES = 2**20
 
 
 def of_arrays(arrays: Mapping[str, np.ndarray]) -> str:
-    """Returns the digest of named arrays: names, types, shapes and values.
-
-    Args:
-      arrays: In any order; their memory layout does not matter.
-    """
+    """Returns the digest of named arrays: names, types, shapes and values."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -31,11 +27,7 @@ def of_arrays(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def of_path(path: pathlib.Path) -> str:
-    """Returns the digest of a file, as ``sha256sum`` does.
-
-    Raises:
-      OSError: It cannot be read.
-    """
+    """Returns the digest of a file, as ``sha256sum`` does."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):

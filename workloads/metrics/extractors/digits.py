@@ -71,9 +71,6 @@ def prepare_digits() -> pathlib.Path:
     code and the TensorFlow version that train them. A different kind of machine rounds
     differently and gets different weights, with a different digest: to compare scores
     of two machines, copy the file.
-
-    Raises:
-      ValueError: The cache directory cannot be written, or the training failed.
     """
     path = cache_path()
     if not path.is_file():
@@ -92,11 +89,7 @@ def prepare_digits() -> pathlib.Path:
 
 
 def open_digits() -> DigitsExtractor:
-    """Opens the digits classifier, and trains it first if needed.
-
-    Raises:
-      ValueError: As ``prepare_digits``, or the file has no weights.
-    """
+    """Opens the digits classifier, and trains it first if needed."""
     path = prepare_digits()
     try:
         with np.load(path, allow_pickle=False) as stored:

@@ -34,16 +34,7 @@ KERNELS = {
 
 
 def forward(weights: Any, images: Any, dropout_seed: Any = None) -> Any:
-    """Returns features and logits of images.
-
-    Args:
-      weights: Kernels and biases by name, as ``initial_weights`` names them.
-      images: [num_examples, 8, 8, 1], float32, from 0 (paper) to 1 (ink).
-      dropout_seed: [2], in training.
-
-    Returns:
-      [num_examples, 32] and [num_examples, 10], float32.
-    """
+    """Returns features and logits of images."""
     import tensorflow as tf
 
     values = images
@@ -79,10 +70,6 @@ def train(images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
     """Returns trained weights.
 
     Adam with a cosine decay; each digit is moved by at most one pixel.
-
-    Args:
-      images: [num_examples, 8, 8, 1], uint8.
-      labels: [num_examples].
     """
     import keras
     import tensorflow as tf
@@ -134,10 +121,6 @@ def with_unit_features(
 
     The kernel distance depends on the scale of features, which training does not fix:
     rectified values can be divided by a factor that multiplies the next kernel.
-
-    Args:
-      weights: The trained weights.
-      images: The training digits, uint8.
     """
     features, _ = forward(weights, images.astype(np.float32) / 255.0)
     scale = np.sqrt(np.mean(np.square(features.numpy()), dtype=np.float64))

@@ -43,15 +43,7 @@ class InceptionExtractor(FeatureExtractor):
         path: pathlib.Path,
         network: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
     ) -> None:
-        """Creates the extractor and runs it once, on a black image.
-
-        Args:
-          path: The weights, for the digest and for messages.
-          network: From prepared images to features and logits.
-
-        Raises:
-          ValueError: The network has other outputs than Inception v3.
-        """
+        """Creates the extractor and runs it once, on a black image."""
         self.digest = digests.of_path(path)
         self._network = network
         self._forward = tf.function(self._features_and_logits)
@@ -96,10 +88,6 @@ def open_inception(path: str | pathlib.Path) -> InceptionExtractor:
     Nothing is downloaded. The digest of the file is part of every score. Logits are
     those without bias, as in the published Inception score (Salimans et al. 2016
     multiply the features by the weights).
-
-    Raises:
-      ValueError: The path does not exist, is no frozen graph, or has not the nodes of
-        Inception of 2015, with 2,048 features and class logits.
     """
     path = pathlib.Path(path)
     if not path.is_file():

@@ -20,10 +20,6 @@ Weights = dict[str, jax.Array]
 class Layers:
     """Layers on images whose dimensions are in one order.
 
-    Args:
-      tuning: As ``DEFAULTS`` of the process.
-      epsilon: Added to the variance of a batch.
-
     Attributes:
       channels: The dimension of the channels.
       places: Those of height and width.
@@ -45,13 +41,7 @@ class Layers:
         return [(pad, pad) if axis in self.places else (0, 0) for axis in range(4)]
 
     def conv(self, images: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-        """Returns the convolution with a kernel of odd size, half of it added around.
-
-        Args:
-          images: [examples, ...] in the layout of these layers.
-          kernel: [size, size, inputs, outputs].
-          stride: In height and width.
-        """
+        """The convolution with a kernel of odd size, half of it added around."""
         size = kernel.shape[0]
         pad = (size - 1) // 2
         if size <= self._size_of_dots:

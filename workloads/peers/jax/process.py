@@ -35,9 +35,6 @@ DEFAULTS: dict[str, Any] = {
 class Process:
     """Some of the replicas: what they begin with, how they are tuned, and their run.
 
-    Args:
-      **own: At which values this program is best, in place of ``DEFAULTS``.
-
     Attributes:
       export: What they begin with.
       tuning: By the names of ``DEFAULTS``.
@@ -107,13 +104,7 @@ class Process:
         return values if self.is_alone else jax.lax.pmean(values, REPLICAS)
 
     def placed(self, values: Any, *, is_own: bool) -> Any:
-        """Returns arrays on all devices: equal ones, or a part for each replica.
-
-        Args:
-          values: Nested NumPy arrays; with ``is_own`` those of the replicas of this
-            process, one after the other.
-          is_own: Whether each replica has a part.
-        """
+        """Returns arrays on all devices: equal ones, or a part for each replica."""
         spec = PartitionSpec(REPLICAS) if is_own else PartitionSpec()
         sharding = NamedSharding(self._mesh, spec)
         return jax.tree.map(

@@ -26,14 +26,7 @@ def updated(
     config: dict[str, Any],
     rate: jax.Array,
 ) -> tuple[Weights, Weights, Weights]:
-    """Returns weights, and means of gradients and of their squares, after Adam.
-
-    Args:
-      trained: The same before it.
-      gradients: Of all replicas.
-      config: Of the workload.
-      rate: The learning rate, with the correction of both means.
-    """
+    """Returns weights, and means of gradients and of their squares, after Adam."""
     weights, firsts, seconds = ({}, {}, {})  # type: tuple[Weights, Weights, Weights]
     for name, gradient in gradients.items():
         weight, first, second = (part[name] for part in trained)

@@ -85,12 +85,7 @@ class Pass:
         return self._layers.conv(images, kernel) + bias
 
     def _divided(self, path: str, kernel: jax.Array) -> jax.Array:
-        """Returns a kernel over its spectral norm, of which it takes a power step.
-
-        Args:
-          path: That of the layer.
-          kernel: [..., rows].
-        """
+        """Returns a kernel over its spectral norm, of which it takes a power step."""
         matrix = kernel.reshape(-1, kernel.shape[-1])
         fixed = lax.stop_gradient(matrix)
         v = _unit(fixed @ self._kept[f"{path}.u"])

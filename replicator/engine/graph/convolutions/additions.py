@@ -17,12 +17,7 @@ class Additions:
     """Adds nodes, and each of them once: what computes the same is one node."""
 
     def __init__(self, graph_def: Any, prefix: str) -> None:
-        """Takes what is added to.
-
-        Args:
-          graph_def: Gets the nodes.
-          prefix: What their names begin with; no other node's does.
-        """
+        """Takes what is added to."""
         self._graph_def = graph_def
         self._prefix = prefix
         self._names: dict[tuple[Any, ...], str] = {}

@@ -30,10 +30,6 @@ def repeated(tensor: Any) -> Any:
     Args:
       tensor: The image, ``[batch, height, width, channels]``, of an even height and
         width.
-
-    Returns:
-      The smaller one, in whatever shape; None if there is none or a size is
-      not known.
     """
     shape = _one_channel(tensor, tensor)
     if not shape:
@@ -52,14 +48,7 @@ def repeated(tensor: Any) -> Any:
 
 
 def added(tensor: Any) -> Any:
-    """Finds the sums of all blocks of an image that nothing else uses.
-
-    Args:
-      tensor: The image, as for ``repeated``.
-
-    Returns:
-      The sums, in whatever shape; None if there are none or a size is not known.
-    """
+    """Finds the sums of all blocks of an image that nothing else uses."""
     shape = _one_channel(tensor, tensor)
     if not shape:
         return None

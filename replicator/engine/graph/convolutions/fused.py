@@ -29,13 +29,7 @@ _CONVOLUTION: Mapping[str, Any] = {"strides": [1, BLOCK, BLOCK, 1], "padding": "
 
 
 def fuse(graph_def: Any, found: Sequence[Resampled | SumOfPixels]) -> None:
-    """Computes nodes from the smaller image, in place.
-
-    Args:
-      graph_def: A traced ``GraphDef`` whose nodes run on CPUs. Nodes keep their names;
-        what nothing uses any more is left to the optimizer.
-      found: Nodes of it.
-    """
+    """Computes nodes from the smaller image, in place."""
     nodes = {node.name: node for node in graph_def.node}
     additions = Additions(graph_def, "replicator_resampled")
     for one in found:

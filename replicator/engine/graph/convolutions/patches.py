@@ -16,19 +16,7 @@ def pixels(
     *,
     is_padded: bool,
 ) -> np.ndarray:
-    """Numbers the pixels under the kernel, for each place that it is moved to.
-
-    Args:
-      image: Its height and width.
-      kernel: Its height and width.
-      stride: How far it moves, down and to the right.
-      is_padded: Whether the image is padded so that only the stride makes the result
-        smaller (``SAME``), or not at all (``VALID``).
-
-    Returns:
-      ``int32 [places, height x width of the kernel]``, both row by row. A place in the
-      padding has the number that follows the last pixel's.
-    """
+    """Numbers the pixels under the kernel, for each place that it is moved to."""
     rows, columns = (
         _under(*sizes, is_padded=is_padded)
         for sizes in zip(image, kernel, stride, strict=True)
@@ -41,16 +29,7 @@ def pixels(
 
 
 def uses(patches: np.ndarray, num_pixels: int) -> np.ndarray:
-    """Numbers the elements of all patches that are one pixel, for each pixel.
-
-    Args:
-      patches: The pixels of each patch.
-      num_pixels: How many there are.
-
-    Returns:
-      ``int32 [num_pixels, most]``: as many columns as the pixel has that is used most;
-      others are filled with the number that follows the last element's.
-    """
+    """Numbers the elements of all patches that are one pixel, for each pixel."""
     flat = patches.ravel()
     elements = np.argsort(flat, kind="stable")  # by pixel, those of the padding last
     counts = np.bincount(flat, minlength=num_pixels + 1)

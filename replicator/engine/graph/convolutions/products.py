@@ -31,12 +31,7 @@ _LEAST_RATIO = 4
 
 
 def is_faster(of: sizes.Sizes, dtype: int) -> bool:
-    """Whether patches are cheaper than the rearranged kernel.
-
-    Args:
-      of: The sizes of the convolution.
-      dtype: Its type, as a number.
-    """
+    """Whether patches are cheaper than the rearranged kernel."""
     if of.kernel == (1, 1):
         return dtype in (_FLOAT32, _BFLOAT16)
     num_patches = of.batch * of.result[0] * of.result[1]
@@ -45,12 +40,7 @@ def is_faster(of: sizes.Sizes, dtype: int) -> bool:
 
 
 def mark(graph: Any, graph_def: Any) -> None:
-    """Leaves its sizes on every convolution that may become a product, in place.
-
-    Args:
-      graph: The traced step.
-      graph_def: The same, as a message.
-    """
+    """Leaves its sizes on every convolution that may become a product, in place."""
     plain = (n for n in graph_def.node if n.op in sizes.OPS and sizes.is_plain(n))
     known = [(n, sizes.of(graph.get_operation_by_name(n.name))) for n in plain]
     for node, found in known:
@@ -59,13 +49,7 @@ def mark(graph: Any, graph_def: Any) -> None:
 
 
 def multiply(graph_def: Any, keep: Iterable[str]) -> None:
-    """Puts products of matrices in the place of marked convolutions, in place.
-
-    Args:
-      graph_def: An optimized ``GraphDef`` whose nodes run on CPUs. Nodes keep their
-        names, and what the optimizer fused with something else stays as it is.
-      keep: Names of tensors and nodes that must survive.
-    """
+    """Puts products of matrices in the place of marked convolutions, in place."""
     marked = [node for node in graph_def.node if _SIZES in node.attr]
     # What several multiply, the patches of an image for example, is made once.
     additions = Additions(graph_def, "replicator_convolution")

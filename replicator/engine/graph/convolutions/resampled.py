@@ -26,42 +26,27 @@ class Resampled:
 
     Two of the larger image, the smaller one and the kernel are given; what is computed
     is the third. An image may be a gradient.
-
-    Attributes:
-      node: Its name.
-      convolution: The convolution, or the gradient of one, that it replaces.
-      sizes: Those of the user's convolution.
-      fine: The larger image; empty if that is computed.
-      coarse: The smaller image; empty if that is computed.
-      kernel: The user's kernel; empty if its gradient is computed.
-      is_repeated: Whether pixels are repeated before the user's convolution, and not
-        averaged after it.
-      shape: Of the result, where that is not an image.
-      biased: A node that adds a bias to the user's convolution, or empty.
     """
 
-    node: str
-    convolution: str
-    sizes: sizes.Sizes
-    fine: str = ""
-    coarse: str = ""
-    kernel: str = ""
+    node: str  # Its name.
+    convolution: str  # The convolution, or the gradient of one, that it replaces.
+    sizes: sizes.Sizes  # Those of the user's convolution.
+    fine: str = ""  # The larger image; empty if that is computed.
+    coarse: str = ""  # The smaller image; empty if that is computed.
+    kernel: str = ""  # The user's kernel; empty if its gradient is computed.
+    # Whether pixels are repeated before the user's convolution, and not averaged after
+    # it.
     is_repeated: bool = False
-    shape: tuple[int, ...] = ()
-    biased: str = ""
+    shape: tuple[int, ...] = ()  # Of the result, where that is not an image.
+    biased: str = ""  # A node that adds a bias to the user's convolution, or empty.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SumOfPixels:
-    """A bias' gradient, which is the same from the smaller image.
+    """A bias' gradient, which is the same from the smaller image."""
 
-    Attributes:
-      node: Its name.
-      coarse: The smaller image.
-    """
-
-    node: str
-    coarse: str
+    node: str  # Its name.
+    coarse: str  # The smaller image.
 
 
 def find(graph: Any) -> tuple[Resampled | SumOfPixels, ...]:
@@ -214,12 +199,7 @@ def _is_averaging(operation: Any, kind: str) -> bool:
 
 
 def _fusible_sizes(operation: Any, user: Any = None) -> sizes.Sizes | None:
-    """The sizes of a convolution, or a gradient, that may be one of two resolutions.
-
-    Args:
-      operation: The convolution, or None.
-      user: What its result goes to, where that is to be computed.
-    """
+    """The sizes of a convolution, or a gradient, that may be one of two resolutions."""
     if operation is None or operation.type not in sizes.OPS or operation.control_inputs:
         return None
     if user is not None and user.device != operation.device:
