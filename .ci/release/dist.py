@@ -70,15 +70,7 @@ def copy_commit(root: Path, folder: Path) -> None:
 def build(
     source: Path, project: str, folder: Path, epoch: str, kind: str = "wheel"
 ) -> Path:
-    """Builds one project.
-
-    Args:
-      source: A copy of the tree, in which it leaves files.
-      project: Its folder there.
-      folder: Gets what is built.
-      epoch: The time of all files.
-      kind: ``wheel`` or ``sdist``.
-    """
+    """Builds one project."""
     done = subprocess.run(
         [sys.executable, "-c", _BUILD, kind, str(folder)],
         cwd=source / project,
@@ -114,13 +106,7 @@ def _forget_the_day(archive: Path, epoch: int) -> None:
 
 
 def build_all(root: Path, folder: Path, *, is_again: bool = False) -> dict[str, str]:
-    """Builds everything from the commit; returns the digests by name.
-
-    Args:
-      root: The repository.
-      folder: Gets the files: for each project a source archive and a wheel.
-      is_again: Whether the wheels are those of the source archives.
-    """
+    """Builds everything from the commit; returns the digests by name."""
     epoch = commit_time(root)
     built = []
     with tempfile.TemporaryDirectory() as name:
@@ -141,13 +127,7 @@ def build_all(root: Path, folder: Path, *, is_again: bool = False) -> dict[str, 
 def why_not(
     first: Mapping[str, str], second: Mapping[str, str], client_bytes: int
 ) -> str:
-    """Returns why these files are not released; empty if they are.
-
-    Args:
-      first: Digests by name.
-      second: Those of the second build.
-      client_bytes: Size of the wheel of the client.
-    """
+    """Returns why these files are not released; empty if they are."""
     if first != second:
         names = sorted(name for name in first if first[name] != second.get(name))
         return f"two builds of one commit differ: {', '.join(names)}"

@@ -86,11 +86,7 @@ def run(program: Path, folder: Path, words: Sequence[str], expected: int = 0) ->
 
 
 def follow(python: Path, folder: Path) -> None:
-    """Follows the quick start with the interpreter of an environment.
-
-    Raises:
-      SystemExit: A command ends otherwise than it must.
-    """
+    """Follows the quick start with the interpreter of an environment."""
     found = subprocess.run(
         [str(python), "-c", _FIND, *NEVER],
         cwd=folder,

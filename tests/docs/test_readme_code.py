@@ -52,17 +52,7 @@ def documents_with_code() -> list[str]:
 def run_document(
     name: str, text: str, folder: Path, *, is_forked: bool = True
 ) -> tuple[int, str]:
-    """Runs the blocks of a document in a process of its own, in a folder.
-
-    Args:
-      name: Of the document, for tracebacks.
-      text: The document.
-      folder: Where its files are.
-      is_forked: From one that has imported TensorFlow; otherwise it is a fresh one.
-
-    Returns:
-      The exit code, and what was printed.
-    """
+    """Runs the blocks of a document in a process of its own, in a folder."""
     task, log = folder / "document.json", folder / "document.log"
     document = {
         "root": str(ROOT),

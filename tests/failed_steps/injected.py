@@ -26,38 +26,21 @@ ERRORS = (tf.errors.InvalidArgumentError, tf.errors.UnknownError)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class State:
-    """What a job holds; arrays have an item per replica.
+    """What a job holds; arrays have an item per replica."""
 
-    Attributes:
-      weight: Mirrored; the sum of all values.
-      slow: Mirrored; half of what it was, plus the largest value.
-      mean: Reads as the mean.
-      total: Reads as the sum.
-      first: Reads as replica 0's: its last value.
-      random: State of a generator, of replica 0.
-    """
-
-    weight: np.float32
-    slow: np.float32
-    mean: np.ndarray
-    total: np.ndarray
-    first: np.ndarray
-    random: tuple[int, ...]
+    weight: np.float32  # Mirrored; the sum of all values.
+    slow: np.float32  # Mirrored; half of what it was, plus the largest value.
+    mean: np.ndarray  # Reads as the mean.
+    total: np.ndarray  # Reads as the sum.
+    first: np.ndarray  # Reads as replica 0's: its last value.
+    random: tuple[int, ...]  # State of a generator, of replica 0.
 
 
 class Job:
     """A step with state of all kinds, its data, and the plan of its failure."""
 
     def __init__(self, repl, input_fn, mode, element_of, *, is_python=False):
-        """Makes it.
-
-        Args:
-          repl: The replicator.
-          input_fn: Of the elements 0, 1, 2, ...
-          mode: Of the inputs.
-          element_of: Which element a replica of the job is given in a step.
-          is_python: Whether a Python function raises, and not an op.
-        """
+        """Makes it."""
         self.repl = repl
         self.element_of = element_of
         self.replicas = range(
@@ -234,15 +217,7 @@ def _advanced(state):
 
 
 def left_over(before, after, seen, replica, place):
-    """What a failed step left that it cannot have written, as messages.
-
-    Args:
-      before: What was held before the step.
-      after: What is held after it where it does not fail.
-      seen: What is held.
-      replica: Which one of this process failed; None if it is another one's.
-      place: Where.
-    """
+    """What a failed step left that it cannot have written, as messages."""
     wrong = [
         f"{name} is {getattr(seen, name)}, neither {getattr(before, name)} nor "
         f"{getattr(after, name)}"

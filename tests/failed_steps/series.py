@@ -55,15 +55,7 @@ def make_job(draw, repl, *, is_remote=False):
 
 
 def run(seed, num_failures, make, tmp_path, *, is_remote=False):
-    """Injects failures; returns a line for each difference.
-
-    Args:
-      seed: Of all that is drawn.
-      num_failures: How many.
-      make: Makes replicators of a ``random.Random``.
-      tmp_path: For checkpoints.
-      is_remote: Whether some replicas are in other processes.
-    """
+    """Injects failures; returns a line for each difference."""
     draw = random.Random(seed)
     found = []
     for start in range(0, num_failures, PER_JOB):

@@ -21,17 +21,7 @@ NAMES = ("local", "slurm", "ray")
 def started(
     name: str, sweep: Sequence[str], log: Path, temporary: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs the engine and the sweep on it while the ``with`` block runs.
-
-    Args:
-      name: A launcher.
-      sweep: Arguments of the command line.
-      log: Receives what the sweep prints.
-      temporary: The folder for temporary files of the sweep and its trials.
-
-    Yields:
-      The process that ends with the sweep.
-    """
+    """Runs the engine and the sweep on it while the ``with`` block runs."""
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
     start = {"local": _local, "slurm": _slurm, "ray": _ray}[name]
     with start(sweep, log, variables) as process:

@@ -35,21 +35,13 @@ _POLL_SEC = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What happens to one trial.
+    """What happens to one trial."""
 
-    Attributes:
-      phase: When: after the chosen worker has entered it.
-      delay_sec: And how long after that.
-      target: The program that gets the signal.
-      rank: Of the worker, or of the member that started it.
-      signal: The signal.
-    """
-
-    phase: Phase
-    delay_sec: float
-    target: str
-    rank: int
-    signal: signal.Signals
+    phase: Phase  # When: after the chosen worker has entered it.
+    delay_sec: float  # And how long after that.
+    target: str  # The program that gets the signal.
+    rank: int  # Of the worker, or of the member that started it.
+    signal: signal.Signals  # The signal.
 
     @classmethod
     def draw(cls, rng: random.Random, launcher: str) -> Fault:

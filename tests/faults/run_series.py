@@ -42,17 +42,11 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One trial of a series.
+    """One trial of a series."""
 
-    Attributes:
-      text: A line.
-      name: Its status, or that it ended before its fault.
-      wrong: What is wrong with it.
-    """
-
-    text: str
-    name: str
-    wrong: list[str]
+    text: str  # A line.
+    name: str  # Its status, or that it ended before its fault.
+    wrong: list[str]  # What is wrong with it.
 
 
 def main() -> int:

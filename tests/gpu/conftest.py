@@ -90,15 +90,10 @@ def _needs_gpus(request: pytest.FixtureRequest) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Swept:
-    """A study that a test has measured.
+    """A study that a test has measured."""
 
-    Attributes:
-      store: The study.
-      output: What the harness printed, for messages.
-    """
-
-    store: Store
-    output: str
+    store: Store  # The study.
+    output: str  # What the harness printed, for messages.
 
     def trials(self, backend: str, num_replicas: int) -> list[Trial]:
         """Returns the trials of a case."""

@@ -122,17 +122,7 @@ print(json.dumps(answers))
 def harness(
     tree: Path, *lines: Sequence[str], code: int = 0, extra: str = ""
 ) -> list[str]:
-    """Runs command lines that are in no guide in one process, which imports once.
-
-    Args:
-      tree: A copy of the project, or a folder of somebody's.
-      lines: Arguments of the harness.
-      code: The exit code of each.
-      extra: A program that runs in the same process before them.
-
-    Returns:
-      What each printed, or its error.
-    """
+    """Runs command lines that are in no guide in one process, which imports once."""
     said = python(tree, ["-c", extra + _SEVERAL, json.dumps(lines)])
     answers = json.loads(said.splitlines()[-1])
     assert [code] * len(lines) == [answer[0] for answer in answers], answers

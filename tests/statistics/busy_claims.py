@@ -44,19 +44,12 @@ LEAST_PART = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What else runs: a part of a core, in bursts; and where.
+    """What else runs: a part of a core, in bursts; and where."""
 
-    Attributes:
-      part: Of one core.
-      burst_sec: Mean of a burst.
-      where: Which cases share its core.
-      slows: By which part it slows a turn on another core.
-    """
-
-    part: float
-    burst_sec: float
-    where: str
-    slows: float = 0.0
+    part: float  # Of one core.
+    burst_sec: float  # Mean of a burst.
+    where: str  # Which cases share its core.
+    slows: float = 0.0  # By which part it slows a turn on another core.
 
 
 class _Bursts:

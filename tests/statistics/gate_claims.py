@@ -34,24 +34,16 @@ IN_FIVE = Change(process_in_five=math.log(1.5), num_cases=None)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A sentence that a gate prints, and what it is worth.
+    """A sentence that a gate prints, and what it is worth."""
 
-    Attributes:
-      sentence: What is claimed.
-      head: The same in the head of a column.
-      change: The truth.
-      verdict: Whose share is counted.
-      least: The share must be at least this; None for no such claim.
-      most: The share must be at most this; None for no such claim.
-      exempt: Models on which the claim is not made; the document says so.
-    """
-
-    sentence: str
-    head: str
-    change: Change
-    verdict: int
+    sentence: str  # What is claimed.
+    head: str  # The same in the head of a column.
+    change: Change  # The truth.
+    verdict: int  # Whose share is counted.
+    # The share must be at least this; None for no such claim.
     least: float | None = None
-    most: float | None = None
+    most: float | None = None  # The share must be at most this; None for no such claim.
+    # Models on which the claim is not made; the document says so.
     exempt: tuple[str, ...] = ()
 
 

@@ -147,16 +147,7 @@ def shares(
     seed: int,
     number: int | None = None,
 ) -> tuple[float, float]:
-    """Returns how many gates pass, and regress.
-
-    Args:
-      name: Of the truth.
-      effect: True slowdown in the long run, of all cases.
-      num_cases: Of each gate.
-      num_gates: How many.
-      seed: Of the noise.
-      number: Generations, with one look; None for a gate that looks.
-    """
+    """Returns how many gates pass, and regress."""
     looks = group_sequential.planned_looks(ALPHA) if number is None else (number,)
     generator = np.random.default_rng([seed, num_cases, list(TRUTHS).index(name)])
     shape = num_gates, looks[-1], num_cases

@@ -29,23 +29,15 @@ _ALONE: Final = ("--metric", "throughput=steps/s: ([0-9.]+)", "--unit", "steps")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Kind:
-    """What a gate judges.
+    """What a gate judges."""
 
-    Attributes:
-      name: Its commit, and the first part of the names of its studies.
-      says: In a table.
-      program: What is measured.
-      options: Of the gate.
-      constants: Of the program, beside those of the base.
-      is_planted: Whether the change is slower.
-    """
-
-    name: str
-    says: str
-    program: str
-    options: tuple[str, ...]
+    name: str  # Its commit, and the first part of the names of its studies.
+    says: str  # In a table.
+    program: str  # What is measured.
+    options: tuple[str, ...]  # Of the gate.
+    # Of the program, beside those of the base.
     constants: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    is_planted: bool = True
+    is_planted: bool = True  # Whether the change is slower.
 
     @property
     def right(self) -> set[str]:

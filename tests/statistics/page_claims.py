@@ -41,27 +41,17 @@ QUALITY_SEEDS = (5, 8)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """One number or sentence, and what it is worth.
+    """One number or sentence, and what it is worth."""
 
-    Attributes:
-      name: What a reader sees.
-      claimed: In words.
-      simulated: The truth and the noise.
-      shares: What was found, the lowest and the highest of several noises.
-      least: Shares must be at least this.
-      most: Shares must be at most this.
-      n: Simulations of each share.
-      is_claimed: Whether anything is claimed; where not, the page says so.
-    """
-
-    name: str
-    claimed: str
-    simulated: str
+    name: str  # What a reader sees.
+    claimed: str  # In words.
+    simulated: str  # The truth and the noise.
+    # What was found, the lowest and the highest of several noises.
     shares: tuple[float, ...]
-    least: float = 0.0
-    most: float = 1.0
-    n: int
-    is_claimed: bool = True
+    least: float = 0.0  # Shares must be at least this.
+    most: float = 1.0  # Shares must be at most this.
+    n: int  # Simulations of each share.
+    is_claimed: bool = True  # Whether anything is claimed; where not, the page says so.
 
     @property
     def is_missed(self) -> bool:
@@ -143,11 +133,7 @@ SENTENCES: tuple[tuple[str, str | None], ...] = (
 
 
 def row_of(sentence: str) -> str | None:
-    """Returns the row of a sentence; None where it claims nothing.
-
-    Raises:
-      LookupError: It has no row, so that it must not be printed.
-    """
+    """Returns the row of a sentence; None where it claims nothing."""
     for pattern, row in SENTENCES:
         if re.fullmatch(pattern, sentence):
             return row

@@ -128,11 +128,7 @@ def recorded(path: Path) -> dict[str, Any]:
 
 
 def keep(root: Path, folder: Path) -> None:
-    """Writes the records of every gate that had a verdict into zip files.
-
-    Raises:
-      SystemExit: There is something private in them.
-    """
+    """Writes the records of every gate that had a verdict into zip files."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted((root / "verdicts").glob("*.json")):
         content, why_not = archive.of_study(Store.open(root / "runs" / path.stem))

@@ -151,21 +151,6 @@ def started(
 
     Its processes are forked, see ``fork_server.py``, but not where users' imports are
     tried or every test runs: there they start as those of users do.
-
-    Args:
-      module: Has the cases; see ``cluster_member.py``.
-      folder: For results; handed to the module, too.
-      path: Folder in which the processes find the module.
-      cases: Which ones, in this order; all by default.
-      options: Keyword arguments of the module's ``set_up``.
-      runners: Kind and index of the processes that run the cases: all workers by
-        default, or the chief if there is one. The others serve.
-      num_cpu_devices: Virtual devices of each process that serves.
-      case_timeout_sec: The longest that one case may take, with the start of its
-        process if it is the first.
-      log_dir: For the outputs of the processes; ``logs`` in the folder by default.
-      program: What every process runs.
-      **counts: Of ``LocalCluster``.
     """
     if not runners:
         runners = [("worker", index) for index in range(counts["num_workers"])]
@@ -194,14 +179,7 @@ def started(
 def ran(
     module: str, folder: Path, *, timeout_sec: float = CASE_TIMEOUT_SEC, **how: Any
 ) -> CaseCluster:
-    """Runs a cluster to its end, and fails if a process did.
-
-    Args:
-      module: Has the cases.
-      folder: For results and outputs.
-      timeout_sec: The longest that all cases may take.
-      **how: Of ``started``.
-    """
+    """Runs a cluster to its end, and fails if a process did."""
     with started(module, folder, **how) as running:
         if not running.ends_well(timeout_sec):
             pytest.fail(f"{module} failed in a process\n{running.cluster.tails()}")

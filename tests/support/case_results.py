@@ -18,19 +18,12 @@ _PICKLED = "__pickled__"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CaseResult:
-    """What came of a case in one process.
+    """What came of a case in one process."""
 
-    Attributes:
-      value: What it returned; tuples have become lists.
-      error: Type and message of what it raised; empty if it returned.
-      trace: Where that was raised.
-      duration_sec: Time that the case took.
-    """
-
-    value: Any = None
-    error: str = ""
-    trace: str = ""
-    duration_sec: float = 0.0
+    value: Any = None  # What it returned; tuples have become lists.
+    error: str = ""  # Type and message of what it raised; empty if it returned.
+    trace: str = ""  # Where that was raised.
+    duration_sec: float = 0.0  # Time that the case took.
 
     def to_json(self) -> str:
         """As text; what JSON does not know, such as arrays, is pickled in it."""
@@ -55,15 +48,10 @@ def _unpickled(found: dict[str, Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class ResultFolder:
-    """One file per case and process; a file is there when it is complete.
+    """One file per case and process; a file is there when it is complete."""
 
-    Attributes:
-      path: The folder.
-      num_processes: Processes that run the cases.
-    """
-
-    path: Path
-    num_processes: int
+    path: Path  # The folder.
+    num_processes: int  # Processes that run the cases.
 
     def write(self, case_name: str, process: int, result: CaseResult) -> None:
         """Leaves what came of a case in a process, by its number."""
@@ -89,11 +77,7 @@ class ResultFolder:
         return [self.read(case_name, p) for p in range(self.num_processes)]
 
     def wait_for_all(self, case_name: str, timeout_sec: float) -> list[CaseResult]:
-        """Waits until every process has left a result.
-
-        Raises:
-          TimeoutError: Some did not in time.
-        """
+        """Waits until every process has left a result."""
         deadline = time.monotonic() + timeout_sec
         while not self.has_all(case_name):
             if time.monotonic() > deadline:

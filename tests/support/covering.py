@@ -32,14 +32,6 @@ def covering(
 
     Always the same ones: in each turn the case with the most combinations that are not
     covered yet, of equal ones a preferred one, and then the first.
-
-    Args:
-      cases: Parameter -> value of each case.
-      strength: 1 for every value, 2 for every pair of values of two parameters.
-      prefer: Parameter -> values that cost little.
-
-    Returns:
-      Indices of the chosen cases, in ascending order.
     """
     of_case = [
         set(itertools.combinations(sorted(case.items()), min(strength, len(case))))
@@ -64,10 +56,6 @@ def leave_out(config: Any, items: list[Any]) -> int:
     """Removes what is left to the full run from a collection; returns how many.
 
     A test that is named by its own id runs always.
-
-    Args:
-      config: Of pytest.
-      items: Of pytest; changed in place.
     """
     if is_full() or any("::" in str(arg) for arg in config.args):
         return 0
@@ -85,9 +73,6 @@ def left_for_the_full_run(items: Sequence[Any]) -> list[Any]:
     Those marked ``full``, and of each function marked ``covering`` the cases beyond
     its covering ones. Those of fixtures are parameters too; values differ by
     ``repr``.
-
-    Args:
-      items: Of pytest.
     """
     left = [item for item in items if item.get_closest_marker("full")]
     products: dict[str, list[Any]] = {}

@@ -18,12 +18,7 @@ PROGRAMS = {
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Puts the programs into PATH; returns the file that gets what is submitted.
-
-    Args:
-      folder: Where they are written.
-      monkeypatch: Of the test, which undoes it.
-    """
+    """Puts the programs into PATH; returns the file that gets what is submitted."""
     for name, text in PROGRAMS.items():
         path = folder / name
         path.write_text(f"#!/bin/sh\n{text}\n")

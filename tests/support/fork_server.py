@@ -64,11 +64,7 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """Waits for the end.
-
-        Raises:
-          subprocess.TimeoutExpired: It still runs.
-        """
+        """Waits for the end."""
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -110,13 +106,7 @@ class ForkServer:
     def start(
         self, argv: Sequence[str], *, env: Mapping[str, str], log: Path
     ) -> ForkedProcess:
-        """Forks a process that runs a program of Python, in a session of its own.
-
-        Args:
-          argv: The file of the program, and its arguments.
-          env: All environment variables.
-          log: What its output is appended to.
-        """
+        """Forks a process that runs a program of Python, in a session of its own."""
         log.touch()  # as Popen does: it can be read before the fork has come to it
         request = {
             "argv": list(argv),
@@ -134,17 +124,7 @@ class ForkServer:
         log: Path,
         timeout_sec: float,
     ) -> tuple[int, str]:
-        """Runs a program to its end; returns its exit code and what the log has.
-
-        Args:
-          argv: As for ``start``, like the others.
-          env: All environment variables.
-          log: What its output is appended to.
-          timeout_sec: The longest that it may take.
-
-        Raises:
-          subprocess.TimeoutExpired: It took longer; it was killed.
-        """
+        """Runs a program to its end; returns its exit code and what the log has."""
         process = self.start(argv, env=env, log=log)
         try:
             code = process.wait(timeout_sec)

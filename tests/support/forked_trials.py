@@ -51,11 +51,7 @@ class ForkedTrial:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end.
-
-        Raises:
-          subprocess.TimeoutExpired: It still runs.
-        """
+        """Waits for the end."""
         if self.poll() is None:
             descriptor = os.pidfd_open(self.pid)
             try:
@@ -71,11 +67,7 @@ class ForkedTrial:
 
 @contextlib.contextmanager
 def installed(command: Sequence[str]) -> Iterator[None]:
-    """Forks trials of this process that have a command, while the block runs.
-
-    Args:
-      command: That of the fake worker; others are started as always.
-    """
+    """Forks trials of this process that have a command, while the block runs."""
     from harness.run import trial_tree
 
     def start(words: Sequence[str], **options: Any) -> Any:

@@ -39,16 +39,7 @@ def build(
     seed: int = 1,
     **options: Any,
 ) -> Any:
-    """Builds the smoke preset of a workload with a small network.
-
-    Args:
-      name: Of the workload.
-      repl: The replicator.
-      data: See ``Workload.build``, as for the other arguments.
-      per_replica_batch_size: Examples of a replica in a step.
-      seed: Of everything.
-      **options: In place of the preset's.
-    """
+    """Builds the smoke preset of a workload with a small network."""
     workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
     with short() if name == "resnet50" else contextlib.nullcontext():
         return workload.build(

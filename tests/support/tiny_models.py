@@ -168,16 +168,7 @@ class Training:
         is_shuffled=False,
         **options,
     ):
-        """Makes them, always the same.
-
-        Args:
-          repl: What to train on.
-          model: Of ``MODELS``, or a function that makes one.
-          optimizer: Of ``OPTIMIZERS``, or a function that makes one.
-          mode: Of ``inputs``.
-          is_shuffled: Whether ``inputs`` shuffles every epoch.
-          **options: Of ``wrap_optimizer``.
-        """
+        """Makes them, always the same."""
         # Workers other than 0 start from other weights, and must not notice.
         keras.utils.set_random_seed(1 + repl.worker_id)
         self.repl = repl

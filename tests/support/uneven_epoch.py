@@ -15,12 +15,7 @@ LARGEST = 65504.0  # of float16
 
 
 def run(repl):
-    """Trains a normalized model, and reads and saves the half of an epoch.
-
-    Returns:
-      Losses and variables; a mean of the largest float16; the examples that this
-      process was fed, and the folder of the checkpoint.
-    """
+    """Trains a normalized model, and reads and saves the half of an epoch."""
     return {
         **_train(repl, 9),
         "mean": float(repl.run(_mean_of_largest)[0]),

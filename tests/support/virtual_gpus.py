@@ -12,11 +12,7 @@ if TYPE_CHECKING:
 
 
 def take_cpus_for_gpus(replace: Callable[[Any, str, Any], None] = setattr) -> None:
-    """Every CPU device has memory of its own, and is not one of NCCL's.
-
-    Args:
-      replace: Sets an attribute; by default for the life of the process.
-    """
+    """Every CPU device has memory of its own, and is not one of NCCL's."""
     replace(devices, "memory", lambda device: device)
     replace(devices, "have_virtual_gpus", lambda names: True)
     are_own = property(

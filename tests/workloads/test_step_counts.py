@@ -17,15 +17,7 @@ SIZE = 100  # of the only variable, in float32
 def counts(
     *, num_replicas=2, size=SIZE, change=lambda loss: loss, sizes=(4, 4), times=1
 ):
-    """Counts the last of some steps of linear regression.
-
-    Args:
-      num_replicas: That take part.
-      size: Of the variable.
-      change: What is returned in place of the loss.
-      sizes: Examples of each replica in the first and the last step.
-      times: How often the last step is run.
-    """
+    """Counts the last of some steps of linear regression."""
     repl = replicator.create("in_graph", num_replicas=num_replicas)
     with repl.context():
         weights = tf.Variable(tf.zeros([size]))

@@ -47,19 +47,7 @@ def run(
     folder: Path,
     program: Path = case_cluster.PROGRAM,
 ) -> dict[str, Outcome]:
-    """Runs cases in clusters of their own.
-
-    Args:
-      target: The backend and its options.
-      case_names: Which cases, in this order.
-      folder: An empty folder for results and outputs.
-      program: What every process of a cluster runs.
-
-    Returns:
-      What came of each case; of a case that its cluster did not finish, an error with
-      the end of the processes' outputs, and of those that were not reached, one with
-      the reason.
-    """
+    """Runs cases in clusters of their own."""
     results = ResultFolder(folder, len(program_members(target)))
     found: dict[str, Outcome] = {}
     left = list(case_names)

@@ -118,12 +118,7 @@ def end_of_data(repl):
 
 
 def _train_on_unequal_pipelines(repl, longer, num_batches, num_steps):
-    """Replica r's batches are all r; one replica, or none, has two batches more.
-
-    Returns:
-      The sum of what was read in steps that ran, how many ran, the error that ended
-      them, and what a step reads after a rewind.
-    """
+    """Replica r's batches are all r; one replica, or none, has two batches more."""
     with repl.context():
         total = tf.Variable(0, dtype=tf.int64, trainable=False)
         # Depends on no batch: only the step as a whole can hold it back.

@@ -18,11 +18,7 @@ _RANKS = ("FAIL", "pass", "lacks", "-")
 
 
 def render_run(results: Mapping[tuple[str, str], str]) -> list[str]:
-    """The table of a test run, as lines.
-
-    Args:
-      results: Target and case -> ``pass``, ``FAIL`` or ``lacks``.
-    """
+    """The table of a test run, as lines."""
     letters = {name: chr(ord("A") + i) for i, name in enumerate(BACKENDS)}
     width = max(map(len, CASES))
     lines = [" " * width + "".join(f" {letter:>5}" for letter in letters.values())]

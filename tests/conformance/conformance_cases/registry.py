@@ -36,35 +36,24 @@ class Topology:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A function of a replicator, and what must come of it.
+    """A function of a replicator, and what must come of it."""
 
-    Attributes:
-      name: That of the function.
-      run: Takes a replicator; returns a nest of arrays and ``PerReplica``.
-      needs: Capabilities without which a backend skips the case.
-      reference: Gives the expected nest of a topology.
-      check: Asserts what the joined nest must fulfil.
-      raises: The error that must come, and a pattern of its message.
-      like_single_device: Whether the expected nest is that of one device.
-      num_logical_devices: Devices that a replica is split over.
-      min_replicas: Fewest replicas with which it says something.
-      max_replicas: Most replicas with which it says something.
-      rtol: Relative tolerance of floats.
-      atol: Absolute tolerance of floats.
-    """
-
-    name: str
+    name: str  # That of the function.
+    # Takes a replicator; returns a nest of arrays and ``PerReplica``.
     run: Callable[[Any], Any]
-    needs: frozenset[str]
+    needs: frozenset[str]  # Capabilities without which a backend skips the case.
+    # Gives the expected nest of a topology.
     reference: Callable[[Topology], Any] | None = None
+    # Asserts what the joined nest must fulfil.
     check: Callable[[Topology, Any], None] | None = None
+    # The error that must come, and a pattern of its message.
     raises: tuple[type[Exception], str] | None = None
-    like_single_device: bool = False
-    num_logical_devices: int = 1
-    min_replicas: int = 1
-    max_replicas: int = 1_000_000
-    rtol: float = DEFAULT_RTOL
-    atol: float = DEFAULT_ATOL
+    like_single_device: bool = False  # Whether the expected nest is that of one device.
+    num_logical_devices: int = 1  # Devices that a replica is split over.
+    min_replicas: int = 1  # Fewest replicas with which it says something.
+    max_replicas: int = 1_000_000  # Most replicas with which it says something.
+    rtol: float = DEFAULT_RTOL  # Relative tolerance of floats.
+    atol: float = DEFAULT_ATOL  # Absolute tolerance of floats.
 
     @property
     def summary(self) -> str:

@@ -29,30 +29,18 @@ WATCHDOG: dict[str, int] = {"file": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a case in one process; made of plain values, to cross a pipe.
+    """What came of a case in one process; made of plain values, to cross a pipe."""
 
-    Attributes:
-      value: The nest that the case returned, with NumPy leaves.
-      error_kinds: Names of the error's class and its bases; empty without an error.
-      message: The error's message.
-      trace: Where it came from.
-      duration_sec: Time the case took.
-    """
-
-    value: Any = None
+    value: Any = None  # The nest that the case returned, with NumPy leaves.
+    # Names of the error's class and its bases; empty without an error.
     error_kinds: tuple[str, ...] = ()
-    message: str = ""
-    trace: str = ""
-    duration_sec: float = 0.0
+    message: str = ""  # The error's message.
+    trace: str = ""  # Where it came from.
+    duration_sec: float = 0.0  # Time the case took.
 
 
 def evaluate(case: Case, make: Callable[[Case], Any]) -> Outcome:
-    """Runs a case; an error is an outcome, too. A hang ends the process.
-
-    Args:
-      case: The case.
-      make: Makes the replicator to run it on.
-    """
+    """Runs a case; an error is an outcome, too. A hang ends the process."""
     keras.utils.set_random_seed(1)
     start = time.perf_counter()
     try:
@@ -116,10 +104,6 @@ def can_continue(outcomes: Sequence[Outcome], repl: Any) -> bool:
 
     They have parted where some have an error that others have not. Where all have the
     same, they may have lost each other, so they try to meet.
-
-    Args:
-      outcomes: Of all processes.
-      repl: What the next case will run on.
     """
     kinds = {outcome.error_kinds for outcome in outcomes}
     if kinds == {()}:
@@ -147,14 +131,7 @@ def _join(values: Sequence[Any]) -> Any:
 
 
 def judge(case: Case, topology: Topology, outcome: Outcome, single: Any) -> None:
-    """Asserts that an outcome is what the case demands.
-
-    Args:
-      case: The case.
-      topology: Of the job that ran it.
-      outcome: Joined over workers.
-      single: What one device made of it; for cases that are compared with one.
-    """
+    """Asserts that an outcome is what the case demands."""
     if case.raises is not None:
         kind, pattern = case.raises
         assert kind.__name__ in outcome.error_kinds, outcome.trace or outcome.value

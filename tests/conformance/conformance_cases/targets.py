@@ -22,25 +22,18 @@ NUM_VIRTUAL_DEVICES = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """A backend with options, at a number of replicas.
+    """A backend with options, at a number of replicas."""
 
-    Attributes:
-      backend: Its name in the catalogue.
-      variant: What the options are about; empty for the defaults.
-      num_replicas: Of the whole job.
-      num_workers: Processes that hold replicas.
-      not_here: Capability -> why this target cannot show it on a machine like this.
-      patch: Puts stand-ins in place of what this machine has not; a context manager.
-      options: Keyword arguments of the backend, or functions of the numbers of
-        replicas and of logical devices that give them.
-    """
-
-    backend: str
-    num_replicas: int
-    variant: str = ""
-    num_workers: int = 1
+    backend: str  # Its name in the catalogue.
+    num_replicas: int  # Of the whole job.
+    variant: str = ""  # What the options are about; empty for the defaults.
+    num_workers: int = 1  # Processes that hold replicas.
+    # Keyword arguments of the backend, or functions of the numbers of replicas and of
+    # logical devices that give them.
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # Capability -> why this target cannot show it on a machine like this.
     not_here: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # Puts stand-ins in place of what this machine has not; a context manager.
     patch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     @property
@@ -179,9 +172,6 @@ def covering_targets(cases: Sequence[Case]) -> dict[str, set[str]]:
     no training where there is a shorter case, because the backend that it inherits from
     has all of them in this process. ``in_graph`` runs at two and at four replicas, or
     at one of them while another backend runs at the other.
-
-    Args:
-      cases: All cases.
     """
     found: dict[str, dict[str, str]] = {}
     for index, case in enumerate(cases):

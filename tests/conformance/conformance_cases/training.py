@@ -93,19 +93,7 @@ def _embedding():
 
 
 def train(repl, make_model, optimizers, features, *, num_steps=NUM_STEPS, **options):
-    """Trains one copy of a model per optimizer side by side, so that one trace serves.
-
-    Args:
-      repl: What to train on.
-      make_model: Makes one copy.
-      optimizers: Name -> function that makes an optimizer.
-      features: What every step takes the next examples of.
-      num_steps: Global batches.
-      **options: Of ``wrap_optimizer``.
-
-    Returns:
-      Per optimizer the loss of every step, the final weights and the number of updates.
-    """
+    """Trains a copy of a model per optimizer side by side, so that one trace serves."""
     training = _Training(repl, make_model, optimizers, options)
     inputs = repl.make_input_iterator(
         split_in_order(GLOBAL_BATCH_SIZE, features, _labels())

@@ -35,15 +35,7 @@ class Verdict(enum.Enum):
 
 
 def check(program: syntax.Program, repl: Any = None) -> Verdict:
-    """Runs a program both ways.
-
-    Args:
-      program: What to run.
-      repl: By which replicator; by default, one of the program's setting.
-
-    Raises:
-      DifferenceError: They disagree; says about what.
-    """
+    """Runs a program both ways."""
     seen, error = Seen(), None
     try:
         seen = engine.run(program, repl)
@@ -122,19 +114,7 @@ def _is_of_tensorflow(program: syntax.Program, error: Exception) -> bool:
 def interpret(
     program: syntax.Program, dtype: tf.DType, failed: Mapping[str, Any] | None = None
 ) -> tuple[Seen, set[str]]:
-    """Runs a program in lock step; also names variables whose copies came to differ.
-
-    Args:
-      program: What to run.
-      dtype: Of its floats; see ``Lockstep``.
-      failed: What variables read as after the call that failed. A step that fails has
-        written some variables and not others, but all copies of one alike: the
-        interpreter asks whether each has a value that the step gives it in between,
-        and goes on from there.
-
-    Raises:
-      DifferenceError: A variable has none of these values after the failure.
-    """
+    """Runs a program in lock step; also names variables whose copies came to differ."""
     setting = program.setting
     initial = {v.name: values.initial_value(v) for v in program.variables}
     lockstep = Lockstep(program, initial, dtype)

@@ -23,25 +23,15 @@ FEATURES = ("failures", "halves", "handles", "outside", "uneven", "unknown")
 
 @dataclasses.dataclass
 class Scope:
-    """What a place in the program can use.
+    """What a place in the program can use."""
 
-    Attributes:
-      values: Names and types, oldest first.
-      may_communicate: Whether collectives can stand here.
-      may_write: Whether variables can be written here.
-      is_plain: Whether only operations and collectives stand here.
-      num_tapes: Tapes around it.
-      watched: Values that the tapes around it watch.
-      depth: Blocks around it.
-    """
-
-    values: list[tuple[str, Type]]
-    may_communicate: bool = True
-    may_write: bool = True
-    is_plain: bool = False
-    num_tapes: int = 0
-    watched: tuple[tuple[str, Type], ...] = ()
-    depth: int = 0
+    values: list[tuple[str, Type]]  # Names and types, oldest first.
+    may_communicate: bool = True  # Whether collectives can stand here.
+    may_write: bool = True  # Whether variables can be written here.
+    is_plain: bool = False  # Whether only operations and collectives stand here.
+    num_tapes: int = 0  # Tapes around it.
+    watched: tuple[tuple[str, Type], ...] = ()  # Values that the tapes around it watch.
+    depth: int = 0  # Blocks around it.
 
     def inner(self, **changes: Any) -> Scope:
         """The scope of a block: what it defines is not seen outside."""

@@ -25,21 +25,17 @@ REDUCTIONS = ("sum", "mean", "min", "max")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One kind.
+    """One kind."""
 
-    Attributes:
-      meaning: Takes all values and the parameter; returns all results.
-      takes: Whether it takes a type, given the parameter and R.
-      gives: The result's type, given the operand's and R.
-      parameters: What its second argument can be, given R; None for no argument.
-      is_same: Whether all replicas get the same.
-    """
-
+    # Takes all values and the parameter; returns all results.
     meaning: Callable[[Values, Any], Values]
+    # Whether it takes a type, given the parameter and R.
     takes: Callable[[Type, Any, int], bool] = lambda *_: True
+    # The result's type, given the operand's and R.
     gives: Callable[[Type, int], Type] = lambda type_, _: type_
+    # What its second argument can be, given R; None for no argument.
     parameters: Callable[[int], Sequence[Any]] = lambda _: (None,)
-    is_same: bool = True
+    is_same: bool = True  # Whether all replicas get the same.
 
 
 def reduce_all(op: str, values: Values) -> tf.Tensor:

@@ -24,18 +24,15 @@ class DifferenceError(AssertionError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What is seen of a run after each call of ``run``.
+    """What is seen of a run after each call of ``run``."""
 
-    Attributes:
-      outputs: By call, replica and output; what the last step of the call returned.
-      means: By call and floating output, its mean over replicas by ``reduce``.
-      outside: By call, the variables by name.
-      failed: The variables by name after the call that failed, if one did.
-    """
-
+    # By call, replica and output; what the last step of the call returned.
     outputs: list[list[list[Any]]] = dataclasses.field(default_factory=list)
+    # By call and floating output, its mean over replicas by ``reduce``.
     means: list[list[Any]] = dataclasses.field(default_factory=list)
+    # By call, the variables by name.
     outside: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    # The variables by name after the call that failed, if one did.
     failed: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -62,11 +59,7 @@ def leaves(seen: Seen) -> list[tuple[str, Any]]:
 
 
 def compare(expected: Seen, seen: Seen) -> None:
-    """Raises where a run differs from what is expected.
-
-    Raises:
-      DifferenceError: Says where, and shows both.
-    """
+    """Raises where a run differs from what is expected."""
     for (place, want), (_, got) in zip(leaves(expected), leaves(seen), strict=True):
         kind = np.dtype(np.float32) if want.dtype == np.float64 else want.dtype
         if got.dtype != kind or got.shape != want.shape:

@@ -267,11 +267,5 @@ def programs(
     features: Collection[str] = FEATURES,
     nums_replicas: Sequence[int] = (2, 3, 1),
 ) -> syntax.Program:
-    """Programs of any kind that the grammar knows, or of some features of it.
-
-    Args:
-      draw: What Hypothesis draws with.
-      features: What the grammar may use.
-      nums_replicas: On how many replicas.
-    """
+    """Programs of any kind that the grammar knows, or of some features of it."""
     return Drawer(draw, features, nums_replicas).program()

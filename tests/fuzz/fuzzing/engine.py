@@ -17,18 +17,7 @@ if TYPE_CHECKING:
 
 
 def run(program: syntax.Program, repl: Any = None) -> Seen:
-    """Runs a program by the library.
-
-    Args:
-      program: What to run.
-      repl: By which replicator; by default, one of the program's setting.
-
-    Returns:
-      What is seen in this process: outputs are those of its replicas.
-
-    Raises:
-      DifferenceError: The step that should fail did not, or failed otherwise.
-    """
+    """Runs a program by the library."""
     setting = program.setting
     repl = repl or make_replicator(setting)
     with repl.context():

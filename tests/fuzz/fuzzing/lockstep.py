@@ -55,14 +55,7 @@ class Lockstep(Transformations):
     def __init__(
         self, program: syntax.Program, initial: Mapping[str, Any], dtype: tf.DType
     ) -> None:
-        """Makes R copies of the variables.
-
-        Args:
-          program: What to run.
-          initial: Value of each variable.
-          dtype: ``tf.float32``, or ``tf.float64`` for a result with negligible
-            rounding errors.
-        """
+        """Makes R copies of the variables."""
         self._program = program
         self._dtype = dtype
         self._num_replicas = program.setting.num_replicas
@@ -78,11 +71,7 @@ class Lockstep(Transformations):
         }
 
     def step(self, batches: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-        """Runs one step; returns the outputs of each replica.
-
-        Args:
-          batches: Inputs by name, of each replica.
-        """
+        """Runs one step; returns the outputs of each replica."""
         environment: Environment = {
             name: [self._tensor(type_, batch[name]) for batch in batches]
             for name, type_ in self._program.inputs

@@ -23,21 +23,16 @@ MAX_RANK = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One operation.
+    """One operation."""
 
-    Attributes:
-      template: Python with ``{0}``, ``{1}`` for the arguments.
-      takes: What the first argument must be: its dtype.
-      fits: Whether it takes a first argument of this shape.
-      others: Types of the further arguments, given the first one's shape; a tuple of
-        allowed types for each.
-      gives: The result's type, given the first argument's shape.
-    """
-
-    template: str
-    takes: str
+    template: str  # Python with ``{0}``, ``{1}`` for the arguments.
+    takes: str  # What the first argument must be: its dtype.
+    # The result's type, given the first argument's shape.
     gives: Callable[[Shape], Type]
+    # Whether it takes a first argument of this shape.
     fits: Callable[[Shape], bool] = lambda _: True
+    # Types of the further arguments, given the first one's shape; a tuple of allowed
+    # types for each.
     others: Callable[[Shape], tuple[tuple[Type, ...], ...]] = lambda _: ()
 
 

@@ -19,21 +19,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Grammar:
-    """What programs are drawn from, and how each is judged.
+    """What programs are drawn from, and how each is judged."""
 
-    Attributes:
-      programs: Draws programs of some features.
-      features: All that it has.
-      check: Runs a program both ways.
-      render: Shows a program.
-      placement: Where a program keeps its variables.
-    """
-
-    programs: Callable[[Collection[str]], Any]
-    features: tuple[str, ...]
-    check: Callable[[Any], checking.Verdict]
-    render: Callable[[Any], str]
-    placement: Callable[[Any], str]
+    programs: Callable[[Collection[str]], Any]  # Draws programs of some features.
+    features: tuple[str, ...]  # All that it has.
+    check: Callable[[Any], checking.Verdict]  # Runs a program both ways.
+    render: Callable[[Any], str]  # Shows a program.
+    placement: Callable[[Any], str]  # Where a program keeps its variables.
 
 
 STEPS = Grammar(
@@ -54,21 +46,18 @@ TRAININGS = Grammar(
 
 @dataclasses.dataclass(kw_only=True)
 class Series:
-    """What came of programs.
+    """What came of programs."""
 
-    Attributes:
-      verdicts: How many programs ended how, up to the first difference of each seed.
-      placements: How many of these kept their variables where.
-      differences: Small programs on which the library and the interpreter disagree,
-        as Python, with what they disagree about.
-    """
-
+    # How many programs ended how, up to the first difference of each seed.
     verdicts: collections.Counter[checking.Verdict] = dataclasses.field(
         default_factory=collections.Counter
     )
+    # How many of these kept their variables where.
     placements: collections.Counter[str] = dataclasses.field(
         default_factory=collections.Counter
     )
+    # Small programs on which the library and the interpreter disagree, as Python, with
+    # what they disagree about.
     differences: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, other: Series) -> None:
@@ -94,15 +83,7 @@ def run_series(
     is_shrunk: bool = True,
     features: Collection[str] | None = None,
 ) -> Series:
-    """Draws programs and compares the library with the interpreter on each.
-
-    Args:
-      first_seed: The same seed draws the same programs.
-      num_programs: How many, unless one of them shows a difference.
-      grammar: What they are drawn from.
-      is_shrunk: Whether the program that shows it is made small, in up to five minutes.
-      features: What the grammar may use; all of it by default.
-    """
+    """Draws programs and compares the library with the interpreter on each."""
     found = Series()
     last: list[tuple[Any, comparing.DifferenceError]] = []
 

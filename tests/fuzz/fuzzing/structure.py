@@ -139,12 +139,7 @@ def results(statement: Statement) -> tuple[str, ...]:
 def without_dead(
     statements: Sequence[Statement], wanted: set[str]
 ) -> tuple[Statement, ...]:
-    """Leaves out what has no effect and nobody uses, inside blocks too.
-
-    Args:
-      statements: In order.
-      wanted: Names of values that are used behind them.
-    """
+    """Leaves out what has no effect and nobody uses, inside blocks too."""
     kept: list[Statement] = []
     wanted = set(wanted)
     for statement in reversed(statements):

@@ -22,22 +22,14 @@ class Type:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variable:
-    """A variable that is made before the step.
+    """A variable that is made before the step."""
 
-    Attributes:
-      name: In the printed program.
-      type: Of its value.
-      seed: Of its initial value.
-      trainable: As ``tf.Variable`` takes it.
-      synchronization: ``AUTO``, or ``ON_READ`` for one value per replica.
-      aggregation: ``NONE``, ``SUM`` or ``ONLY_FIRST_REPLICA``: how it reads outside.
-    """
-
-    name: str
-    type: Type
-    seed: int
-    trainable: bool
-    synchronization: str = "AUTO"
+    name: str  # In the printed program.
+    type: Type  # Of its value.
+    seed: int  # Of its initial value.
+    trainable: bool  # As ``tf.Variable`` takes it.
+    synchronization: str = "AUTO"  # ``AUTO``, or ``ON_READ`` for one value per replica.
+    # ``NONE``, ``SUM`` or ``ONLY_FIRST_REPLICA``: how it reads outside.
     aggregation: str = "NONE"
 
 
@@ -59,46 +51,35 @@ class ReplicaId:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Communicate:
-    """A collective on a nest.
+    """A collective on a nest."""
 
-    Attributes:
-      results: One name per argument.
-      arguments: Names of operands; one collective communicates all of them.
-      kind: Which one of ``collectives.COLLECTIVES``.
-      parameter: Its second argument, such as the reduction; None for no argument.
-    """
-
-    results: tuple[str, ...]
+    results: tuple[str, ...]  # One name per argument.
+    # Names of operands; one collective communicates all of them.
     arguments: tuple[str, ...]
-    kind: str
+    kind: str  # Which one of ``collectives.COLLECTIVES``.
+    # Its second argument, such as the reduction; None for no argument.
     parameter: Any = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Read:
-    """``result = variable.read_value()``, or by the handle alone.
-
-    Attributes:
-      is_raw: Whether by ``tf.raw_ops``, of which TensorFlow keeps no record.
-    """
+    """``result = variable.read_value()``, or by the handle alone."""
 
     result: str
     variable: str
+    # Whether by ``tf.raw_ops``, of which TensorFlow keeps no record.
     is_raw: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Write:
-    """``variable.method(argument)``: ``assign``, ``assign_add`` or ``assign_sub``.
-
-    Attributes:
-      form: ``method``; ``unread``, with ``read_value=False``; or ``raw``, by
-        ``tf.raw_ops`` and the variable's handle.
-    """
+    """``variable.method(argument)``: ``assign``, ``assign_add`` or ``assign_sub``."""
 
     variable: str
     method: str
     argument: str
+    # ``method``; ``unread``, with ``read_value=False``; or ``raw``, by ``tf.raw_ops``
+    # and the variable's handle.
     form: str = "method"
 
 
@@ -112,19 +93,13 @@ class Block:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Differentiate:
-    """A ``tf.GradientTape`` over a block, whose values stay visible after it.
+    """A ``tf.GradientTape`` over a block, whose values stay visible after it."""
 
-    Attributes:
-      results: One gradient per source; zeros where a source has no part in the target.
-      body: What the tape records; its result is the target.
-      watched: Values from before the tape that it watches.
-      sources: Names of values or of trainable variables.
-    """
-
+    # One gradient per source; zeros where a source has no part in the target.
     results: tuple[str, ...]
-    body: Block
-    watched: tuple[str, ...]
-    sources: tuple[str, ...]
+    body: Block  # What the tape records; its result is the target.
+    watched: tuple[str, ...]  # Values from before the tape that it watches.
+    sources: tuple[str, ...]  # Names of values or of trainable variables.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,21 +114,13 @@ class Branch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
-    """``tf.while_loop`` that carries one value through ``times % 3`` rounds.
+    """``tf.while_loop`` that carries one value through ``times % 3`` rounds."""
 
-    Attributes:
-      result: What was carried, at the end.
-      start: What it starts from.
-      times: An integer value.
-      carried: Its name in the body.
-      body: Ends in a value of the same type.
-    """
-
-    result: str
-    start: str
-    times: str
-    carried: str
-    body: Block
+    result: str  # What was carried, at the end.
+    start: str  # What it starts from.
+    times: str  # An integer value.
+    carried: str  # Its name in the body.
+    body: Block  # Ends in a value of the same type.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,40 +135,24 @@ class Call:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Map:
-    """``map_reduce(work, items, op)``, or ``map_gather(items, work)`` with no op.
+    """``map_reduce(work, items, op)``, or ``map_gather(items, work)`` with no op."""
 
-    Attributes:
-      results: One name; of a ``map_gather`` one per item.
-      items: Names of values of one type.
-      parameter: The item's name in the body.
-      body: Work on one item, without effects.
-      shape: Of what it gives.
-      op: Of a ``map_reduce``, else empty.
-    """
-
-    results: tuple[str, ...]
-    items: tuple[str, ...]
-    parameter: str
-    body: Block
-    shape: tuple[int, ...] = ()
-    op: str = ""
+    results: tuple[str, ...]  # One name; of a ``map_gather`` one per item.
+    items: tuple[str, ...]  # Names of values of one type.
+    parameter: str  # The item's name in the body.
+    body: Block  # Work on one item, without effects.
+    shape: tuple[int, ...] = ()  # Of what it gives.
+    op: str = ""  # Of a ``map_reduce``, else empty.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Push:
-    """A ``tf.autodiff.ForwardAccumulator``: the change of the body's result.
+    """A ``tf.autodiff.ForwardAccumulator``: the change of the body's result."""
 
-    Attributes:
-      result: The change, of the type of the body's result.
-      source: A value that the accumulator follows.
-      tangent: Its change: another value of the same type.
-      body: What is followed.
-    """
-
-    result: str
-    source: str
-    tangent: str
-    body: Block
+    result: str  # The change, of the type of the body's result.
+    source: str  # A value that the accumulator follows.
+    tangent: str  # Its change: another value of the same type.
+    body: Block  # What is followed.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -215,37 +166,23 @@ class Jacobian:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Vectorize:
-    """``tf.vectorized_map`` over the rows of a value.
+    """``tf.vectorized_map`` over the rows of a value."""
 
-    Attributes:
-      result: The stacked results.
-      argument: Its rows are mapped.
-      parameter: A row's name in the body.
-      body: What becomes of a row.
-      shape: Of the result.
-      num_unknown: Of how many axes no length is known while tracing.
-    """
-
-    result: str
-    argument: str
-    parameter: str
-    body: Block
-    shape: tuple[int, ...]
-    num_unknown: int = 0
+    result: str  # The stacked results.
+    argument: str  # Its rows are mapped.
+    parameter: str  # A row's name in the body.
+    body: Block  # What becomes of a row.
+    shape: tuple[int, ...]  # Of the result.
+    num_unknown: int = 0  # Of how many axes no length is known while tracing.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fail:
-    """``result = argument``, behind an assertion that fails if the input ``f`` is set.
+    """``result = argument``, behind an assertion that fails if input ``f`` is set."""
 
-    Attributes:
-      result: What comes behind the assertion.
-      argument: Its value.
-      is_late: Whether the assertion waits for a loop, so that others are ahead.
-    """
-
-    result: str
-    argument: str
+    result: str  # What comes behind the assertion.
+    argument: str  # Its value.
+    # Whether the assertion waits for a loop, so that others are ahead.
     is_late: bool = False
 
 
@@ -255,15 +192,11 @@ JOINS = ("sum", "mean", "min", "max", "gather")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Uneven:
-    """A number from the input ``u``, of which replicas may have different lengths.
+    """A number from the input ``u``, of which replicas may have different lengths."""
 
-    Attributes:
-      result: A floating-point number.
-      form: ``own`` is the own sum, ``examples`` is ``mean_over_examples``; the others
-        are sums of what a collective gives, which is refused where lengths differ.
-    """
-
-    result: str
+    result: str  # A floating-point number.
+    # ``own`` is the own sum, ``examples`` is ``mean_over_examples``; the others are
+    # sums of what a collective gives, which is refused where lengths differ.
     form: str
 
 
@@ -288,64 +221,43 @@ Statement: TypeAlias = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outside:
-    """What the user does to a variable between two steps.
+    """What the user does to a variable between two steps."""
 
-    Attributes:
-      step: Before which step.
-      variable: Its name.
-      kind: ``new`` assigns another value, ``same`` the value that it reads as,
-        ``reset`` the one that it began with, ``add`` adds a number.
-    """
-
-    step: int
-    variable: str
+    step: int  # Before which step.
+    variable: str  # Its name.
+    # ``new`` assigns another value, ``same`` the value that it reads as, ``reset`` the
+    # one that it began with, ``add`` adds a number.
     kind: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How a program is run.
+    """How a program is run."""
 
-    Attributes:
-      placement: ``shared`` (one device), ``mirrored`` (a device and copies of variables
-        for each replica) or ``separate`` (the same, with memories apart as on GPUs).
-      num_replicas: R.
-      num_steps: Steps in all.
-      feed: ``values`` (a ``PerReplica`` per step), ``iterator`` (one step per call),
-        ``unknown`` (the same, with shapes that are not known while tracing) or
-        ``loop`` (all steps in one call).
-      seed: Of inputs.
-      outside: What is written between steps, in order.
-      fails: The step before which one more fails, and the replica that fails it.
-      recovers: ``reset`` or ``same``: then assigned to what replicas keep themselves.
-      is_even: Whether all replicas have as many rows of ``u``.
-    """
-
+    # ``shared`` (one device), ``mirrored`` (a device and copies of variables for each
+    # replica) or ``separate`` (the same, with memories apart as on GPUs).
     placement: str
-    num_replicas: int
-    num_steps: int
+    num_replicas: int  # R.
+    num_steps: int  # Steps in all.
+    # ``values`` (a ``PerReplica`` per step), ``iterator`` (one step per call),
+    # ``unknown`` (the same, with shapes that are not known while tracing) or ``loop``
+    # (all steps in one call).
     feed: str
-    seed: int
-    outside: tuple[Outside, ...] = ()
+    seed: int  # Of inputs.
+    outside: tuple[Outside, ...] = ()  # What is written between steps, in order.
+    # The step before which one more fails, and the replica that fails it.
     fails: tuple[int, int] | None = None
+    # ``reset`` or ``same``: then assigned to what replicas keep themselves.
     recovers: str = "reset"
-    is_even: bool = True
+    is_even: bool = True  # Whether all replicas have as many rows of ``u``.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """A step function, its variables and inputs, and how it is run.
+    """A step function, its variables and inputs, and how it is run."""
 
-    Attributes:
-      inputs: Name and type of each value of a batch.
-      variables: Made before the step.
-      statements: The step.
-      outputs: Names of values that the step returns.
-      setting: How it is run.
-    """
-
-    inputs: tuple[tuple[str, Type], ...]
-    variables: tuple[Variable, ...]
-    statements: tuple[Statement, ...]
-    outputs: tuple[str, ...]
-    setting: Setting
+    inputs: tuple[tuple[str, Type], ...]  # Name and type of each value of a batch.
+    variables: tuple[Variable, ...]  # Made before the step.
+    statements: tuple[Statement, ...]  # The step.
+    outputs: tuple[str, ...]  # Names of values that the step returns.
+    setting: Setting  # How it is run.

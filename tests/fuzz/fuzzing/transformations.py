@@ -17,13 +17,9 @@ if TYPE_CHECKING:
 
 
 class Transformations(abc.ABC):
-    """What needs all replicas in one recording; see ``lockstep``.
+    """What needs all replicas in one recording; see ``lockstep``."""
 
-    Attributes:
-      variables: The copies of each variable, by name.
-    """
-
-    variables: dict[str, list[tf.Variable]]
+    variables: dict[str, list[tf.Variable]]  # The copies of each variable, by name.
 
     @abc.abstractmethod
     def run(

@@ -20,15 +20,10 @@ MAX_ROWS = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """One call of ``run``.
+    """One call of ``run``."""
 
-    Attributes:
-      steps: The steps that it does, each with its batches.
-      fails: The replica that fails the last of them, or None.
-    """
-
-    steps: tuple[int, ...]
-    fails: int | None = None
+    steps: tuple[int, ...]  # The steps that it does, each with its batches.
+    fails: int | None = None  # The replica that fails the last of them, or None.
 
 
 def schedule(program: syntax.Program) -> list[Call]:
@@ -95,13 +90,7 @@ def initial_value(variable: syntax.Variable) -> Any:
 def recovered_value(
     program: syntax.Program, variable: syntax.Variable, failed: Mapping[str, Any]
 ) -> Any:
-    """What a variable of each replica is assigned after a call that failed.
-
-    Args:
-      program: What is run.
-      variable: One that may differ between replicas.
-      failed: What variables read as after the failure.
-    """
+    """What a variable of each replica is assigned after a call that failed."""
     if program.setting.recovers == "same" and variable.name in failed:
         return failed[variable.name]
     return initial_value(variable)

@@ -23,21 +23,14 @@ RTOL, ATOL = 1e-4, 2e-6
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """One program.
+    """One program."""
 
-    Attributes:
-      name: Of its function.
-      module: In this folder.
-      kind: Whether it ends in ``fit`` or was written for ``tf.distribute``.
-      like: What it is in the shape of.
-      refusal: What the error says that it raises on several replicas, whose scope
-        verifies; None if all that it returns is that of one device.
-    """
-
-    name: str
-    module: str
-    kind: str
-    like: str
+    name: str  # Of its function.
+    module: str  # In this folder.
+    kind: str  # Whether it ends in ``fit`` or was written for ``tf.distribute``.
+    like: str  # What it is in the shape of.
+    # What the error says that it raises on several replicas, whose scope verifies; None
+    # if all that it returns is that of one device.
     refusal: str | None = None
 
     @property

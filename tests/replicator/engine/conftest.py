@@ -115,17 +115,11 @@ def workers(monkeypatch: Any) -> Callable[..., list[CrossWorker]]:
 
 @dataclasses.dataclass(frozen=True)
 class Linked:
-    """What linked collectives gave.
+    """What linked collectives gave."""
 
-    Attributes:
-      results: By replica of the job, then by tensor.
-      nodes: Of all programs.
-      plans: One per program.
-    """
-
-    results: list[list[np.ndarray]]
-    nodes: list[Any]
-    plans: list[Any]
+    results: list[list[np.ndarray]]  # By replica of the job, then by tensor.
+    nodes: list[Any]  # Of all programs.
+    plans: list[Any]  # One per program.
 
     def count(self, *ops: str) -> int:
         """How many nodes of some types there are."""

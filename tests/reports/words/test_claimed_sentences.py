@@ -40,11 +40,7 @@ def _sentences(view: View) -> Iterator[str]:
 
 
 def _rows(view: View) -> set[str | None]:
-    """The rows of all sentences of a study.
-
-    Raises:
-      LookupError: One has none.
-    """
+    """The rows of all sentences of a study."""
     return {
         page_claims.row_of(
             text.replace(formats.HARD_SPACE, " ").replace(formats.THIN_SPACE, " ")

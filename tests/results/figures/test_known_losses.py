@@ -109,18 +109,12 @@ def make_study(folder: Path) -> Study:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cores:
-    """What the cores of two replicas do in a step longer than that of one, in seconds.
+    """Seconds that the cores of two replicas work in a step beyond the step of one."""
 
-    Attributes:
-      computing: For the trial.
-      core_wait: For others, while a thread of the trial waits.
-      idle: Nothing.
-      queue: How long threads wait for threads of the same trial, at any size.
-    """
-
-    computing: float = 0.0
-    core_wait: float = 0.0
-    idle: float = 0.0
+    computing: float = 0.0  # For the trial.
+    core_wait: float = 0.0  # For others, while a thread of the trial waits.
+    idle: float = 0.0  # Nothing.
+    # How long threads wait for threads of the same trial, at any size.
     queue: float = 0.0
 
 

@@ -16,11 +16,7 @@ class Hung(BaseException):
 
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Ends the block where it takes longer.
-
-    Raises:
-      Hung: It did.
-    """
+    """Ends the block where it takes longer."""
 
     def stop(*_: object) -> None:
         raise Hung(f"no end within {seconds:g} s")

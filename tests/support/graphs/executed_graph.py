@@ -48,17 +48,12 @@ _WITHOUT_LAUNCH = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Executed:
-    """The largest function that was started.
+    """The largest function that was started."""
 
-    Attributes:
-      num_nodes: Of all partitions.
-      num_controls: Transfers of nothing, for which something on another device waits.
-      num_data: Transfers of values between devices.
-    """
-
-    num_nodes: int
+    num_nodes: int  # Of all partitions.
+    # Transfers of nothing, for which something on another device waits.
     num_controls: int
-    num_data: int
+    num_data: int  # Transfers of values between devices.
 
 
 def partitions(first_call: Callable[[], Any]) -> list[Any]:
@@ -119,13 +114,7 @@ def _rendezvous(node: Any) -> tuple[bytes, ...]:
 def executed(
     first_call: Callable[[], Any], *, between_processes: bool = False
 ) -> Executed:
-    """Returns what a call executes; no call of the same function may be before it.
-
-    Args:
-      first_call: The call.
-      between_processes: Whether only these transfers are counted, and not all between
-        devices.
-    """
+    """Returns what a call executes; no call of the same function may be before it."""
     return count(partitions(first_call), between_processes=between_processes)
 
 

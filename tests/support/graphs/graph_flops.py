@@ -17,12 +17,7 @@ COUNTED = (
 
 
 def multiply_adds(function: Any, *args: Any) -> int:
-    """Returns the products of convolutions and matrices that the outputs need.
-
-    Args:
-      function: What is traced, on one device.
-      *args: Its arguments, or ``tf.TensorSpec``s.
-    """
+    """Returns the products of convolutions and matrices that the outputs need."""
     traced = tf.function(function, autograph=False).get_concrete_function(*args)
     outputs = [t for t in tf.nest.flatten(traced.outputs) if t is not None]
     pending, seen, total = [t.op for t in outputs], set(), 0

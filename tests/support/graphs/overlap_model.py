@@ -28,21 +28,13 @@ FREE, STARTED, ENDED = "free", "started", "ended"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a step runs on.
+    """What a step runs on."""
 
-    Attributes:
-      num_gpus: Of all nodes.
-      step_sec: What the kernels of a step take on one GPU.
-      host_sec: What the host takes to start all of them.
-      reduction_sec: What a reduction takes besides sending.
-      bytes_per_sec: Bus bandwidth, as NCCL's tests define it.
-    """
-
-    num_gpus: int
-    step_sec: float
-    host_sec: float
-    reduction_sec: float
-    bytes_per_sec: float
+    num_gpus: int  # Of all nodes.
+    step_sec: float  # What the kernels of a step take on one GPU.
+    host_sec: float  # What the host takes to start all of them.
+    reduction_sec: float  # What a reduction takes besides sending.
+    bytes_per_sec: float  # Bus bandwidth, as NCCL's tests define it.
 
     def reduction(self, num_bytes: int) -> float:
         """Time of one reduction by a ring (Patarasuk and Yuan 2009)."""
@@ -52,15 +44,10 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Levels(Machine):
-    """The same GPUs in nodes, which reduce within, then across, then send it within.
+    """The same GPUs in nodes, which reduce within, then across, then send it within."""
 
-    Attributes:
-      num_nodes: Of equal size.
-      near_bytes_per_sec: Bus bandwidth within one.
-    """
-
-    num_nodes: int
-    near_bytes_per_sec: float
+    num_nodes: int  # Of equal size.
+    near_bytes_per_sec: float  # Bus bandwidth within one.
 
     def reduction(self, num_bytes: int) -> float:
         """Reduce-scatter, reduction of each part over nodes, gather: three starts."""
@@ -76,18 +63,12 @@ class OneGraph(Machine):
 
     A bucket goes to the GPU of an owner and back: from each GPU of the other nodes, or
     from one of each node, which its GPUs have reduced to and get it from.
-
-    Attributes:
-      num_nodes: Of equal size.
-      near_bytes_per_sec: Bus bandwidth within one.
-      transfer_sec: What a transfer takes besides sending.
-      reduces_near: Whether GPUs of a node reduce first.
     """
 
-    num_nodes: int
-    near_bytes_per_sec: float
-    transfer_sec: float
-    reduces_near: bool
+    num_nodes: int  # Of equal size.
+    near_bytes_per_sec: float  # Bus bandwidth within one.
+    transfer_sec: float  # What a transfer takes besides sending.
+    reduces_near: bool  # Whether GPUs of a node reduce first.
 
     def reduction(self, num_bytes: int) -> float:
         """All that arrives at a node shares its link, there and back."""
@@ -103,28 +84,18 @@ class OneGraph(Machine):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reduction:
-    """A bucket of a plan.
+    """A bucket of a plan."""
 
-    Attributes:
-      num_bytes: What each replica sends.
-      released_by: The last kernel that computes one of its operands.
-    """
-
-    num_bytes: int
-    released_by: int
+    num_bytes: int  # What each replica sends.
+    released_by: int  # The last kernel that computes one of its operands.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """When things happen on each device.
+    """When things happen on each device."""
 
-    Attributes:
-      kernels: By kernel, when it ends.
-      reductions: By bucket, when it begins and ends.
-    """
-
-    kernels: tuple[float, ...]
-    reductions: tuple[tuple[float, float], ...]
+    kernels: tuple[float, ...]  # By kernel, when it ends.
+    reductions: tuple[tuple[float, float], ...]  # By bucket, when it begins and ends.
 
     @property
     def efficiency(self) -> float:
@@ -136,16 +107,7 @@ class Timeline:
 def simulate(
     work: Sequence[float], reductions: Sequence[Reduction], machine: Machine, rule: str
 ) -> Timeline:
-    """Runs one step.
-
-    Args:
-      work: By kernel in the order in which the host starts them, its share of the work.
-      reductions: In the order of the plan.
-      machine: What it runs on.
-      rule: What the host waits for before it starts a reduction: only for kernels that
-        compute its operands (``free``), for the start of the reduction before
-        (``started``), or for its end (``ended``).
-    """
+    """Runs one step."""
     scale = machine.step_sec / sum(work)
     kernels = [end * scale for end in itertools.accumulate(work)]
     starts = [machine.host_sec * (index + 1) / len(work) for index in range(len(work))]

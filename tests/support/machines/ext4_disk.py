@@ -39,11 +39,7 @@ class Disk:
         self.folder.mkdir()
 
     def make(self) -> None:
-        """Makes the file system of an empty disk.
-
-        Raises:
-          OSError: It cannot be made here.
-        """
+        """Makes the file system of an empty disk."""
         if absent := [name for name in _PROGRAMS if shutil.which(name) is None]:
             raise FileNotFoundError(f"{', '.join(absent)} (apt-get install e2fsprogs)")
         self._empty.touch()
@@ -52,11 +48,7 @@ class Disk:
         _run("mkfs.ext4", "-q", "-E", "lazy_itable_init=0", str(self._empty), _SIZE)
 
     def insert(self, options: str) -> None:
-        """Mounts the empty disk, in place of another.
-
-        Raises:
-          OSError: It cannot be mounted here.
-        """
+        """Mounts the empty disk, in place of another."""
         self.remove()
         shutil.copyfile(self._empty, self._image)
         self._mount(options)
@@ -97,11 +89,7 @@ def _run(*words: str) -> None:
 
 @contextlib.contextmanager
 def mounted(folder: Path) -> Iterator[Disk]:
-    """Makes a disk, and removes it at the end of the block.
-
-    Raises:
-      OSError: It cannot be made here.
-    """
+    """Makes a disk, and removes it at the end of the block."""
     disk = Disk(folder)
     try:
         disk.make()

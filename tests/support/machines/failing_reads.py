@@ -26,21 +26,13 @@ CALLS = (
 
 @dataclasses.dataclass
 class FailingReads:
-    """Lets the n-th call of this process that reads below a folder fail.
+    """Lets the n-th call of this process that reads below a folder fail."""
 
-    Attributes:
-      root: The folder.
-      place: Which call fails, from 0 on; none if negative.
-      number: The errno.
-      count: How many calls there were.
-      failed: Which call failed.
-    """
-
-    root: Path
-    place: int = -1
-    number: int = errno.EIO
-    count: int = 0
-    failed: str = ""
+    root: Path  # The folder.
+    place: int = -1  # Which call fails, from 0 on; none if negative.
+    number: int = errno.EIO  # The errno.
+    count: int = 0  # How many calls there were.
+    failed: str = ""  # Which call failed.
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Puts itself in the place of the calls."""

@@ -52,23 +52,14 @@ class FaultyFile:
 
 @dataclasses.dataclass
 class FailingWrites:
-    """Lets the n-th call of this process that writes below a folder fail.
+    """Lets the n-th call of this process that writes below a folder fail."""
 
-    Attributes:
-      root: The folder.
-      place: Which call fails, from 0 on; none if negative.
-      number: The errno.
-      count: How many calls there were.
-      failed: What has failed.
-      before: Called before it fails.
-    """
-
-    root: Path
-    place: int = -1
-    number: int = errno.EIO
-    count: int = 0
-    failed: str = ""
-    before: Callable[[], None] = lambda: None
+    root: Path  # The folder.
+    place: int = -1  # Which call fails, from 0 on; none if negative.
+    number: int = errno.EIO  # The errno.
+    count: int = 0  # How many calls there were.
+    failed: str = ""  # What has failed.
+    before: Callable[[], None] = lambda: None  # Called before it fails.
 
     def is_due(self) -> bool:
         """Counts a call; returns whether it has to fail."""
@@ -84,12 +75,7 @@ class FailingWrites:
         raise OSError(self.number, os.strerror(self.number), named)
 
     def install(self, patch: pytest.MonkeyPatch, *, is_synced: bool = False) -> None:
-        """Puts itself in the place of the calls.
-
-        Args:
-          patch: Undoes it.
-          is_synced: Whether files are synced, which they are not in tests otherwise.
-        """
+        """Puts itself in the place of the calls."""
         if is_synced:
             patch.setattr(os, "fsync", posix.fsync)
         for name in CALLS:

@@ -28,67 +28,42 @@ class FakeMig:
 
 @dataclasses.dataclass(kw_only=True)
 class FakeGpu:
-    """A GPU as its driver describes it; a test may change it while a trial runs.
+    """A GPU as its driver describes it; a test may change it while a trial runs."""
 
-    Attributes:
-      uuid: Its name in ``CUDA_VISIBLE_DEVICES``.
-      name: Product name.
-      bus_id: PCI address, by which the kernel knows its NUMA node.
-      memory_bytes: Size of its memory.
-      users: Process ids that have a context on it.
-      users_later: More of them, once the driver has been asked ``asked_before`` times.
-      asked_before: How often that is.
-      utilization: Percent of the last moments in which a kernel ran.
-      clock_mhz: Clock of the multiprocessors now.
-      max_clock_mhz: The highest one.
-      temperature_celsius: Of the chip.
-      reasons: Bits that say why its clock is lowered.
-      power_watts: Drawn now.
-      power_limit_watts: Enforced now.
-      default_power_limit_watts: As delivered.
-      energy_joules: Used since the driver was loaded; grows with each reading.
-      joules_per_reading: By how much.
-      uncorrected_errors: ECC errors since the last reset.
-      mig: Its instances in MIG mode; None if it is not in MIG mode.
-      unsupported: Names of functions that it does not support.
-      corrected_errors: ECC errors that it corrected since the last reset.
-      memory_clock_mhz: Clock of its memory now.
-      is_persistent: Whether the driver stays loaded without users.
-      pcie_generation: The highest that GPU and slot have.
-      pcie_width: Lanes.
-      num_nvlinks: Active links.
-      capability: Compute capability.
-      is_lost: Whether the driver has lost it: every question is an error.
-    """
-
-    uuid: str = "GPU-00"
-    name: str = "NVIDIA H100 80GB HBM3"
+    uuid: str = "GPU-00"  # Its name in ``CUDA_VISIBLE_DEVICES``.
+    name: str = "NVIDIA H100 80GB HBM3"  # Product name.
+    # PCI address, by which the kernel knows its NUMA node.
     bus_id: str = "00000000:1B:00.0"
-    memory_bytes: int = 80 * GIB
+    memory_bytes: int = 80 * GIB  # Size of its memory.
+    # Process ids that have a context on it.
     users: list[int] = dataclasses.field(default_factory=list)
+    # More of them, once the driver has been asked ``asked_before`` times.
     users_later: list[int] = dataclasses.field(default_factory=list)
-    asked_before: int = 0
-    utilization: int = 0
-    clock_mhz: int = 1980
-    max_clock_mhz: int = 1980
-    temperature_celsius: int = 31
-    reasons: int = 0
-    power_watts: float = 120.0
-    power_limit_watts: float = 700.0
-    default_power_limit_watts: float = 700.0
+    asked_before: int = 0  # How often that is.
+    utilization: int = 0  # Percent of the last moments in which a kernel ran.
+    clock_mhz: int = 1980  # Clock of the multiprocessors now.
+    max_clock_mhz: int = 1980  # The highest one.
+    temperature_celsius: int = 31  # Of the chip.
+    reasons: int = 0  # Bits that say why its clock is lowered.
+    power_watts: float = 120.0  # Drawn now.
+    power_limit_watts: float = 700.0  # Enforced now.
+    default_power_limit_watts: float = 700.0  # As delivered.
+    # Used since the driver was loaded; grows with each reading.
     energy_joules: float = 1000.0
-    joules_per_reading: float = 5.0
-    uncorrected_errors: int = 0
+    joules_per_reading: float = 5.0  # By how much.
+    uncorrected_errors: int = 0  # ECC errors since the last reset.
+    # Its instances in MIG mode; None if it is not in MIG mode.
     mig: list[FakeMig] | None = None
+    # Names of functions that it does not support.
     unsupported: frozenset[str] = frozenset()
-    corrected_errors: int = 0
-    memory_clock_mhz: int = 2619
-    is_persistent: bool = True
-    pcie_generation: int = 5
-    pcie_width: int = 16
-    num_nvlinks: int = 18
-    capability: tuple[int, int] = (9, 0)
-    is_lost: bool = False
+    corrected_errors: int = 0  # ECC errors that it corrected since the last reset.
+    memory_clock_mhz: int = 2619  # Clock of its memory now.
+    is_persistent: bool = True  # Whether the driver stays loaded without users.
+    pcie_generation: int = 5  # The highest that GPU and slot have.
+    pcie_width: int = 16  # Lanes.
+    num_nvlinks: int = 18  # Active links.
+    capability: tuple[int, int] = (9, 0)  # Compute capability.
+    is_lost: bool = False  # Whether the driver has lost it: every question is an error.
 
 
 def make_gpus(count: int, **fields: Any) -> list[FakeGpu]:

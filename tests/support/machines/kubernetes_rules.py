@@ -149,13 +149,7 @@ def _broken_rules_of_policy(spec: dict[str, Any], pod: dict[str, Any]) -> Iterat
 
 
 def action(policy: dict[str, Any], conditions: Collection[str], code: int) -> str:
-    """What the first rule says that fits a pod; without one, the failure is counted.
-
-    Args:
-      policy: Of a Job.
-      conditions: Types that are true of the pod.
-      code: How its process has ended; negative for a signal.
-    """
+    """What the first rule says that fits a pod; without one, the failure is counted."""
     code = code if code >= 0 else 128 - code
     for rule in policy.get("rules", ()):
         wanted = {one["type"] for one in rule.get("onPodConditions", ())}

@@ -216,13 +216,7 @@ class SlurmCluster:
         ]
 
     def job(self, command: Sequence[object], *, log: Path, cwd: Path) -> list[str]:
-        """Returns what submits a command as a job of both nodes, and ends with it.
-
-        Args:
-          command: What the job runs, on the first node.
-          log: Receives what it prints.
-          cwd: Where it runs.
-        """
+        """Returns what submits a command as a job of both nodes, and ends with it."""
         batch = self.folder / "job.sh"
         words = shlex.join(map(str, command))
         batch.write_text(f"#!/bin/bash\nexec {words}\n", encoding="utf-8")
@@ -274,15 +268,7 @@ class SlurmCluster:
             time.sleep(_POLL_SEC)
 
     def processes(self, node: str, word: str = "") -> dict[int, str]:
-        """Returns the processes of jobs on a node: all but Slurm's daemon.
-
-        Args:
-          node: Its name.
-          word: Part of the name or the command; by default all.
-
-        Returns:
-          Name and command, by process id; without those that have exited.
-        """
+        """Returns the processes of jobs on a node: all but Slurm's daemon."""
         found = {}
         for process in self._inside(node).children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -300,11 +286,7 @@ class SlurmCluster:
                     os.kill(pid, signal.SIGKILL)
 
     def limit_rate(self, rate: int) -> str:
-        """Limits what each node sends and receives to so many Mbit/s.
-
-        Returns:
-          Why the kernel cannot; empty if it can.
-        """
+        """Limits what each node sends and receives to so many Mbit/s."""
         shape = ("root", "tbf", "rate", f"{rate}mbit", "burst", "256k")
         places = [(CONTROLLER, f"p{index}") for index in range(len(NODES))]
         for host, port in (*places, *((node, "up0") for node in NODES)):

@@ -16,12 +16,7 @@ if TYPE_CHECKING:
 def with_results(
     of: WithEntries, change: Callable[[Entry], Mapping[str, Any] | None]
 ) -> WithEntries:
-    """Returns a study or case with other fields of the results that a function gives.
-
-    Args:
-      of: It stays as it is.
-      change: Returns the fields of a trial's result that differ; None if none do.
-    """
+    """A study or case with other fields of the results that a function gives."""
 
     def changed(entry: Entry) -> Entry:
         fields = change(entry)

@@ -22,42 +22,34 @@ CELL_SEC = 0.25
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Noise:
-    """What slows programs down by chance; logarithms of times.
+    """What slows programs down by chance; logarithms of times."""
 
-    Attributes:
-      machine: Standard deviation and correlation time in seconds of the load that all
-        share, a sum of first-order autoregressions.
-      tail_degrees: Student's degrees of freedom of the noise of turns and processes;
-        None for normal noise.
-      of_step: Standard deviation of one step.
-      of_process: Of a process, for its whole life.
-      states: By how much the slower of two states of a core slows a process, and its
-        probability.
-      slow_process: By how much one process in five is slower, on both sides.
-      spoilt: Extra deviation of the processes of one generation in ten.
-      neighbour: By how much a neighbour that comes and goes slows one core of two:
-        cases on both cores, and every other one on one.
-      drift: Of the machine, from the start of a generation to its end.
-      drift_of_turn: Excess of the first half of a turn; of each process another one.
-      bursts: Mean of exponential bursts of load, which come as the neighbour does.
-      beat: By how much a service that wakes every 20 s for 2 s slows everything.
-      unlike: Deviation of the logarithm of how noisy a generation is.
-      settling: By how much a process gets faster or slower within its generation.
-    """
-
+    # Standard deviation and correlation time in seconds of the load that all share, a
+    # sum of first-order autoregressions.
     machine: tuple[tuple[float, float], ...] = ((0.12, 3.0), (0.04, 100.0))
+    # Student's degrees of freedom of the noise of turns and processes; None for normal
+    # noise.
     tail_degrees: float | None = None
-    of_step: float = 0.045
-    of_process: float = 0.02
+    of_step: float = 0.045  # Standard deviation of one step.
+    of_process: float = 0.02  # Of a process, for its whole life.
+    # By how much the slower of two states of a core slows a process, and its
+    # probability.
     states: tuple[float, float] = (0.0, 0.0)
+    # By how much one process in five is slower, on both sides.
     slow_process: float = 0.0
-    spoilt: float = 0.0
+    spoilt: float = 0.0  # Extra deviation of the processes of one generation in ten.
+    # By how much a neighbour that comes and goes slows one core of two: cases on both
+    # cores, and every other one on one.
     neighbour: float = 0.0
-    drift: float = 0.0
+    drift: float = 0.0  # Of the machine, from the start of a generation to its end.
+    # Excess of the first half of a turn; of each process another one.
     drift_of_turn: float = 0.0
+    # Mean of exponential bursts of load, which come as the neighbour does.
     bursts: float = 0.0
+    # By how much a service that wakes every 20 s for 2 s slows everything.
     beat: float = 0.0
-    unlike: float = 0.0
+    unlike: float = 0.0  # Deviation of the logarithm of how noisy a generation is.
+    # By how much a process gets faster or slower within its generation.
     settling: float = 0.0
 
 

@@ -28,36 +28,26 @@ SPREAD = 0.03
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Change:
-    """What the head does more than the base; true, and known.
+    """What the head does more than the base; true, and known."""
 
-    Attributes:
-      every_step: Log slowdown of every step of the changed cases.
-      every_50th: Steps that one step in 50 takes more: 10 makes the mean 20 % longer.
-      process_in_five: Log slowdown of one process in five.
-      num_cases: How many cases are changed, the last ones; None for all.
-    """
-
-    every_step: float = 0.0
+    every_step: float = 0.0  # Log slowdown of every step of the changed cases.
+    # Steps that one step in 50 takes more: 10 makes the mean 20 % longer.
     every_50th: float = 0.0
-    process_in_five: float = 0.0
+    process_in_five: float = 0.0  # Log slowdown of one process in five.
+    # How many cases are changed, the last ones; None for all.
     num_cases: int | None = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Logs:
-    """Log slowdowns of gates, as arrays over gates, generations and cases.
+    """Log slowdowns of gates, as arrays over gates, generations and cases."""
 
-    Attributes:
-      rounds: ln(head / base) of each round, over gates, generations, rounds and cases.
-      sustained: ln of the ratio of arithmetic mean step times over all stretches.
-      tail: The same of the 99th percentile of steps.
-      rates: -ln(time of the base) of each round, of each case: a rate.
-    """
-
+    # ln(head / base) of each round, over gates, generations, rounds and cases.
     rounds: np.ndarray
+    # ln of the ratio of arithmetic mean step times over all stretches.
     sustained: np.ndarray
-    tail: np.ndarray
-    rates: np.ndarray
+    tail: np.ndarray  # The same of the 99th percentile of steps.
+    rates: np.ndarray  # -ln(time of the base) of each round, of each case: a rate.
 
     @property
     def turns(self) -> np.ndarray:

@@ -42,27 +42,17 @@ _ALSO_ALONE = (Control.SYNTHETIC, Control.NO_UPDATE)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lost:
-    """What a step at N replicas consists of, in seconds.
+    """What a step at N replicas consists of, in seconds."""
 
-    Attributes:
-      alone: One replica, its input included.
-      input_alone: The input of one replica.
-      contention: What programs beside it cost.
-      exposed_communication: What a step waits for collectives.
-      input: What a step at N replicas waits for its input.
-      pipelines: What the pipelines of N replicas take without the step.
-      update: The update at N replicas, of which one replica has ``update_alone``.
-      update_alone: The update of one replica.
-    """
-
-    alone: float = 0.050
-    input_alone: float = 0.004
-    contention: float = 0.0
-    exposed_communication: float = 0.010
-    input: float = 0.004
-    pipelines: float = 0.005
+    alone: float = 0.050  # One replica, its input included.
+    input_alone: float = 0.004  # The input of one replica.
+    contention: float = 0.0  # What programs beside it cost.
+    exposed_communication: float = 0.010  # What a step waits for collectives.
+    input: float = 0.004  # What a step at N replicas waits for its input.
+    pipelines: float = 0.005  # What the pipelines of N replicas take without the step.
+    # The update at N replicas, of which one replica has ``update_alone``.
     update: float = 0.003
-    update_alone: float = 0.003
+    update_alone: float = 0.003  # The update of one replica.
 
     def of(self, spec: TrialSpec) -> float:
         """Returns the duration of a step of a case or control."""
@@ -89,43 +79,31 @@ class Lost:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RelayShape:
-    """How large the relay is, and what it measured.
+    """How large the relay is, and what it measured."""
 
-    Attributes:
-      backends: In planned order.
-      replicas: Ascending; the first is the baseline.
-      generations: Repetitions of each case.
-      rounds: Of each generation.
-      controls: Of the first backend at the most replicas.
-      lost: Parts of a step, by backend; the default for others.
-      num_ranks: Processes of a case with several replicas; the last one is slower by
-        ``imbalance`` in nosync.
-      imbalance: Seconds per step.
-      noise: Standard deviation of log step time between generations, which all cases
-        share.
-      noise_of_processes: The same between processes.
-      not_ok: Trials that failed, by control, replicas and generation.
-      peak_flops_per_sec: Of every process; None if it was not measured.
-      is_without_common_round: Whether cases and controls are valid in turn.
-      first_step: By how much the first step of each turn is longer, as a ratio.
-      steps_per_turn: By generation, over and over.
-    """
-
-    backends: tuple[str, ...] = ("in_graph",)
-    replicas: tuple[int, ...] = (1, 2)
-    generations: int = 4
-    rounds: int = 6
-    controls: tuple[Control, ...] = ALL
+    backends: tuple[str, ...] = ("in_graph",)  # In planned order.
+    replicas: tuple[int, ...] = (1, 2)  # Ascending; the first is the baseline.
+    generations: int = 4  # Repetitions of each case.
+    rounds: int = 6  # Of each generation.
+    controls: tuple[Control, ...] = ALL  # Of the first backend at the most replicas.
+    # Parts of a step, by backend; the default for others.
     lost: dict[str, Lost] = dataclasses.field(default_factory=dict)
+    # Processes of a case with several replicas; the last one is slower by ``imbalance``
+    # in nosync.
     num_ranks: int = 1
-    imbalance: float = 0.0
+    imbalance: float = 0.0  # Seconds per step.
+    # Standard deviation of log step time between generations, which all cases share.
     noise: float = 0.03
-    noise_of_processes: float = 0.0005
+    noise_of_processes: float = 0.0005  # The same between processes.
+    # Trials that failed, by control, replicas and generation.
     not_ok: frozenset[tuple[Control, int, int]] = frozenset()
+    # Of every process; None if it was not measured.
     peak_flops_per_sec: float | None = None
+    # Whether cases and controls are valid in turn.
     is_without_common_round: bool = False
+    # By how much the first step of each turn is longer, as a ratio.
     first_step: float = 1.0
-    steps_per_turn: tuple[int, ...] = (STEPS_PER_TURN,)
+    steps_per_turn: tuple[int, ...] = (STEPS_PER_TURN,)  # By generation, over and over.
 
 
 def make_store(root: pathlib.Path, shape: RelayShape | None = None) -> Store:

@@ -35,23 +35,14 @@ MOST_GENERATIONS = 40
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """What the intervals of a design are worth.
+    """What the intervals of a design are worth."""
 
-    Attributes:
-      design: What was measured, in words.
-      num_sweeps: Simulated sweeps.
-      num_covered: Those whose interval held the truth.
-      median_half_width: As a logarithm.
-      median_sec: Time of a sweep.
-      mean_generations: Generations, or repetitions, of a sweep.
-    """
-
-    design: str
-    num_sweeps: int
-    num_covered: int
-    median_half_width: float
-    median_sec: float
-    mean_generations: float
+    design: str  # What was measured, in words.
+    num_sweeps: int  # Simulated sweeps.
+    num_covered: int  # Those whose interval held the truth.
+    median_half_width: float  # As a logarithm.
+    median_sec: float  # Time of a sweep.
+    mean_generations: float  # Generations, or repetitions, of a sweep.
 
     @property
     def share(self) -> float:
@@ -119,14 +110,7 @@ def fresh_processes(
 def one_generation(
     num_sweeps: int, seed: int, *, is_truth_of_processes: bool
 ) -> Coverage:
-    """A relay of one generation, whose interval is for its own processes.
-
-    Args:
-      num_sweeps: Number of sweeps.
-      seed: Of their noise.
-      is_truth_of_processes: Whether the truth is the ratio of these processes, and not
-        that of the two programs.
-    """
+    """A relay of one generation, whose interval is for its own processes."""
     sweeps = Sweeps(num_sweeps, seed, log_slowdown=LOG_RATIO)
     (measured,) = relay(sweeps, 1, SWEEP_SEC)
     estimates = [

@@ -24,28 +24,17 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The noise of a machine, and what runs on it; deviations are of log time.
+    """The noise of a machine, and what runs on it; deviations are of log time."""
 
-    Attributes:
-      fast_deviation: Of the noise that forgets itself within seconds.
-      fast_time_constant_sec: After which its correlation is 1/e.
-      slow_deviation: Of the drift.
-      slow_time_constant_sec: After which its correlation is 1/e.
-      step_deviation: Of the noise of each step.
-      process_deviation: Of the constants of processes.
-      num_cases: Cases of the sweep.
-      step_sec: Time of a step without noise.
-      start_sec: Of each process until all can take turns; they start side by side.
-    """
-
-    fast_deviation: float = 0.12
-    fast_time_constant_sec: float = 3.0
-    slow_deviation: float = 0.04
-    slow_time_constant_sec: float = 100.0
-    step_deviation: float = 0.045
-    process_deviation: float = 0.02
-    num_cases: int = 6
-    step_sec: float = 0.4
+    fast_deviation: float = 0.12  # Of the noise that forgets itself within seconds.
+    fast_time_constant_sec: float = 3.0  # After which its correlation is 1/e.
+    slow_deviation: float = 0.04  # Of the drift.
+    slow_time_constant_sec: float = 100.0  # After which its correlation is 1/e.
+    step_deviation: float = 0.045  # Of the noise of each step.
+    process_deviation: float = 0.02  # Of the constants of processes.
+    num_cases: int = 6  # Cases of the sweep.
+    step_sec: float = 0.4  # Time of a step without noise.
+    # Of each process until all can take turns; they start side by side.
     start_sec: float = 8.0
 
 
@@ -80,18 +69,14 @@ class _Noise:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generation:
-    """What one generation of all sweeps gave.
+    """What one generation of all sweeps gave."""
 
-    Attributes:
-      rates: Steps per second by round, case and sweep; NaN where a sweep had no time
-        for the round.
-      of_processes: By case and sweep, the log time that its process adds to each step.
-      end_sec: When it ended, by sweep.
-    """
-
+    # Steps per second by round, case and sweep; NaN where a sweep had no time for the
+    # round.
     rates: np.ndarray
+    # By case and sweep, the log time that its process adds to each step.
     of_processes: np.ndarray
-    end_sec: np.ndarray
+    end_sec: np.ndarray  # When it ended, by sweep.
 
     def turns(self, case: int, sweep: int) -> dict[int, float]:
         """Returns the values of a case's turns by round, as records have them."""
@@ -120,14 +105,7 @@ class Sweeps:
         log_slowdown: float = 0.0,
         machine: Machine = MACHINE,
     ) -> None:
-        """Starts sweeps whose case 0 may be slower than all others.
-
-        Args:
-          number: Number of sweeps.
-          seed: Of all their noise.
-          log_slowdown: Logarithm of how many times as long a step of case 0 takes.
-          machine: Their machine.
-        """
+        """Starts sweeps whose case 0 may be slower than all others."""
         self.machine = machine
         self.number = number
         self.clock_sec = np.zeros(number)
@@ -143,11 +121,7 @@ class Sweeps:
         self._elapsed_sec += duration_sec
 
     def start_processes(self, number: int) -> np.ndarray:
-        """Starts processes one after the other.
-
-        Returns:
-          By process and sweep, the log time that it adds to each of its steps.
-        """
+        """Starts processes one after the other."""
         self.pass_time(number * self.machine.start_sec)
         shape = (number, self.number)
         return self._generator.normal(0, self.machine.process_deviation, shape)
@@ -158,16 +132,7 @@ class Sweeps:
         of_processes: np.ndarray,
         is_running: np.ndarray | bool = True,
     ) -> np.ndarray:
-        """Runs one step of a case in each sweep that is running.
-
-        Args:
-          cases: The case of each sweep.
-          of_processes: What its process adds.
-          is_running: By sweep; the clocks of others stand still.
-
-        Returns:
-          Seconds of each step.
-        """
+        """Runs one step of a case in each sweep that is running."""
         log_time = self._log_times[cases] + of_processes
         log_time += self._noise.after(self._elapsed_sec)
         log_time += self._generator.normal(0, self.machine.step_deviation, self.number)
@@ -228,15 +193,6 @@ def sequence(
     """Measures fresh processes one after the other, each in a window of its own.
 
     The order of the cases alternates between repetitions (ABBA).
-
-    Args:
-      sweeps: What is measured.
-      num_repetitions: Processes of each case.
-      num_steps: Steps of a window.
-      idle_sec: Time of a trial besides its start and its window: warmup, evaluation.
-
-    Returns:
-      Steps per second by case and sweep, of each repetition.
     """
     num_cases = sweeps.machine.num_cases
     found = []

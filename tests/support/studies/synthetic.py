@@ -45,56 +45,40 @@ HAS_RESULT = {TrialStatus.OK, TrialStatus.INSANE}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How large and how broken the study is.
+    """How large and how broken the study is."""
 
-    Attributes:
-      backends: In planned order.
-      modes: In planned order.
-      replicas: Ascending; the first is the baseline.
-      repeats: Repetitions per case.
-      num_measured_steps: Steps in the measured window.
-      statuses: Trials that are not ok, by (backend, mode, replicas, repetition); the
-        value None leaves the trial out of the store.
-      fingerprints: Machines, dealt to trials in turn.
-      is_evaluated: Whether top-1 is recorded.
-      budget: Of the quality runs of the strong cases; None for none.
-      num_learning_runs: Repetitions of those.
-      learned: Revisions that have quality runs beside this tree, with the factor of
-        their accuracy.
-      has_actors: Whether programs count environment steps.
-      noise: Standard deviation of log throughput between repetitions.
-      num_rounds: Of each generation; 0 for trials in sequence.
-      revisions: In a relay, revisions beside this tree, with the factor by which their
-        steps take longer.
-      twin_factor: In a relay, by which steps of the twin take longer; None for no twin.
-      void_share: In a relay, of turns that are void.
-      baseline_batch_size: Examples per step of one replica; of all with strong scaling.
-      name: Of the study.
-      workload_version: Of all trials.
-    """
-
-    backends: tuple[str, ...] = ("in_graph", "tf_mirrored")
-    modes: tuple[ScalingMode, ...] = (WEAK, STRONG)
-    replicas: tuple[int, ...] = (1, 2)
-    repeats: int = 3
-    num_measured_steps: int = 16
+    backends: tuple[str, ...] = ("in_graph", "tf_mirrored")  # In planned order.
+    modes: tuple[ScalingMode, ...] = (WEAK, STRONG)  # In planned order.
+    replicas: tuple[int, ...] = (1, 2)  # Ascending; the first is the baseline.
+    repeats: int = 3  # Repetitions per case.
+    num_measured_steps: int = 16  # Steps in the measured window.
+    # Trials that are not ok, by (backend, mode, replicas, repetition); the value None
+    # leaves the trial out of the store.
     statuses: dict[tuple[str, ScalingMode, int, int], TrialStatus | None] = (
         dataclasses.field(default_factory=dict)
     )
+    # Machines, dealt to trials in turn.
     fingerprints: tuple[str, ...] = ("5f0c3a1be2d94c7788aa",)
-    is_evaluated: bool = True
-    noise: float = 0.012
+    is_evaluated: bool = True  # Whether top-1 is recorded.
+    noise: float = 0.012  # Standard deviation of log throughput between repetitions.
+    # Of the quality runs of the strong cases; None for none.
     budget: Budget | None = None
-    num_learning_runs: int = 1
+    num_learning_runs: int = 1  # Repetitions of those.
+    # Revisions that have quality runs beside this tree, with the factor of their
+    # accuracy.
     learned: dict[str, float] = dataclasses.field(default_factory=dict)
-    has_actors: bool = False
-    num_rounds: int = 0
+    has_actors: bool = False  # Whether programs count environment steps.
+    num_rounds: int = 0  # Of each generation; 0 for trials in sequence.
+    # In a relay, revisions beside this tree, with the factor by which their steps take
+    # longer.
     revisions: dict[str, float] = dataclasses.field(default_factory=dict)
+    # In a relay, by which steps of the twin take longer; None for no twin.
     twin_factor: float | None = None
-    void_share: float = 0.0
+    void_share: float = 0.0  # In a relay, of turns that are void.
+    # Examples per step of one replica; of all with strong scaling.
     baseline_batch_size: int = BASE_BATCH
-    name: str = "resnet50-laptop-synthetic"
-    workload_version: str = "1"
+    name: str = "resnet50-laptop-synthetic"  # Of the study.
+    workload_version: str = "1"  # Of all trials.
 
 
 def make_store(root: pathlib.Path, shape: Shape | None = None) -> Store:

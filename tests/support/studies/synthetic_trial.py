@@ -98,20 +98,7 @@ def result(
     foreign_fraction: float | None = None,
     learned: float = 1.0,
 ) -> TrialResult:
-    """Makes the observations of a trial.
-
-    Args:
-      spec: What would have run.
-      mode: The row of the table of throughputs.
-      trial_id: Seeds the noise.
-      noise: Standard deviation of log throughput between repetitions.
-      has_actors: Whether the program counts environment steps.
-      factor: By which steps take longer.
-      num_rounds: Of a relay, with one step per turn; 0 for a contiguous window.
-      void_share: Of the turns.
-      foreign_fraction: What others used in each turn; None where it is unknown.
-      learned: Factor of the accuracy of a quality run.
-    """
+    """Makes the observations of a trial."""
     generator = np.random.default_rng(int(trial_id[:15], 16))
     # All cases of one repetition drift together, as on a shared machine.
     drift = np.random.default_rng(spec.seed).normal(0, noise)

@@ -29,13 +29,9 @@ from workloads.peers.catalog import PEERS, PeerInfo
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Tuned(PeerInfo):
-    """A peer that is started with other values than its defaults.
+    """A peer that is started with other values than its defaults."""
 
-    Attributes:
-      words: These, as they follow its command.
-    """
-
-    words: str
+    words: str  # These, as they follow its command.
 
     def command(self, workload: str) -> str:
         """Returns what starts its program."""

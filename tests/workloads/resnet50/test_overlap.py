@@ -43,20 +43,14 @@ TRANSFER_SEC, GRPC = 1e-3, (1e9, 4e9)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
-    """The traced step of ResNet-50.
+    """The traced step of ResNet-50."""
 
-    Attributes:
-      work: Multiply-adds of convolutions and products, in the order in which they
-        were traced. All other kernels are taken for parts of these.
-      needs: By node, the last of those that it needs.
-      plans: For eight GPUs of one process.
-      on_two_nodes: The same for two processes with eight each.
-    """
-
+    # Multiply-adds of convolutions and products, in the order in which they were
+    # traced. All other kernels are taken for parts of these.
     work: list[int]
-    needs: dict[str, int]
-    plans: Any
-    on_two_nodes: Any
+    needs: dict[str, int]  # By node, the last of those that it needs.
+    plans: Any  # For eight GPUs of one process.
+    on_two_nodes: Any  # The same for two processes with eight each.
 
     def reductions(self, plans: Any = None) -> list[Reduction]:
         """The buckets of the plan."""

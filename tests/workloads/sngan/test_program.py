@@ -34,18 +34,13 @@ SMALL = small_programs.OPTIONS["sngan"]
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A program after 5 steps, and what each of them changed.
+    """A program after 5 steps, and what each of them changed."""
 
-    Attributes:
-      program: The program.
-      first_loss: That of the first step.
-      changes: Whether the step changed the generator, and the discriminator.
-      averages: Of a weight after the step, as the program has it and as expected.
-    """
-
-    program: object
-    first_loss: float
+    program: object  # The program.
+    first_loss: float  # That of the first step.
+    # Whether the step changed the generator, and the discriminator.
     changes: list[tuple[bool, bool]]
+    # Of a weight after the step, as the program has it and as expected.
     averages: list[tuple[np.ndarray, np.ndarray]]
 
 

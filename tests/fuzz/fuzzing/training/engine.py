@@ -208,23 +208,15 @@ def _clipped(grads: list[Any], optimizer: syntax.Optimizer) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Event:
-    """What is seen after an action.
+    """What is seen after an action."""
 
-    Attributes:
-      action: What was done.
-      loss: Of the last step, the mean over replicas; None without one.
-      ended: Whether the epoch ended, and the next one has begun.
-      error: What was raised, or None.
-      outside: The model's variables.
-      num_updates: Updates that the optimizer has counted.
-    """
-
-    action: syntax.Action
-    loss: Any = None
-    ended: bool = False
-    error: Exception | None = None
+    action: syntax.Action  # What was done.
+    loss: Any = None  # Of the last step, the mean over replicas; None without one.
+    ended: bool = False  # Whether the epoch ended, and the next one has begun.
+    error: Exception | None = None  # What was raised, or None.
+    # The model's variables.
     outside: list[Any] = dataclasses.field(default_factory=list)
-    num_updates: int = 0
+    num_updates: int = 0  # Updates that the optimizer has counted.
 
 
 def events(training: syntax.Training) -> Iterator[Event]:

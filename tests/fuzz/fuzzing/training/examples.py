@@ -22,14 +22,7 @@ def make_data(training: syntax.Training) -> tuple[np.ndarray, np.ndarray]:
 def parts_of(
     inputs: syntax.Inputs, batch: int, num_replicas: int, start: int
 ) -> list[np.ndarray] | None:
-    """Examples of each replica in the step that begins at one; None at the end.
-
-    Args:
-      inputs: How examples become batches.
-      batch: Examples of a step.
-      num_replicas: Among which they are split.
-      start: Examples that were read before.
-    """
+    """Examples of each replica in the step that begins at one; None at the end."""
     stop = min(start + batch, inputs.num_examples)
     own = np.arange(start, stop)
     if not len(own) or (len(own) < batch and not inputs.is_split):

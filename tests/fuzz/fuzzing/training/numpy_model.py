@@ -194,11 +194,7 @@ class Model:
                 layer.moving = [[m.copy() for m in mean] for _ in range(num_replicas)]
 
     def step(self, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
-        """One update; returns the mean squared error over all examples.
-
-        Args:
-          parts: Examples and targets of each replica.
-        """
+        """One update; returns the mean squared error over all examples."""
         total = max(sum(len(x) for x, _ in parts), 1)
         values = [x.astype(self._dtype) for x, _ in parts]
         for layer in self.layers:

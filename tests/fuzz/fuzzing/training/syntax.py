@@ -48,41 +48,26 @@ Layer: TypeAlias = Dense | Norm | Dropout | Queue | Recomputed
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """A Keras optimizer and the options of ``wrap_optimizer``.
+    """A Keras optimizer and the options of ``wrap_optimizer``."""
 
-    Attributes:
-      name: ``sgd``, ``momentum``, ``nesterov`` or ``adam``.
-      clip: ``global_clipnorm``, or None.
-      loss_scale: As ``wrap_optimizer`` takes it.
-      clips_before: Function of TensorFlow by which each replica clips its gradients
-        before they are averaged, or None.
-    """
-
-    name: str
-    clip: float | None = None
-    loss_scale: float | str | None = None
+    name: str  # ``sgd``, ``momentum``, ``nesterov`` or ``adam``.
+    clip: float | None = None  # ``global_clipnorm``, or None.
+    loss_scale: float | str | None = None  # As ``wrap_optimizer`` takes it.
+    # Function of TensorFlow by which each replica clips its gradients before they are
+    # averaged, or None.
     clips_before: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """How examples become batches.
+    """How examples become batches."""
 
-    Attributes:
-      num_examples: Of an epoch.
-      batch: Examples of a step on all replicas.
-      is_split: Whether by ``split_global_batches``, which leaves no example out.
-      is_generator: Whether a Python generator gives them.
-      mode: An ``InputReplicationMode``.
-      prefetch: ``prefetch_to_device``.
-    """
-
-    num_examples: int
-    batch: int
-    is_split: bool
-    is_generator: bool
-    mode: str
-    prefetch: int
+    num_examples: int  # Of an epoch.
+    batch: int  # Examples of a step on all replicas.
+    is_split: bool  # Whether by ``split_global_batches``, which leaves no example out.
+    is_generator: bool  # Whether a Python generator gives them.
+    mode: str  # An ``InputReplicationMode``.
+    prefetch: int  # ``prefetch_to_device``.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,15 +109,10 @@ class Single:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Foreign:
-    """Something of another replicator in ``run``: it must be refused.
+    """Something of another replicator in ``run``: it must be refused."""
 
-    Attributes:
-      what: ``inputs``, ``values`` or ``optimizer``.
-      num_replicas: Of the other one.
-    """
-
-    what: str
-    num_replicas: int
+    what: str  # ``inputs``, ``values`` or ``optimizer``.
+    num_replicas: int  # Of the other one.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,24 +125,13 @@ Action: TypeAlias = Run | Assign | Restore | Single | Foreign | Full
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
-    """A model, how it is trained, and what is done in order.
+    """A model, how it is trained, and what is done in order."""
 
-    Attributes:
-      layers: Followed by a dense layer with one output.
-      optimizer: Updates the model.
-      inputs: Of every epoch.
-      target: On which it begins.
-      actions: In order; at the end of an epoch the next one begins.
-      poison: The example whose step fails in every epoch, or None.
-      dtype: Of the model and of the data.
-      seed: Of data and weights.
-    """
-
-    layers: tuple[Layer, ...]
-    optimizer: Optimizer
-    inputs: Inputs
-    target: Target
-    actions: tuple[Action, ...]
-    poison: int | None
-    dtype: str
-    seed: int
+    layers: tuple[Layer, ...]  # Followed by a dense layer with one output.
+    optimizer: Optimizer  # Updates the model.
+    inputs: Inputs  # Of every epoch.
+    target: Target  # On which it begins.
+    actions: tuple[Action, ...]  # In order; at the end of an epoch the next one begins.
+    poison: int | None  # The example whose step fails in every epoch, or None.
+    dtype: str  # Of the model and of the data.
+    seed: int  # Of data and weights.

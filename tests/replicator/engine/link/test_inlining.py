@@ -17,13 +17,7 @@ def function_def(function, *args):
 
 
 def run_inlined(caller, callees, *args):
-    """What a function that calls others returns, and the functions that it then calls.
-
-    Args:
-      caller: Takes a list of tensors, returns a list of them.
-      callees: The ``FunctionDef``s of what it calls.
-      *args: Its tensors.
-    """
+    """What a function that calls others returns, and the functions that it calls."""
     kept = []
 
     def rewrite(function):
