@@ -1,7 +1,5 @@
 """The conformance suite: where cases are found, and what becomes of a hang."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

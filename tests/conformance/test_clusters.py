@@ -1,7 +1,5 @@
 """Clusters that run cases: what one case does to its cluster harms no other."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

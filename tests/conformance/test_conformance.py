@@ -1,7 +1,5 @@
 """Every backend keeps every promise of the contract, or says why it makes none."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Writes ``docs/conformance.md`` anew."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What processes of a cluster run: the client of one, or every worker of another."""
 
-from __future__ import annotations
-
 import random
 
 import injected

@@ -1,7 +1,5 @@
 """Injected failures: where their modules are found, and the devices they run on."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

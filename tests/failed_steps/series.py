@@ -1,7 +1,5 @@
 """Draws jobs and failures, and compares each with a run that nothing disturbed."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 

@@ -1,7 +1,5 @@
 """A few drawn failures of the series that ``make failures`` runs."""
 
-from __future__ import annotations
-
 import functools
 
 import injected

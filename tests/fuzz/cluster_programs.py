@@ -1,7 +1,5 @@
 """What processes of a cluster run: many drawn programs, against the interpreter."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import sys

@@ -1,7 +1,5 @@
 """The fuzzer: where its modules are found, and the devices that programs run on."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

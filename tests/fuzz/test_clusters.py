@@ -1,7 +1,5 @@
 """Random step functions on real workers give what R copies in lock step give."""
 
-from __future__ import annotations
-
 import on_clusters
 import pytest
 

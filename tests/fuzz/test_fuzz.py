@@ -1,7 +1,5 @@
 """Random step functions give on R replicas what R copies in lock step give."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Faults that the grammar draws programs for: put back, they show."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 

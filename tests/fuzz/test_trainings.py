@@ -1,7 +1,5 @@
 """Random trainings on R replicas give what NumPy gives on one device."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from pathlib import Path

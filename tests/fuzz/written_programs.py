@@ -1,7 +1,5 @@
 """Programs of a few statements, written by hand."""
 
-from __future__ import annotations
-
 from fuzzing import syntax
 
 FLOAT3 = syntax.Type(syntax.FLOAT, (3,))

@@ -1,7 +1,5 @@
 """Collectives: values over nests and types, sparse values, gradients."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Derivatives of every order, vectorized loops, and rows that replicas share."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import tensorflow as tf

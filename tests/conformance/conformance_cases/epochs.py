@@ -1,7 +1,5 @@
 """Whole epochs: every example once, also where they do not fill the last step."""
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Imports every module of cases, so that all of them are registered."""
 
-from __future__ import annotations
-
 from conformance_cases import (
     collectives,
     derivatives,

@@ -3,8 +3,6 @@
 ``docs/migration.md`` quotes the messages.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The suite's cases as cases of a cluster, run on replicators that are made once."""
 
-from __future__ import annotations
-
 import functools
 
 from conformance_cases import every, runner

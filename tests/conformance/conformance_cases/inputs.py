@@ -1,7 +1,5 @@
 """Input pipelines: who reads what, in which order, and when it ends."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 from conformance_cases.registry import case, share

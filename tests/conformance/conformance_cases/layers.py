@@ -1,7 +1,5 @@
 """Layers whose computation spans replicas."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """map_reduce and map_gather: work items dealt over replicas."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 from conformance_cases.registry import case, on_every

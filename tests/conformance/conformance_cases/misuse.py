@@ -1,7 +1,5 @@
 """Misuse: each error says what was passed, why it is wrong and what to do."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import tensorflow as tf

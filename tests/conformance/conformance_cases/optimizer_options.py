@@ -1,7 +1,5 @@
 """Options of wrap_optimizer: what they promise holds over all replicas of the job."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """A model in stages: its replicas train like one device on their examples."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import tensorflow as tf

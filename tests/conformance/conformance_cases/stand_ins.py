@@ -1,7 +1,5 @@
 """Stand-ins for hardware that test machines do not have."""
 
-from __future__ import annotations
-
 import contextlib
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """Variables between and inside steps, random streams, new shapes, explain."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """N replicas of b examples train like one device on N x b examples."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import tensorflow as tf

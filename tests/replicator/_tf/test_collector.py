@@ -1,7 +1,5 @@
 """The garbage collector while a step is traced."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

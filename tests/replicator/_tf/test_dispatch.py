@@ -1,7 +1,5 @@
 """Programs are started by name, with what tf.function would have looked at fixed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """The graph optimizer is given the devices that a graph is for."""
 
-from __future__ import annotations
-
 import types
 
 import pytest

@@ -1,7 +1,5 @@
 """Who takes the handle of a variable: all that can write it unseen, and few others."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Which kernel TensorFlow would use, read from its registry."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

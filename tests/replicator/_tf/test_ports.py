@@ -1,7 +1,5 @@
 """Ports: what the kernel drops, and that TensorFlow cannot listen without a filter."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import os

@@ -1,7 +1,5 @@
 """A variable tells of what Python writes to it, and stays the variable that it was."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

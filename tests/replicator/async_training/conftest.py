@@ -3,8 +3,6 @@
 The chiefs of real clusters compute cases while tests read them.
 """
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 It continues from the last checkpoint, and trains until somebody is killed.
 """
 
-from __future__ import annotations
-
 import keras
 import messages
 import numpy as np

@@ -1,7 +1,5 @@
 """A member of a cluster with parameter servers; the chief takes four steps."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

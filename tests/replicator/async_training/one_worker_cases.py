@@ -1,7 +1,5 @@
 """Cases of one worker and one server, run by the chief of a test cluster."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 import tiny_models
 

@@ -1,7 +1,5 @@
 """Cases of two workers and two servers about state: checkpoints, and what is kept."""
 
-from __future__ import annotations
-
 import gc
 import tempfile
 import weakref

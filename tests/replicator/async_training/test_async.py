@@ -1,7 +1,5 @@
 """Asynchronous training: no update is lost, and steps mean what they always do."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

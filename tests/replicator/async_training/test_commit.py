@@ -1,7 +1,5 @@
 """Commit: an update is applied once or not at all, and counted with its staleness."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

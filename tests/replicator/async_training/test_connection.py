@@ -1,7 +1,5 @@
 """A TF_CONFIG that is no cluster for parameter servers is refused."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What waits for a worker runs together, and what was lost is done again from where."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import socket

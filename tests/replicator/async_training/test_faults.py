@@ -1,7 +1,5 @@
 """Processes that die while others train asynchronously: every update counts once."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

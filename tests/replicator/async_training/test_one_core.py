@@ -1,7 +1,5 @@
 """Parameter servers where every process has one core, as in a container of CI."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

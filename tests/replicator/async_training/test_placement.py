@@ -1,7 +1,5 @@
 """Placement: each variable goes to the parameter server with the fewest bytes."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pull: which reads of a step are sent together, and what the others wait for."""
 
-from __future__ import annotations
-
 import types
 
 import pytest

@@ -1,7 +1,5 @@
 """replicator.server refuses what it cannot serve, before TensorFlow starts anything."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

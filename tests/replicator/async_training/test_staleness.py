@@ -1,7 +1,5 @@
 """Staleness: what the update counts of all servers add up to."""
 
-from __future__ import annotations
-
 import pytest
 
 from replicator.async_training.staleness import summarize

@@ -1,7 +1,5 @@
 """Step: what workers share, and what they keep apart because a step overwrites it."""
 
-from __future__ import annotations
-
 import keras
 import pytest
 import tensorflow as tf

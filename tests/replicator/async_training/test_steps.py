@@ -1,7 +1,5 @@
 """Steps: what workers are given, run on devices of one process instead of a cluster."""
 
-from __future__ import annotations
-
 import threading
 
 import keras

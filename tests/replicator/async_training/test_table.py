@@ -1,7 +1,5 @@
 """Table: workers share what they add to, and keep apart what they overwrite."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Cases of two workers and two servers, run by the chief of a test cluster."""
 
-from __future__ import annotations
-
 import tempfile
 
 import keras

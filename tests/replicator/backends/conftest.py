@@ -1,7 +1,5 @@
 """What several backends of worker processes are compared with."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import uneven_epoch

@@ -1,7 +1,5 @@
 """Model parallelism: replicas that are split over several logical devices."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """One public class for two patterns of replication over workers."""
 
-from __future__ import annotations
-
 import pytest
 
 import replicator

@@ -1,7 +1,5 @@
 """TPUs, as far as a machine without one can tell."""
 
-from __future__ import annotations
-
 import os
 import types
 from unittest import mock

@@ -1,7 +1,5 @@
 """A process that trains and saves without end, to be killed at any moment."""
 
-from __future__ import annotations
-
 import pathlib
 import sys
 

@@ -1,7 +1,5 @@
 """What pipelines say of the examples in their batches."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """The position of the inputs: no example of an epoch is repeated or lost."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

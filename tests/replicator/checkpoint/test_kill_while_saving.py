@@ -1,7 +1,5 @@
 """A process killed at any moment of a save leaves a whole checkpoint in charge."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import random

@@ -1,7 +1,5 @@
 """Replica-local state: back per replica, or combined for another number of them."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 import replicator

@@ -1,7 +1,5 @@
 """What a manager writes, keeps and says of it, and what it refuses to read or save."""
 
-from __future__ import annotations
-
 import pathlib
 import resource
 

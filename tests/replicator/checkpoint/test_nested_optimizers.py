@@ -1,7 +1,5 @@
 """A wrapped optimizer is saved wherever it hangs."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

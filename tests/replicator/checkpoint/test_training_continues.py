@@ -1,7 +1,5 @@
 """Training continues from a checkpoint, on any backend and number of replicas."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """An order that cannot be repeated is not continued in the middle of an epoch."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Who is lost, and who began it, from what workers report of themselves."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

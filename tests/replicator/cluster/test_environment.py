@@ -1,7 +1,5 @@
 """Cluster environments: mistakes are explained, waits are bounded."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

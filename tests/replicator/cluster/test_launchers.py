@@ -1,7 +1,5 @@
 """Environments of launchers: what their variables say, and mistakes in them."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The GPUs of a host are divided among its workers, by their local ranks."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 from hypothesis import given

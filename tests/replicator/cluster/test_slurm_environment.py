@@ -1,7 +1,5 @@
 """Slurm's variables: lists, places of tasks, ports, and what is wrong with them."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

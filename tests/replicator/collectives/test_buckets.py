@@ -1,7 +1,5 @@
 """Buckets: which small tensors are sent together."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 from hypothesis import given

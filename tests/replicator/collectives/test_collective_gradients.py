@@ -1,7 +1,5 @@
 """Gradients of collectives, of orders 1 to 3 and in forward mode."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Collectives on every type, on random nests, against NumPy."""
 
-from __future__ import annotations
-
 import covering
 import hypothesis
 import ml_dtypes  # NumPy's arrays of bfloat16 and 8-bit floats

@@ -1,7 +1,5 @@
 """Compression: tensors that are sent in 16 bits, and how wrong they may arrive."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

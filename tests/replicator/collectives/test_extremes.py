@@ -1,7 +1,5 @@
 """Values at the limits of their types, and shapes that differ between replicas."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Kinds of collectives: a new one is never another, and each answers everything."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Cross-replica batch normalization against Keras on the whole batch."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

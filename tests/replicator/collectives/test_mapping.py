@@ -1,7 +1,5 @@
 """map_reduce and map_gather: items dealt over replicas, results, gradients, misuse."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

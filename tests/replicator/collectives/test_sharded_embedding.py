@@ -1,7 +1,5 @@
 """An embedding in parts against one table."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

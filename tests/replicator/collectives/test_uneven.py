@@ -1,7 +1,5 @@
 """Steps whose replicas hold different numbers of examples average as one batch."""
 
-from __future__ import annotations
-
 import functools
 
 import keras

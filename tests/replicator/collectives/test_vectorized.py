@@ -1,7 +1,5 @@
 """Collectives in tf.vectorized_map, Jacobians, and what cannot be vectorized."""
 
-from __future__ import annotations
-
 import os
 
 import case_cluster

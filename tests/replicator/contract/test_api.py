@@ -1,7 +1,5 @@
 """The public names of the package, and what importing it costs."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Misuse: every message says what was passed, why it is wrong and what to do."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import inspect

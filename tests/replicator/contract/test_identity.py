@@ -1,7 +1,5 @@
 """Inputs, values, optimizers and variables of one replicator are not another's."""
 
-from __future__ import annotations
-
 import copy
 
 import keras

@@ -1,7 +1,5 @@
 """What nobody refers to any more is gone: programs, functions, copies of variables."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

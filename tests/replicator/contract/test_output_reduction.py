@@ -1,7 +1,5 @@
 """reduce() of what steps returned: the types, shapes and words of all_reduce."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

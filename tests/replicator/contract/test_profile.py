@@ -1,7 +1,5 @@
 """A profile shows the steps of run() and the replicas inside them."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """tf.summary in a step: one value per step, that of replica 0."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """summary() says who runs where and what every device holds."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

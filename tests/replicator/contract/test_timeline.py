@@ -1,7 +1,5 @@
 """A timeline: a trace of Chrome in which each op says where it belongs."""
 
-from __future__ import annotations
-
 import json
 
 import keras

@@ -5,8 +5,6 @@
 Eight virtual CPU devices are taken for parts of one GPU each, and one thread runs ops.
 """
 
-from __future__ import annotations
-
 import collections
 import json
 import sys

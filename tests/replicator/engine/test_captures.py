@@ -1,7 +1,5 @@
 """What a step closes over: variables found by their handles, and what is refused."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """State that differs between replicas and feeds a gradient is refused by name."""
 
-from __future__ import annotations
-
 import divergence_variants as variants
 import keras
 import pytest

@@ -1,7 +1,5 @@
 """Replicas that meet in collective ops of one process: no hang, and the right cause."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

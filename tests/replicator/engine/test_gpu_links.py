@@ -4,8 +4,6 @@ No machine of the tests has several GPUs: the nodes are looked at, and ``test_fl
 runs them on virtual devices.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Linked collectives: the values are NumPy's, and this is what they cost."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

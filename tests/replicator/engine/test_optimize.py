@@ -1,7 +1,5 @@
 """The optimized graph: same names at the seams, same results, functions of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """What the user sets by tf.config.optimizer holds for the engine's graphs too."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import subprocess

@@ -1,7 +1,5 @@
 """Outputs of replicas of another process that are returned as one vector."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from replicator.collectives.kind import Transfer

@@ -1,7 +1,5 @@
 """Plans of collectives: balance, buckets, algorithms and the printed plan."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

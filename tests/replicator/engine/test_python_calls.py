@@ -1,7 +1,5 @@
 """Python functions in steps: each replica has its own calls, and their gradients."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 import replicator

@@ -1,7 +1,5 @@
 """Shares: when updated variables are sent to other programs, together with which."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 from collective_calls import make_call

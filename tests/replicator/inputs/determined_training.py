@@ -1,7 +1,5 @@
 """Training with every source of randomness, as a program and for import."""
 
-from __future__ import annotations
-
 import sys
 
 import keras

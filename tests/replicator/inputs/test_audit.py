@@ -1,7 +1,5 @@
 """The audit of input pipelines sees what an epoch misses, repeats and leaves over."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """set_determinism gives equal bits, in one process and in two."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 

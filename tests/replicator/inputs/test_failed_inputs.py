@@ -1,7 +1,5 @@
 """A step that fails has consumed its batches, and counts; replicas stay in step."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Values of one step: dense, ragged, sparse, and what is none of them."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

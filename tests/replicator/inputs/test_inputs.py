@@ -1,7 +1,5 @@
 """Input pipelines that do not fit together, and batches that do not divide."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """What is left for the last step of an epoch is divided among the replicas."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

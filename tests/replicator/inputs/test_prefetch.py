@@ -1,7 +1,5 @@
 """Batches that wait on the devices of replicas: where they are, and in which order."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

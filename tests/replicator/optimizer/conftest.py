@@ -1,7 +1,5 @@
 """Weights and wrapped optimizers."""
 
-from __future__ import annotations
-
 import keras
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Accumulation where replicas have memories of their own: each keeps its own sums."""
 
-from __future__ import annotations
-
 import collections
 
 import keras

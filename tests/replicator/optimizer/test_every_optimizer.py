@@ -1,7 +1,5 @@
 """Every optimizer of Keras trains on replicas as it does on one device."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 

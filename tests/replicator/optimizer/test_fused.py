@@ -1,7 +1,5 @@
 """Fused kernels: the update of Keras to the last digits, or no fused update at all."""
 
-from __future__ import annotations
-
 import types
 
 import keras

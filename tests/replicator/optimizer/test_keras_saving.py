@@ -3,8 +3,6 @@
 What is saved here is loaded plain, and the other way round, to the last bit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import types
 

@@ -1,7 +1,5 @@
 """A wrapped optimizer where Keras' own is expected."""
 
-from __future__ import annotations
-
 import keras
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Options of wrap_optimizer, alone and together, against one device that has none."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -4,8 +4,6 @@ Those of libraries that are not installed are skipped by name; ``make test-commu
 has them all.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Gradients and variables that do not belong together are named."""
 
-from __future__ import annotations
-
 import keras
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Rows that all replicas look up alike, such as positions, are one lookup."""
 
-from __future__ import annotations
-
 import contextlib
 
 import keras

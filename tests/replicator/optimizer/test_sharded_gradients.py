@@ -1,7 +1,5 @@
 """sharded_update='gradients' and 'parameters': the same numbers, less on a device."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

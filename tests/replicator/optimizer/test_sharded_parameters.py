@@ -1,7 +1,5 @@
 """sharded_update='parameters': a variable is on its owner's device alone."""
 
-from __future__ import annotations
-
 import functools
 
 import keras

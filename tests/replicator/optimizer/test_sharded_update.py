@@ -1,7 +1,5 @@
 """sharded_update: the same numbers, a share of the work and of the memory."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

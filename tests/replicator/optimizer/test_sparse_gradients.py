@@ -1,7 +1,5 @@
 """Sparse gradients: rows of all replicas are joined, and their gradient goes back."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

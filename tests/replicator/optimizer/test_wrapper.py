@@ -1,7 +1,5 @@
 """What an optimizer does with gradients, whoever wrapped it."""
 
-from __future__ import annotations
-
 import functools
 
 import keras

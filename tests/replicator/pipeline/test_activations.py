@@ -1,7 +1,5 @@
 """What a pipeline keeps of activations: by liveness, and by TensorFlow's allocator."""
 
-from __future__ import annotations
-
 import re
 
 import keras

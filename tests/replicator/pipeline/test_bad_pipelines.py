@@ -1,7 +1,5 @@
 """Pipelines that cannot train are refused, in one line that says what to do."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """The cut of a chain of layers, against every cut that there is."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random

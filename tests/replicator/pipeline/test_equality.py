@@ -1,7 +1,5 @@
 """A pipeline computes what one device computes: losses and all gradients."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

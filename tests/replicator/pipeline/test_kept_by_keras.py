@@ -1,7 +1,5 @@
 """What Keras hangs on tensors and layers is in a pipeline as in one piece."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

@@ -1,7 +1,5 @@
 """Pipelines with the options of the optimizer: sums, scales, clips, owners."""
 
-from __future__ import annotations
-
 import functools
 
 import moved_bytes

@@ -1,7 +1,5 @@
 """A model in stages trains like the same model in one piece."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import itertools

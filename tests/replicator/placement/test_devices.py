@@ -1,7 +1,5 @@
 """Devices: names, choices, and what is said when they do not exist."""
 
-from __future__ import annotations
-
 import types
 
 import keras

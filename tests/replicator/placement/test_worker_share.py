@@ -1,7 +1,5 @@
 """Replicas are divided over workers evenly, or not at all."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

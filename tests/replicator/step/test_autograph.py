@@ -1,7 +1,5 @@
 """AutoGraph converts what the user wrote, and nothing of this library."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 

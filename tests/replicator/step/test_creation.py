@@ -1,7 +1,5 @@
 """Variables that the first trace of a step creates."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

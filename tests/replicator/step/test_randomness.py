@@ -1,7 +1,5 @@
 """What replicas draw beside one device, and after a generator was reset."""
 
-from __future__ import annotations
-
 import gc
 import random
 

@@ -1,7 +1,5 @@
 """Which function objects are one step, and what is said of too many."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import warnings

@@ -1,7 +1,5 @@
 """What becomes a dense tensor, and what the error says otherwise."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """TensorFlow's warning that a function is traced again and again: here it is untrue."""
 
-from __future__ import annotations
-
 import logging
 
 import keras

@@ -1,7 +1,5 @@
 """What a worker process finds: callbacks that write files, batches of odd size."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Distributed datasets: who gets which examples."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

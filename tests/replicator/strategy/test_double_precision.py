@@ -1,7 +1,5 @@
 """Training in float64 is as exact as on one device, whatever weighs the gradients."""
 
-from __future__ import annotations
-
 import contextlib
 
 import keras

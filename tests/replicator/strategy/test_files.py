@@ -1,7 +1,5 @@
 """Files that callbacks of ``fit`` write over workers, and batches of odd size."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from pathlib import Path

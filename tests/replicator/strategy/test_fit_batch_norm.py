@@ -1,7 +1,5 @@
 """Statistics of the global batch in ``fit``: losses of replicas meet in gradients."""
 
-from __future__ import annotations
-
 import contextlib
 
 import keras

@@ -1,7 +1,5 @@
 """Losses of ``fit`` that train on replicas as on one device; see ``test_verify``."""
 
-from __future__ import annotations
-
 import contextlib
 
 import keras

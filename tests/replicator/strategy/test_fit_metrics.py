@@ -1,7 +1,5 @@
 """Metrics of ``fit`` that are given, or make, numbers of a whole batch."""
 
-from __future__ import annotations
-
 import contextlib
 
 import keras

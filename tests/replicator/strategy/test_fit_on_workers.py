@@ -1,7 +1,5 @@
 """``fit`` and reductions on two workers with two replicas each."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

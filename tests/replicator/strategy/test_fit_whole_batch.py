@@ -1,7 +1,5 @@
 """What ``fit`` derives from a batch is derived from all of it: clips and logs."""
 
-from __future__ import annotations
-
 import contextlib
 
 import keras

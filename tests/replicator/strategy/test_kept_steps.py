@@ -1,7 +1,5 @@
 """What a graph of the user's makes of a step: one trace, and one call."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Optimizers of Keras that accumulate gradients by themselves."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """In any step, ``tf.distribute`` knows the replica, its peers and their values."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

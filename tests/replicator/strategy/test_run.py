@@ -1,7 +1,5 @@
 """``strategy.run`` and all around it: what programs for ``tf.distribute`` write."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """What ``fit`` reads of its data: as often, as much and in the order of one device."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 

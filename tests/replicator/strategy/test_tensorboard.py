@@ -3,8 +3,6 @@
 TensorFlow has no tensorboard any more: ``make test-communities`` has it.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import keras

@@ -1,7 +1,5 @@
 """``fit`` of tf_keras, which ``make test-communities`` installs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

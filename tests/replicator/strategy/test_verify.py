@@ -1,7 +1,5 @@
 """``verify_fit`` names what is not ``fit`` on one device, and nothing else."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """What a worker process of a cluster finds when it trains by ``fit``."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 

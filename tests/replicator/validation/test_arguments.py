@@ -1,7 +1,5 @@
 """What messages call arguments by, and checks of names, paths and lists."""
 
-from __future__ import annotations
-
 import pathlib
 
 import keras

@@ -1,7 +1,5 @@
 """What counts as an integer where a user gives a number."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Users' variables and replicas' copies agree, one variable at a time."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Variables that nobody else can write are not checked, and are once somebody can."""
 
-from __future__ import annotations
-
 import keras
 import pytest
 import tensorflow as tf

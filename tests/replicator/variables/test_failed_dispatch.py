@@ -1,7 +1,5 @@
 """A dispatch that fails leaves all copies alike, and what is read outside current."""
 
-from __future__ import annotations
-
 import keras
 import pytest
 import tensorflow as tf

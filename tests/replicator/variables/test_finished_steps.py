@@ -1,7 +1,5 @@
 """Steps that ended count, whatever ends the dispatch that they are in."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

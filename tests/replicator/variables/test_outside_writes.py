@@ -1,7 +1,5 @@
 """The check of outside writes: few nodes on GPUs, nothing lost, or promised away."""
 
-from __future__ import annotations
-
 import collections
 import re
 

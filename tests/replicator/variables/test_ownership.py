@@ -1,7 +1,5 @@
 """Ownership: every program deals the same variables to the same owners."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,7 +1,5 @@
 """Partial variables: settling makes all copies their mean, and changes nothing else."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Variables between and inside steps: restored, tampered with, local on request."""
 
-from __future__ import annotations
-
 import gc
 
 import covering

@@ -1,7 +1,5 @@
 """Table: which variables replicas use in the place of the user's own."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

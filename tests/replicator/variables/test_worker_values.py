@@ -1,7 +1,5 @@
 """Values of variables between workers: by NCCL on GPUs, in a ring of CPUs elsewhere."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -4,8 +4,6 @@ Every worker trains and checkpoints. The mode says what the victim does after so
 steps, the first time it comes there.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What two workers of two devices each do in one flat group of four replicas."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

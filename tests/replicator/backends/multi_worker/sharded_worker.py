@@ -3,8 +3,6 @@
 The trainings run on ``single`` in the test's own process too, for comparison.
 """
 
-from __future__ import annotations
-
 import functools
 
 import keras

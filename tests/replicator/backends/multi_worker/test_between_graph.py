@@ -1,7 +1,5 @@
 """multi_worker in real clusters of processes: values, agreement, misuse."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

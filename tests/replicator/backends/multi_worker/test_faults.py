@@ -1,7 +1,5 @@
 """Workers that die, hang or go astray: a clear error in bounded time, never a hang."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import signal

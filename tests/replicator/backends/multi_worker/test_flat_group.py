@@ -1,7 +1,5 @@
 """Two workers of two devices: all four replicas meet in one group, as GPUs do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

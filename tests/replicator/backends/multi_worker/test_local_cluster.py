@@ -1,7 +1,5 @@
 """LocalCluster: processes know who they are, can be killed, and never stay behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

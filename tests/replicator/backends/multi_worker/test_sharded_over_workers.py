@@ -1,7 +1,5 @@
 """sharded_update over worker processes: the same numbers, a share of the state each."""
 
-from __future__ import annotations
-
 import functools
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ What every backend promises is asked by the conformance suite; here is what only
 processes do.
 """
 
-from __future__ import annotations
-
 import collections
 import tempfile
 from pathlib import Path

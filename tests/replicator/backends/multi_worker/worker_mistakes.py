@@ -1,7 +1,5 @@
 """Cases of what goes wrong: on all workers, on one alone, or by misuse."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 from tiny_models import share

@@ -1,7 +1,5 @@
 """A step over sparse rows, which the test process repeats on replicas of its own."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 from tiny_models import share

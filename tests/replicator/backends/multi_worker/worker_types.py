@@ -1,7 +1,5 @@
 """Every type that crosses between workers, and what replicas contribute in it."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

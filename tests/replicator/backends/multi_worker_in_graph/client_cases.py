@@ -4,8 +4,6 @@ Once they have ended and there is a file ``continue``, the client runs steps unt
 killed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import sys

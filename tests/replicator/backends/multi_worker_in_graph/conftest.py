@@ -1,7 +1,5 @@
 """One cluster of two workers; its client computes all cases while tests read them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import case_cluster

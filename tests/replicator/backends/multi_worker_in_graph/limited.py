@@ -6,8 +6,6 @@ Every process limits its data to what it has after start plus ``ROOM_BYTES``. Pr
 losses as JSON. As a member of a cluster that is not worker 0, it serves.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """Replicas on two workers train like one replica with the joined batch."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

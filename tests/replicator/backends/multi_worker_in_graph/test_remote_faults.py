@@ -1,7 +1,5 @@
 """Workers that die or hang end the step with an error that names them, in time."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

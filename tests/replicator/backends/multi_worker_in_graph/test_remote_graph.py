@@ -1,7 +1,5 @@
 """What a step costs between the workers of one graph, counted where it is executed."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = pytest.mark.processes

@@ -1,7 +1,5 @@
 """Variables, randomness and pipelines when replicas live on two machines."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Servers end with their client; sorted last, as it ends the cluster's client."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """A replica that is split over two workers trains what does not fit on one."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

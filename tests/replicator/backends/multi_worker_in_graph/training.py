@@ -4,8 +4,6 @@ Worker 0 trains and appends one line per step to ``steps.jsonl``. It ends with a
 only: of the loss of the other worker.
 """
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """Strangers: processes that listen where they should not."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -4,8 +4,6 @@ The client of ``multi_worker_in_graph`` and of ``async`` runs steps; other proce
 serve it. Workers of ``multi_worker`` wait for worker VICTIM, which sleeps.
 """
 
-from __future__ import annotations
-
 import time
 
 import messages

@@ -1,7 +1,5 @@
 """Which addresses a cluster may have, and from where its ports may be reached."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

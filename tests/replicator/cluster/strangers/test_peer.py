@@ -1,7 +1,5 @@
 """Who is at the other end: a TensorFlow server, the same as before, or a stranger."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 

@@ -1,7 +1,5 @@
 """A cluster whose ports cannot be closed does not start, and says why."""
 
-from __future__ import annotations
-
 import pytest
 
 from replicator import errors

@@ -1,7 +1,5 @@
 """A stranger at the port of a process that died: the others end as without it."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import socket

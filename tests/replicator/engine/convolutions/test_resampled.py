@@ -1,7 +1,5 @@
 """Convolutions of repeated pixels, and averaged ones, are of the smaller image."""
 
-from __future__ import annotations
-
 import itertools
 
 import keras

@@ -1,7 +1,5 @@
 """Steps give what they give on one device, whatever is rewritten in them."""
 
-from __future__ import annotations
-
 import hypothesis
 import numpy as np
 import pytest

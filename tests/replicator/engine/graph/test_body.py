@@ -1,7 +1,5 @@
 """Bodies: graphs in the form in which functions keep them."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

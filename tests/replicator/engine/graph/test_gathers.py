@@ -1,7 +1,5 @@
 """Gathers: which reads are cut, and what each waits for."""
 
-from __future__ import annotations
-
 import pytest
 
 from replicator.engine.graph import body as body_lib

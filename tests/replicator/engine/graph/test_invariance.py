@@ -1,7 +1,5 @@
 """What varies between replicas, proven on small traced steps."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Liveness: only the owner of a variable computes its update."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

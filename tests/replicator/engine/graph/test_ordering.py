@@ -1,7 +1,5 @@
 """Effects in loops, branches and calls keep their place among the others."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

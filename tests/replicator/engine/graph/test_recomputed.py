@@ -1,7 +1,5 @@
 """Random numbers in functions that the backward pass runs again."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Copies of nodes: names, devices, seeds, functions and control edges."""
 
-from __future__ import annotations
-
 import pytest
 
 from replicator._tf import compat as _tf_compat

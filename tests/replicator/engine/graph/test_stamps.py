@@ -1,7 +1,5 @@
 """Nodes say on which type of device they will run, while they are optimized."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Any size: what has no static shape is sent as a vector of a power of two."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Chain: collective ops of one program wait for one another, and have their names."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

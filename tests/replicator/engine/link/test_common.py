@@ -1,7 +1,5 @@
 """What inlined calls of tasks have in common is one node, and nothing else is."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

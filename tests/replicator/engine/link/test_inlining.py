@@ -1,7 +1,5 @@
 """The nodes of a called function in place of the call: the same values and order."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 import replicator

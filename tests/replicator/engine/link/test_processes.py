@@ -1,7 +1,5 @@
 """GPUs of one graph in two processes: one tensor per process and bucket travels."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

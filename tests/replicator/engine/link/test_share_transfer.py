@@ -1,7 +1,5 @@
 """Share transfer: the new values of one program arrive in all others."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

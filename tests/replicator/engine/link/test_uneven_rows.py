@@ -1,7 +1,5 @@
 """Uneven rows: workers with different numbers of rows, joined by worker id."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
