@@ -154,12 +154,6 @@ def options_of_sweeps() -> dict[str, tuple[str, ...]]:
 
 
 @pytest.fixture
-def read_as_swept() -> Any:
-    """Returns a function that reads any study as the tests read their sweeps."""
-    return lambda store: Swept(store=store, output="")
-
-
-@pytest.fixture
 def run_program() -> Any:
     """Returns a function that runs a program of this folder and returns its output."""
 

@@ -41,12 +41,7 @@ def program_members(target: Target) -> list[tuple[str, int]]:
     )
 
 
-def run(
-    target: Target,
-    case_names: Sequence[str],
-    folder: Path,
-    program: Path = case_cluster.PROGRAM,
-) -> dict[str, Outcome]:
+def run(target: Target, case_names: Sequence[str], folder: Path) -> dict[str, Outcome]:
     """Runs cases in clusters of their own."""
     results = ResultFolder(folder, len(program_members(target)))
     found: dict[str, Outcome] = {}
@@ -56,7 +51,7 @@ def run(
         if not left:
             break
         log_dir = folder / f"logs_{attempt}"
-        has_failed, text = _run_one(target, left, folder, log_dir, program)
+        has_failed, text = _run_one(target, left, folder, log_dir)
         done = [name for name in left if results.has_all(name)]
         for name in done:
             found[name] = runner.join([_outcome(r) for r in results.read_all(name)])
@@ -88,11 +83,7 @@ def _outcome(result: CaseResult) -> Outcome:
 
 
 def _run_one(
-    target: Target,
-    case_names: Sequence[str],
-    folder: Path,
-    log_dir: Path,
-    program: Path,
+    target: Target, case_names: Sequence[str], folder: Path, log_dir: Path
 ) -> tuple[bool, str]:
     """Runs one cluster to its end: whether it failed, and the end of its outputs."""
     members = program_members(target)
@@ -107,7 +98,6 @@ def _run_one(
         num_cpu_devices=target.num_devices_per_worker,
         case_timeout_sec=in_cluster.CASE_TIMEOUT_SEC,
         log_dir=log_dir,
-        program=program,
         num_workers=target.num_workers,
         num_ps=int(has_chief),
         has_chief=has_chief,
