@@ -79,7 +79,6 @@ IN_GRAPH = [
 
 
 def make(name: str, num_replicas: int) -> Any:
-    """Makes a replicator of a variant."""
     return VARIANTS[name].make(num_replicas)
 
 

@@ -9,7 +9,6 @@ import replicator
 
 @pytest.fixture(params=[True, False], ids=["on", "off"])
 def is_on(request):
-    """The collector as a user may have it."""
     if not request.param:
         gc.disable()
     yield request.param

@@ -10,7 +10,6 @@ from replicator._tf.dispatch import Dispatch, recorded
 
 
 def test_a_function_is_traced_once_and_gives_what_it_computes():
-    """Nests of tensors in, flat tensors out, whatever the values."""
     traces = []
 
     def double(source):
@@ -49,7 +48,6 @@ def test_an_error_of_a_step_names_its_operation(repl_once):
 
 @pytest.mark.parametrize("is_soft", [True, False])
 def test_soft_placement_is_that_of_the_call(is_soft):
-    """It may change between calls."""
     dispatch = Dispatch(lambda _: [tf.constant(1.0)], is_optimized=False)
     dispatch(None)
     before = tf.config.get_soft_device_placement()
@@ -75,8 +73,6 @@ def test_a_tape_around_run_records_nothing(repl_once):
 
 
 def test_nests_with_gaps_come_back_as_they_were(repl_once):
-    """None stays None, for every replica."""
-
     def step():
         one = replicator.get_replica_context().replica_id + 1
         return {"a": one, "b": (None, [one * 2]), "c": None}

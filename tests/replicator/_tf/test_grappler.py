@@ -37,8 +37,6 @@ def pretend_gpus(monkeypatch):
 
 
 def _optimized_convolutions(dtype=tf.float32):
-    """The layouts of a chain of convolutions after it was optimized for a GPU."""
-
     @tf.function(input_signature=[tf.TensorSpec([2, 16, 16, 8], dtype)])
     def convolve(x):
         for seed in (1, 2):
@@ -89,7 +87,6 @@ def test_a_gpu_of_which_nothing_is_known_is_taken_for_a_new_one(pretend_gpus, gp
 def test_the_user_decides_whether_layouts_change(
     pretend_gpus, optimizer_settings, is_on, layout
 ):
-    """Where TensorFlow would change them."""
     del optimizer_settings  # restores them
     pretend_gpus((7, 0))
     tf.config.optimizer.set_experimental_options({"layout_optimizer": is_on})

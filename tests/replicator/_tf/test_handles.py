@@ -16,7 +16,6 @@ def _note(variable):
 
 @pytest.fixture
 def watched():
-    """A watched variable of two rows; what was told so far is forgotten."""
     variable = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
     handles.watch(variable, _note)
     _TOLD.clear()

@@ -10,7 +10,6 @@ INT = frozenset({tf.int32})
 
 
 def test_a_kernel_is_found_by_device_and_type():
-    """Of a CPU, in this build as in any other."""
     found = kernels.find_kernel("MatMul", "CPU", {"T": FLOAT})
 
     assert found is not None

@@ -16,7 +16,6 @@ WAIT_SEC = 0.3
 
 
 def reaches(listener, name, source):
-    """Whether a connection from an address of this machine comes through."""
     target = (name, listener.getsockname()[1])
     with contextlib.suppress(TimeoutError):
         socket.create_connection(target, WAIT_SEC, source_address=(source, 0)).close()
@@ -48,7 +47,6 @@ def dual():
     ],
 )
 def test_only_allowed_networks_come_through(dual, allowed, expected):
-    """From 127.0.0.1, 127.0.0.2 and ::1."""
     networks = [ipaddress.ip_network(text) for text in allowed]
     packets.attach(dual, packets.program(networks))
 
@@ -60,7 +58,6 @@ def test_only_allowed_networks_come_through(dual, allowed, expected):
 
 
 def test_the_filter_for_private_networks_lets_this_machine_in(dual):
-    """The longest filter that there is."""
     program = packets.program(PRIVATE)
     packets.attach(dual, program)
 

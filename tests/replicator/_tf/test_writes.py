@@ -28,7 +28,6 @@ def _told(variable):
 
 @pytest.fixture
 def variable():
-    """A variable that tells of its writes."""
     TOLD.clear()
     made = tf.Variable([0.0, 0.0])
     writes.tell_of_writes(made, _told)
@@ -47,8 +46,6 @@ def test_no_method_that_writes_is_missing():
 
 @pytest.mark.parametrize("name", writes.WRITES)
 def test_each_write_is_told_once_it_is_done(variable, name):
-    """With its value: what is told can read it."""
-
     def call():
         if name in CALLS:
             return CALLS[name](variable)

@@ -27,7 +27,6 @@ _NAMES = itertools.count()
 
 @pytest.fixture(scope="session")
 def two_servers(tmp_path_factory):
-    """Two workers with two virtual devices each, and two servers."""
     folder = tmp_path_factory.mktemp("two_servers")
     with case_cluster.started(
         "two_server_cases", folder, num_workers=2, num_ps=2, **HOW
@@ -37,7 +36,6 @@ def two_servers(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def one_worker(tmp_path_factory):
-    """One worker and one server."""
     folder = tmp_path_factory.mktemp("one_worker")
     with case_cluster.started(
         "one_worker_cases", folder, num_workers=1, num_ps=1, **HOW
@@ -46,12 +44,9 @@ def one_worker(tmp_path_factory):
 
 
 class Job:
-    """Workers (CPUs 0 and 1) and servers (CPUs 2 and 3) of this process."""
-
     cpus = CPU
 
     def __init__(self, num_servers=2, share=1, num_workers=2):
-        """Makes what a replicator makes; each worker has ``share`` replicas."""
         self.share = share
         self.topologies = [
             make_topology(
@@ -73,12 +68,10 @@ class Job:
         self.sequence_numbers = [[0] * num_servers for _ in range(num_workers)]
 
     def variables(self, *values, **kwargs):
-        """Variables on the servers."""
         with self.placement.scope():
             return [tf.Variable(value, **kwargs) for value in values]
 
     def optimizer(self, make_inner, variables):
-        """One whose updates are commits."""
         with self.placement.scope():
             inner = make_inner()
         made = ServerOptimizer(
@@ -90,7 +83,6 @@ class Job:
         return made
 
     def steps(self, step_fn, *specs):
-        """The step, built for all workers."""
         return WorkerSteps(
             step_fn,
             specs,
@@ -101,7 +93,6 @@ class Job:
         )
 
     def run(self, steps, worker=0, num_steps=1, source=None):
-        """Runs steps of one worker, and counts its sequence number."""
         spec = tf.nest.map_structure(tf.type_spec_from_value, source)
         given = steps.assign(
             worker, num_steps, source=source, spec=spec, keeps_results=True
@@ -114,17 +105,14 @@ class Job:
         return [output.numpy() for output in outputs]
 
     def counted(self, name="clock"):
-        """By server, what the commit states have counted."""
         return [np.asarray(getattr(each, name)).tolist() for each in self.commit_states]
 
 
 @pytest.fixture
 def make_job():
-    """Makes a job of this process."""
     return Job
 
 
 @pytest.fixture
 def job():
-    """Two workers of one replica, and two servers."""
     return Job()

@@ -25,7 +25,6 @@ def by_pipeline(ctx):
 
 
 def total(num_steps, num_workers):
-    """The sum of what all workers read in so many steps each."""
     of_first = sum(1 + step % 7 for step in range(num_steps))
     return float(of_first * sum(range(1, num_workers + 1)))
 
@@ -61,7 +60,6 @@ def distinct(variables):
 
 
 def train(repl, folder):
-    """Trains without end."""
     module, sgd, momentum, step = make_training(repl)
     inputs = repl.make_input_iterator(by_pipeline)
     manager = repl.make_checkpoint_manager(
@@ -94,7 +92,6 @@ def train(repl, folder):
 
 
 def set_up(folder):
-    """Where checkpoints are."""
     return (folder,)
 
 

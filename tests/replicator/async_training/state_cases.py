@@ -15,7 +15,6 @@ CASES = {}
 
 
 def case(function):
-    """Registers a case under its name."""
     CASES[function.__name__] = function
     return function
 
@@ -26,7 +25,6 @@ def by_pipeline(ctx):
 
 
 def _trained(repl, *, num_steps):
-    """A model with all that a checkpoint holds, after some steps."""
     training = tiny_models.Training(repl, "batch norm")
     if num_steps:
         training.run(num_steps, num_steps_per_run=num_steps)
@@ -34,14 +32,12 @@ def _trained(repl, *, num_steps):
 
 
 def _values(model, optimizer):
-    """All numbers of a model and its optimizer."""
     variables = [*model.variables, *optimizer.wrapped.variables]
     return [np.asarray(v).tolist() for v in variables]
 
 
 @case
 def checkpoints():
-    """What async saves, others restore, and the other way round."""
     repl = MultiWorkerAsyncReplicator()
     model, optimizer, inputs = _trained(repl, num_steps=4)
     here = "/job:chief/replica:0/task:0/device:CPU:0"
@@ -84,7 +80,6 @@ def checkpoints():
 
 @case
 def dropped_step():
-    """Nobody keeps a step function that its user has dropped."""
     repl = MultiWorkerAsyncReplicator()
     with repl.context():
         weight = tf.Variable(0.0)

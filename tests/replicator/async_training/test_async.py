@@ -13,7 +13,6 @@ STEPS_PER_WORKER = 180
 
 
 def test_sums_of_whole_gradients_come_out_exactly(two_servers):
-    """Two workers hammer four variables on two servers."""
     found = two_servers.value("sums")
 
     assert [[-STEPS_PER_WORKER * (1.0 + 2.0)]] * 4 == found["weights"]
@@ -33,7 +32,6 @@ def test_sums_of_sparse_gradients_come_out_exactly(two_servers):
 
 
 def test_an_embedding_in_shards_loses_nothing(two_servers):
-    """Two workers of 60 steps; each of the two servers has rows of it."""
     found = two_servers.value("sharded_embedding")
     expected = [[-120.0 * times] * 2 for times in (2, 1, 0, 0, 1)]
 
@@ -115,12 +113,10 @@ def test_staleness_counts_every_update_once(two_servers):
     ],
 )
 def test_misuse_raises_an_actionable_error(two_servers, case, message):
-    """Each error says what was passed and what to do."""
     assert re.search(message, two_servers.error(case))
 
 
 def test_run_returns_the_last_result_of_every_replica(two_servers):
-    """Collectives join the replicas of one worker; ids count over all."""
     found = two_servers.value("results")
 
     assert [0, 1, 2, 3] == found["ids"]

@@ -18,7 +18,6 @@ _NAMES = itertools.count()
 
 
 def trace_of(commit_states, sequence_numbers=None, clocks=(0,)):
-    """What the trace of a step knows."""
     return CommitTrace(
         commit_states=commit_states,
         clocks=[tf.cast(clock, tf.int64) for clock in clocks],
@@ -74,13 +73,11 @@ class Server:
         return weight[0], int(commit_state.clock), int(commit_state.sequence_numbers[0])
 
     def update_counts(self, server=0):
-        """Updates by staleness."""
         counts = self.commit_states[server].update_counts.numpy()
         return {int(place): int(counts[place]) for place in np.flatnonzero(counts)}
 
 
 def test_a_commit_updates_counts_and_uses_its_sequence_number():
-    """Three in a row, each of them fresh."""
     server = Server()
 
     for used in range(3):
@@ -153,7 +150,6 @@ def test_the_last_bin_counts_all_that_is_more_stale(late):
 
 
 def test_a_failing_update_releases_the_lock():
-    """The next one does not wait for ever."""
     commit_state = CommitState(CPU[1], 1, f"commits of a test {next(_NAMES)}")
     weight = tf.Variable([0.0])
 
@@ -248,7 +244,6 @@ def parcel(tensors):
 
 
 def small(elements, dtype=np.float32):
-    """A tensor of so many elements."""
     return np.arange(elements, dtype=dtype)
 
 

@@ -16,12 +16,10 @@ WHOLE = {
 
 
 def without(kind):
-    """The cluster without the processes of a kind."""
     return {other: addresses for other, addresses in WHOLE.items() if other != kind}
 
 
 def set_config(monkeypatch, cluster, kind="chief"):
-    """Sets TF_CONFIG."""
     task = {"type": kind, "index": 0}
     text = json.dumps({"cluster": cluster, "task": task})
     monkeypatch.setenv("TF_CONFIG", text)
@@ -45,7 +43,6 @@ def set_config(monkeypatch, cluster, kind="chief"):
 def test_a_partial_cluster_raises_an_actionable_error(
     monkeypatch, cluster, kind, message
 ):
-    """What is there, what is missing, and what to write."""
     set_config(monkeypatch, cluster, kind)
 
     with pytest.raises(errors.ClusterConfigError, match=message):
@@ -53,7 +50,6 @@ def test_a_partial_cluster_raises_an_actionable_error(
 
 
 def test_a_missing_configuration_is_refused(monkeypatch):
-    """With the name of the variable."""
     monkeypatch.delenv("TF_CONFIG", raising=False)
 
     with pytest.raises(errors.ClusterConfigError, match="TF_CONFIG"):

@@ -27,7 +27,6 @@ NOTHING_LOST = types.SimpleNamespace(
 
 
 def given(num_steps=1, *, program=PROGRAM, keeps_results=False, num_commits=(1, 2)):
-    """Steps for worker 0."""
     return Assignment(
         worker=0,
         num_steps=num_steps,
@@ -126,7 +125,6 @@ def test_steps_without_updates_are_all_done_again():
 
 
 def test_a_worker_that_does_not_come_back_is_named(monkeypatch):
-    """After the time that was given; later calls get the same error."""
     monkeypatch.setattr(_tf_compat, "create_on_worker", lambda *_: "handle")
     monkeypatch.setattr(_tf_compat, "remote_state", lambda *_: ("lost", None))
     cluster = types.SimpleNamespace(addresses={"worker": ["localhost:2997"]})
@@ -168,7 +166,6 @@ class Slow:
         return ("pending" if self.now < self.ends_after else "ready"), None
 
     def run(self, **options):
-        """Runs steps, and waits."""
         self.dispatcher.hand_out(given(**options))
         self.dispatcher.join()
 
@@ -186,7 +183,6 @@ FOREVER = threading.Event()
     ids=["no progress", "progress that ends", "no response"],
 )
 def test_a_first_dispatch_without_progress_says_what_to_set(monkeypatch, reads):
-    """After the time that was given; later calls get the same error."""
     monkeypatch.setattr(first_wait, "_ANSWER_SEC", 0.5)
     slow = Slow(monkeypatch, ends_after=1e6, reads=reads)
     message = (
@@ -256,7 +252,6 @@ def test_a_server_that_ended_is_named(server):
 
 
 def test_a_server_that_hangs_is_named(server):
-    """It listens, but gives no response."""
     address, _ = server
     watch = watch_over(address, address)
     watch._watch.lost["/job:ps/replica:0/task:1"] = ("1", 30.0)
@@ -268,7 +263,6 @@ def test_a_server_that_hangs_is_named(server):
 
 
 def test_an_error_of_a_step_stays_what_it_is(server):
-    """While all servers answer."""
     watch = watch_over(server[0])
 
     with pytest.raises(tf.errors.OutOfRangeError), watch.guard():
@@ -277,10 +271,7 @@ def test_an_error_of_a_step_stays_what_it_is(server):
 
 
 class Workers:
-    """Workers that run what they are given when a test says so."""
-
     def __init__(self, monkeypatch, num_workers=1):
-        """Stands in for TensorFlow's coordinator."""
         self.works, self.runs, self.skips, self.errors = [], [], [], {}
         monkeypatch.setattr(_tf_compat, "create_on_worker", self._create)
         monkeypatch.setattr(_tf_compat, "remote_state", self._state)
@@ -332,7 +323,6 @@ class Workers:
 
 @pytest.fixture
 def workers(monkeypatch):
-    """One worker and two servers."""
     return Workers(monkeypatch)
 
 

@@ -26,36 +26,28 @@ NUM_WORKERS = 2
 
 
 class Job:
-    """A cluster, and what its chief has said."""
-
     def __init__(self, cluster):
-        """Nothing has been said yet."""
         self.cluster = cluster
         self._num_lines_before = 0
 
     def reported(self, name):
-        """The last value of a field that the chief sent since it was started last."""
         sent = messages.received(
             self.cluster, CHIEF, num_lines_before=self._num_lines_before
         )
         return messages.last(sent, name)
 
     def last(self):
-        """All that the chief said of its last call."""
         sent = messages.received(self.cluster, CHIEF)
         return [message for message in sent if "call" in message][-1]
 
     def wait_until(self, condition, timeout_sec=START_SEC):
-        """Waits for a condition, at most so long."""
         messages.wait_until(condition, self.cluster, timeout_sec)
 
     def wait_for_calls(self, number):
-        """Waits until the chief has made so many calls more."""
         before = self.reported("call") or self.reported("restored") or 0
         self.wait_until(lambda: (self.reported("call") or 0) >= before + number)
 
     def wait_for_end(self):
-        """Waits until all have ended by themselves; returns who has not."""
         deadline = time.monotonic() + FAULT_SEC
         while time.monotonic() < deadline:
             alive = [m for m in self.cluster.members if self.cluster.is_running(*m)]
@@ -65,12 +57,10 @@ class Job:
         return alive
 
     def restored(self):
-        """The call from which a restarted chief continues."""
         self.wait_until(lambda: self.reported("restored") is not None)
         return self.reported("restored")
 
     def lose_server(self, server):
-        """Kills a server; returns what the chief tells, and who is left then."""
         self.cluster.kill("ps", server)
         self.wait_until(lambda: self.reported("error"), FAULT_SEC)
         return {
@@ -81,7 +71,6 @@ class Job:
         }
 
     def restart(self):
-        """Starts all processes again."""
         self._num_lines_before = len(self.cluster.output(*CHIEF).splitlines())
         for member in self.cluster.members:
             self.cluster.restart(*member)
@@ -99,7 +88,6 @@ class Job:
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory):
-    """What one job saw: workers, its chief and servers were killed, one by one."""
     with case_cluster.started(
         "fault_member",
         tmp_path_factory.mktemp("faults"),
@@ -180,5 +168,4 @@ def test_a_restarted_job_continues_from_its_last_checkpoint(story, when):
 
 
 def test_a_lost_chief_leaves_nobody_behind(story):
-    """Workers and servers end when their client has left."""
     assert [] == story["lost chief"]["left"]

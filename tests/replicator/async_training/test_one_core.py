@@ -26,7 +26,6 @@ MEMBER = Path(__file__).parent / "one_core_member.py"
     ],
 )
 def test_steps_end_on_one_core(tmp_path, threads, exit_code, printed):
-    """Or one error says what to set."""
     core = {min(os.sched_getaffinity(0))}
     argv = [sys.executable, str(MEMBER), threads]
     with LocalCluster(

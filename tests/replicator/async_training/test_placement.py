@@ -13,14 +13,12 @@ CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(3)]
 
 @pytest.fixture
 def placement():
-    """Two servers, on devices of this process."""
     made = Placement(2)
     made.devices = tuple(CPU[1:])
     return made
 
 
 def servers(placement, *values, **kwargs):
-    """The servers of variables that are made in this order."""
     with placement.scope():
         made = [tf.Variable(value, **kwargs) for value in values]
     return [placement.server_of(variable) for variable in made]
@@ -35,7 +33,6 @@ def test_servers_are_the_tasks_of_the_job_ps():
 
 
 def zeros(*sizes):
-    """Vectors of so many float32."""
     return [tf.zeros([size]) for size in sizes]
 
 
@@ -61,7 +58,6 @@ def zeros(*sizes):
 def test_each_variable_goes_to_the_server_with_fewest_bytes(
     placement, values, options, expected, num_bytes
 ):
-    """And counts there."""
     assert expected == servers(placement, *values, **options)
     assert num_bytes == placement.num_bytes
 

@@ -14,10 +14,7 @@ from replicator.variables.kinds import Kind
 
 
 class Step:
-    """A step that reads variables of two servers."""
-
     def __init__(self, job):
-        """Starts without reads, but for the clocks of the servers ``c0`` and ``c1``."""
         self.job = job
         self.variables = {}
         self._nodes = []
@@ -27,7 +24,6 @@ class Step:
             self.clocks[id(clock)] = server
 
     def variable(self, name, server, value, kind=Kind.MIRRORED):
-        """A variable on a server, or of this process (None)."""
         place = self.job.cpus[0] if server is None else self.job.cpus[2 + server]
         with tf.device(place):
             made = tf.Variable(value, trainable=False)
@@ -37,11 +33,9 @@ class Step:
         return made
 
     def add(self, name, op, *inputs):
-        """A node of the graph."""
         self._nodes.append(_tf_compat.NodeDef(name=name, op=op, input=list(inputs)))
 
     def read(self, name, server=0, size=2, dtype=tf.float32, **options):
-        """A variable and a read of it, ``read_<name>``."""
         self.variable(name, server, tf.zeros([size], dtype), **options)
         self.add(f"read_{name}", "ReadVariableOp", name)
 
@@ -51,7 +45,6 @@ class Step:
             self.add(f"now_{server}", "ReadVariableOp", f"c{server}")
 
     def take_out(self):
-        """Takes out what is sent together."""
         traced = types.SimpleNamespace(variables=self.variables)
         graph = body.from_graph_def(_tf_compat.GraphDef(node=self._nodes))
         return pull.take_out(traced, graph, self.job.table, self.clocks)
@@ -59,7 +52,6 @@ class Step:
 
 @pytest.fixture
 def step(job):
-    """A step in the making."""
     return Step(job)
 
 

@@ -10,7 +10,6 @@ from replicator import errors, server
 
 
 def tf_config(kind, address="localhost:2999"):
-    """TF_CONFIG of one process of a kind; the others live elsewhere."""
     ports = {"chief": 2996, "worker": 2997, "ps": 2998}
     cluster = {other: [f"localhost:{port}"] for other, port in ports.items()}
     cluster[kind] = [address]

@@ -66,7 +66,6 @@ def test_a_function_that_overwrites_is_found():
 
 
 def trace(job, step_fn, *specs):
-    """Traces a step."""
     return trace_step(
         step_fn,
         specs,

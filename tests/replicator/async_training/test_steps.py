@@ -20,8 +20,6 @@ def _client_here(monkeypatch):
 
 
 def train_on(optimizer, weights, xs):
-    """A step with a gradient for every weight; returns the loss."""
-
     def step():
         with tf.GradientTape() as tape:
             terms = [
@@ -48,7 +46,6 @@ OPTIMIZERS = {
 
 
 def initial_values():
-    """One array per weight."""
     rng = np.random.default_rng(4)
     return [rng.normal(size=shape).astype(np.float32) for shape in SHAPES]
 
@@ -83,7 +80,6 @@ def test_steps_over_two_servers_are_those_of_one_device(job, name):
 
 
 def make_net(*, is_sparse):
-    """A small net with batch norm, dropout and maybe an embedding."""
     keras.utils.set_random_seed(5)
     layers = [
         keras.layers.Dense(16),
@@ -99,8 +95,6 @@ def make_net(*, is_sparse):
 
 
 def net_step(model, optimizer, x, y):
-    """A step on one batch; returns the loss."""
-
     def step():
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(x, training=True) - y) ** 2)

@@ -10,13 +10,11 @@ from replicator.variables.kinds import Kind
 
 @pytest.fixture
 def pairs(make_job):
-    """Two workers of two replicas, and two servers."""
     return make_job(share=2)
 
 
 @pytest.fixture
 def variable(job):
-    """On the second server."""
     with tf.device(job.cpus[3]):
         return tf.Variable([1.0, 2.0], trainable=False)
 
@@ -109,7 +107,6 @@ def local(job):
 
 
 def values(variables):
-    """What they hold."""
     return [float(variable[0]) for variable in variables]
 
 

@@ -217,7 +217,6 @@ def end_of_data():
 
 @case
 def stock():
-    """The peer trains behind the same contract."""
     repl = replicator.create("tf_parameter_server", num_replicas=2)
     with repl.context():
         weight = tf.Variable(4.0)

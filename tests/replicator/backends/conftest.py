@@ -9,8 +9,6 @@ import replicator
 
 @pytest.fixture
 def check_epoch():
-    """Compares what every process had of an uneven epoch with one device."""
-
     def check(results):
         expected = uneven_epoch.run(replicator.create("single"))
         for result in results:

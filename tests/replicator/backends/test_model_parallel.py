@@ -170,7 +170,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_parts_that_do_not_exist_are_refused(what):
-    """With the number that there are."""
     call, message = REFUSED[what]
 
     with pytest.raises(errors.DeviceError, match=message):

@@ -28,7 +28,6 @@ def environment(monkeypatch):
 
 
 def test_without_a_tpu_the_message_says_where_it_was_looked_for(environment):
-    """The argument, the environment, the devices; and what to do."""
     with pytest.raises(
         errors.DeviceError,
         match=r"no TPU was found: tpu=None, none of TPU_NAME, .* is set, and "
@@ -109,7 +108,6 @@ def test_a_replica_takes_neighbouring_cores(mesh_shape, num_logical_devices, exp
 
 
 def test_a_split_that_is_no_block_of_the_mesh_is_refused():
-    """Three cores of a 2 x 2 x 1 x 2 mesh."""
     with pytest.raises(
         errors.DeviceError, match=r"replica=3 is not a block of a 2 x 2 x 1 x 2 mesh"
     ):
@@ -118,7 +116,6 @@ def test_a_split_that_is_no_block_of_the_mesh_is_refused():
 
 @pytest.fixture
 def system():
-    """Eight cores that nobody can run."""
     topology = types.SimpleNamespace(
         num_tasks=1, num_tpus_per_task=8, mesh_shape=np.array([2, 2, 1, 2])
     )
@@ -154,7 +151,6 @@ def test_too_few_cores_are_refused_with_both_numbers(system):
 
 @pytest.mark.parametrize("count", [0, True, 1.5])
 def test_a_replica_is_split_over_a_positive_number_of_cores(count):
-    """Before a TPU is looked for."""
     with pytest.raises(
         errors.DeviceError, match=r"logical_devices_per_replica .* must"
     ):
@@ -179,7 +175,6 @@ def test_batches_of_unknown_shape_are_refused(batched):
 
 
 def test_batches_of_known_shape_pass():
-    """As a compiled step needs them."""
     data = tf.data.Dataset.range(4).batch(2, drop_remainder=True)
 
     assert tpu.check_static({"x": data.element_spec}) is None

@@ -11,7 +11,6 @@ NUM_WEIGHTS = 400_000  # a save takes long enough to be hit
 
 
 def make(directory):
-    """Two replicas; every step adds one to all weights and 1 or 2 to local state."""
     repl = replicator.create("in_graph", num_replicas=2)
     with repl.context():
         weights = tf.Variable(tf.zeros([NUM_WEIGHTS]), trainable=False)

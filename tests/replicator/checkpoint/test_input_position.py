@@ -10,17 +10,14 @@ from replicator import InputReplicationMode, errors
 
 
 def count(num_examples):
-    """Makes a dataset of numbers."""
     return functools.partial(tf.data.Dataset.range, num_examples)
 
 
 def shuffled(num_examples):
-    """Makes a dataset of numbers in an order of its own in each epoch."""
     return lambda: tf.data.Dataset.range(num_examples).shuffle(num_examples, seed=3)
 
 
 def generated():
-    """A Python generator, which has no state to save."""
     return tf.data.Dataset.from_generator(
         lambda: iter(range(32)), output_signature=tf.TensorSpec([], tf.int64)
     )
@@ -40,7 +37,6 @@ class Reader:
         global_batches=False,
         **batching,
     ):
-        """Starts at the first example; each pipeline has its share."""
         self.repl = replicator.create("in_graph", num_replicas=num_replicas)
 
         def input_fn(ctx):
@@ -58,29 +54,24 @@ class Reader:
         self.follow(input_fn, mode)
 
     def follow(self, input_fn, mode):
-        """Reads by an input function."""
         self.inputs = self.repl.make_input_iterator(input_fn, mode)
         self._manager = self.repl.make_checkpoint_manager(
             self._folder, inputs=self.inputs, step=self.variable
         )
 
     def read(self, num_steps=1):
-        """The examples of some steps."""
         steps = [self.repl.run(tf.identity, self.inputs) for _ in range(num_steps)]
         return [int(x) for parts in steps for part in parts for x in part.numpy()]
 
     def save(self):
-        """Saves the position."""
         self._manager.save(self.inputs.num_steps)
 
     def restore(self):
-        """Continues where somebody has saved; returns how."""
         return self._manager.restore().input_position
 
 
 @pytest.fixture
 def make(tmp_path):
-    """Makes readers that save in one folder."""
     return functools.partial(Reader, tmp_path)
 
 

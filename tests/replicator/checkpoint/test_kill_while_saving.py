@@ -19,7 +19,6 @@ KILL_SEC = 30.0
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a process that trains; the last one ends with the test."""
     started = []
 
     def start():

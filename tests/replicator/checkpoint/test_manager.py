@@ -20,7 +20,6 @@ def _weights_only(directory, units=3, **options):
 
 
 def test_the_checkpoint_of_another_model_is_refused_with_the_differences(tmp_path):
-    """Shapes, missing and superfluous variables are named; nothing is changed."""
     _, manager = _weights_only(tmp_path)
     manager.save(7)
     model, wider = _weights_only(tmp_path, units=5)
@@ -46,7 +45,6 @@ def test_the_checkpoint_of_another_model_is_refused_with_the_differences(tmp_pat
 
 
 def test_metadata_says_who_saved_what(tmp_path):
-    """Backend, replicas, step, versions and a digest, without restoring."""
     _, manager = _weights_only(tmp_path)
     manager.save(7)
     first = manager.read_metadata()
@@ -207,7 +205,6 @@ def test_what_cannot_be_saved_is_refused_at_once(tmp_path, arguments, kind, mess
 
 
 def test_a_checkpoint_is_read_by_its_path(tmp_path):
-    """Text or pathlib's; a number is the path of nothing."""
     _, manager = _weights_only(tmp_path)
     path = manager.save(7)
 

@@ -12,10 +12,7 @@ NUM_STEPS = 3
 
 
 class Trainer(tf.Module):
-    """What a user keeps together: weights, an optimizer, a step."""
-
     def __init__(self, repl, place="attribute"):
-        """Makes a weight and an optimizer with momentum."""
         super().__init__()
         with repl.context():
             self.weight = tf.Variable([1.0, 2.0])
@@ -28,7 +25,6 @@ class Trainer(tf.Module):
         self.apply = optimizer.apply_gradients
 
     def step(self, x):
-        """One update with a gradient of the replica."""
         self.apply([(x * self.weight, self.weight)])
 
 

@@ -34,11 +34,9 @@ class Job:
 
     @property
     def num_pipelines(self):
-        """Of the whole job."""
         return MODES[self.mode](self.num_replicas, self.num_workers)
 
     def steps(self):
-        """The examples of each step of an epoch."""
         size, count = self.share * self.num_replicas, self.num_pipelines
         if self.kind == "global":
             starts = range(0, NUM_EXAMPLES, size)
@@ -63,7 +61,6 @@ class Job:
         ]
 
     def position(self, num_steps=0, **changes):
-        """What its first worker would save after some steps."""
         facts = {
             "num_steps": num_steps,
             "num_skipped": 0,
@@ -167,7 +164,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_read_other_examples_is_refused(name):
-    """The message has the transformation, and where it belongs."""
     changes, divided, message = REFUSED[name]
     before = Job(2, 2, 1, "per replica", "whole")
 

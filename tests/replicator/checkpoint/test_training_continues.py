@@ -20,7 +20,6 @@ def _training(name, num_replicas, *, is_local=False, mode="PER_WORKER", **option
 
 
 def _manager(training, folder):
-    """What saves all of it."""
     return training.make_manager(folder, inputs=training.inputs)
 
 

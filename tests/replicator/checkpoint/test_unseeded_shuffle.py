@@ -9,8 +9,6 @@ from replicator.errors import CheckpointMismatchError
 
 
 def _nested(seed):
-    """A shuffle inside a function of the pipeline."""
-
     def part(index):
         del index
         return tf.data.Dataset.range(12).shuffle(12, seed=seed)
@@ -80,7 +78,6 @@ def test_an_unseeded_shuffle_on_other_replicas_is_refused(where, tmp_path):
 
 
 def test_a_seeded_shuffle_is_continued(tmp_path):
-    """Each example once, on four replicas in place of two."""
     make = MAKERS["outside"]
     (inputs, saver), (others, restorer) = _saved_and_new(make, 3, tmp_path)
     first = _examples([next(inputs)])

@@ -20,7 +20,6 @@ AT_ONCE_SEC = 0.5
 
 
 def ranks(rank, size, port, host="127.0.0.1"):
-    """What the launcher gives a process."""
     return Ranks(rank=rank, world_size=size, chief_host=host, chief_port=port)
 
 
@@ -50,7 +49,6 @@ def exchange(everyone, timeout_sec=SOON_SEC):
 
 @pytest.fixture
 def port():
-    """A port that is free."""
     return local_cluster.free_ports(1)[0]
 
 
@@ -135,7 +133,6 @@ def test_the_chief_names_the_ranks_that_are_missing(port):
 
 
 def test_a_chief_that_never_comes_is_named(port):
-    """With its address, and what to check."""
     (error,) = exchange([ranks(1, 2, port)], AT_ONCE_SEC)
 
     assert (
@@ -164,7 +161,6 @@ def test_two_jobs_at_one_port_are_an_error(port):
 
 
 def test_a_port_of_the_chief_in_use_is_named(port):
-    """Before anything else is waited for."""
     with socket.create_server(("", port)):
         (error,) = exchange([ranks(0, 2, port)], AT_ONCE_SEC)
 
@@ -224,7 +220,6 @@ def test_other_messages_are_those_of_strangers(line):
 
 @pytest.mark.parametrize("rank", [0, 2, -1])
 def test_a_rank_out_of_range_is_explained(rank):
-    """The chief says from where it came."""
     line = json.dumps(
         {"rank": rank, "world_size": 2, "port": 1, "chief_host": "10.0.0.1"}
     ).encode()

@@ -9,7 +9,6 @@ from replicator.cluster.liveness.deadline import Deadline
 
 
 def waited(deadline: Deadline, expired: threading.Event, sec: float) -> bool:
-    """Whether a block that waits for its end gets one."""
     with deadline.limit(sec):
         return expired.wait(60.0)
 

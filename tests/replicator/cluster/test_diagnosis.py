@@ -25,11 +25,9 @@ class FakeState:
         self._has_leader = has_leader
 
     def report(self):
-        """Whether the coordination service answers."""
         return self._has_leader
 
     def fault_of(self, worker):
-        """What is wrong with a worker, or nothing."""
         return self._faults.get(worker, "")
 
 

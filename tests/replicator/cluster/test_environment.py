@@ -14,19 +14,16 @@ WORKERS = ["localhost:2301", "localhost:2302"]
 
 
 def tf_config(addresses, kind="worker", index=0):
-    """An environment with TF_CONFIG."""
     config = {"cluster": addresses, "task": {"type": kind, "index": index}}
     return {"TF_CONFIG": json.dumps(config)}
 
 
 def read(environ):
-    """Reads TF_CONFIG from a made-up environment."""
     return environment.detect(environ).config()
 
 
 @pytest.fixture
 def listener():
-    """A socket that accepts connections, and its address."""
     with socket.create_server(("", 0)) as server:
         yield f"localhost:{server.getsockname()[1]}"
 
@@ -121,13 +118,11 @@ def test_a_resolver_is_as_good_as_the_environment():
     ],
 )
 def test_a_mistake_in_tf_config_is_explained(environ, message):
-    """Each mistake has its own message."""
     with pytest.raises(errors.ClusterConfigError, match=message):
         read(environ)
 
 
 def test_a_server_is_no_worker():
-    """A parameter server has no worker id."""
     config = read(tf_config({"worker": WORKERS, "ps": ["localhost:1"]}, "ps"))
 
     with pytest.raises(errors.ClusterConfigError, match=r"ps:0, not a worker"):
@@ -148,7 +143,6 @@ def test_an_evaluator_reads_its_cluster_and_takes_no_part(others):
 
 
 def test_an_evaluator_that_nobody_lists_listens_nowhere():
-    """It is told what to do instead."""
     config = read(tf_config({"worker": WORKERS}, "evaluator"))
 
     with pytest.raises(
@@ -158,7 +152,6 @@ def test_an_evaluator_that_nobody_lists_listens_nowhere():
 
 
 def test_those_who_do_not_answer_are_named(listener):
-    """The wait ends in time, and the message has the one who is missing."""
     start = time.monotonic()
     (port,) = _closed_ports(1)
     addresses = {"worker": [listener, f"localhost:{port}"]}
@@ -174,7 +167,6 @@ def test_those_who_do_not_answer_are_named(listener):
 
 
 def test_the_wait_ends_when_all_answer(listener):
-    """Nobody is waited for who is there."""
     start = time.monotonic()
     reachability.wait_for({"worker": [listener], "ps": [listener]}, timeout_sec=30)
 

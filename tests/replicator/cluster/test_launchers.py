@@ -106,7 +106,6 @@ def test_the_pods_of_a_job_agree(name, num_workers, data):
     ],
 )
 def test_a_mistake_in_a_manifest_is_explained(changed, message):
-    """Each mistake has its own message, of one line."""
     with pytest.raises(errors.ClusterConfigError, match=message) as found:
         environment.detect(POD | changed).config()
 
@@ -200,7 +199,6 @@ def test_two_jobs_of_mpirun_meet_at_different_ports():
     ],
 )
 def test_on_several_hosts_the_address_is_asked_for(environ, example):
-    """In one line, with what to write."""
     with pytest.raises(
         errors.ClusterConfigError,
         match=rf"^MASTER_ADDR is not set.*MASTER_PORT in every process.*{example}.*$",
@@ -238,7 +236,6 @@ def test_a_launcher_of_pmix_alone_is_told_what_to_set():
     ],
 )
 def test_a_mistake_in_ranks_is_explained(environ, message):
-    """Each mistake has its own message, of one line, before anybody is waited for."""
     with pytest.raises(errors.ClusterConfigError, match=message) as found:
         environment.detect(environ)
 
@@ -301,7 +298,6 @@ def test_a_step_of_slurm_that_speaks_pmix_is_one_of_slurm():
 
 
 def test_nobody_says_what_the_cluster_is():
-    """The message names the ways."""
     with pytest.raises(
         errors.ClusterConfigError,
         match=r"no launcher has numbered this process.*docs/clusters\.md",

@@ -40,18 +40,14 @@ FLOOD = 1100
 
 
 class Gang:
-    """The port of a gang."""
-
     def __init__(self) -> None:
         self.exits = MemberExits()
         self.address = ("127.0.0.1", int(self.exits.address.rpartition(":")[2]))
 
     def read(self) -> None:
-        """Takes what has arrived."""
         self.exits.read(0.01)
 
     def works(self) -> bool:
-        """A genuine member is heard."""
         with contextlib.closing(
             channel.connect("{}:{}".format(*self.address), self.exits.secret)
         ) as member:
@@ -64,7 +60,6 @@ class Gang:
         return self.exits.codes == {0: 0}
 
     def close(self) -> None:
-        """Closes it."""
         self.exits.close()
 
 
@@ -92,11 +87,9 @@ class Turns:
         self.address = resident.native_address(self.resident._address)
 
     def read(self) -> None:
-        """Takes what has arrived."""
         assert self.resident.poll() is None
 
     def works(self) -> bool:
-        """A genuine rank, a process of its own, is heard."""
         script = (
             "import socket, sys; s = socket.socket(socket.AF_UNIX);"
             "s.connect(chr(0) + sys.argv[1]);"
@@ -115,7 +108,6 @@ class Turns:
         return answers is not None and [0] == [answer["rank"] for answer in answers]
 
     def close(self) -> None:
-        """Closes it."""
         self.resident.close()
 
 
@@ -143,13 +135,11 @@ class Exchange:
         """The thread does."""
 
     def works(self) -> bool:
-        """A genuine process gets the addresses."""
         self._agree(1)
         self.thread.join(20)
         return len(self.found) == 2 and len(set(self.found)) == 1
 
     def close(self) -> None:
-        """Closes it."""
         self.thread.join(20)
 
 
@@ -162,7 +152,6 @@ def _connects(address: tuple[str, int]) -> bool:
 
 @pytest.fixture(params=[Gang, Turns, Exchange])
 def port(request, monkeypatch):
-    """Each port of ours, open."""
     monkeypatch.setattr(resident, "_POLL_SEC", 0.01)
     with contextlib.closing(request.param()) as opened:
         yield opened
@@ -170,7 +159,6 @@ def port(request, monkeypatch):
 
 @pytest.fixture
 def connect(port):
-    """Returns a function that connects a stranger."""
     with contextlib.ExitStack() as opened:
 
         def run() -> socket.socket:

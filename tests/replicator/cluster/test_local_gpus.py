@@ -11,7 +11,6 @@ from replicator.cluster.configuration import ClusterConfig
 
 
 def choose(num_visible, rank, num_workers, *, num_needed=1, is_limited=False):
-    """What one worker takes."""
     return list(
         membership.choose_gpus(
             num_visible,
@@ -29,7 +28,6 @@ def choose(num_visible, rank, num_workers, *, num_needed=1, is_limited=False):
     num_more=st.integers(0, 3),
 )
 def test_workers_of_a_host_never_share_a_gpu(num_workers, num_needed, num_more):
-    """Each takes as many as it needs, and no two take the same."""
     num_visible = num_workers * num_needed + num_more
     taken = [
         gpu

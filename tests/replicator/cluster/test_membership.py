@@ -12,7 +12,6 @@ ADDRESSES = {"worker": ("localhost:1001", "localhost:1002")}
 
 
 def config(index: int = 0, **changes: object) -> ClusterConfig:
-    """A place in a cluster of two workers."""
     return ClusterConfig(
         **{"addresses": ADDRESSES, "kind": "worker", "index": index, **changes}
     )
@@ -24,7 +23,6 @@ def _not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refuse() -> None:
-    """Must not be called."""
     raise AssertionError
 
 
@@ -47,7 +45,6 @@ def test_the_second_replicator_gets_what_the_first_one_made() -> None:
 def test_another_cluster_place_or_role_is_refused(
     role: str, other: ClusterConfig
 ) -> None:
-    """With both, and with what to do."""
     membership.join_once("between-graph", config(), object)
     message = (
         r"this process is already between-graph worker 0 of localhost:1001, "
@@ -60,7 +57,6 @@ def test_another_cluster_place_or_role_is_refused(
 
 
 def test_who_failed_to_join_may_try_again() -> None:
-    """Nothing is remembered of it."""
     with pytest.raises(AssertionError):
         membership.join_once("between-graph", config(), refuse)
 

@@ -12,7 +12,6 @@ from replicator.errors import ClusterConfigError
 
 
 def step(**changes):
-    """The variables of the second of four tasks on two nodes."""
     variables = {
         "SLURM_JOB_ID": "7",
         "SLURM_STEP_ID": "0",
@@ -26,7 +25,6 @@ def step(**changes):
 
 
 def read(**changes):
-    """The cluster that they describe."""
     return environment.detect(step(**changes)).config()
 
 
@@ -50,7 +48,6 @@ def test_the_local_index_is_not_the_global_one():
 
 
 def test_what_a_user_sets_comes_first():
-    """``TF_CONFIG`` in a step is what counts."""
     text = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'
 
     assert "a:1" == read(TF_CONFIG=text).address
@@ -65,7 +62,6 @@ def test_a_batch_script_is_in_no_step():
 
 
 def test_roles_make_servers_of_the_last_tasks():
-    """In the order of ranks."""
     config = read(REPLICATOR_ROLES="chief:1,worker:2,ps:1")
 
     assert ("worker", 0) == (config.kind, config.index)
@@ -94,7 +90,6 @@ def test_reserved_ports_are_used():
 
 
 def test_a_program_of_its_own_forgets_the_job():
-    """Nothing of the step is left."""
     variables = step(HOME="/root", TF_CONFIG="{}")
     environment.forget(variables)
 
@@ -140,7 +135,6 @@ def test_a_program_of_its_own_forgets_the_job():
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(changes, message):
-    """What was set, why it is wrong, and what to do."""
     with pytest.raises(ClusterConfigError, match=message) as caught:
         read(**changes)
 
@@ -197,7 +191,6 @@ def test_any_text_is_a_list_or_an_error_of_ours(text):
     st.none() | st.integers(1, 4),
 )
 def test_every_task_has_a_place_of_its_own(counts, block_size):
-    """All places are taken, whatever the distribution."""
     places = slurm.places_of_tasks(counts, block_size)
     expected = {(n, i) for n, count in enumerate(counts) for i in range(count)}
 
@@ -207,7 +200,6 @@ def test_every_task_has_a_place_of_its_own(counts, block_size):
 
 @given(st.integers(0, 2**31), st.integers(0, 10**6), st.integers(1, 64))
 def test_derived_ports_are_below_those_of_outgoing_connections(job, number, num_ports):
-    """As many as requested, in the range."""
     ports = slurm.derived_ports(job, number, num_ports)
 
     assert num_ports == len(set(ports))

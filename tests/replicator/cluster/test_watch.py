@@ -28,7 +28,6 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def wait_until(is_true: object) -> bool:
-    """Whether something becomes true before a limit that no machine needs."""
     end = time.monotonic() + LIMIT_SEC
     while time.monotonic() < end:
         if is_true():

@@ -22,7 +22,6 @@ from replicator.collectives import buckets
     ],
 )
 def test_a_bucket_is_full_at_its_limit(sizes, expected):
-    """Large tensors and those of unknown size go alone."""
     keys = ["a"] * len(sizes)
 
     assert buckets.fill(keys, sizes, limit=10, alone_from=20) == expected

@@ -15,12 +15,10 @@ EXACT = {"rtol": 1e-11, "atol": 1e-12}
 
 
 def _shared(function):
-    """What a collective gives to all replicas."""
     return lambda xs: [function(xs)] * len(xs)
 
 
 def _rows(x):
-    """A row for each replica."""
     count = replicator.get_replica_context().num_replicas_in_sync
     return tf.stack([x * (row + 1.0) for row in range(count)])
 

@@ -119,7 +119,6 @@ def test_collectives_of_any_nest_are_numpys(in_graph, data):
 
 
 def test_eight_bit_floats_keep_their_type(in_graph):
-    """They are summed in float32, and come back as they went."""
     dtype = tf.dtypes.experimental.float8_e4m3fn
     values = [[1.5, 3.0], [2.5, -3.0]]
     x = replicator.PerReplica([tf.cast(tf.constant(v), dtype) for v in values])
@@ -132,7 +131,6 @@ def test_eight_bit_floats_keep_their_type(in_graph):
 
 
 def test_strings_are_gathered_and_broadcast(in_graph):
-    """What has no arithmetic is still sent."""
     x = replicator.PerReplica([tf.constant("a"), tf.constant("b")])
 
     out = in_graph.run(
@@ -163,7 +161,6 @@ def test_gradients_flow_through_mixed_types(in_graph, dtype):
 
 
 def test_sparse_slices_are_broadcast_as_they_are(repl):
-    """Values and indices of the source arrive; the result is still sparse."""
     n = repl.num_replicas
     values = replicator.PerReplica([tf.fill([2, 3], 1.0 + r) for r in range(n)])
     indices = replicator.PerReplica([tf.constant([r, 4]) for r in range(n)])
@@ -205,7 +202,6 @@ def test_sparse_slices_are_broadcast_as_they_are(repl):
     ids=["bool sum", "complex max", "string min", "slices max", "slices gather"],
 )
 def test_a_meaningless_reduction_raises_an_actionable_error(in_graph, call, message):
-    """The message says what the type allows instead."""
     with pytest.raises(ValueError, match=message):
         in_graph.run(call)
 

@@ -151,7 +151,6 @@ def test_sparse_slices_travel_in_16_bits(separate):
 
 
 def test_the_plan_says_what_travels(separate):
-    """explain() counts the bytes that are sent: half."""
     repl = separate(2)
 
     _mean(repl, _operands(2), "bfloat16")
@@ -178,7 +177,6 @@ def test_the_route_between_gpus_depends_on_the_type(name, algorithm):
 
 @pytest.mark.parametrize("name", ["int8", tf.bfloat16, 16, True])
 def test_an_unknown_compression_lists_what_there_is(in_graph, name):
-    """The message has the value and both names."""
     with pytest.raises(
         errors.OptimizerOptionError,
         match=r"compression=.* is unknown; use 'bfloat16' .*, 'float16'",

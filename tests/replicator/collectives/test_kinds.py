@@ -66,7 +66,6 @@ def test_a_weight_that_gets_the_result_of_such_a_kind_is_refused(in_graph, per_r
 
 
 def _without(name):
-    """Makes a kind that answers everything but one question."""
     answers = {
         n: getattr(RING.__class__, n) for n in CollectiveKind.__abstractmethods__
     }
@@ -76,7 +75,6 @@ def _without(name):
 
 @pytest.mark.parametrize("name", sorted(CollectiveKind.__abstractmethods__))
 def test_a_kind_that_lacks_an_answer_cannot_be_made(name):
-    """The message names the question."""
     with pytest.raises(TypeError, match=rf"Forgetful does not say {name}: a kind answ"):
         _without(name)
 
@@ -144,8 +142,6 @@ def test_reduce_scatter_knows_every_reduction(repl_of_four, op):
 
 
 def test_rows_that_are_known_only_at_run_time_are_divided(repl_of_four):
-    """A batch of any size, if it can be divided."""
-
     def step(x):
         rows = tf.boolean_mask(x, x[:, 0] >= 0.0)
         return replicator.reduce_scatter(rows), replicator.all_to_all(rows)
@@ -199,7 +195,6 @@ def test_rows_that_are_known_only_at_run_time_are_divided(repl_of_four):
     ],
 )
 def test_bad_input_says_what_is_allowed(in_graph, call, error, message):
-    """One line: what was passed, why it is wrong, what to do."""
     with pytest.raises(error, match=message):
         in_graph.run(call)
 
@@ -248,7 +243,6 @@ def test_kinds_say_what_goes_over_the_wire(kind, op, num_bytes):
 
 
 def test_a_permutation_inside_a_worker_moves_nothing_but_its_values():
-    """One transfer per pair."""
     places = make_topology([[device] for device in CPU])
 
     assert [Transfer(0, 1, 8), Transfer(3, 2, 8)] == list(

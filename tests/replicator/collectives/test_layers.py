@@ -25,7 +25,6 @@ def _layer(kind, **options):
 
 
 def _pass(layer, x, weights):
-    """Output, and gradients of a weighted sum of squares of it."""
     with tf.GradientTape() as tape:
         tape.watch(x)
         out = layer(x, training=True)
@@ -124,13 +123,11 @@ def test_inference_uses_the_moving_statistics(in_graph):
     ],
 )
 def test_an_option_without_meaning_is_refused(options, message):
-    """The message says what to do instead."""
     with pytest.raises(ValueError, match=message):
         replicator.CrossReplicaBatchNormalization(**options)
 
 
 def test_the_layer_can_be_made_again_from_its_configuration():
-    """As every Keras layer."""
     layer = replicator.CrossReplicaBatchNormalization(variance_form="two_pass")
 
     again = type(layer).from_config(layer.get_config())

@@ -48,7 +48,6 @@ def test_map_reduce_reduces_over_items(repl_once, op):
 
 
 def test_map_gather_keeps_the_order_of_items(in_graph):
-    """Results may differ in shape and structure, and come in the order of items."""
     weight = _variable(in_graph)
 
     def fn(size):
@@ -172,7 +171,6 @@ def test_python_branches_on_tensors_work_in_items(in_graph):
 
 
 def test_mapping_outside_a_replica_raises_an_actionable_error():
-    """It names the function that was called."""
     with pytest.raises(
         errors.CollectiveContextError, match=r"map_gather\(\) was called"
     ):
@@ -212,7 +210,6 @@ def test_mapping_outside_a_replica_raises_an_actionable_error():
     ids=["no items", "shapes", "mean", "op", "None", "unknown shape"],
 )
 def test_bad_items_and_results_raise_actionable_errors(in_graph, call, message):
-    """Each message says which item, what it gave and what is allowed."""
     with pytest.raises(ValueError, match=message):
         in_graph.run(call)
 
@@ -228,7 +225,6 @@ def test_bad_items_and_results_raise_actionable_errors(in_graph, call, message):
     ],
 )
 def test_what_is_no_function_of_an_item_is_refused(in_graph, fn, message):
-    """Before it is called."""
     with pytest.raises(TypeError, match=rf"map_reduce\(\) {message}"):
         in_graph.run(lambda: replicator.map_reduce(fn, [1, 2]))
     with pytest.raises(TypeError, match=rf"map_gather\(\) {message}"):

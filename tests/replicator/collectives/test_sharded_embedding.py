@@ -13,7 +13,6 @@ IDS = np.array([[0, 10, 3, 3], [7, 1, 10, 2]])
 
 
 def make(num_parts):
-    """The layer with the values of the table."""
     layer = replicator.ShardedEmbedding(NUM_ROWS, NUM_COLUMNS, num_parts=num_parts)
     for index, part in enumerate(layer.parts):
         part.assign(TABLE[index::num_parts])
@@ -65,7 +64,6 @@ def test_training_on_replicas_is_that_of_one_table(repl_once, per_replica, optim
 
 
 def test_every_shard_holds_a_row():
-    """With both numbers."""
     with pytest.raises(ValueError, match=r"num_parts 12 must be .* is 11"):
         replicator.ShardedEmbedding(NUM_ROWS, NUM_COLUMNS, num_parts=12)
 
@@ -73,7 +71,6 @@ def test_every_shard_holds_a_row():
 @pytest.mark.parametrize("name", ["num_rows", "num_columns", "num_parts"])
 @pytest.mark.parametrize("size", [None, 2.0, 0, 10**30])
 def test_sizes_are_positive_integers(name, size):
-    """Rows, columns and parts."""
     sizes = {"num_rows": 4, "num_columns": 2, "num_parts": 2, name: size}
 
     with pytest.raises(

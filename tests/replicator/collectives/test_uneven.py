@@ -238,7 +238,6 @@ def test_a_step_without_any_example_is_zero_and_not_nan(repl_once):
 
 
 def test_values_must_be_one_per_example(repl_once):
-    """A reduced loss, or integers, are refused with what they are."""
     with pytest.raises(
         ValueError, match=r"one floating value per example.*got float32 of shape \(\)"
     ):
@@ -299,7 +298,6 @@ def test_pipelines_that_shuffle_differently_are_refused(seed, num_pipelines):
 
 
 def test_a_global_batch_may_be_an_integer_of_numpy():
-    """As sizes of arrays are."""
     share = InputContext(num_replicas_in_sync=2).get_per_replica_batch_size(np.int64(8))
 
     assert (4, int) == (share, type(share))
@@ -321,14 +319,12 @@ def test_a_global_batch_may_be_an_integer_of_numpy():
     ],
 )
 def test_global_batches_are_of_a_dataset_for_a_context(dataset, ctx, message):
-    """The message has what an input function looks like."""
     with pytest.raises(TypeError, match=rf"split_global_batches\(\) {message}"):
         replicator.split_global_batches(dataset, ctx, 4)
 
 
 @pytest.mark.parametrize("name", ["deterministic", "autotune"])
 def test_flags_of_pipelines_are_true_or_false(name):
-    """Nothing that only looks like it."""
     with pytest.raises(TypeError, match=rf"{name} 'no' must be True or False"):
         replicator.default_data_options(**{name: "no"})
 

@@ -80,8 +80,6 @@ def test_a_vectorized_map_communicates_as_a_python_loop_does(in_graph, name):
 
 
 def test_a_vectorized_map_communicates_once(in_graph):
-    """Three iterations are one collective of the stacked rows."""
-
     def step(x):
         return tf.vectorized_map(replicator.all_sum, x)
 
@@ -115,8 +113,6 @@ def test_what_is_the_same_in_all_rows_of_unknown_size_is_communicated(in_graph):
 
 
 def test_a_vectorized_map_has_a_gradient(in_graph):
-    """The gradient of an all-sum in the loop is an all-sum again."""
-
     def step(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -231,7 +227,6 @@ def test_a_stock_strategy_refuses_them_as_the_first_of_a_process(tmp_path):
 
 
 def test_one_replica_needs_no_communication():
-    """On one device a vectorized collective is the identity."""
     repl = create("single")
 
     found = _run(repl, lambda x: tf.vectorized_map(replicator.all_sum, x), ROWS[:1])

@@ -13,7 +13,6 @@ from replicator import catalog, errors
 
 
 def test_public_names_are_sorted_and_all_there():
-    """``__all__`` and ``dir()`` say the same."""
     assert sorted(replicator.__all__) == list(replicator.__all__)
     assert list(replicator.__all__) == dir(replicator)
 
@@ -48,7 +47,6 @@ def test_every_public_method_is_documented(kind):
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    """As in any module."""
     with pytest.raises(AttributeError, match="No replicator attribute tower"):
         _ = replicator.tower
 
@@ -81,7 +79,6 @@ def test_every_backend_of_the_catalogue_exists(name):
 
 
 def test_a_class_outside_of_the_catalogue_has_no_entry():
-    """Nothing is guessed of it."""
     with pytest.raises(LookupError, match=r"builtins:object is not a backend of the"):
         catalog.entry_of(object)
 

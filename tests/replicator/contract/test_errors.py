@@ -16,7 +16,6 @@ from replicator import errors, registry
 
 
 def single(**options):
-    """A replicator of one device."""
     return replicator.create("single", **options)
 
 
@@ -114,7 +113,6 @@ CREATING = {
 
 @pytest.mark.parametrize("what", CREATING)
 def test_misuse_is_refused_before_anything_is_made(what):
-    """The message has what was passed, and what is allowed."""
     call, kind, message = CREATING[what]
 
     with pytest.raises(kind, match=message):
@@ -145,7 +143,6 @@ def test_a_limited_backend_gives_its_range(monkeypatch):
 
 @pytest.mark.parametrize("op", [tf.zeros([2]), None, "median"])
 def test_a_reduction_is_a_name(in_graph, op):
-    """In a step and outside."""
     values = replicator.PerReplica([1.0] * in_graph.num_replicas)
     message = r"unknown reduction .*; use one of 'sum', 'mean', 'min', 'max'"
 
@@ -194,7 +191,6 @@ def test_a_wrapped_optimizer_can_be_copied():
 
 @pytest.mark.parametrize("kind", errors.ReplicatorError.__subclasses__())
 def test_errors_survive_a_pipe(kind):
-    """Workers send them to their parent."""
     error = pickle.loads(pickle.dumps(kind("why")))
 
     assert (kind, "why") == (type(error), str(error))
@@ -209,7 +205,6 @@ def test_errors_survive_a_pipe(kind):
     ],
 )
 def test_without_a_plan_explain_says_why(backend, text):
-    """Before the first step, and on backends that have none."""
     repl = replicator.create(backend, devices=["CPU:0"])
 
     assert re.search(text, repl.explain())

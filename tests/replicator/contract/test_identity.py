@@ -15,7 +15,6 @@ _OTHER = r"was made by another replicator \(InGraphReplicator, num_replicas=4\),
 
 @pytest.fixture(scope="module")
 def four():
-    """Another replicator, of four replicas."""
     return replicator.create("in_graph", num_replicas=4)
 
 

@@ -72,7 +72,6 @@ def test_types_without_a_mean_are_refused(repl_once, value, message):
 
 @pytest.mark.parametrize("op", ["min", "max"])
 def test_complex_numbers_have_no_order(repl_once, op):
-    """The message says what to reduce instead."""
     values = replicator.PerReplica([1j] * repl_once.num_replicas)
 
     with pytest.raises(
@@ -117,7 +116,6 @@ def test_another_number_of_values_is_refused(in_graph, num_values):
     ],
 )
 def test_what_is_no_dense_tensor_is_refused(repl_once, value, message):
-    """By its kind, and with what to do."""
     values = replicator.PerReplica([value] * repl_once.num_replicas)
 
     with pytest.raises(TypeError, match=message):

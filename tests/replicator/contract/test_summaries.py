@@ -8,7 +8,6 @@ from replicator import PerReplica
 
 
 def _written(folder):
-    """(step, value) of each scalar in the event files of a folder."""
     found = []
     for path in sorted(folder.iterdir()):
         for record in tf.data.TFRecordDataset(str(path)):
@@ -89,7 +88,6 @@ def test_a_summary_in_a_branch_is_written_once(in_graph, tmp_path):
 
 @pytest.mark.parametrize("num_steps", [4])
 def test_each_step_of_one_dispatch_writes(in_graph, tmp_path, num_steps):
-    """One line per step, in their order."""
     count = _count(in_graph)
 
     def step():

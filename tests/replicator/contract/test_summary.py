@@ -98,7 +98,6 @@ def test_logical_devices_are_listed():
 
 
 def test_every_backend_has_a_summary(repl):
-    """Class and numbers of replicas come first, whatever the backend."""
     first = repl.summary().splitlines()[0]
 
     assert first.startswith(f"{type(repl).__name__}: {repl.num_replicas} replicas on 1")

@@ -28,7 +28,6 @@ def places(events, *keys):
 
 
 def test_ops_have_their_replica_and_their_bucket(tmp_path):
-    """Of a step of two replicas, whose gradients need two buckets."""
     repl = replicator.create("in_graph", num_replicas=2)
     with repl.context():
         weights = [tf.Variable(tf.ones([1024, 1024])) for _ in range(8)]
@@ -59,7 +58,6 @@ def test_ops_have_their_replica_and_their_bucket(tmp_path):
 
 
 def test_ops_of_a_pipeline_have_their_stage_and_their_task(tmp_path):
-    """All tasks of both replicas."""
     model = Model(2, 2)
     pipeline = model.pipeline(num_microbatches=2)
     inputs = model.repl.make_input_iterator(batches)
@@ -106,6 +104,5 @@ def test_one_profile_at_a_time_and_one_after_a_failure(tmp_path):
     ],
 )
 def test_a_path_that_cannot_be_written(path, message):
-    """One line, before anything runs."""
     with pytest.raises((TypeError, ValueError), match=message):
         replicator.create("single").timeline(path)

@@ -37,8 +37,6 @@ def _data(replica):
 
 
 class _Training:
-    """A small regression on one replicator."""
-
     def __init__(self, repl, optimizer=None):
         self.repl = repl
         with repl.context():
@@ -110,7 +108,6 @@ def test_shared_variables_are_updated_by_one_replica(name):
 
 
 def _function(training, monkeypatch):
-    """The assembled step and the operands of its collectives."""
     found = {}
     from replicator.engine.run import assembly
 
@@ -133,7 +130,6 @@ def _function(training, monkeypatch):
 
 
 def _compute_nodes(function):
-    """Op and device of every node that a replica computes."""
     return sorted(
         (node.op, node.device)
         for node in function.node_def
@@ -270,7 +266,6 @@ def test_what_belongs_to_training_is_refused(name, what, act, tmp_path):
 
 @pytest.mark.parametrize("backend", NO_CONTROL)
 def test_a_backend_without_a_control_says_why(backend):
-    """The error gives the reason and the backends that have one."""
     with pytest.raises(
         replicator.ReplicatorError,
         match=f"^backend '{backend}' has no control without communication: .{{10,}}; "

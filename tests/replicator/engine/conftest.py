@@ -33,8 +33,6 @@ _GROUP_KEYS = itertools.count(1_000_000, 8)
 
 @pytest.fixture
 def node() -> Callable[..., Any]:
-    """Makes a node of a traced graph."""
-
     def make_node(name: str, op: str, *inputs: str, **types: tf.DType) -> Any:
         made = _tf_compat.NodeDef(name=name, op=op, input=list(inputs))
         for key, dtype in types.items():
@@ -46,8 +44,6 @@ def node() -> Callable[..., Any]:
 
 @pytest.fixture
 def make_body() -> Callable[..., body.Body]:
-    """Makes a body of nodes, and of the functions that they call."""
-
     def make(*nodes: Any, library: tuple[Any, ...] = ()) -> body.Body:
         graph_def = _tf_compat.GraphDef(node=nodes)
         graph_def.library.function.extend(library)
@@ -115,14 +111,11 @@ def workers(monkeypatch: Any) -> Callable[..., list[CrossWorker]]:
 
 @dataclasses.dataclass(frozen=True)
 class Linked:
-    """What linked collectives gave."""
-
     results: list[list[np.ndarray]]  # By replica of the job, then by tensor.
     nodes: list[Any]  # Of all programs.
     plans: list[Any]  # One per program.
 
     def count(self, *ops: str) -> int:
-        """How many nodes of some types there are."""
         return sum(node.op in ops for node in self.nodes)
 
 

@@ -25,7 +25,6 @@ STEPS_PER_RUN = 20
 
 
 def make(num_replicas, **options):
-    """Replicas on the first devices."""
     names = [f"CPU:{index}" for index in range(num_replicas)]
     return replicator.create(
         "in_graph", num_replicas=num_replicas, devices=names, **options
@@ -33,7 +32,6 @@ def make(num_replicas, **options):
 
 
 def per_replica(values):
-    """One number for each replica."""
     return replicator.PerReplica([tf.constant(float(value)) for value in values])
 
 
@@ -146,7 +144,6 @@ def cross_device_edges(num_replicas):
 
 
 def main(num_steps):
-    """Prints one line per fact."""
     tf.config.threading.set_inter_op_parallelism_threads(1)
     devices.split_cpu(NUM_DEVICES)
     take_cpus_for_gpus()

@@ -15,7 +15,6 @@ SEPARATOR = "now with XLA"
 
 
 def train() -> None:
-    """Three steps of gradient descent."""
     repl = replicator.create("in_graph", num_replicas=2, devices=["CPU:0"] * 2)
     with repl.context():
         weight = tf.Variable([[1.0, 2.0], [3.0, 4.0]])

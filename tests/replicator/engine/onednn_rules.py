@@ -37,7 +37,6 @@ def block(x: tf.Tensor) -> tf.Tensor:
 
 
 def step(images: tf.Tensor) -> tf.Tensor:
-    """One block as it is, and one inside a loop."""
     repeated = tf.while_loop(
         lambda index, _: index < 3, lambda i, x: (i + 1, block(x)), (0, images)
     )
@@ -45,7 +44,6 @@ def step(images: tf.Tensor) -> tf.Tensor:
 
 
 def operations(graph_def: Any) -> list[str]:
-    """Which of two types are in a graph and in its functions."""
     nodes = [*graph_def.node]
     for function in graph_def.library.function:
         nodes += function.node_def
@@ -53,7 +51,6 @@ def operations(graph_def: Any) -> list[str]:
 
 
 def main() -> None:
-    """Prints the operations by devices."""
     traced = trace(step, [tf.TensorSpec([2, 8, 8, 4], tf.float32)], 1)
     found = {
         name: operations(

@@ -248,8 +248,6 @@ def test_a_graph_without_collectives_is_imported():
 
 
 def test_a_placeholder_that_nothing_feeds_is_refused():
-    """By its name, as of a graph that is imported."""
-
     def step():
         return tf.compat.v1.placeholder(tf.float32, [], name="rate")
 

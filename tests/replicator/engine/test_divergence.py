@@ -85,7 +85,6 @@ def test_state_that_another_step_lets_diverge_is_refused(trains_first):
 
 
 def test_one_replica_trains_by_any_state():
-    """Nothing differs."""
     repl = replicator.create("in_graph", num_replicas=1)
     with repl.context():
         step = variants.ada_probability(repl)

@@ -40,17 +40,14 @@ def link(places, *, kind=None, shapes=None, dtypes=None, workers=None):
 
 
 def on(devices):
-    """A replica on each device."""
     return make_topology([[device] for device in devices])
 
 
 def sums(nodes):
-    """The collective ops."""
     return [node for node in nodes.values() if node.op == "CollectiveReduceV2"]
 
 
 def number(nodes, node, position):
-    """The constant that is an input of a node."""
     const = nodes[body.producer(node.input[position])]
     return tf.make_ndarray(const.attr["value"].tensor).item()
 

@@ -46,7 +46,6 @@ PLACES = {
 
 
 def values(num_replicas=4, seed=0):
-    """Per replica, tensors of two types with four rows."""
     rng = np.random.default_rng(seed)
     shapes = [((4,), "f4"), ((4, 2), "f4"), ((4, 1, 3), "f8"), ((4,), "f8")]
     return [
@@ -170,7 +169,6 @@ def test_fusing_keeps_the_values(link, is_fused, monkeypatch):
 
 
 def rounded(value):
-    """The value in bfloat16, and back."""
     return tf.cast(tf.cast(value, tf.bfloat16), value.dtype).numpy()
 
 
@@ -198,7 +196,6 @@ def test_what_is_sent_is_rounded_and_summed_in_full_width(link, op, memories):
 
 
 def test_in_one_memory_nothing_is_rounded(link):
-    """Nothing is sent there."""
     arrays = values()
 
     linked = link(AllReduce(op="sum", wire_dtype=tf.bfloat16), arrays)

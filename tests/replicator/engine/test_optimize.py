@@ -50,8 +50,6 @@ def test_what_the_linker_refers_to_keeps_its_name():
 
 
 def test_results_of_collectives_become_inputs_of_their_static_shape():
-    """The cut graph knows type and shape of a sum and of a gather."""
-
     def step(x):
         return replicator.all_sum(x), replicator.all_gather(x)
 
@@ -160,7 +158,6 @@ def test_steps_that_call_one_function_with_other_constants_stay_apart(
 
 
 def test_functions_are_renamed_wherever_they_are_called():
-    """In attributes, in lists of branches, as ops, and from other functions."""
     graph_def = _tf_compat.GraphDef()
     for name in ("f", "g"):
         function = graph_def.library.function.add()

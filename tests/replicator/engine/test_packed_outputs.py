@@ -39,7 +39,6 @@ def test_small_numbers_of_another_process_are_one_vector_per_type():
 
 
 def test_the_caller_gets_outputs_in_their_order():
-    """By replica, then by output."""
     packed = _packed(HERE + THERE)
     shapes = [[1 if d is None else d for d in spec.shape] for spec in SPECS]
     alone = [
@@ -71,5 +70,4 @@ def test_what_is_sent_to_the_caller_is_counted():
 
 
 def test_nothing_is_packed_in_one_process():
-    """Outputs stay as they are."""
     assert 4 * SPECS == _packed(HERE + HERE).specs

@@ -245,7 +245,6 @@ def test_tensors_of_unknown_shape_go_alone():
 def test_the_algorithm_follows_from_operation_type_and_devices(
     kind, dtype, devices, algorithm
 ):
-    """Each kind of collective has its algorithm on each kind of devices."""
     call = _collective([[4]], kind, n=len(devices), dtypes=[dtype])
 
     (one,) = plan.make_plan([call], _on(devices))
@@ -284,7 +283,6 @@ def test_types_that_nccl_is_planned_for_are_types_of_its_op():
 
 
 def test_the_printed_plan_has_sizes_transfers_and_owners():
-    """One line per collective, then what each owner combines."""
     calls = [
         _collective([[4], [2]], MEAN),
         _collective([[3]], AllGather(), index=1),
@@ -306,5 +304,4 @@ def test_the_printed_plan_has_sizes_transfers_and_owners():
 
 
 def test_a_step_without_collectives_says_so():
-    """An empty plan prints a sentence, not nothing."""
     assert "no collectives" == plan.explain((), _on(CPU[:2]))

@@ -19,13 +19,11 @@ def share(node, *, size=4, source=0, dtype=tf.float32):
 
 
 def call(index, *operands, needed_if=None):
-    """A collective that reads some nodes."""
     shapes = [[]] * len(operands)
     return make_call(shapes, index=index, operands=operands, needed_if=needed_if)
 
 
 def live(*, writers=None, emitted=None):
-    """What the analysis of a graph found."""
     return Liveness(
         emitted=emitted or {}, writers=writers or {}, written={}, earlier={}, results={}
     )
@@ -184,7 +182,6 @@ def test_state_that_its_owner_alone_uses_is_accepted(
     ids=["elsewhere", "here", "both, kept here", "both, kept there", "varies", "v 2"],
 )
 def test_state_that_others_use_is_refused(slot_update, found, program_of_slot):
-    """With the name of the variable, the worker and the op."""
     message = (
         rf"keeps 'kernel/momentum' on worker {program_of_slot} only, but the step "
         r"uses it \(in ResourceApplyMomentum\)"

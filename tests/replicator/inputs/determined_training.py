@@ -11,7 +11,6 @@ NUM_REPLICAS = 2
 
 
 def train(seed, num_steps=4):
-    """Returns the bits of every replica's losses, as hexadecimal numbers."""
     replicator.set_determinism(seed)
     repl = replicator.create("in_graph", num_replicas=NUM_REPLICAS)
     with repl.context():

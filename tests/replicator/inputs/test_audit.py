@@ -226,7 +226,6 @@ def test_uneven_shares_name_what_the_last_step_leaves_over():
 def test_what_cannot_be_audited_or_is_wrong_is_refused(
     in_graph, input_fn, options, kind, message
 ):
-    """The message says what there is, and what to write."""
     with pytest.raises(kind, match=message):
         in_graph.audit_inputs(input_fn, **{"key_fn": _identity, **options})
 

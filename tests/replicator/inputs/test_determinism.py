@@ -39,6 +39,5 @@ def test_runs_with_one_seed_are_equal_bit_by_bit(train, tmp_path):
 
 @pytest.mark.parametrize("seed", [-1, 1.5, True, 2**32, "3"])
 def test_seeds_are_checked(seed):
-    """The message has the range."""
     with pytest.raises(ValueError, match=r"seed .* must be an integer from 0 to 42949"):
         replicator.set_determinism(seed)

@@ -23,7 +23,6 @@ def from_python(ctx):
 
 
 def refuse(x, bad):
-    """Fails at one element."""
     tf.debugging.assert_none_equal(x, tf.constant(bad, tf.int64))
     return x
 

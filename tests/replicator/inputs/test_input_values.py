@@ -53,7 +53,6 @@ def test_numbers_of_other_values_are_the_same_step(repl_once):
 
 
 def _same(repl, value):
-    """One value for every replica."""
     return replicator.PerReplica([value] * repl.num_replicas)
 
 
@@ -110,7 +109,6 @@ _NO_TENSOR = r"inputs must be tensors \(dense, ragged.*, but got .*; "
     ],
 )
 def test_what_is_no_step_and_no_value_is_refused(repl_once, call, message):
-    """Before anything is run; the message says what there is, and what to write."""
     with pytest.raises(TypeError, match=message):
         call(repl_once)
 
@@ -152,7 +150,6 @@ def test_a_coordinators_spelling_is_refused():
     ],
 )
 def test_steps_of_every_kind_of_signature_are_taken(repl_once, step_fn):
-    """Also those of builtins and of tf.functions."""
     values = replicator.PerReplica([1.0] * repl_once.num_replicas)
 
     assert 1.0 == float(repl_once.run(step_fn, values)[0])

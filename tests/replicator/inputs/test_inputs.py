@@ -33,7 +33,6 @@ def test_a_dimension_that_differs_between_pipelines_is_unknown(in_graph):
     ],
 )
 def test_pipelines_of_different_elements_are_refused(in_graph, elements, message):
-    """The message numbers them."""
     with pytest.raises(ValueError, match=message):
         in_graph.make_input_iterator(
             lambda ctx: tf.data.Dataset.from_tensors(elements[ctx.input_pipeline_id]),
@@ -48,7 +47,6 @@ def test_pipelines_of_different_elements_are_refused(in_graph, elements, message
 def test_a_global_batch_that_does_not_divide_is_refused(
     global_batch_size, num_replicas, hint
 ):
-    """The message has both numbers and the multiples around."""
     ctx = replicator.InputContext(num_replicas_in_sync=num_replicas)
 
     with pytest.raises(

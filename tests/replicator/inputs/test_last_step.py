@@ -28,8 +28,6 @@ def _dense(value):
 
 
 def _batches(values, size, **options):
-    """An input function over shares of some examples."""
-
     def input_fn(ctx):
         examples = tf.data.Dataset.from_tensor_slices(values)
         own = examples.shard(ctx.num_input_pipelines, ctx.input_pipeline_id)
@@ -43,14 +41,12 @@ def _count(batch):
 
 
 def _epoch(run):
-    """What calls return until the end of the data."""
     with contextlib.suppress(tf.errors.OutOfRangeError):
         while True:
             yield run()
 
 
 def _counts(repl, inputs):
-    """The examples of each step until the end of the data."""
     return [int(total[0]) for total in _epoch(lambda: repl.run(_count, inputs))]
 
 

@@ -13,8 +13,6 @@ HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 def numbered(num_batches):
-    """An input function whose batches are the numbers of their pipeline."""
-
     def input_fn(ctx):
         start = 100 * ctx.input_pipeline_id
         return tf.data.Dataset.range(start, start + num_batches)
@@ -23,7 +21,6 @@ def numbered(num_batches):
 
 
 def read(inputs, num_steps):
-    """The batches of some steps, by step and replica."""
     return [[int(value) for value in inputs.get_next()] for _ in range(num_steps)]
 
 
@@ -35,7 +32,6 @@ def on_two_devices():
 
 @pytest.mark.parametrize("mode", InputReplicationMode)
 def test_each_batch_waits_on_the_device_of_its_replica(on_two_devices, mode):
-    """In the order that there is without prefetching."""
     repl = on_two_devices
     plain = repl.make_input_iterator(numbered(8), mode)
     ahead = repl.make_input_iterator(numbered(8), mode, prefetch_to_device=2)
@@ -116,7 +112,6 @@ def test_training_continues_with_the_batch_behind_the_last_one(tmp_path, devices
 
 
 def test_a_stock_strategy_prefetches_in_its_own_way():
-    """The order stays."""
     repl = replicator.create("tf_mirrored", num_replicas=2, devices=DEVICES)
     inputs = repl.make_input_iterator(numbered(8), prefetch_to_device=3)
 
@@ -125,13 +120,11 @@ def test_a_stock_strategy_prefetches_in_its_own_way():
 
 @pytest.mark.parametrize("wrong", [-1, True, "2", 1.5])
 def test_a_number_of_batches_that_makes_no_sense(on_two_devices, wrong):
-    """The message says what the number counts."""
     with pytest.raises(ValueError, match=r"prefetch_to_device .* .batches to prefetch"):
         on_two_devices.make_input_iterator(numbered(1), prefetch_to_device=wrong)
 
 
 def test_workers_that_come_and_go_do_not_prefetch():
-    """The message says what to write in the input function."""
     with pytest.raises(InputModeError, match=r"prefetch_to_device=2 .*\.prefetch\(2\)"):
         refuse(2, "SomeReplicator")
 

@@ -38,7 +38,6 @@ def test_gradients_meet_in_calls_that_update_only(separate, fed, tmp_path):
 
 
 def test_the_plan_says_which_collectives_wait(separate, fed):
-    """explain() of a step that accumulates."""
     repl = separate(2)
     run, _, _ = fed(repl, accumulation_steps=4, loss_scale="dynamic")
 

@@ -44,7 +44,6 @@ class Dense:
 
     @staticmethod
     def batches():
-        """By step, what each replica is fed."""
         rng = np.random.default_rng(9)
         sizes = ((4, 4), (4, 3))
         return [
@@ -88,7 +87,6 @@ class Sparse:
 
 
 def _weights(problem, name):
-    """Variables of its own for each optimizer."""
     rng = np.random.default_rng(len(name))
     return [
         keras.Variable(rng.normal(size=shape).astype(np.float32), name=f"{name}_{key}")

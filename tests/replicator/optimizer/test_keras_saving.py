@@ -25,7 +25,6 @@ def _adam():
 
 
 def _made(repl=None, *, optimizer=_adam, **options):
-    """A compiled model, on one device or with a wrapped optimizer."""
     keras.utils.set_random_seed(1)
     with contextlib.nullcontext() if repl is None else repl.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -182,7 +181,6 @@ def test_a_module_without_compile_is_saved_with_its_state(repl, tmp_path):
 
 
 def test_a_file_of_another_optimizer_is_refused_as_by_keras(repl, tmp_path):
-    """Keras' own words."""
     path = tmp_path / "some.weights.h5"
     _fit(_made(optimizer=keras.optimizers.SGD)).save_weights(path)
     model = _fit(_made(repl))
@@ -192,7 +190,6 @@ def test_a_file_of_another_optimizer_is_refused_as_by_keras(repl, tmp_path):
 
 
 def test_fit_outside_the_scope_says_what_to_write(repl):
-    """There is no replica."""
     with repl.context():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         model.compile(repl.wrap_optimizer(_adam()), "mse")

@@ -34,7 +34,6 @@ def test_gradients_that_are_none_are_left_out(in_graph, wrapped):
 
 
 def test_an_update_outside_a_step_is_refused_in_this_spelling(in_graph, wrapped):
-    """The message has the name that the user wrote."""
     weights, optimizer = wrapped(in_graph)
 
     with pytest.raises(
@@ -52,8 +51,6 @@ def test_it_is_named_by_both_classes(in_graph, wrapped):
 
 
 class _LabelledOptimizer(replicator.ReplicatedOptimizer):
-    """A subclass with an attribute of its own."""
-
     def __init__(self, optimizer):
         self.label = "first"
         super().__init__(optimizer)

@@ -25,7 +25,6 @@ def _batches():
 
 
 def _model():
-    """An embedding, whose gradient is sparse, and a dense layer."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
         [keras.layers.Embedding(6, 4), keras.layers.Flatten(), keras.layers.Dense(3)]
@@ -171,7 +170,6 @@ def test_all_options_together_equal_one_device(repl_once, optimizer_name):
 
 
 def test_the_scale_doubles_after_enough_finite_steps(in_graph, fed, monkeypatch):
-    """And starts counting again."""
     monkeypatch.setattr(loss_scale, "GROWTH_STEPS", 3)
     run, _, optimizer = fed(in_graph, loss_scale="dynamic")
 
@@ -272,7 +270,6 @@ def test_gradients_of_a_loss_that_was_not_scaled_are_refused(in_graph):
 def test_an_option_that_cannot_be_is_refused_at_once(
     in_graph, keras_options, options, message
 ):
-    """Before anything is traced; the message has the value and what is allowed."""
     optimizer = keras.optimizers.SGD(0.1, **keras_options)
 
     with pytest.raises(errors.OptimizerOptionError, match=message):
@@ -293,7 +290,6 @@ def test_an_option_that_cannot_be_is_refused_at_once(
     ],
 )
 def test_a_stock_strategy_says_what_it_lacks(options, message):
-    """And why, and what to use."""
     repl = replicator.create("tf_mirrored", num_replicas=1)
 
     with pytest.raises(errors.OptimizerOptionError, match=message):

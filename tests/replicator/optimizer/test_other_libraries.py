@@ -92,7 +92,6 @@ def test_they_clip_the_average_and_send_it_in_16_bits(in_graph):
 
 
 def test_it_passes_for_the_optimizer_inside(in_graph):
-    """Who prints it sees that it is wrapped."""
     inner = tf.compat.v1.train.AdamOptimizer(0.05)
     optimizer = in_graph.wrap_optimizer(inner)
 
@@ -125,7 +124,6 @@ def test_minimize_averages_as_well(in_graph):
     [{"accumulation_steps": 2}, {"loss_scale": 8.0}, {"sharded_update": True}],
 )
 def test_options_of_keras_3_are_refused(in_graph, options):
-    """The message says where they work."""
     optimizer = tf.compat.v1.train.AdamOptimizer(0.05)
 
     with pytest.raises(OptimizerOptionError, match="works with optimizers of Keras 3"):

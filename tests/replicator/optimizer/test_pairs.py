@@ -110,7 +110,6 @@ _LISTS = r"apply\(\) takes a list of gradients and a list .*got 2.5"
 def test_what_is_no_update_of_variables_is_refused(
     in_graph, wrapped, update, kind, message
 ):
-    """In both spellings; each message has what was passed and what to write."""
     weights, optimizer = wrapped(in_graph)
 
     with pytest.raises(kind, match=message):

@@ -100,7 +100,6 @@ def _start(*_, **__):
 
 
 def _trained(repl, names, seed, make_update, *, is_static):
-    """A table after steps of ``run``."""
     with repl.context():
         table = tf.Variable(_start())
         update = make_update(repl, table)

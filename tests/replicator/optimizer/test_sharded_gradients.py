@@ -22,13 +22,11 @@ ADAM = functools.partial(keras.optimizers.Adam, 0.01)
 
 
 def _deep():
-    """A layer for each of four owners, of which three are of one size."""
     return dense(12, 12, 12, 3)
 
 
 @pytest.fixture(scope="module")
 def after_one_step():
-    """Trainings of one step, to look at, by level."""
     return functools.cache(_trained_once)
 
 
@@ -171,7 +169,6 @@ def test_sums_of_calls_are_on_their_owners():
 
 
 def test_an_update_by_keras_cannot_be_skipped_by_owner():
-    """One line, when the step is traced."""
     training = Training(
         copies(2),
         "dense",
@@ -230,7 +227,6 @@ def test_summary_says_which_level_fits(after_one_step):
 
 @pytest.mark.parametrize("memory", [0, -1, 1.5, "1 GB", True])
 def test_what_is_no_memory_is_refused(memory):
-    """On every backend."""
     for repl in (copies(2), replicator.create("single")):
         with pytest.raises(ValueError, match=r"device_memory=.* positive integer, the"):
             repl.summary(device_memory=memory)
@@ -249,7 +245,6 @@ def test_where_nothing_has_an_owner_no_level_is_marked(backend):
 
 
 def test_levels_that_a_backend_lacks_are_refused():
-    """One line with the reason."""
     repl = replicator.create("tf_mirrored", num_replicas=2, devices=["CPU:0", "CPU:1"])
     for level in LEVELS:
         with pytest.raises(

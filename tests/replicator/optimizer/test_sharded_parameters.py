@@ -16,13 +16,11 @@ NUM_LAYERS = 16
 
 
 def _deep():
-    """Layers of one size."""
     return dense(*[12] * (NUM_LAYERS - 1), 3)
 
 
 @pytest.fixture(scope="module")
 def trained():
-    """A training of one step, to look at."""
     training = Training(copies(), _deep, ADAM, sharded_update="parameters")
     training.run(1)
     return training

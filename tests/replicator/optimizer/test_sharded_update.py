@@ -23,7 +23,6 @@ def _model():
 
 
 def _trained(repl, make_optimizer, last, **options):
-    """A training after some steps."""
     training = Training(repl, _model, make_optimizer, **options)
     training.run_between(0, last)
     return training
@@ -75,7 +74,6 @@ def unsharded():
 
 @pytest.fixture(scope="module")
 def sharded():
-    """A training of one step, to look at."""
     return _trained(copies(), MAKERS["fused adam"], 1, sharded_update=True)
 
 
@@ -197,7 +195,6 @@ def test_an_update_of_all_variables_waits_for_those_of_each():
 
 
 def test_the_plan_says_who_owns_what(sharded):
-    """explain() has a line per owner, with bytes."""
     text = sharded.repl.explain()
 
     for index in range(NUM_REPLICAS):

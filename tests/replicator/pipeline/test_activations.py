@@ -20,7 +20,6 @@ LEAST_BYTES = 500_000_000
 
 
 def kept(repl):
-    """The bytes that each stage keeps at most, as explain() says."""
     found = re.findall(r"micro-batches, ([\d,]+) bytes", repl.explain())
     return [int(text.replace(",", "")) for text in found]
 
@@ -64,7 +63,6 @@ def test_the_allocator_agrees():
 
 
 def wide(schedule):
-    """A replicator, and what trains two stages on it for a step."""
     repl = replicator.create(
         "in_graph",
         num_replicas=1,

@@ -12,12 +12,10 @@ BATCH = (np.ones([8, 3], np.float32), np.ones([8, 3], np.float32))
 
 
 def mean_squared(outputs, targets):
-    """A mean over examples."""
     return tf.reduce_mean(tf.square(outputs - targets))
 
 
 def run(stages, batch=BATCH, loss_fn=mean_squared, num_devices=2, **options):
-    """Runs a pipeline once on one replica."""
     repl = replicator.create(
         "in_graph",
         num_replicas=1,
@@ -29,12 +27,10 @@ def run(stages, batch=BATCH, loss_fn=mean_squared, num_devices=2, **options):
 
 
 def times(variable):
-    """A stage with one weight."""
     return lambda x: x * variable
 
 
 def refused(message, *args, **kwargs):
-    """Runs a pipeline that must not run."""
     with pytest.raises(PipelineError, match=message):
         run(*args, **kwargs)
 
@@ -54,20 +50,17 @@ def refused(message, *args, **kwargs):
     ],
 )
 def test_what_is_no_pipeline(stages, options, message):
-    """Before any step."""
     with pytest.raises(PipelineError, match=message):
         replicator.Pipeline(stages, **({"num_microbatches": 2} | options))
 
 
 def test_a_pipeline_outside_of_a_step():
-    """There is no replica whose batch it is."""
     pipeline = replicator.Pipeline([tf.identity], num_microbatches=2)
     with pytest.raises(PipelineError, match="called outside a step; call it in"):
         pipeline.loss_and_gradients(BATCH, mean_squared)
 
 
 def test_more_stages_than_logical_devices():
-    """The message has the option to set."""
     refused(
         "3 stages needs as many logical devices, but a replica here has 2; create the "
         "replicator with logical_devices_per_replica=3",
@@ -76,7 +69,6 @@ def test_more_stages_than_logical_devices():
 
 
 def test_a_batch_that_does_not_divide():
-    """Sizes are in the message; unknown ones are refused too."""
     refused(
         "a batch of 8 examples cannot be cut into 3 micro-batches of one size; use a "
         "per-replica batch size that num_microbatches divides, and drop_remainder=True",
@@ -88,7 +80,6 @@ def test_a_batch_that_does_not_divide():
 
 
 def test_stages_that_do_not_chain():
-    """Shapes of both are in the message."""
     with_weights = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
     refused(
         r"stage 1 does not take what stage 0 returns \(float32\[4, 3\]\): Input 0 .* "
@@ -127,13 +118,11 @@ class Counting(keras.layers.Layer):
     """Keeps the sum of what it has seen, and trains nothing."""
 
     def build(self, _):
-        """Makes the sum."""
         self.seen = self.add_weight(
             name="seen", initializer="zeros", trainable=False, aggregation="sum"
         )
 
     def call(self, values):
-        """Adds to it."""
         self.seen.assign(self.seen + tf.reduce_sum(values))
         return values
 

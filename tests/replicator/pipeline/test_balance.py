@@ -43,7 +43,6 @@ def test_no_other_cut_has_a_smaller_largest_stage():
     ],
 )
 def test_what_cannot_be_cut(costs, num_stages, message):
-    """The message has what was passed and what is allowed."""
     with pytest.raises(PipelineError, match=message):
         replicator.balance_stages(costs, num_stages)
 
@@ -59,7 +58,6 @@ EXAMPLE = tf.TensorSpec([8, 4])
 
 
 def made(num_stages=2, makers=MAKERS, example=EXAMPLE, **options):
-    """Stages on a replicator, and that."""
     repl = replicator.create(
         "in_graph",
         num_replicas=1,
@@ -71,7 +69,6 @@ def made(num_stages=2, makers=MAKERS, example=EXAMPLE, **options):
 
 
 def layers_of(stages):
-    """By stage, the number of its layers."""
     return [len(stage.layers) for stage in stages]
 
 
@@ -140,7 +137,6 @@ def test_explain_prints_the_balance():
     ],
 )
 def test_chains_that_cannot_be_cut(arguments, message):
-    """Before any layer is made."""
     given = {"makers": MAKERS, "example": EXAMPLE, "num_stages": 2, **arguments}
     with pytest.raises(PipelineError, match=message):
         replicator.make_stages(**given)

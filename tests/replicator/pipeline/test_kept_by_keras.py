@@ -221,8 +221,6 @@ def chained(layers, values):
 
 
 class Chain(keras.layers.Layer):
-    """Layers that are called one after the other."""
-
     def __init__(self, layers):
         super().__init__()
         self.layers = layers
@@ -265,7 +263,6 @@ def test_drawn_models_and_cuts(bodies, cuts, frozen, loss, as_functions, recompu
 
 
 def run(stages, batch, loss_fn, *, is_scaled=False):
-    """Loss and gradients by path of a pipeline of two stages."""
     repl = replicator.create(
         "in_graph", num_replicas=1, devices=["CPU:0", "CPU:1"],
         logical_devices_per_replica=2,
@@ -376,7 +373,6 @@ class Adds(keras.layers.Layer):
 
 
 def test_what_cannot_be_carried_is_refused_by_name():
-    """One line each."""
     own_loss = "stage 1 has a loss of its own in layer 'adds'.* add it in loss_fn$"
     refused(own_loss, [tf.identity, built(Adds(is_loss=True))])
     active = dense(activity_regularizer="l2", name="active")

@@ -19,7 +19,6 @@ SCHEDULES = ("fill_drain", "one_forward_one_backward")
 
 @functools.cache
 def in_one_piece(num_replicas, num_stages):
-    """What the model without a pipeline trains to."""
     return Model(num_replicas, num_stages).train()
 
 
@@ -220,7 +219,6 @@ def test_the_executed_graph_has_the_order_of_the_schedule(schedule):
 
 
 def products_by_task(graph):
-    """Names of matrix products by replica, stage and task."""
     found = collections.defaultdict(set)
     for node in graph.node:
         part = re.search(r"replica_(\d+)/stage_(\d+)_([FB]\d+)/", node.name)

@@ -73,7 +73,6 @@ def test_a_schedule_is_drawn_with_a_row_per_stage():
 
 
 def test_an_unknown_schedule_names_those_that_exist():
-    """The message has what was passed and what is allowed."""
     with pytest.raises(
         PipelineError,
         match="schedule='zigzag' is unknown; use one of fill_drain, one_forward_one_ba",

@@ -15,8 +15,6 @@ HOST = "/job:localhost/replica:0/task:0"
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Makes TensorFlow list any number of GPUs."""
-
     def pretend(count):
         real = tf.config.list_logical_devices
         fakes = [types.SimpleNamespace(name=f"/device:GPU:{i}") for i in range(count)]
@@ -34,7 +32,6 @@ def gpus(monkeypatch):
     "name", ["CPU:1", "/CPU:1", "/device:CPU:1", f"{HOST}/device:CPU:1"]
 )
 def test_every_way_to_write_a_device_gives_its_full_name(name):
-    """Short names, with a slash, with the word, in full."""
     assert [f"{HOST}/device:CPU:1"] == devices.resolve(1, [name], distinct=True)
 
 
@@ -47,7 +44,6 @@ def test_without_gpus_replicas_share_the_cpu_or_get_virtual_ones():
 
 
 def test_gpus_are_taken_first(gpus):
-    """As many as there are replicas, in order."""
     gpus(4)
 
     assert [f"{HOST}/device:GPU:0", f"{HOST}/device:GPU:1"] == devices.resolve(

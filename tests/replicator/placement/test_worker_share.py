@@ -31,6 +31,5 @@ def test_every_worker_gets_the_same_number(arguments, expected):
     ],
 )
 def test_what_cannot_be_shared_is_refused(arguments, message):
-    """With both numbers, and one that works."""
     with pytest.raises(DeviceError, match=re.escape(message)):
         per_worker(*arguments)

@@ -10,14 +10,11 @@ from replicator import errors
 
 
 class Lazy(tf.Module):
-    """Makes a weight when it is first called."""
-
     def __init__(self, initial_value):
         super().__init__()
         self.initial_value, self.weight = initial_value, None
 
     def __call__(self, x):
-        """A product."""
         if self.weight is None:
             self.weight = tf.Variable(self.initial_value(x), name="lazy")
         return x * self.weight

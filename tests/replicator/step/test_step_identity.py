@@ -14,7 +14,6 @@ from replicator.step import identity as step_identity
 
 
 def _counted():
-    """A step of an argument, and how often it was traced."""
     traced = []
 
     def step(scale, *, shift=0.0):
@@ -25,18 +24,14 @@ def _counted():
 
 
 class _Model:
-    """Has a step of its own."""
-
     def __init__(self):
         self.traced = []
 
     def step(self, scale):
-        """Notes that it was traced."""
         self.traced.append(scale)
         return tf.constant(1.0) * scale
 
     def draw(self):
-        """A step without arguments."""
         return tf.constant(1.0)
 
     __call__ = draw
@@ -207,7 +202,6 @@ NUM_MODELS = 2 * programs.MAX_FUNCTIONS_PER_CODE
 
 
 def _objects_that_live(repl):
-    """Each may be run again."""
     for model in [_Model() for _ in range(NUM_MODELS)]:
         repl.run(model.draw)
         repl.run(model)

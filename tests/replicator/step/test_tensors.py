@@ -35,13 +35,11 @@ _NO_TENSORS = {
     ids=lambda value: type(value).__name__,
 )
 def test_what_has_values_becomes_a_tensor(value):
-    """Numbers, arrays, tensors, variables."""
     assert isinstance(tensor_of(value, "f() takes tensors"), tf.Tensor)
 
 
 @pytest.mark.parametrize(("value", "message"), _NO_TENSORS.values(), ids=_NO_TENSORS)
 def test_the_error_of_what_is_no_tensor_says_what_to_do(value, message):
-    """By its kind; the message begins with what the function takes."""
     with pytest.raises(TypeError, match=rf"^f\(\) takes tensors, but {message}"):
         tensor_of(value, "f() takes tensors")
 

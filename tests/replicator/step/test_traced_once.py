@@ -12,7 +12,6 @@ from replicator.step.traced_once import traced_once
 
 @pytest.fixture
 def warnings_of_tensorflow():
-    """What TensorFlow's logger says meanwhile."""
     said = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())

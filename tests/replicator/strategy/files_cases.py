@@ -14,7 +14,6 @@ Y = X.sum(axis=1, keepdims=True)
 
 
 def set_up(folder):
-    """The replicator of all cases, and a folder that both workers have."""
     return replicator.create("multi_worker", num_replicas=2), Path(folder)
 
 

@@ -9,7 +9,6 @@ from replicator.errors import StrategyError
 
 @pytest.fixture(scope="module")
 def strategy():
-    """That of two replicas in this process."""
     return replicator.create("in_graph", num_replicas=2).as_strategy()
 
 
@@ -56,7 +55,6 @@ def test_a_tuple_of_one_component_stays_one(strategy, is_in_turn):
 
 
 def test_ragged_and_sparse_batches_are_split(strategy):
-    """By their rows."""
     ragged = tf.ragged.constant([[1], [], [2, 3]])
     sparse = tf.sparse.from_dense([[0, 1], [2, 0], [0, 3]])
     dataset = tf.data.Dataset.from_tensors({"r": ragged, "s": sparse})
@@ -121,6 +119,5 @@ def test_an_iterator_is_read_as_an_optional_in_a_function(strategy):
     ],
 )
 def test_what_is_no_dataset_of_batches_is_refused(strategy, misuse, message):
-    """Each message has the line to write."""
     with pytest.raises(StrategyError, match=message):
         misuse(strategy)

@@ -20,7 +20,6 @@ TOLERANCE = 1e-5  # relative: sums of float32 in another order
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory):
-    """Two workers that ran the cases of these tests but one."""
     return _ran(tmp_path_factory.mktemp("files"), "odd", "shared")
 
 

@@ -43,10 +43,7 @@ class Pieces(keras.utils.PyDataset):
 
 
 class OwnSteps(keras.Sequential):
-    """A model with steps, and with a part of the loss, of its own."""
-
     def compute_loss(self, *args, **kwargs):
-        """Twice that of Keras."""
         return 2.0 * super().compute_loss(*args, **kwargs)
 
     def train_step(self, data):
@@ -76,8 +73,6 @@ def _layers(outputs=1, activation=None):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """A program that ends in ``fit``."""
-
     model: Any = lambda: keras.Sequential(_layers())
     optimizer: Any = lambda: keras.optimizers.Adam(0.01)
     compiled: Any = lambda: {"loss": "mse", "metrics": ["mae"]}
@@ -154,7 +149,6 @@ PROGRAMS = {
 
 
 def trained(program, scope, folder=None):
-    """Trains, evaluates and predicts; what came of it."""
     keras.utils.clear_session()  # names of layers and metrics
     keras.utils.set_random_seed(1)
     with scope:
@@ -238,7 +232,6 @@ def test_scores_before_training_do_not_change_it():
 
 
 def test_steps_of_fit_are_explained():
-    """The plan of their collectives, as for steps of ``run``."""
     repl = replicator.create("in_graph", num_replicas=2)
     with repl.scope():
         model = keras.Sequential(_layers())
@@ -377,7 +370,6 @@ def test_a_step_written_for_one_device_is_that_of_one_device(is_wrapped, num_exa
 def test_what_would_not_equal_one_device_is_refused(
     optimizer, compiled, error, message
 ):
-    """Each error names the line, or says what to write."""
     repl = replicator.create("in_graph", num_replicas=2)
     with repl.scope():
         made = keras.Sequential(_layers())

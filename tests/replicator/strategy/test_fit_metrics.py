@@ -36,11 +36,9 @@ class PlainSum(keras.metrics.Metric):
         self.total = tf.Variable(0.0, trainable=False)
 
     def update_state(self, y, y_pred, sample_weight=None):
-        """Adds errors."""
         self.total.assign_add(tf.reduce_sum(tf.abs(y - y_pred)))
 
     def result(self):
-        """Of all since the reset."""
         return self.total
 
     def reset_state(self):
@@ -65,7 +63,6 @@ class Largest(keras.metrics.Metric):
         self.value.assign(tf.maximum(self.value, tf.reduce_max(errors)))  # here
 
     def result(self):
-        """The largest."""
         return self.value
 
 
@@ -97,7 +94,6 @@ def _layers():
 
 
 def _trained(kind, metrics, scope, data):
-    """Logs of every batch, histories and scores."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     with scope:

@@ -16,7 +16,6 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(scope="module", params=["multi_worker", "multi_worker_in_graph"])
 def workers(request, tmp_path_factory):
-    """A cluster that ran all cases, and its backend."""
     is_served = request.param == "multi_worker_in_graph"
     options = {"runners": [("worker", 0)]} if is_served else {}
     ran = case_cluster.ran(
@@ -32,7 +31,6 @@ def workers(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone():
-    """What one device makes of it."""
     return load(FOLDER / "workers_cases.py").alone()
 
 
@@ -66,7 +64,6 @@ def test_each_process_reads_its_source_as_one_device_does(workers):
 
 
 def test_values_of_all_workers_are_reduced_and_joined(workers):
-    """Every process gets the result."""
     ran, _ = workers
 
     for found in ran.values("values"):

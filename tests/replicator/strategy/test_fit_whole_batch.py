@@ -26,7 +26,6 @@ class _OwnStep(keras.Sequential):
     """A step that makes something of its gradients before it updates."""
 
     def gradients(self, x, y):
-        """The loss, and the gradients of the tape."""
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
         return loss, tape.gradient(loss, self.trainable_variables)
@@ -77,7 +76,6 @@ class Random(_OwnStep):
 
 
 def _trained(kind, scope, **options):
-    """Weights, and the logs of every batch."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     with scope:
@@ -148,7 +146,6 @@ class OfWords(keras.Model):
         return self.dense(tf.reduce_mean(self.embed(words), axis=1))
 
     def train_step(self, data):
-        """Clips the gradients, which are made dense or not."""
         x, y = data[:2]
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(self(x) - y))

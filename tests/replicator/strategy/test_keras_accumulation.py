@@ -11,10 +11,7 @@ X, Y = np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)
 
 
 class OwnStep(keras.Sequential):
-    """A model with a step of its own."""
-
     def train_step(self, data):
-        """One update by the optimizer that ``compile`` was given."""
         x, y, *_ = data
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((self(x) - y) ** 2)

@@ -16,7 +16,6 @@ ROUNDING = 1e-6  # sums of float32 in another order
 
 @pytest.fixture(scope="module")
 def repl():
-    """Two replicas in this process."""
     return replicator.create("in_graph", num_replicas=2)
 
 
@@ -200,14 +199,11 @@ def _minimum():
     ],
 )
 def test_misuse_in_a_step_says_what_to_write(repl, misuse, message):
-    """One line each."""
     with pytest.raises(StrategyError, match=message):
         repl.run(misuse)
 
 
 def test_a_gather_along_a_missing_dimension_is_refused(repl):
-    """A scalar has none."""
-
     def step(x):
         return tf.distribute.get_replica_context().all_gather(x, axis=0)
 

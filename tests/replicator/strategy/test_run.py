@@ -17,13 +17,11 @@ ROUNDING = 1e-6  # sums of float32 in another order
 
 @pytest.fixture(scope="module")
 def strategy():
-    """That of two replicas in this process."""
     return replicator.create("in_graph", num_replicas=2).as_strategy()
 
 
 @pytest.fixture
 def one_and_three(strategy):
-    """1 on replica 0, 3 on replica 1."""
     return strategy.experimental_distribute_values_from_function(
         lambda ctx: tf.constant(1.0 + 2.0 * ctx.replica_id_in_sync_group)
     )
@@ -71,8 +69,6 @@ def test_run_takes_and_returns_what_tf_distribute_does(
 
 
 def test_python_arguments_and_new_shapes_are_steps_of_their_own(strategy):
-    """As in ``tf.function``."""
-
     def step(x, power):
         return tf.distribute.get_replica_context().all_reduce(SUM, x**power)
 
@@ -84,8 +80,6 @@ def test_python_arguments_and_new_shapes_are_steps_of_their_own(strategy):
 
 
 def test_a_step_uses_tensors_of_the_function_around_it(strategy):
-    """As a closure does."""
-
     @tf.function
     def program(x):
         doubled = 2.0 * x
@@ -239,7 +233,6 @@ def _takes_values_of_others(strategy, _):
     ],
 )
 def test_misuse_says_what_to_write(strategy, one_and_three, misuse, message):
-    """One line each."""
     with pytest.raises(StrategyError, match=message):
         misuse(strategy, one_and_three)
 

@@ -17,10 +17,7 @@ SIZES = (4, 3, 4, 1, 5, 2)  # rows of each batch: not even, and one for two repl
 
 
 class Log(list):
-    """What a source was asked for."""
-
     def batches(self, name="", sizes=SIZES):
-        """A generator of batches, which starts over each time."""
         self.append(f"open {name}")
         for index, size in enumerate(sizes):
             self.append((name, index))
@@ -28,8 +25,6 @@ class Log(list):
 
 
 class Pieces(keras.utils.PyDataset):
-    """Batches by their number."""
-
     def __init__(self, log, name, **options):
         super().__init__(**options)
         self.log, self.name = log, name
@@ -42,11 +37,9 @@ class Pieces(keras.utils.PyDataset):
         return _batch(index, SIZES[index])
 
     def on_epoch_begin(self):
-        """Where a source is opened."""
         self.log.append(f"open {self.name}")
 
     def on_epoch_end(self):
-        """Where it is closed."""
         self.log.append(f"close {self.name}")
 
 
@@ -110,7 +103,6 @@ def _model(scope, steps_per_execution):
 
 
 def _outcome(scope, steps_per_execution, method, source, validation, options):
-    """Numbers that a program gives, and what it asked its sources for."""
     keras.utils.set_random_seed(1)
     model = _model(scope, steps_per_execution)
     numbers = np.random.RandomState(0)
@@ -279,6 +271,5 @@ def test_datasets_of_a_function_are_read_by_steps_alone(in_graph, num_steps):
     ids=["unknown rank", "nested"],
 )
 def test_data_that_a_model_cannot_be_built_from_is_refused(in_graph, dataset, message):
-    """With what to write in its place."""
     with pytest.raises(StrategyError, match=message):
         _identity_model(in_graph.scope).evaluate(dataset(), verbose=0)

@@ -32,7 +32,6 @@ class Sequential(keras.Sequential):
 
 
 def _events(folder):
-    """All values of event files, in their order: by run, tag and step."""
     found = {}
     for path in sorted(folder.rglob("events.*")):
         for record in tf.data.TFRecordDataset(str(path)):

@@ -16,20 +16,15 @@ L = keras.layers
 
 
 class Lambda(keras.layers.Layer):
-    """A function as a layer."""
-
     def __init__(self, function):
         super().__init__()
         self.function = function
 
     def call(self, x):
-        """Calls it."""
         return self.function(self, x)
 
 
 class Extra(keras.layers.Layer):
-    """Adds a loss."""
-
     def __init__(self, function):
         super().__init__()
         self.function = function
@@ -40,7 +35,6 @@ class Extra(keras.layers.Layer):
 
 
 def mlp(*extra, out=1, activation=None):
-    """A model with layers between."""
     return keras.Sequential(
         [
             keras.Input((4,)),
@@ -52,18 +46,14 @@ def mlp(*extra, out=1, activation=None):
 
 
 def layer(function):
-    """A model with a layer."""
     return lambda: mlp(Lambda(lambda _, x: function(x)))
 
 
 def extra(function):
-    """A model with a loss beside."""
     return lambda: mlp(Extra(function))
 
 
 class OwnStep(keras.Sequential):
-    """A step of one's own, whose loss is a method."""
-
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
@@ -74,8 +64,6 @@ class OwnStep(keras.Sequential):
 
 
 def own_step(function):
-    """A model with such a step."""
-
     def make():
         model = OwnStep([keras.Input((4,)), L.Dense(3, "tanh"), L.Dense(1)])
         model.own_loss = function

@@ -13,13 +13,11 @@ NUM_EXAMPLES = 37  # a last batch of 5 examples over 4 replicas
 
 
 def set_up(_folder, backend):
-    """The replicator of all cases."""
     made = replicator.create(backend, num_replicas=4)
     return (made,)
 
 
 def fitted(scope, wrapped=lambda optimizer: optimizer):
-    """Weights, history, scores and predictions, as lists of numbers."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     x = np.random.RandomState(0).randn(NUM_EXAMPLES, 4).astype(np.float32)
@@ -40,7 +38,6 @@ def fitted(scope, wrapped=lambda optimizer: optimizer):
 
 
 def alone():
-    """The same on one device, without a replicator."""
     return fitted(contextlib.nullcontext())
 
 
@@ -82,7 +79,6 @@ def turns(repl):
         total.assign_add(replica.all_reduce("SUM", x))
 
     def late(worker):
-        """An operation that takes a while on one worker."""
         return tf.numpy_function(
             lambda: time.sleep(0.1 * (repl.worker_id == worker)), [], []
         )
@@ -116,7 +112,6 @@ def unseeded(repl):
 
 
 def counted(repl):
-    """What a source in each process is asked for, and what its batches give."""
     return read_once(repl.scope())
 
 

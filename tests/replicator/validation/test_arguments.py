@@ -40,7 +40,6 @@ from replicator.validation import arguments
     ],
 )
 def test_a_message_calls_every_value_by_one_short_line(value, text):
-    """Numbers and texts by themselves, the rest by what they are."""
     shown = arguments.shown(value)
 
     assert shown.startswith(text)
@@ -58,7 +57,6 @@ def test_only_texts_are_compared_with_names(value):
 
 @pytest.mark.parametrize("value", ["a/b", b"a/b", pathlib.Path("a/b")])
 def test_a_path_becomes_text(value):
-    """Whatever Python takes for a path."""
     assert "a/b" == arguments.path_of(value, "restore(path)")
 
 
@@ -79,7 +77,6 @@ def test_a_path_becomes_text(value):
     ],
 )
 def test_what_is_no_path_is_refused(value, kind, message):
-    """Before any file is opened."""
     with pytest.raises(kind, match=message):
         arguments.path_of(value, "restore(path)")
 
@@ -88,7 +85,6 @@ def test_what_is_no_path_is_refused(value, kind, message):
     "value", [(1, 2), iter([1, 2]), {1: 0, 2: 0}, np.array([1, 2])]
 )
 def test_iterables_become_lists(value):
-    """Generators and zip as well."""
     assert [1, 2] == arguments.listed(value, "f() takes a list")
 
 
@@ -98,7 +94,6 @@ def test_iterables_become_lists(value):
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_list_is_refused(value):
-    """Datasets, too, which have no end while a step is traced."""
     with pytest.raises(TypeError, match=r"^f\(\) takes a list, but got "):
         arguments.listed(value, "f() takes a list")
 

@@ -30,8 +30,6 @@ def as_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 @pytest.fixture
 def mirrored() -> Callable[..., Any]:
-    """Makes two replicas with copies of their own, on virtual devices."""
-
     def make(**options: Any) -> Any:
         return replicator.create(
             "in_graph",

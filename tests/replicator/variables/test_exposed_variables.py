@@ -13,8 +13,6 @@ def write_raw(handle, value):
 
 
 class Case:
-    """Two replicas with copies of a weight, a statistic and a sum of their own."""
-
     def __init__(self, repl, *, is_outside=False):
         self.repl = repl
         self.handle = None
@@ -40,12 +38,10 @@ class Case:
         self.inputs = replicator.PerReplica([tf.constant(1.0), tf.constant(3.0)])
 
     def run(self):
-        """Returns weight and statistic of both replicas after one more step."""
         weights, statistics = self.repl.run(self.step, self.inputs)
         return [float(w) for w in weights], [float(s) for s in statistics]
 
     def num_checked(self):
-        """How many variables the next dispatch compares."""
         table = self.repl._table
         return sum(table.is_checked(entry) for entry in table.entries())
 
@@ -88,7 +84,6 @@ WAYS = {
 @pytest.mark.parametrize("is_early", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("name", WAYS)
 def test_what_others_write_reaches_all_replicas(mirrored, name, is_early):
-    """Whether they could before the first run or since, once and again."""
     prepare, write = WAYS[name]
     case = Case(mirrored())
     if prepare and is_early:

@@ -11,7 +11,6 @@ PLACEMENTS = ["shared", "mirrored"]
 
 
 def _fail_if(condition, *, after):
-    """Emits a failure that comes after some ops."""
     with tf.control_dependencies(after):
         check = tf.debugging.Assert(tf.logical_not(condition), ["injected"])
     return [check]
@@ -23,8 +22,6 @@ def _floats(values):
 
 @pytest.fixture
 def make():
-    """Makes two replicas on virtual devices."""
-
     def make(placement, **options):
         return replicator.create(
             "in_graph",

@@ -83,7 +83,6 @@ class Training:
         return step
 
     def state(self):
-        """All variables, as they are read outside of steps."""
         return [
             self.weight,
             self.count,
@@ -94,12 +93,10 @@ class Training:
         ]
 
     def reset(self):
-        """Writes what the variables held at first."""
         for variable, value in zip(self.state(), self.start, strict=True):
             variable.assign(value)
 
     def run(self, which, rows, num_steps):
-        """One dispatch over all rows, of which each replica takes one per step."""
         inputs = self.repl.make_input_iterator(
             lambda _: tf.data.Dataset.from_tensor_slices(rows),
             replicator.InputReplicationMode.SINGLE,
@@ -108,8 +105,6 @@ class Training:
 
 
 class Plain:
-    """The same on one device, one replica after the other."""
-
     def __init__(self, num_replicas):
         self.copies = {name: np.zeros([num_replicas, SIZE]) for name in KINDS}
         self.mean = np.zeros([num_replicas, SIZE])
@@ -119,7 +114,6 @@ class Plain:
         self.optimizer.build([self.weight])
 
     def step(self, xs):
-        """Takes what each replica is given."""
         for name in KINDS:
             self.copies[name] = self.copies[name] * 0.5 + xs
         self.mean = self.mean * 0.5 + xs
@@ -128,7 +122,6 @@ class Plain:
         self.optimizer.apply_gradients([(gradient, self.weight)])
 
     def state(self):
-        """What is read outside of steps, in the same order."""
         return [
             self.weight,
             self.optimizer.iterations.numpy(),
@@ -154,7 +147,6 @@ DISPATCHES = st.lists(
 
 @pytest.fixture(params=PLACES, scope="module")
 def training(request):
-    """A job on each backend."""
     backend, num_replicas, options = PLACES[request.param]
     devices = [f"CPU:{index}" for index in range(num_replicas)]
     return Training(

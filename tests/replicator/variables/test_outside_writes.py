@@ -17,7 +17,6 @@ MAX_NODES = 50
 
 
 def nodes_of(repl, step):
-    """Ops of a dispatch by their number, without the arguments of its function."""
     program = repl._build(step, [], 1)
     dispatch = program._make_function(1, None, None)
     dispatch._trace(None)
@@ -26,7 +25,6 @@ def nodes_of(repl, step):
 
 
 def train_many(repl, *, is_exposed=False):
-    """A step that updates many variables, which others may be able to write."""
     with repl.context():
         weights = [tf.Variable(tf.ones([2])) for _ in range(NUM_VARIABLES)]
     if is_exposed:
@@ -191,7 +189,6 @@ def test_an_announced_write_reaches_all_replicas(promised):
 
 @pytest.mark.parametrize("name", ["weight", "statistic"])
 def test_a_broken_promise_is_reported_by_the_next_checkpoint(promised, tmp_path, name):
-    """It names the variable, and both ways out."""
     repl, weight, statistic, _ = promised
     manager = repl.make_checkpoint_manager(tmp_path, weight=weight, statistic=statistic)
     manager.save(step=1)
@@ -236,7 +233,6 @@ def test_a_restored_checkpoint_is_no_broken_promise(promised, tmp_path):
 
 @pytest.mark.parametrize("value", ["always", "Never", True, None])
 def test_other_values_of_external_writes_are_refused(value):
-    """The message has both, and what they mean."""
     expected = (
         rf"external_writes {re.escape(repr(value))} is not one of 'detect' \(.*\) and "
         r"'never' \(no check: call refresh_variables\(\) after writing\)"

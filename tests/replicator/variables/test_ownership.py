@@ -12,7 +12,6 @@ CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 
 
 def make(num_local=2, *, is_mirrored=True, **programs):
-    """Ownership over some replicas of one program, and perhaps of others."""
     topology = make_topology(
         [[device] for device in CPU[:num_local]], is_mirrored=is_mirrored, **programs
     )
@@ -20,12 +19,10 @@ def make(num_local=2, *, is_mirrored=True, **programs):
 
 
 def variables(*sizes):
-    """Variables of so many float32."""
     return [tf.Variable(tf.zeros([size])) for size in sizes]
 
 
 def owners(owned, given):
-    """The owners of some variables."""
     return [owned.owner(variable) for variable in given]
 
 

@@ -43,7 +43,6 @@ def consolidated():
 
 
 def values(entry):
-    """What the copies hold."""
     return [copy.numpy().tolist() for copy in entry.copies]
 
 
@@ -69,7 +68,6 @@ def test_other_kinds_are_left_alone(consolidated):
 
 
 def test_without_partial_variables_nobody_communicates(consolidated):
-    """Not even with an empty list."""
     _, calls = consolidated([Kind.MIRRORED, Kind.LOCAL])
 
     assert [] == calls

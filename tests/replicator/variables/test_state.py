@@ -14,7 +14,6 @@ from replicator import errors
 
 
 def test_drift_is_detected(mirrored, per_replica):
-    """A copy that was tampered with is named."""
     repl = mirrored()
     with repl.context():
         weight = tf.Variable([1.0, 2.0], name="weight")
@@ -73,7 +72,6 @@ def test_local_training_asked_for_keeps_copies_apart(in_graph, per_replica):
 
 
 def test_a_new_function_in_every_call_raises_an_actionable_error():
-    """Retracing without end is refused with the name of the function."""
     repl = replicator.create("single")
 
     def loop():

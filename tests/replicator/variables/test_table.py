@@ -11,7 +11,6 @@ CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 
 
 def make(num_local=3, *, is_mirrored=True, **programs):
-    """A table over some replicas, each with its own copy or all with one."""
     return VariableTable(
         make_topology(
             [[device] for device in CPU[:num_local]],
@@ -22,19 +21,16 @@ def make(num_local=3, *, is_mirrored=True, **programs):
 
 
 def values(entry):
-    """What the copies hold."""
     return [copy.numpy().tolist() for copy in entry.copies]
 
 
 @pytest.fixture
 def variable():
-    """One of two numbers."""
     with tf.device(CPU[0]):
         return tf.Variable([1.0, 2.0], name="scope/v", trainable=False)
 
 
 def local_sum(value):
-    """A variable that reads as the sum of its copies."""
     return tf.Variable(
         value,
         trainable=False,

@@ -18,7 +18,6 @@ CPU = GPU.replace("GPU", "CPU")
 
 
 def sum_of(dtype, device, *, has_virtual_gpus=False):
-    """The node that sums a tensor over two workers."""
     topology = make_topology([[device]], num_programs=2, num_replicas=2)
     topology = dataclasses.replace(topology, has_virtual_gpus=has_virtual_gpus)
     group = Group(num_workers=2, worker_id=1, order=(0, 1))

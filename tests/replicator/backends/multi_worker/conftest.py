@@ -12,7 +12,6 @@ FOLDER = Path(__file__).parent
 
 
 def ran(folder: Path, module: str, *cases: str, **options: Any) -> Any:
-    """Two workers that ran cases of a module of this folder."""
     return case_cluster.ran(
         module, folder, path=FOLDER, cases=cases, options=options, num_workers=2
     )
@@ -20,11 +19,9 @@ def ran(folder: Path, module: str, *cases: str, **options: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def run_workers() -> Any:
-    """Runs the cases of a module on two workers."""
     return ran
 
 
 @pytest.fixture(scope="session")
 def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Two workers of one replica, which ran all cases of ``worker_cases``."""
     return ran(tmp_path_factory.mktemp("workers"), "worker_cases", num_replicas=2)

@@ -25,7 +25,6 @@ FOR_EVER_SEC = 600.0
 
 
 def make_training(repl):
-    """What every worker trains."""
     return Training(repl, "dense", "momentum")
 
 
@@ -36,7 +35,6 @@ def count_waiting_threads():
 
 
 def misbehave(mode, repl):
-    """What the victim does instead of its step."""
     if mode != "other_step":
         time.sleep(FOR_EVER_SEC)
 
@@ -47,7 +45,6 @@ def misbehave(mode, repl):
 
 
 def train(repl, folder, mode, victim):
-    """Trains to the end, or to the fault."""
     training = make_training(repl)
     manager = training.make_manager(folder / "checkpoints")
     manager.restore()
@@ -68,7 +65,6 @@ def train(repl, folder, mode, victim):
 
 
 def set_up(folder, *, mode, victim, num_workers):
-    """All that the one case needs."""
     if mode in ("hang", "stopped"):
         # For the report of a worker that sends none.
         worker_state._GRACE_SEC = FAULT_TIMEOUT_SEC
@@ -76,7 +72,6 @@ def set_up(folder, *, mode, victim, num_workers):
 
 
 def end(folder, mode, victim, num_workers):
-    """Trains; says how it ended."""
     try:
         repl = replicator.create(
             "multi_worker",

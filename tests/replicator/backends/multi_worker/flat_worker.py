@@ -16,7 +16,6 @@ TIMEOUT_SEC = 60.0
 
 
 def train(repl):
-    """The weights after some steps, and the plan."""
     training = Training(repl, "deep", "momentum")
     training.run_between(0, NUM_STEPS)
     repl.assert_in_sync()
@@ -83,7 +82,6 @@ CASES = {"train": train, "mixed": mixed, "started": started, "fail": fail}
 
 
 def set_up(_folder):
-    """The replicator of all cases."""
     devices.split_cpu(2)
     take_cpus_for_gpus()
     repl = replicator.create(

@@ -19,14 +19,12 @@ OPTIMIZERS = ("momentum", "adam", "clipped adamw")
 
 
 def train(repl, optimizer="adam", **options):
-    """The weights after all steps."""
     training = Training(repl, "deep", optimizer, **options)
     training.run_between(0, NUM_STEPS)
     return training.weights()
 
 
 def equal(optimizer, repl, folder):
-    """Weights after 20 steps with and without sharding."""
     del folder
     return {
         "unsharded": train(repl, optimizer),
@@ -39,7 +37,6 @@ UNFINISHED = 7  # calls, of which the last one has not been followed by an updat
 
 
 def gradients(repl, folder):
-    """Weights with sharded gradients: clipped, and with updates that are skipped."""
     del repl
     repl = replicator.create("multi_worker", num_replicas=2, timeout_sec=TIMEOUT_SEC)
     skipping = Training(repl, "deep", sharded_update="gradients", **SKIPPED)
@@ -102,7 +99,6 @@ def copies(repl, folder):
 
 
 def second_half(training):
-    """Bytes of the slots that are here, and the weights after the other steps."""
     here = sum(slot.numpy().nbytes for slot in training.slots())
     training.run_between(HALF, NUM_STEPS)
     return {"weights": training.weights(), "here": here}
@@ -195,7 +191,6 @@ CASES = {
 
 
 def set_up(folder):
-    """The replicator of most cases, and where checkpoints go."""
     devices.split_cpu(2)
     repl = replicator.create("multi_worker", num_replicas=2, timeout_sec=TIMEOUT_SEC)
     return repl, folder

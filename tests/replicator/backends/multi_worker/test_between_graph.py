@@ -116,7 +116,6 @@ def test_bytes_of_any_length_are_exchanged(two_workers):
 
 
 def test_the_plan_shows_cross_worker_communication(two_workers):
-    """explain() names it for every kind of collective."""
     text = two_workers.values("plans")[0]
 
     for line in (
@@ -129,7 +128,6 @@ def test_the_plan_shows_cross_worker_communication(two_workers):
 
 
 def test_a_step_that_fails_to_trace_everywhere_breaks_nothing(two_workers):
-    """The next step runs."""
     assert [["CollectiveControlFlowError", 2.0]] * 2 == two_workers.values(
         "identical failures"
     )
@@ -159,7 +157,6 @@ def test_a_step_that_fails_to_trace_everywhere_breaks_nothing(two_workers):
     ],
 )
 def test_different_programs_are_refused_on_all_workers(two_workers, case, message):
-    """Before anything runs; the message has both sides."""
     for result in two_workers.values("disagreements"):
         assert re.search(message, result[case]), result[case]
 
@@ -206,6 +203,5 @@ def test_drift_between_workers_is_found(two_workers):
     ],
 )
 def test_misuse_is_explained(two_workers, index, message):
-    """Each has a message of its own, on every worker."""
     for messages in two_workers.values("refused"):
         assert re.search(message, messages[index]), messages[index]

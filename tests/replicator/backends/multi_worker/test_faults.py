@@ -27,7 +27,6 @@ ERROR_SEC = 120.0
 
 @contextlib.contextmanager
 def cluster_of(tmp_path, mode, num_workers=2, victim=1):
-    """A cluster of workers that train until the fault."""
     with case_cluster.started(
         "fault_worker",
         tmp_path,
@@ -39,7 +38,6 @@ def cluster_of(tmp_path, mode, num_workers=2, victim=1):
 
 
 def field(cluster, worker, name):
-    """The last value of a field that a worker has sent, or None."""
     return messages.last(messages.received(cluster, ("worker", worker)), name)
 
 
@@ -50,7 +48,6 @@ def losses(cluster, worker=0):
 
 
 def undisturbed():
-    """The losses without workers and without a fault."""
     training = fault_worker.make_training(replicator.create("single"))
     return dict(enumerate(training.run(fault_worker.NUM_STEPS)))
 
@@ -131,7 +128,6 @@ def test_a_killed_job_ends_and_continues_from_its_last_checkpoint(tmp_path):
 
 
 def test_a_worker_that_never_starts_is_named(tmp_path):
-    """The others wait timeout_sec, no longer."""
     with cluster_of(tmp_path, "none", num_workers=2) as cluster:
         start = time.monotonic()
         cluster.kill("worker", 1)

@@ -18,7 +18,6 @@ FAILURE_SEC = 30.0
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory, run_workers):
-    """Two workers that ran all cases of ``flat_worker``."""
     return run_workers(tmp_path_factory.mktemp("flat"), "flat_worker")
 
 

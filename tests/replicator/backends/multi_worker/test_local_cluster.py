@@ -26,7 +26,6 @@ SLEEP = "import time; print('started', flush=True); time.sleep(600)"
 
 
 def program(code):
-    """Arguments of a program without TensorFlow, which starts quickly."""
     return [sys.executable, "-S", "-c", code]
 
 
@@ -40,7 +39,6 @@ def is_alive(pid):
 
 
 def wait_until(condition, timeout_sec=60.0):
-    """Waits for a condition, at most so long."""
     deadline = time.monotonic() + timeout_sec
     while not condition():
         assert time.monotonic() < deadline
@@ -146,7 +144,6 @@ def test_processes_die_with_a_parent_that_was_killed(tmp_path):
 
 
 def test_a_process_that_was_not_started_is_refused(tmp_path):
-    """The message says which there are."""
     cluster = LocalCluster(program(SLEEP), num_workers=1, log_dir=tmp_path)
 
     with pytest.raises(
@@ -164,6 +161,5 @@ def test_a_process_that_was_not_started_is_refused(tmp_path):
     ],
 )
 def test_a_cluster_that_cannot_be_is_refused(tmp_path, options, message):
-    """Before anything is started."""
     with pytest.raises(ValueError, match=message):
         LocalCluster(program(SLEEP), log_dir=tmp_path, **options)

@@ -18,13 +18,11 @@ sharded_worker = load(Path(__file__).with_name("sharded_worker.py"))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the workers write results and checkpoints."""
     return tmp_path_factory.mktemp("sharded")
 
 
 @pytest.fixture(scope="module")
 def workers(request, folder, run_workers):
-    """Two workers that ran the cases of ``sharded_worker`` that tests read."""
     tried = {
         f"equal {item.callspec.params['name']}"
         for item in request.session.items
@@ -40,7 +38,6 @@ def workers(request, folder, run_workers):
 
 @functools.cache
 def _alone():
-    """The weights of one device, without sharding."""
     return sharded_worker.train(replicator.create("single"))
 
 
@@ -104,7 +101,6 @@ def test_updates_that_need_one_another_cross_in_turn(workers):
 
 
 def test_replicas_with_copies_on_every_worker(workers):
-    """Four owners on two workers."""
     first, second = workers.values("copies")
 
     assert first["weights"] == second["weights"]
@@ -169,6 +165,5 @@ def test_a_checkpoint_of_one_replica_continues_with_two_workers(workers):
     ],
 )
 def test_what_cannot_be_shared_out_is_refused(workers, case, message):
-    """On all workers, before anything runs."""
     for result in workers.values("refused"):
         assert re.search(message, result[case], re.DOTALL), result[case]

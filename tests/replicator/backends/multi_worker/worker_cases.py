@@ -46,7 +46,6 @@ def num_collectives(repl):
 
 
 def counted_ops(folder):
-    """How often each type of op ran, by the profile in a folder."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     (path,) = folder.rglob("*.xplane.pb")
@@ -60,7 +59,6 @@ def counted_ops(folder):
 
 
 def topology(repl):
-    """What a program may ask about its place."""
     ids = repl.run(lambda: replicator.get_replica_context().replica_id)
     return {
         "ids": [int(i) for i in ids],
@@ -76,7 +74,6 @@ def topology(repl):
 
 
 def every_type(repl):
-    """Sum, minimum, maximum, gather and broadcast of every type that there is."""
     here = range(repl.first_replica_id, repl.first_replica_id + repl.num_local_replicas)
     mine = {
         name: replicator.PerReplica([of_type(name, r) for r in here]) for name in TYPES
@@ -97,8 +94,6 @@ def every_type(repl):
 
 
 def empty_tensors(repl):
-    """Tensors without elements, of known and of unknown shape."""
-
     def step(x):
         return replicator.all_gather(x), replicator.all_sum(x)
 
@@ -112,7 +107,6 @@ def empty_tensors(repl):
 
 
 def unknown_shapes(repl):
-    """Tensors whose shape the trace does not know."""
     dataset = tf.data.Dataset.range(1, 9).batch(3).repeat()
     inputs = repl.make_input_iterator(lambda ctx: dataset)
 
@@ -127,7 +121,6 @@ def unknown_shapes(repl):
 
 
 def state(repl):
-    """Replica-local variables, random state, and changes from outside."""
     with repl.context():
         local = tf.Variable(
             0.0, trainable=False, synchronization=tf.VariableSynchronization.ON_READ
@@ -168,7 +161,6 @@ def state(repl):
 
 
 def compressed(repl):
-    """A sum in bfloat16, the same bits on every worker."""
     values = share(repl, [np.float32(1.001 + r) for r in range(repl.num_replicas)])
 
     def step(x):
@@ -184,8 +176,6 @@ def exchange(repl):
 
 
 def plans(repl):
-    """What explain() says of a step with all kinds of collectives."""
-
     def all_kinds(x):
         return (
             replicator.all_sum([x, x + 1, tf.ones([600_000])]),
@@ -247,7 +237,6 @@ CASES = {
 
 
 def set_up(_folder, *, num_replicas):
-    """The replicator of all cases."""
     devices.split_cpu(2)
     return (
         replicator.create(

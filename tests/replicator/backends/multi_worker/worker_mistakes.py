@@ -8,8 +8,6 @@ import replicator
 
 
 def identical_failures(repl):
-    """A step that fails to trace on all workers leaves everything usable."""
-
     def bad(x):
         return tf.cond(x > 0, lambda: replicator.all_sum(x), lambda: x)
 
@@ -65,7 +63,6 @@ def disagreements(repl):
 
 
 def drift(repl):
-    """A variable that one worker changed alone is found."""
     with repl.context():
         weight = tf.Variable(1.0, name="weight")
 
@@ -86,7 +83,6 @@ def drift(repl):
 
 
 def refused(repl):
-    """Misuse that has a message of its own."""
     attempts = [
         lambda: repl.make_input_iterator(
             lambda ctx: None, replicator.InputReplicationMode.SINGLE
@@ -107,7 +103,6 @@ def _of_another():
 
 
 def said(call):
-    """The error that a call ends with."""
     try:
         call()
     except (replicator.ReplicatorError, KeyError, ValueError) as error:

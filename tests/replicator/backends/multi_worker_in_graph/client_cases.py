@@ -28,14 +28,12 @@ CASES = {}
 
 
 def case(function):
-    """Registers a case under its name."""
     CASES[function.__name__] = function
     return function
 
 
 @functools.cache
 def make(num_replicas):
-    """A replicator over both workers; they are connected once."""
     return replicator.create(
         "multi_worker_in_graph", num_replicas=num_replicas, connect_timeout_sec=60
     )
@@ -59,14 +57,12 @@ def afterwards(folder):
 
 
 def wide_training(repl, **options):
-    """Losses and weights of a net with a layer that is not small."""
     return tiny_models.trajectory(
         repl, "wide", "momentum", **{"num_steps": NUM_STEPS, **options}
     )
 
 
 def split_training(repl):
-    """A net of two layers on two logical devices."""
     return tiny_models.Training(repl, "split", "momentum", mode="SINGLE")
 
 
@@ -88,7 +84,6 @@ def an_uneven_epoch():
 
 @case
 def split_over_workers():
-    """One replica in two parts: a layer on each worker."""
     repl = replicator.create(
         "multi_worker_in_graph",
         num_replicas=1,
@@ -187,7 +182,6 @@ def places():
 
 @case
 def drift():
-    """A copy on the other worker that is written apart."""
     repl = make(4)
     with repl.context():
         weight = tf.Variable([1.0, 2.0])
@@ -203,7 +197,6 @@ def drift():
 
 @case
 def explained():
-    """What explain() says about a step whose traffic is easy to count."""
     repl = make(4)
     repl._programs = type(repl._programs)()
 

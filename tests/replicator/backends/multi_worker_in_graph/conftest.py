@@ -11,13 +11,11 @@ FOLDER = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def cases():
-    """The module of the cases; some are repeated in this process."""
     return load(FOLDER / "client_cases.py")
 
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory):
-    """A cluster whose client is worker 0, and its folder."""
     folder = tmp_path_factory.mktemp("remote")
     with case_cluster.started(
         "client_cases", folder, path=FOLDER, runners=[("worker", 0)], num_workers=2
@@ -27,7 +25,6 @@ def served(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def client(served):
-    """The cluster's client."""
     return served[0]
 
 

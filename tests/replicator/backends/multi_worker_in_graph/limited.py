@@ -52,7 +52,6 @@ def limit_server(config):
 
 
 def main():
-    """Serves, or trains."""
     use_small_stacks()
     import numpy as np
     import tensorflow as tf

@@ -15,12 +15,10 @@ RTOL_FLOAT32 = 3e-5
 
 @pytest.fixture(scope="module")
 def reference(cases):
-    """The same training on one replica, in this process."""
     return cases.wide_training(replicator.create("single"))
 
 
 def assert_same(expected, actual):
-    """Losses and weights agree to a few roundings."""
     np.testing.assert_allclose(
         expected["losses"], actual["losses"], rtol=RTOL_FLOAT32, atol=1e-6
     )

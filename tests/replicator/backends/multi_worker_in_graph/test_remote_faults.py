@@ -28,7 +28,6 @@ TRAINING_SEC = 900.0
 
 
 def read_steps(folder):
-    """The losses that were written, by step; a later line overrules."""
     path = folder / "steps.jsonl"
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     # The last line may still be being written.
@@ -109,7 +108,6 @@ def test_workers_that_do_not_answer_are_named(config, monkeypatch):
 
 
 def test_only_worker_0_is_the_client(config):
-    """The error says what to run for the others."""
     other = ClusterConfig(addresses=config.addresses, kind="worker", index=1)
 
     with pytest.raises(

@@ -25,7 +25,6 @@ def test_a_server_ends_when_its_client_is_killed(stepping_client):
 
 
 def test_without_a_chief_worker_0_is_the_client():
-    """The error says what to start where."""
     (port,) = free_ports(1)
     addresses = {"worker": (f"localhost:{port}", "localhost:1")}
     config = ClusterConfig(addresses=addresses, kind="worker", index=0)
@@ -39,7 +38,6 @@ def test_without_a_chief_worker_0_is_the_client():
 
 
 def test_the_wait_for_a_client_is_bounded(monkeypatch):
-    """A server whose client never comes ends with an error."""
     monkeypatch.setattr(server, "_start", lambda *_: None)
     first, second = free_ports(2)
     addresses = {"worker": (f"localhost:{first}", f"localhost:{second}")}

@@ -100,7 +100,6 @@ def test_parts_of_a_replica_continue_on_the_next_worker(cpus):
 
 
 def test_replicas_may_share_a_cpu_but_parts_may_not(cpus):
-    """The message says how to give the servers more devices."""
     cpus(1)
 
     assert [[f"{w}/device:CPU:0"] for w in WORKERS for _ in range(2)] == (

@@ -24,7 +24,6 @@ def set_up(folder):
 
 
 def train(folder):
-    """Trains without end."""
     repl = replicator.create(
         "multi_worker_in_graph",
         num_replicas=2,

@@ -17,7 +17,6 @@ SEEN_SEC = 3.0
 
 
 def set_up(_folder, *, backend, victim):
-    """The backend, and the worker that will be killed."""
     return backend, victim
 
 

@@ -35,7 +35,6 @@ def names(monkeypatch):
 
 
 def config_of(*names, **options):
-    """A cluster of workers at names, of which this process is the first."""
     addresses = tuple(f"{name}:{2222 + i}" for i, name in enumerate(names))
     return ClusterConfig(
         addresses={"worker": addresses}, kind="worker", index=0, **options
@@ -69,7 +68,6 @@ def test_a_cluster_is_reached_from_as_near_as_its_addresses(names, reach):
     ],
 )
 def test_a_public_address_is_refused(name, found):
-    """Names are resolved first; the message says what to do instead."""
     with pytest.raises(
         errors.ClusterConfigError,
         match=rf"^address '{re.escape(name)}:2223' of the cluster is public "
@@ -84,14 +82,12 @@ def test_a_public_address_is_refused(name, found):
 
 
 def test_a_trusted_network_may_be_public():
-    """Somebody said that something else keeps strangers out."""
     config = config_of("8.8.8.8", i_trust_this_network=True)
 
     assert Reach.ANY is port_filter.reach_of(config)
 
 
 def test_programs_say_it_with_the_cluster():
-    """As an argument of whatever describes the cluster."""
     cluster = {"worker": ["8.8.8.8:1"]}
     environ = {
         "TF_CONFIG": json.dumps(

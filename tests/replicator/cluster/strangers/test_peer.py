@@ -14,7 +14,6 @@ from replicator.server import ClientWatch
 
 @pytest.fixture(scope="module")
 def server():
-    """Address of a TensorFlow server, which ends with this process."""
     import tensorflow as tf
 
     (port,) = free_ports(1)
@@ -28,7 +27,6 @@ def server():
 
 @pytest.fixture
 def at(stranger):
-    """Address of a stranger of a kind."""
     return lambda how: stranger(free_ports(1)[0], how)
 
 
@@ -44,19 +42,16 @@ def test_a_server_says_each_time_who_it_is(server):
 
 
 def test_a_server_gives_a_sign_of_life(server):
-    """It greets whoever connects."""
     assert peer.answers(server, 30.0)
 
 
 @pytest.mark.parametrize("how", ["silent", "garbage", "web server"])
 def test_a_stranger_gives_no_sign_of_life(at, how):
-    """Whatever it says: it is no server."""
     assert not peer.answers(at(how), 0.3)
 
 
 @pytest.mark.parametrize("how", ["garbage", "web server"])
 def test_what_is_no_server_is_found_out(at, how):
-    """By its first bytes."""
     with (
         contextlib.closing(peer.Link(at(how), 2.0)) as link,
         pytest.raises(peer.NotAServerError, match=r"^does not speak HTTP/2$"),
@@ -68,7 +63,6 @@ def test_what_is_no_server_is_found_out(at, how):
     "answer", [b"", b"\xff" * 30, b"\x0a\x05ab", b"\x0a\x02\xff\xff", b"\x0a\x00"]
 )
 def test_a_server_that_does_not_say_who_it_is_is_none_of_tensorflow(stranger, answer):
-    """It speaks HTTP/2, and answers with other bytes."""
     settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
     data = bytes([0, 0, 5 + len(answer), 0, 1, 0, 0, 0, 1, *bytes(5), *answer])
     with (
@@ -142,7 +136,6 @@ def test_another_server_is_not_taken_for_the_client(server):
     [("silent", "does not respond"), ("garbage", "does not speak HTTP/2")],
 )
 def test_a_stranger_in_the_place_of_a_client_is_reported(at, how, what):
-    """The wait is bounded, and the message says what is there."""
     watched = ClientWatch("worker 0 (somewhere)", at(how))
 
     with pytest.raises(

@@ -11,7 +11,6 @@ from replicator.cluster.port_filter import Reach
 
 
 def own_config(**options):
-    """A cluster of this process alone."""
     (port,) = free_ports(1)
     return ClusterConfig(
         addresses={"worker": (f"localhost:{port}",)}, kind="worker", index=0, **options

@@ -27,14 +27,12 @@ CLUSTERS = {
 
 
 def port_of(cluster, member):
-    """Where a member listens."""
     kind, index = member
     return int(cluster.addresses[kind][index].rpartition(":")[2])
 
 
 @contextlib.contextmanager
 def started(backend, folder, victim):
-    """A job in which one process will be killed."""
     with case_cluster.started(
         "member",
         folder,
@@ -46,8 +44,6 @@ def started(backend, folder, victim):
 
 
 def wait_until_under_way(cluster, victim):
-    """Waits until the process that will be killed works."""
-
     def is_under_way():
         assert cluster.is_running(*victim), cluster.tails()
         return messages.last(messages.received(cluster, victim), "under_way")
@@ -67,7 +63,6 @@ def own_address():
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """A client, worker 0, and its server; the test that kills it comes last."""
     victim = ("worker", 0)
     folder = tmp_path_factory.mktemp("served")
     with started("multi_worker_in_graph", folder, victim) as cluster:

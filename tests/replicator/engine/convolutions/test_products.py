@@ -40,7 +40,6 @@ class Case:
         return f"{image} by {kernel} {strides} {self.padding} {self.dtype.name}"
 
     def convolve(self, image, kernel):
-        """The convolution as the user writes it."""
         return tf.nn.conv2d(
             image, kernel, self.strides, self.padding, dilations=self.dilations
         )
@@ -85,7 +84,6 @@ def step_of(case):
 
 
 def operations(case, topology, batch=None):
-    """The types of all nodes of the optimized step."""
     specs = [
         tf.TensorSpec([batch, *case.image[1:]], case.dtype),
         tf.TensorSpec(case.kernel, case.dtype),
@@ -154,7 +152,6 @@ def test_convolutions_on_gpus_stay():
 
 @pytest.mark.usefixtures("optimizer_settings")
 def test_convolutions_stay_where_the_user_turned_the_optimizer_off():
-    """Products are an optimization as others are."""
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
     assert CONVOLUTIONS <= set(operations(PRODUCTS[0], CPUS))

@@ -29,7 +29,6 @@ def tiled(image):
 
 
 def columns_first(image):
-    """Repeats each column, then each row."""
     return tf.repeat(tf.repeat(image, 2, axis=2), 2, axis=1)
 
 
@@ -66,17 +65,14 @@ AVERAGES = {
 
 
 def convolved(image, kernel):
-    """With stride 1."""
     return tf.nn.conv2d(image, kernel, 1, "SAME")
 
 
 def repeats(way):
-    """Convolves an image whose pixels are repeated."""
     return lambda image, kernel: convolved(REPEATS[way](image), kernel)
 
 
 def averages(way, bias="none"):
-    """Averages a convolution with a bias."""
     add = BIASES[bias] if bias != "none" else lambda image: image
     return lambda image, kernel: AVERAGES[way](add(convolved(image, kernel)))
 
@@ -133,12 +129,10 @@ def step_of(function):
 
 
 def image_shape(size=(HEIGHT, WIDTH), batch=BATCH):
-    """The smaller image's, or that which is averaged."""
     return [batch, *size, CHANNELS]
 
 
 def optimized(function, topology=CPUS, kernel=(3, 3), dtype=tf.float32, **image):
-    """The nodes of the optimized step."""
     specs = [
         tf.TensorSpec(image_shape(**image), dtype),
         tf.TensorSpec([*kernel, CHANNELS, LAST], dtype),
@@ -242,8 +236,6 @@ def test_a_convolution_whose_pixels_matter_stays(way):
     ("before", "after"), [(tiled, tf.identity), (tf.identity, AVERAGES["tf"])]
 )
 def test_a_convolution_that_waits_for_something_stays(before, after):
-    """It has to run after another node."""
-
     def waits(image, kernel):
         image = before(image)
         with tf.control_dependencies([tf.debugging.assert_all_finite(image, "")]):
@@ -256,7 +248,6 @@ def test_a_convolution_that_waits_for_something_stays(before, after):
 
 @pytest.mark.usefixtures("optimizer_settings")
 def test_they_stay_where_the_user_turned_the_optimizer_off():
-    """Fewer multiplications are an optimization as others are."""
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
     assert not kernels_with_stride(optimized(repeats("tile")))

@@ -19,8 +19,6 @@ def _node(name, op, *inputs):
 
 
 def test_nodes_come_after_what_they_use_in_any_order_of_the_graph():
-    """A reversed graph is put into topological order, control edges included."""
-
     def build():
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
         y = tf.add(x, x, name="y")
@@ -73,7 +71,6 @@ def test_ports_are_named_as_functions_name_them(build, name, port):
 
 
 def test_ports_of_function_calls_by_name_follow_their_signature():
-    """A node whose op is a function of the library has the function's outputs."""
     graph_def = _tf_compat.GraphDef()
     function = graph_def.library.function.add()
     function.signature.name = "pair"
@@ -85,7 +82,6 @@ def test_ports_of_function_calls_by_name_follow_their_signature():
 
 
 def test_a_cycle_is_refused():
-    """Graphs of steps have none; a graph that has one is refused."""
     graph_def = _tf_compat.GraphDef(
         node=[_node("a", "Identity", "b"), _node("b", "Identity", "a")]
     )
@@ -95,7 +91,6 @@ def test_a_cycle_is_refused():
 
 
 def test_an_unknown_op_is_named():
-    """The message has the op and the node."""
     graph_def = _tf_compat.GraphDef(
         node=[_node("a", "NoSuchOp"), _node("b", "Identity", "a")]
     )

@@ -97,7 +97,6 @@ def _of_varying_branch(x):
     ],
 )
 def test_values_vary_where_their_inputs_do(step, expected):
-    """Batches, random numbers and replica ids vary; results of collectives do not."""
     assert expected is _is_output_invariant(step)
 
 
@@ -272,7 +271,6 @@ def test_a_stateful_op_that_calls_functions_is_not_taken_for_them():
 
 
 def test_two_trainables_that_drift_are_counted():
-    """The message names the first, shows the line, and counts the rest."""
     first, second = (_variable(n, trainable=True) for n in ("a", "b"))
 
     def step(x):

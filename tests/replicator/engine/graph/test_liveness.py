@@ -26,7 +26,6 @@ def analyze(
 
 @pytest.fixture
 def update(node):
-    """An update of ``v`` by a scaled sum of gradients."""
     return [
         node("v", "Placeholder"),
         node("sum", "Placeholder"),
@@ -80,7 +79,6 @@ def test_two_owners_share_what_both_updates_need(make_body, node, update):
 
 
 def test_control_edges_carry_the_need(make_body, node, update):
-    """What must run before the write runs on the owner."""
     write = node("write", "AssignSubVariableOp", "v", "scaled", "^check")
     body = make_body(*update[:-1], node("check", "NoOp"), write)
 
@@ -100,7 +98,6 @@ def test_the_owner_may_be_in_another_program(make_body, update):
 
 
 def test_a_handle_is_recognized_behind_identities(make_body, node, update):
-    """Two of them in a row."""
     body = make_body(
         *update[:-1],
         node("same", "Identity", "v"),

@@ -37,7 +37,6 @@ def _devices(graph_def):
 
 
 def _kinds(graph_def):
-    """Device types of the nodes of a graph, then of its functions."""
     nodes = itertools.chain(
         graph_def.node, *(f.node_def for f in graph_def.library.function)
     )
@@ -57,7 +56,6 @@ WORKERS = _topology(REMOTE.format(0, 0), REMOTE.format(1, 0), REMOTE.format(1, 1
     ("topology", "kind"), [(GPUS, "GPU"), (CPUS, "CPU"), (WORKERS, "GPU")]
 )
 def test_every_node_gets_the_type_of_the_replicas(topology, kind):
-    """Those of remote workers too, and those in functions."""
     graph_def = _graph(["", "f@"], {"f": ["", "g@"], "g": [""]})
     stamps = Stamps(graph_def, topology)
     stamps.add(graph_def)

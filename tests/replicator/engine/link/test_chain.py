@@ -19,28 +19,23 @@ class Emitted:
     """What a chain emitted."""
 
     def __init__(self, first_controls=()):
-        """Starts a chain over two workers, and over two GPUs of each."""
         self.emit = Emitter()
         group = Group(num_workers=2, worker_id=0, order=(0, 1))
         self.flat = FlatGroup(size=4, key=99, keys=group.keys)
         self.chain = Chain(group, self.emit, first_controls)
 
     def add(self, name, device=CPU, dtype=tf.float32, **options):
-        """Adds a sum."""
         op = "CollectiveReduceV2"
         return self.chain.add(name, op, ["x"], dtype, device, ATTRS, **options)
 
     def reduce_all(self, name, algorithm="nccl"):
-        """Adds a sum over all replicas."""
         self.chain.reduce_all(name, self.flat, OPERANDS, "Add", tf.float32, algorithm)
 
     def node(self, name):
-        """A node by its name."""
         (found,) = [node for node in self.emit.nodes if node.name == name]
         return found
 
     def number(self, name):
-        """The value of a constant."""
         return tf.make_ndarray(self.node(name).attr["value"].tensor).item()
 
     def waits(self):
@@ -113,7 +108,6 @@ def test_what_follows_a_gate_waits_for_its_end_and_the_start_of_what_was_before_
 
 
 def test_rings_between_processes_wait_for_the_end_of_what_is_before():
-    """On every device."""
     emitted = Emitted(["batch"])
     for name in ("a", "b"):
         emitted.reduce_all(name, "ring")

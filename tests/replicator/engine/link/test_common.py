@@ -10,14 +10,12 @@ from replicator.step.stage_names import FUNCTION_PREFIX
 
 
 def as_task(function):
-    """A function that is named like a task of a pipeline, of one number."""
     function.__name__ = f"{FUNCTION_PREFIX}_0"
     traced = tf.function(function, autograph=False)
     return traced.get_concrete_function(tf.TensorSpec([]))
 
 
 def call(task, x):
-    """Emits a call of a task; returns its one result."""
     arguments = [x, *task.captured_inputs]
     (result,) = call_function(task.name.decode(), arguments, [tf.float32])
     return result
@@ -47,13 +45,11 @@ def run(caller, task, argument=1.0):
 
 
 def num(nodes, op):
-    """How many nodes are of one type."""
     return sum(node.op == op for node in nodes.values())
 
 
 @pytest.fixture
 def variable():
-    """Of two elements."""
     return tf.Variable([1.0, 2.0])
 
 

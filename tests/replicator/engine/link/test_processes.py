@@ -31,7 +31,6 @@ def _two_processes(monkeypatch, request):
 
 
 def arrays_of():
-    """Per replica, three tensors of one type."""
     rng = np.random.default_rng(0)
     shapes = [(4,), (4, 2), ()]
     return [[rng.normal(size=s).astype("f4") for s in shapes] for _ in range(4)]
@@ -71,7 +70,6 @@ def test_a_bucket_crosses_once_there_and_once_back(link, op, wire_dtype):
 
 @pytest.mark.parametrize("needed", [True, False])
 def test_a_reduction_that_is_not_needed_is_skipped(link, needed):
-    """In both processes."""
     kind = AllReduce(op="mean")
 
     linked = link(kind, arrays_of(), memories=EACH_ITS_OWN, needed=needed)

@@ -11,7 +11,6 @@ CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 
 
 def make_shares(shapes, source):
-    """The new values of some variables."""
     return [
         Share(
             node=f"update_{i}",

@@ -11,13 +11,11 @@ CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 
 
 def rows(count, worker, width):
-    """Numbers that say of which worker they are."""
     values = np.arange(count * (width or 1), dtype=np.float32) + 100 * (worker + 1)
     return values if width is None else values.reshape(count, width)
 
 
 def join(execute, joining, counts, shape, widths, num_replicas=1):
-    """Joins tensors of one call; returns them by worker, then by tensor."""
     nodes, outputs, arguments = [], [], {}
     for worker, cross_worker in enumerate(joining):
         uneven = UnevenRows(cross_worker)
@@ -55,7 +53,6 @@ def test_rows_are_joined_by_worker_without_padding(execute, workers, counts, wid
 
 
 def test_workers_count_rows_once_per_call(execute, workers):
-    """Both tensors of a call have the same numbers of rows."""
     found, nodes = join(execute, workers(2), (1, 3), None, [None, 2])
 
     for index, width in enumerate([None, 2]):
@@ -91,7 +88,6 @@ def test_rows_without_elements_are_known_without_asking(workers, shape, joined):
 
 
 def test_rows_of_unknown_rank_are_refused(workers):
-    """Nobody could say what a row is."""
     (cross_worker,) = workers(1)
 
     with pytest.raises(
