@@ -161,7 +161,6 @@ def test_what_a_backend_lacks_does_not_work(target_name, capability):
     """Otherwise the entry in the catalogue is stale, and the backend better than said.
 
     Cases that need something else that is lacking say nothing about this capability.
-    Each capability on one backend; the full run has every backend that lacks it.
     """
     target = TARGETS[target_name]
     lacks = set(BACKENDS[target.backend].lacks)

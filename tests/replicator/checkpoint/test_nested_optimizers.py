@@ -38,10 +38,7 @@ def _run(repl, trainer, num_steps=NUM_STEPS):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("place", ["attribute", "list", "dict"])
 def test_a_plain_checkpoint_keeps_momentum_and_step(repl_once, place, tmp_path):
-    """Training continues as if it had never stopped.
-
-    On each backend and in each place; the full run has every pair.
-    """
+    """Training continues as if it had never stopped."""
     repl = repl_once
     trainer = Trainer(repl, place)
     _run(repl, trainer)
@@ -92,10 +89,7 @@ def test_a_checkpoint_leaves_the_library(tmp_path):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("place", ["attribute", "list", "dict"])
 def test_the_checkpoint_manager_finds_it_and_its_step(repl_once, place, tmp_path):
-    """save() needs no step, and slots are made before they are restored.
-
-    On each backend and in each place; the full run has every pair.
-    """
+    """save() needs no step, and slots are made before they are restored."""
     repl = repl_once
     trainer = Trainer(repl, place)
     manager = repl.make_checkpoint_manager(tmp_path, trainer=trainer)

@@ -127,10 +127,7 @@ def _run(repl, step, values):
 @pytest.mark.covering(strength=1, prefer={"repl_once": [("in_graph_mirrored", 4)]})
 @pytest.mark.parametrize("name", JOINT)
 def test_gradients_are_those_of_one_device(repl_once, name):
-    """A replica's gradient is that of all replicas' targets, at every order.
-
-    Each collective and each backend; the full run has every pair.
-    """
+    """A replica's gradient is that of all replicas' targets, at every order."""
     values = VALUES[: repl_once.num_replicas]
 
     found, _ = _run(repl_once, _on_replica(name), values)
@@ -145,10 +142,7 @@ def test_gradients_are_those_of_one_device(repl_once, name):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("name", JOINT)
 def test_gradients_are_finite_differences(in_graph, name):
-    """The definition itself, without any gradient of TensorFlow for this order.
-
-    Each collective and each placement of variables; the full run has every pair.
-    """
+    """The definition itself, without any gradient of TensorFlow for this order."""
     values = VALUES[: in_graph.num_replicas]
     step = _on_replica(name)
     found, _ = _run(in_graph, step, values)

@@ -69,20 +69,14 @@ def _check_like_keras(repl, dtype, tolerance, form, num_steps=2, offset=0.5):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("form", ["shifted", "two_pass"])
 def test_replicas_normalize_as_one_with_the_whole_batch(repl_once, form):
-    """Outputs, gradients of inputs and weights, and moving statistics, in float32.
-
-    Each backend and each form; the full run has every pair.
-    """
+    """Outputs, gradients of inputs and weights, and moving statistics, in float32."""
     _check_like_keras(repl_once, "float32", 2e-4, form)
 
 
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("form", ["shifted", "two_pass"])
 def test_mixed_bfloat16_keeps_statistics_in_float32(in_graph, form):
-    """Outputs have the compute type; statistics are those of float32.
-
-    Each placement and each form; the full run has every pair.
-    """
+    """Outputs have the compute type; statistics are those of float32."""
     _check_like_keras(in_graph, "mixed_bfloat16", 2e-2, form)
 
 

@@ -22,10 +22,7 @@ OPS = ("sum", "mean", "min", "max")
 @pytest.mark.covering(strength=1, prefer={"repl_once": [("in_graph_mirrored", 4)]})
 @pytest.mark.parametrize("op", OPS)
 def test_map_reduce_reduces_over_items(repl_once, op):
-    """The results are NumPy's reductions, also with fewer items than replicas.
-
-    Each reduction and each backend; the full run has every pair.
-    """
+    """The results are NumPy's reductions, also with fewer items than replicas."""
     repl = repl_once
     weight = _variable(repl)
 
@@ -82,8 +79,7 @@ def _single_device_gradient(loss_fn):
 def test_gradients_are_those_of_one_device(repl_once, name):
     """Averaged over replicas, which ran different items, they are the whole gradient.
 
-    The results of items are weighed differently in the losses. Each function and each
-    backend; the full run has every pair.
+    The results of items are weighed differently in the losses.
     """
     repl = repl_once
     weight = _variable(repl)
@@ -114,10 +110,7 @@ def test_gradients_are_those_of_one_device(repl_once, name):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("which", ["reduce", "gather"])
 def test_each_item_runs_on_one_replica_only(repl, which):
-    """Item i counts on replica i % num_replicas; the counters outside say so.
-
-    Every backend, and each of both; the full run has every pair.
-    """
+    """Item i counts on replica i % num_replicas; the counters outside say so."""
     with repl.context():
         counts = [
             tf.Variable(

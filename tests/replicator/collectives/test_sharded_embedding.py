@@ -33,10 +33,7 @@ def test_lookups_are_those_of_one_table(num_parts):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_training_on_replicas_is_that_of_one_table(repl_once, per_replica, optimizer):
-    """Gradients are sparse, and the rows come out as in a plain variable.
-
-    Each backend and each optimizer; the full run has every pair.
-    """
+    """Gradients are sparse, and the rows come out as in a plain variable."""
     repl = repl_once
     count = repl.num_replicas
     ids = per_replica(np.resize(IDS, (count, 5)))

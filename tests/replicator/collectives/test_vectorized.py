@@ -63,10 +63,7 @@ LOOP_BODIES = {
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("name", LOOP_BODIES)
 def test_a_vectorized_map_communicates_as_a_python_loop_does(in_graph, name):
-    """Every iteration sees the other replicas' values of the same iteration.
-
-    Each body and each placement; the full run has every pair.
-    """
+    """Every iteration sees the other replicas' values of the same iteration."""
     body = LOOP_BODIES[name]
 
     def step(x):

@@ -31,10 +31,7 @@ def _outcome(function):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("name", [*FLOATS, *INTEGERS, *COMPLEX, "bool"])
 def test_outside_a_step_types_are_reduced_as_inside(repl_once, name):
-    """Every operation gives the same value, or the same words.
-
-    Each type and each backend; the full run has every pair.
-    """
+    """Every operation gives the same value, or the same words."""
     numbers = [[r + 1, 3 - r] for r in range(repl_once.num_replicas)]
     values = replicator.PerReplica([tf.constant(_array(name, v)) for v in numbers])
 

@@ -141,10 +141,7 @@ def _compute_nodes(function):
 @pytest.mark.parametrize("name", IN_GRAPH)
 @pytest.mark.parametrize("kind", ["Lion", "Adam"])
 def test_the_control_computes_what_the_step_computes(name, kind, monkeypatch):
-    """The replicas have as many nodes; no node of a collective is left.
-
-    Each placement and each optimizer; the full run has every pair.
-    """
+    """The replicas have as many nodes; no node of a collective is left."""
     make = getattr(keras.optimizers, kind)
     training = _Training(_create(name, is_control=False), make(0.1))
     case, _ = _function(training, monkeypatch)

@@ -53,10 +53,7 @@ WRITES = {
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("how", WRITES)
 def test_a_write_that_nothing_reads_happens_once(in_graph, how):
-    """Two steps of two replicas are two writes; each way, and each placement once.
-
-    Cases beyond the covering ones are in the full run.
-    """
+    """Two steps of two replicas are two writes; each way, and each placement once."""
     counter = tf.Variable(0, trainable=False)
 
     def step():
@@ -94,10 +91,7 @@ def test_a_write_that_nothing_reads_may_differ_between_replicas(in_graph):
     ids=["adam", "momentum", "rmsprop", "ftrl"],
 )
 def test_slots_of_an_old_optimizer_are_mirrored(in_graph, make):
-    """With averaged gradients it trains as on one device, and its state is in sync.
-
-    Cases beyond the covering ones are in the full run.
-    """
+    """With averaged gradients it trains as on one device, and its state is in sync."""
     weight, alone = tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0])
     optimizer, single = make(), make()
     optimizer._create_slots([weight])  # or a first update outside the step

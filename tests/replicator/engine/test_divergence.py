@@ -23,10 +23,7 @@ def _run(repl, make):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("name", variants.REFUSED)
 def test_state_by_which_replicas_train_apart_is_refused(in_graph, name):
-    """The message names the variable, shows the line, and says what to write.
-
-    Cases beyond the covering ones are in the full run.
-    """
+    """The message names the variable, shows the line, and says what to write."""
     state = name.partition(" ")[0]
 
     with pytest.raises(
@@ -42,10 +39,7 @@ def test_state_by_which_replicas_train_apart_is_refused(in_graph, name):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("name", variants.RIGHT)
 def test_state_that_all_agree_on_or_none_trains_by_is_not_refused(in_graph, name):
-    """Nor is what is declared to be each replica's own.
-
-    Cases beyond the covering ones are in the full run.
-    """
+    """Nor is what is declared to be each replica's own."""
     _run(in_graph, variants.RIGHT[name])
     in_graph.assert_in_sync()
 

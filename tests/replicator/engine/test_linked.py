@@ -71,10 +71,7 @@ def check(linked, kind, arrays):
 @pytest.mark.parametrize("are_known", [True, False], ids=["static", "unknown"])
 @pytest.mark.parametrize("kind", MEANINGS, ids=str)
 def test_results_are_those_of_numpy(link, kind, are_known, place):
-    """In every placement, over workers too, and whatever is known of the shapes.
-
-    Every kind, placement and knowledge; the full run has every combination.
-    """
+    """In every placement, over workers too, and whatever is known of the shapes."""
     memories, num_workers = PLACES[place]
     arrays = values()
     shapes = [[None, *array.shape[1:]] for array in arrays[0]]

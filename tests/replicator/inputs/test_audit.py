@@ -51,10 +51,7 @@ def test_shares_that_come_out_even_pass(in_graph, mode):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("mode", [PER_WORKER, PER_REPLICA])
 def test_split_global_batches_are_exact_for_any_number_of_examples(repl_once, mode):
-    """A partial last step and empty parts feed every example once, on all replicas.
-
-    Each backend and each mode; the full run has every pair.
-    """
+    """A partial last step and empty parts feed every example once, on all replicas."""
     repl, num_examples = repl_once, 17
 
     def input_fn(ctx):
@@ -261,10 +258,7 @@ def test_examples_that_nobody_reads_are_counted(in_graph):
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("num_examples", [1, 7, 24, 25])
 def test_equal_numbers_of_steps_for_every_replica(num_replicas, num_examples):
-    """Whatever the number of examples, every pipeline has as many batches.
-
-    Each number of replicas and of examples; the full run has every pair.
-    """
+    """Whatever the number of examples, every pipeline has as many batches."""
     repl = replicator.create("in_graph", num_replicas=num_replicas)
 
     audit = repl.audit_inputs(

@@ -39,10 +39,7 @@ def _variables(dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_hundred_fused_updates_are_those_of_keras(name, dtype, num_summed):
-    """Weights, slots and iterations agree after random gradients of any size.
-
-    Every kernel, type and number of gradients; the full run has all together.
-    """
+    """Weights, slots and iterations agree after random gradients of any size."""
     rng = np.random.default_rng(2)
     ours, theirs = KERNELS[name](), KERNELS[name]()
     our_variables, their_variables = _variables(dtype), _variables(dtype)

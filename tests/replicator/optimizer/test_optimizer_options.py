@@ -118,10 +118,7 @@ def placed(request, separate):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
 def test_accumulation_equals_a_larger_batch(placed, optimizer_name):
-    """Two calls are one update with the batches joined, and between them nothing moves.
-
-    Each placement and each optimizer; the full run has every pair.
-    """
+    """Two calls are one update with the batches joined; between them nothing moves."""
     batches = _batches()
     # Ends with half of an update, which is no update.
     calls = [*zip(*batches, strict=True), tuple(part[0] for part in batches)]
@@ -149,10 +146,7 @@ def test_the_norm_counts_rows_of_a_sparse_gradient_once(in_graph):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
 def test_all_options_together_equal_one_device(repl_once, optimizer_name):
-    """Replicas share memory here, so compression has nothing to round.
-
-    Each backend and each optimizer; the full run has every pair.
-    """
+    """Replicas share memory here, so compression has nothing to round."""
     repl = repl_once
     batches = _batches()
     options = {"global_clipnorm": 0.2, "loss_scale": 8.0}

@@ -77,10 +77,7 @@ def _clip_value(grads):
 def test_gradients_that_each_replica_clipped_are_refused(
     in_graph, wrapped, per_replica, clip, instead, accumulation_steps
 ):
-    """The average of clipped gradients is not the clipped average.
-
-    Cases beyond the covering ones are in the full run.
-    """
+    """The average of clipped gradients is not the clipped average."""
     weights, optimizer = wrapped(in_graph, accumulation_steps=accumulation_steps)
 
     def step(x):

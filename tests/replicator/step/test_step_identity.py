@@ -170,10 +170,7 @@ def _new_objects(repl):
     ],
 )
 def test_a_new_function_in_every_call_is_said_once(repl_once, loop, name):
-    """It names the function and the remedy, at the line of the user.
-
-    Each backend and each kind of function; the full run has every pair.
-    """
+    """It names the function and the remedy, at the line of the user."""
     _check_said_once(repl_once, loop, name)
 
 

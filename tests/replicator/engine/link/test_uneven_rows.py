@@ -41,10 +41,7 @@ def join(execute, joining, counts, shape, widths, num_replicas=1):
 )
 @pytest.mark.parametrize("width", [None, 2])
 def test_rows_are_joined_by_worker_without_padding(execute, workers, counts, width):
-    """The worker with most rows may be any; some or all may have none.
-
-    All numbers of rows, and both shapes of a row; the full run has every pair.
-    """
+    """The worker with most rows may be any; some or all may have none."""
     found, _ = join(execute, workers(len(counts)), counts, None, [width])
 
     expected = np.concatenate([rows(n, w, width) for w, n in enumerate(counts)])
