@@ -1,5 +1,6 @@
-"""The graph optimizer is given the devices that a graph is for."""
+"""TensorFlow's graph optimizer, kernel registry and objects under the collector."""
 
+import gc
 import types
 
 import pytest
@@ -7,8 +8,9 @@ import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.grappler import tf_optimizer
 
+import replicator
 from replicator._tf import compat as _tf_compat
-from replicator._tf import grappler
+from replicator._tf import grappler, kernels
 
 GPU = "/job:worker/replica:0/task:1/device:GPU:0"
 
@@ -131,3 +133,74 @@ def test_on_cpus_a_graph_becomes_what_it_becomes_in_this_process():
 
     assert len(meta_graph.graph_def.node) > len(found.node)
     assert expected == found
+
+
+FLOAT = frozenset({tf.float32})
+INT = frozenset({tf.int32})
+
+
+def test_a_kernel_is_found_by_device_and_type():
+    found = kernels.find_kernel("MatMul", "CPU", {"T": FLOAT})
+
+    assert found is not None
+    assert tf.float32 in found.types["T"]
+    assert kernels.find_kernel("MatMul", "CPU", {"T": frozenset({tf.string})}) is None
+    assert kernels.find_kernel("NoSuchOp", "CPU", {}) is None
+
+
+def test_a_kernel_for_all_devices_serves_one_that_has_none():
+    """Sums of int32 are left to the host, on GPUs too."""
+    found = kernels.find_kernel("AddN", "GPU", {"T": INT})
+    if not tf.test.is_built_with_cuda():
+        pytest.skip("this build of TensorFlow has no GPU kernels to compare with")
+
+    assert "DEFAULT" == found.device_type
+    assert {"inputs", "sum"} == found.host_args
+    assert frozenset() == kernels.find_kernel("AddN", "GPU", {"T": FLOAT}).host_args
+
+
+def test_a_label_asks_for_another_kernel():
+    """The optimizer of layouts requests host kernels in this way."""
+    if not tf.test.is_built_with_cuda():
+        pytest.skip("this build of TensorFlow has no GPU kernels to compare with")
+    found = kernels.find_kernel("DataFormatVecPermute", "GPU", {"T": INT}, "host")
+
+    assert {"x", "y"} == found.host_args
+    assert kernels.find_kernel("MatMul", "GPU", {"T": FLOAT}, "host") is None
+
+
+@pytest.mark.parametrize("op", ["ResourceApplyAdam", "ResourceScatterSub"])
+def test_the_attribute_of_the_data_type_is_found_whatever_its_name(op):
+    """``T`` of one, ``dtype`` of the other."""
+    assert kernels.has_kernel(op, "CPU", tf.float32)
+    assert not kernels.has_kernel(op, "CPU", tf.string)
+
+
+@pytest.fixture(params=[True, False], ids=["on", "off"])
+def is_on(request):
+    if not request.param:
+        gc.disable()
+    yield request.param
+    gc.enable()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_it_is_paused_while_a_step_is_traced(is_on, fails):
+    """And afterwards as it was, also where the step is refused."""
+    repl = replicator.create("in_graph", num_replicas=2)
+    found = []
+
+    def step():
+        found.append(gc.isenabled())
+        if fails:
+            raise RuntimeError("of the step")
+        return 1.0
+
+    if fails:
+        with pytest.raises(RuntimeError, match="of the step"):
+            repl.run(step)
+    else:
+        repl.run(step)
+
+    assert [False] == found
+    assert is_on == gc.isenabled()

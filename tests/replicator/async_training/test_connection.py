@@ -1,10 +1,12 @@
-"""A TF_CONFIG that is no cluster for parameter servers is refused."""
+"""A TF_CONFIG or a server that no cluster can use is refused."""
 
+import contextlib
 import json
+import socket
 
 import pytest
 
-from replicator import errors
+from replicator import errors, server
 from replicator.backends.asynchronous import MultiWorkerAsyncReplicator
 from replicator.cluster import local_cluster, membership, remote
 
@@ -72,3 +74,32 @@ def test_processes_that_do_not_answer_are_named(monkeypatch):
         match=r"no response from 2 of 2 processes within 0.1 s: .*worker 0.*ps 0 at",
     ):
         MultiWorkerAsyncReplicator(connect_timeout_sec=0.1)
+
+
+def tf_config(kind, address="localhost:2999"):
+    ports = {"chief": 2996, "worker": 2997, "ps": 2998}
+    cluster = {other: [f"localhost:{port}"] for other, port in ports.items()}
+    cluster[kind] = [address]
+    return json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}})
+
+
+def test_the_chief_does_not_serve(monkeypatch):
+    """It is the user's own program."""
+    monkeypatch.setenv("TF_CONFIG", tf_config("chief"))
+
+    with pytest.raises(
+        errors.ClusterConfigError, match=r"'chief' 0, but only 'worker' and 'ps' run"
+    ):
+        server.main([])
+
+
+def test_a_port_in_use_is_reported_before_tensorflow_starts(monkeypatch):
+    """Not by an abort of TensorFlow's server."""
+    with contextlib.closing(socket.socket()) as other:
+        other.bind(("", 0))
+        other.listen(1)
+        address = f"localhost:{other.getsockname()[1]}"
+        monkeypatch.setenv("TF_CONFIG", tf_config("ps", address))
+
+        with pytest.raises(errors.PortInUseError, match=r"port \d+ .* is in use"):
+            server.main([])

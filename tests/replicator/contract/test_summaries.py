@@ -1,5 +1,6 @@
-"""tf.summary in a step: one value per step, that of replica 0."""
+"""summary() of a replicator, and tf.summary in its step."""
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -100,3 +101,100 @@ def test_each_step_of_one_dispatch_writes(in_graph, tmp_path, num_steps):
     writer.close()
 
     assert [(i, float(i)) for i in range(num_steps)] == _written(tmp_path)
+
+
+def _train(repl):
+    """A weight of 40 bytes with momentum, and a replica-local counter of 4."""
+    with repl.context():
+        weight = tf.Variable(tf.zeros([10]))
+        local = tf.Variable(0.0, trainable=False, name="counter")
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+
+    def step():
+        replica_id = replicator.get_replica_context().replica_id
+        local.assign_add(tf.cast(replica_id, tf.float32))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        return loss
+
+    repl.run(step)
+    return step, weight, local, optimizer
+
+
+def test_shared_variables_are_held_once():
+    """Four replicas on one CPU: 40 + 40 bytes once, the local 4 bytes five times."""
+    repl = replicator.create("in_graph", num_replicas=4)
+    before = repl.summary()
+    kept = _train(repl)
+
+    lines = repl.summary().splitlines()
+    assert kept
+    assert "variables: none yet; the first run() places" in before
+    assert (
+        "InGraphReplicator: 4 replicas on 1 worker, 4 in sync, 1 logical devices each"
+        == lines[0]
+    )
+    assert "this process: worker 0 (chief), replicas 0 to 3" == lines[1]
+    assert "  replica 0: CPU:0; mirrored variables: its own copy" == lines[2]
+    assert "  replica 3: CPU:0; mirrored variables: the copy of replica 0" == lines[5]
+    # Weight and momentum, rate (4) and step counter (8); 4 copies and the user's own.
+    assert "  CPU:0: 112 bytes (mirrored 92, replica-local 20)" == lines[-2]
+    assert "replica-local, each replica has its own: counter" == lines[-1]
+    assert repl.explain().endswith("\nreplica-local, each replica has its own: counter")
+
+
+def test_mirrored_variables_are_held_by_every_device():
+    """Two devices with a copy each: the second holds no view for the user."""
+    repl = replicator.create(
+        "in_graph",
+        num_replicas=2,
+        devices=["CPU:0", "CPU:1"],
+        variable_placement="mirrored",
+    )
+    kept = _train(repl)
+
+    lines = repl.summary().splitlines()
+    assert kept
+    assert "  replica 1: CPU:1; mirrored variables: its own copy" == lines[3]
+    assert [
+        "  CPU:0: 100 bytes (mirrored 92, replica-local 8)",
+        "  CPU:1: 96 bytes (mirrored 92, replica-local 4)",
+    ] == lines[-3:-1]
+
+
+def test_many_replica_local_variables_are_counted():
+    """Of batch norm, every layer has two."""
+    repl = replicator.create("in_graph", num_replicas=2)
+    with repl.context():
+        layers = [keras.layers.BatchNormalization() for _ in range(4)]
+        for layer in layers:
+            layer.build([2, 3])
+
+    def step():
+        replica_id = replicator.get_replica_context().replica_id
+        x = tf.cast(replica_id, tf.float32) * tf.ones([2, 3])
+        return [layer(x, training=True) for layer in layers]
+
+    repl.run(step)
+
+    assert repl.summary().count("moving_") == 6
+    assert repl.summary().endswith("and 2 more")
+
+
+def test_logical_devices_are_listed():
+    """Model parallelism: both devices of a replica."""
+    repl = replicator.create(
+        "in_graph",
+        num_replicas=2,
+        logical_devices_per_replica=2,
+        devices=[["CPU:0", "CPU:1"], ["CPU:2", "CPU:3"]],
+    )
+
+    assert "  replica 1: CPU:2, CPU:3 (logical device 1);" in repl.summary()
+
+
+def test_every_backend_has_a_summary(repl):
+    first = repl.summary().splitlines()[0]
+
+    assert first.startswith(f"{type(repl).__name__}: {repl.num_replicas} replicas on 1")
