@@ -160,7 +160,7 @@ def _tensors_of(source: Any) -> list[Any]:
 
 
 def profiled(name: str, step: int) -> contextlib.AbstractContextManager[Any]:
-    """A range of a profile, where a profiler runs (test_profile)."""
+    """A range of a profile, where a profiler runs (test_timeline)."""
     if profiler_trace.enabled():
         return profiler_trace.Trace(name, step_num=step, _r=1)
     return _NOTHING

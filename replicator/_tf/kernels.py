@@ -39,7 +39,7 @@ class Kernel:
 
 @functools.cache
 def kernels_of(op: str) -> tuple[Kernel, ...]:
-    """All kernels of an op in this build of TensorFlow (test_kernels)."""
+    """All kernels of an op in this build of TensorFlow (test_grappler)."""
     return tuple(
         Kernel(
             device_type=kernel.device_type,
@@ -64,7 +64,7 @@ def find_kernel(
     types: Mapping[str, frozenset[tf.DType]],
     label: str = "",
 ) -> Kernel | None:
-    """The kernel that TensorFlow uses for an op, or None (test_kernels)."""
+    """The kernel that TensorFlow uses for an op, or None (test_grappler)."""
     for device in (device_type, _DEFAULT):
         fitting = [
             kernel

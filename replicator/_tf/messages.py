@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 DERIVED = b"type.googleapis.com/tensorflow.DerivedStatus"
 
 # Lines in which the error of a graph says where it arose, and how often
-# (test_flat_group).
+# (test_sharded_over_workers).
 _PLACES = re.compile(
     r'Graph execution error:|Detected at node|<stack traces|File "|\d+ root error'
 )

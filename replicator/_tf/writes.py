@@ -28,7 +28,7 @@ WRITES = (
 
 
 def tell_of_writes(variable: Any, told: Callable[[Any], None]) -> None:
-    """Calls a function after each write that Python makes eagerly (test_writes).
+    """Calls a function after each write that Python makes eagerly (test_handles).
 
     Writes of graphs, and those of raw ops on the variable's handle, are not told.
     """
