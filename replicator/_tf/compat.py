@@ -112,7 +112,7 @@ def slot_index(optimizer: Any, variable: Any) -> int:
 
 
 def is_optimized(optimizer: Any, variable: Any) -> bool:
-    """Whether a Keras optimizer was built with a variable (test_keras_spelling)."""
+    """Whether a Keras optimizer was built with a variable (test_wrapper)."""
     known = optimizer._trainable_variables_indices  # noqa: SLF001
     return optimizer._var_key(variable) in known  # noqa: SLF001
 
@@ -251,7 +251,7 @@ def mirrored_strategy(devices: Sequence[str]) -> Any:
 
 
 def op_def(name: str) -> Any:
-    """The definition of a built-in op, or None (test_body)."""
+    """The definition of a built-in op, or None (test_replicate)."""
     return op_def_registry.get(name)
 
 
@@ -272,7 +272,7 @@ def keep_functions(owner: object, functions: Sequence[Any]) -> None:
 
 
 def function_def(name: str) -> Any:
-    """A copy of a registered function (test_kept_steps)."""
+    """A copy of a registered function (test_run)."""
     return eager_context.context().get_function_def(name)
 
 
@@ -288,7 +288,7 @@ def remove_functions(names: Sequence[str]) -> None:
 
 
 def disable_op_determinism() -> None:
-    """Lets TensorFlow choose faster kernels again (test_determinism)."""
+    """Lets TensorFlow choose faster kernels again (test_failed_inputs)."""
     framework_config.disable_op_determinism()
 
 

@@ -86,7 +86,7 @@ def untuned_device_buffers() -> Iterator[None]:
 def device_iterators(
     dataset: tf.data.Dataset, devices: Sequence[str], source: str, num_batches: int
 ) -> list[Any]:
-    """Deals elements to devices in turn, a few ahead of the readers (test_prefetch).
+    """Deals elements to devices in turn, a few ahead of the readers (test_last_step).
 
     What ``tf.distribute`` feeds its replicas with.
     """

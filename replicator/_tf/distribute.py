@@ -242,7 +242,7 @@ def converted_as_caller(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def converted_inside(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that AutoGraph converts as what converted code calls (test_autograph).
+    """A function that AutoGraph converts as what converted code calls (test_creation).
 
     Unlike ``converted``, this leaves alone what AutoGraph does not convert by itself,
     such as layers of Keras.

@@ -20,7 +20,7 @@ class SavedApart(KerasSaveable):
 
 
 class UsedAsWrapped(trackable.Trackable):
-    """Something that passes for what its ``wrapped`` holds (test_keras_spelling).
+    """Something that passes for what its ``wrapped`` holds (test_wrapper).
 
     ``isinstance`` and Keras' files take it for an instance of that class. TensorFlow
     sees the children of the object inside, and leaves with it what a restored

@@ -11,7 +11,7 @@ _FUNCTIONS = script_ops._py_funcs  # noqa: SLF001
 
 
 class OwnTokens:
-    """The Python functions of one replica (test_python_calls).
+    """The Python functions of one replica (test_ordering).
 
     A node names its function by a token. Under the token TensorFlow keeps the tape of a
     call until its gradient takes it, so replicas with one token take that of another.

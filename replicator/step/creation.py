@@ -48,7 +48,7 @@ def allowed() -> Iterator[None]:
 def own_variable(value: Any, **how: Any) -> tf.Variable:
     """Makes a variable of the library's own, of which a user's graph knows nothing.
 
-    ``tf.function`` traces twice what makes variables the first time (test_kept_steps).
+    ``tf.function`` traces twice what makes variables the first time (test_run).
     """
     return tf.Variable(
         value, trainable=False, experimental_enable_variable_lifting=False, **how

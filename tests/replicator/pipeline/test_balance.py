@@ -1,15 +1,21 @@
-"""The cut of a chain of layers, against every cut that there is."""
+"""The cut of a chain into stages, their schedule, and the activations that it keeps."""
+
+from __future__ import annotations
 
 import functools
 import itertools
 import random
+import re
 
 import keras
 import pytest
 import tensorflow as tf
+from staged_model import Model, mean_squared
 
 import replicator
 from replicator.errors import PipelineError
+from replicator.pipeline import schedule
+from replicator.pipeline.schedule import Task
 
 
 def test_no_other_cut_has_a_smaller_largest_stage():
@@ -140,3 +146,153 @@ def test_chains_that_cannot_be_cut(arguments, message):
     given = {"makers": MAKERS, "example": EXAMPLE, "num_stages": 2, **arguments}
     with pytest.raises(PipelineError, match=message):
         replicator.make_stages(**given)
+
+
+SIZES = [(k, m) for k in range(1, 9) for m in range(1, 33)]
+
+
+@pytest.mark.parametrize("name", schedule.SCHEDULES)
+def test_every_stage_does_every_task_once_and_in_an_order_that_ends(name):
+    """All K up to 8 and M up to 32; what a task needs has ended before it."""
+    for num_stages, num_microbatches in SIZES:
+        made = schedule.make(name, num_stages, num_microbatches)
+        every = {Task(f, m) for f in (True, False) for m in range(num_microbatches)}
+        assert all(len(own) == len(every) and set(own) == every for own in made)
+
+        before: set[tuple[int, Task]] = set()
+        for unit in schedule.in_time(made):
+            for stage, task in unit:
+                # Not in the same unit: two devices cannot hand over within a task.
+                forward = task.is_forward
+                neighbour = stage - 1 if forward else stage + 1
+                if 0 <= neighbour < num_stages:
+                    assert (neighbour, task) in before
+                assert forward or (stage, Task(True, task.microbatch)) in before
+            before |= set(unit)
+        order = [
+            [t for u in schedule.in_time(made) for s, t in u if s == k]
+            for k in range(num_stages)
+        ]
+        assert order == made
+
+
+def test_activations_that_are_kept_are_those_of_the_papers():
+    """M at each stage (GPipe); min(M, K - k) at stage k (PipeDream-Flush)."""
+    for k, m in SIZES:
+        kept = [schedule.most_kept(own) for own in schedule.fill_drain(k, m)]
+        assert kept == [m] * k
+        kept = [
+            schedule.most_kept(own) for own in schedule.one_forward_one_backward(k, m)
+        ]
+        assert kept == [min(m, k - stage) for stage in range(k)]
+
+
+@pytest.mark.parametrize("name", schedule.SCHEDULES)
+def test_the_bubble_is_that_of_the_paper(name):
+    """(K - 1) / (M + K - 1) of the time of every device, with tasks of one length."""
+    for num_stages, num_microbatches in SIZES:
+        units = schedule.in_time(schedule.make(name, num_stages, num_microbatches))
+        assert len(units) == 2 * (num_microbatches + num_stages - 1)
+
+
+def test_a_schedule_that_never_ends_names_who_waits():
+    """Stage 0 waits for a gradient of what it has not computed."""
+    backward_first = [[Task(False, 0), Task(True, 0)], [Task(True, 0), Task(False, 0)]]
+    with pytest.raises(PipelineError, match="stage 0 for B0, stage 1 for F0 wait"):
+        schedule.in_time(backward_first)
+
+
+def test_a_schedule_is_drawn_with_a_row_per_stage():
+    """As figure 2 of GPipe."""
+    assert schedule.draw(schedule.one_forward_one_backward(2, 4)) == (
+        "stage 0  F0 F1    B0 F2 B1 F3 B2    B3\nstage 1     F0 B0 F1 B1 F2 B2 F3 B3"
+    )
+    assert schedule.draw(schedule.fill_drain(2, 2)) == (
+        "stage 0  F0 F1       B1 B0\nstage 1     F0 F1 B1 B0"
+    )
+
+
+def test_an_unknown_schedule_names_those_that_exist():
+    with pytest.raises(
+        PipelineError,
+        match="schedule='zigzag' is unknown; use one of fill_drain, one_forward_one_ba",
+    ):
+        schedule.make("zigzag", 2, 2)
+
+
+PARTS = 16
+# Two of 16 micro-batches are an eighth; what one task needs comes on top.
+MOST = 0.2
+
+# Wide batches and narrow layers: activations are nearly all of the memory.
+ROWS, WIDTH, NUM_LAYERS = 8192, 128, 4
+LEAST_BYTES = 500_000_000
+
+
+def kept(repl):
+    found = re.findall(r"micro-batches, ([\d,]+) bytes", repl.explain())
+    return [int(text.replace(",", "")) for text in found]
+
+
+def test_the_first_stage_keeps_two_micro_batches_instead_of_all():
+    """By liveness over the schedule."""
+    found = {}
+    for name in schedule.SCHEDULES:
+        model = Model(1, 2)
+        pipeline = model.pipeline(num_microbatches=PARTS, schedule=name)
+        model.train(pipeline, num_steps=1)
+        found[name] = kept(model.repl)[0]
+
+    assert found["one_forward_one_backward"] <= MOST * found["fill_drain"]
+
+
+@pytest.mark.full
+def test_the_allocator_agrees():
+    """Above what was there before the step, where fill-drain takes half a gigabyte.
+
+    All CPU devices of a process have one allocator, so that it is of both stages.
+    Liveness is counted task by task: it does not see what a task frees, or needs,
+    while it runs. Left to the full run.
+    """
+    peaks, alive = {}, {}
+    for name in schedule.SCHEDULES:
+        repl, run = wide(name)
+        run()
+        before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        run()
+        peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
+        peaks[name] = peak - before
+        alive[name] = sum(kept(repl))
+
+    assert peaks["fill_drain"] >= LEAST_BYTES
+    assert peaks["one_forward_one_backward"] <= MOST * peaks["fill_drain"], peaks
+    of_two = 2 * alive["fill_drain"] / PARTS
+    for name in schedule.SCHEDULES:
+        assert abs(peaks[name] - alive[name]) <= of_two, (peaks, alive)
+
+
+def wide(name):
+    repl = replicator.create(
+        "in_graph",
+        num_replicas=1,
+        devices=["CPU:0", "CPU:1"],
+        logical_devices_per_replica=2,
+    )
+    stages = []
+    with repl.context():
+        for k in range(2):
+            with replicator.logical_device(k):
+                layers = [keras.layers.Dense(WIDTH, "tanh") for _ in range(NUM_LAYERS)]
+                stages.append(keras.Sequential([keras.Input((WIDTH,)), *layers]))
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.01))
+    pipeline = replicator.Pipeline(stages, num_microbatches=PARTS, schedule=name)
+    shape = [PARTS * ROWS, WIDTH]
+    batch = tf.random.stateless_normal(shape, (0, 1)), tf.zeros(shape)
+
+    def step():
+        loss, pairs = pipeline.loss_and_gradients(batch, mean_squared)
+        optimizer.apply_gradients(pairs)
+        return loss
+
+    return repl, lambda: float(repl.run(step)[0])

@@ -1,9 +1,18 @@
-"""Table: which variables replicas use in the place of the user's own."""
+"""Which variables replicas use for the user's own, and how their values meet."""
+
+import dataclasses
 
 import pytest
 import tensorflow as tf
 
 from replicator.placement.topology import make_topology
+from replicator.placement.worker_group import (
+    CPU_GROUP_KEY,
+    GPU_GROUP_KEY,
+    Group,
+)
+from replicator.variables import outside_values, partial, worker_values
+from replicator.variables.fingerprints import state
 from replicator.variables.kinds import Kind
 from replicator.variables.table import VariableTable
 
@@ -139,3 +148,126 @@ def test_a_restore_takes_partial_variables_without_copies(variable):
 
     assert entry.seen is None
     assert [[1.0, 2.0]] == values(entry)
+
+
+@pytest.fixture
+def consolidated():
+    """Settles copies of given values; returns the entries and what was added up."""
+
+    def consolidate(kinds, num_replicas=2, add_up=None, in_all=None):
+        topology = make_topology(
+            [[device] for device in CPU[:num_replicas]],
+            is_mirrored=True,
+            num_replicas=in_all,
+        )
+        table = VariableTable(topology)
+        variables = [tf.Variable([0.0, 0.0]) for _ in kinds]
+        entries = [
+            table.require(v, kind) for v, kind in zip(variables, kinds, strict=True)
+        ]
+        for index, entry in enumerate(entries):
+            for replica, copy in enumerate(entry.copies):
+                copy.assign([2.0 * replica, 10.0 * index])
+        calls = []
+
+        def listen(sums):
+            calls.append([each.numpy().tolist() for each in sums])
+            return (add_up or list)(sums)
+
+        partial.consolidate(entries, topology, listen)
+        return entries, calls
+
+    return consolidate
+
+
+@pytest.mark.parametrize("num_replicas", [2, 4])
+def test_all_copies_become_their_mean(consolidated, num_replicas):
+    """The user's own is among them, and known to agree with them."""
+    (entry,), _ = consolidated([Kind.PARTIAL], num_replicas)
+
+    assert [[num_replicas - 1.0, 0.0]] * num_replicas == values(entry)
+    assert [num_replicas - 1.0, 0.0] == entry.variable.numpy().tolist()
+    expected = state(entry.variable, Kind.PARTIAL).numpy().tolist()
+    assert expected == entry.seen.numpy().tolist()
+
+
+def test_other_kinds_are_left_alone(consolidated):
+    """Only what counts as a mean becomes one."""
+    entries, calls = consolidated([Kind.MIRRORED, Kind.PARTIAL, Kind.LOCAL])
+
+    assert [[0.0, 0.0], [2.0, 0.0]] == values(entries[0])
+    assert [[1.0, 10.0]] * 2 == values(entries[1])
+    assert [[0.0, 20.0], [2.0, 20.0]] == values(entries[2])
+    assert [[[2.0, 20.0]]] == calls
+
+
+def test_without_partial_variables_nobody_communicates(consolidated):
+    _, calls = consolidated([Kind.MIRRORED, Kind.LOCAL])
+
+    assert [] == calls
+
+
+def test_the_mean_is_over_the_replicas_of_all_programs(consolidated):
+    """Two here with a sum of 2, two elsewhere with a sum of 10."""
+    (entry,), calls = consolidated(
+        [Kind.PARTIAL],
+        add_up=lambda sums: [each + tf.constant([10.0, 0.0]) for each in sums],
+        in_all=4,
+    )
+
+    assert [[[2.0, 0.0]]] == calls
+    assert [[3.0, 0.0]] * 2 == values(entry)
+
+
+def test_the_only_replica_of_one_of_two_workers_has_no_copies_and_consolidates(
+    consolidated,
+):
+    """The user's own variable is all there is here."""
+    (entry,), _ = consolidated(
+        [Kind.PARTIAL], 1, lambda sums: [each + 6.0 for each in sums], in_all=2
+    )
+
+    assert entry.seen is None
+    assert [[3.0, 3.0]] == values(entry)
+
+
+WORKER_GPU = "/job:worker/replica:0/task:1/device:GPU:0"
+WORKER_CPU = WORKER_GPU.replace("GPU", "CPU")
+
+
+def sum_of(dtype, device, *, has_virtual_gpus=False):
+    topology = make_topology([[device]], num_programs=2, num_replicas=2)
+    topology = dataclasses.replace(topology, has_virtual_gpus=has_virtual_gpus)
+    group = Group(num_workers=2, worker_id=1, order=(0, 1))
+    with tf.Graph().as_default() as graph:
+        place = outside_values.near(topology, dtype)
+        value = tf.zeros([4], dtype)
+        worker_values.reduce(value, topology, group, 7, device=place)
+    (node,) = [n for n in graph.as_graph_def().node if n.op == "CollectiveReduceV2"]
+    (key,) = [n for n in graph.as_graph_def().node if n.name == node.input[2]]
+    return (
+        node.device,
+        node.attr["communication_hint"].s.decode(),
+        tf.make_ndarray(key.attr["value"].tensor).item(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "expected"),
+    [
+        (tf.float32, WORKER_GPU, (WORKER_GPU, "nccl", GPU_GROUP_KEY)),
+        (tf.int32, WORKER_GPU, (WORKER_CPU, "ring", CPU_GROUP_KEY)),
+        (tf.bfloat16, WORKER_GPU, (WORKER_CPU, "ring", CPU_GROUP_KEY)),
+        (tf.float32, WORKER_CPU, (WORKER_CPU, "ring", CPU_GROUP_KEY)),
+    ],
+)
+def test_statistics_stay_on_gpus_where_nccl_takes_them(dtype, device, expected):
+    """They went through the CPUs and gRPC."""
+    assert expected == sum_of(dtype, device)
+
+
+def test_statistics_of_parts_of_a_gpu_go_through_cpus():
+    """NCCL refuses two of one GPU."""
+    found = sum_of(tf.float32, WORKER_GPU, has_virtual_gpus=True)
+
+    assert (WORKER_CPU, "ring", CPU_GROUP_KEY) == found

@@ -1,4 +1,4 @@
-"""GPUs of one graph in two processes: one tensor per process and bucket travels."""
+"""What travels between processes: buckets, shares, padded tensors and uneven rows."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,16 @@ from collective_calls import make_call
 
 from replicator.collectives.kinds.all_reduce import AllReduce
 from replicator.engine.analysis import plan, traffic
+from replicator.engine.analysis.shares import Share
 from replicator.engine.graph import body
+from replicator.engine.graph.emitter import Emitter
+from replicator.engine.link import any_size, share_transfer
+from replicator.engine.link.uneven_rows import UnevenRows
+from replicator.errors import CollectiveTypeError
 from replicator.placement import devices
 from replicator.placement.topology import make_topology
 
+CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 EACH_ITS_OWN = (0, 1, 2, 3)
 OF_TWO_WORKERS = [
     f"/job:worker/replica:0/task:{task}/device:GPU:{gpu}"
@@ -95,3 +101,174 @@ def test_traffic_counts_one_tensor_per_process():
     plans = plan.make_plan([call], places)
 
     assert {0: (64, 1), 1: (64, 1)} == traffic.sent(plans, places, [0, 0, 0, 1, 1, 1])
+
+
+def make_shares(shapes, source):
+    return [
+        Share(
+            node=f"update_{i}",
+            handle=f"v_{i}",
+            source=source,
+            dtype=tf.float64,
+            shape=tf.TensorShape(shape),
+        )
+        for i, shape in enumerate(shapes)
+    ]
+
+
+@pytest.mark.parametrize("source", [0, 1, 2])
+@pytest.mark.parametrize("shapes", [[(2, 3)], [(3,), (), (2, 2)]], ids=["one", "three"])
+def test_every_program_has_the_values_of_the_source(execute, workers, shapes, source):
+    """In their shapes, in one transfer, whoever updates."""
+    shares = make_shares(shapes, source)
+    values = [np.random.default_rng(i).normal(size=s) for i, s in enumerate(shapes)]
+    sent = {(s.node, s.handle): f"new_{i}" for i, s in enumerate(shares)}
+    nodes, outputs = [], []
+    for worker, cross_worker in enumerate(workers(3)):
+        found, more = share_transfer.send(
+            shares,
+            f"w{worker}",
+            cross_worker,
+            sent if worker == source else {},
+            CPU[worker],
+        )
+        assert list(sent) == list(found)
+        nodes += more + cross_worker.nodes
+        outputs += [(ref, tf.float64) for ref in found.values()]
+
+    results = execute(nodes, {f"new_{i}": v for i, v in enumerate(values)}, outputs)
+
+    for worker in range(3):
+        mine = results[worker * len(values) : (worker + 1) * len(values)]
+        for value, result in zip(values, mine, strict=True):
+            np.testing.assert_array_equal(value, result)
+    sends = [node for node in nodes if node.op == "CollectiveBcastSendV2"]
+    receives = [node for node in nodes if node.op == "CollectiveBcastRecvV2"]
+    assert (1, 2) == (len(sends), len(receives))
+
+
+SIZES = [
+    (0, 1, 0),
+    (1, 1, 0),
+    (2, 2, 1),
+    (3, 4, 2),
+    (4, 4, 2),
+    (9, 16, 4),
+    (1024, 1024, 10),
+]
+
+
+@pytest.mark.parametrize(("size", "length", "offset"), SIZES)
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_a_tensor_is_padded_to_the_next_power_of_two(
+    execute, size, length, offset, dtype
+):
+    """The offset is the exponent; no tensor without elements is sent."""
+    value = np.arange(size, dtype=dtype).reshape(1, size) + 1
+    emit, tf_dtype = Emitter(), tf.as_dtype(dtype)
+    sent = any_size.pad(emit, "sent", "x", tf_dtype, CPU[1])
+    outputs = [
+        (sent.value, tf_dtype),
+        (sent.key_offset, tf.int32),
+        (sent.num_elements, tf.int32),
+    ]
+
+    vector, key_offset, num_elements = execute(emit.nodes, {"x": value}, outputs)
+
+    expected = np.concatenate([value[0], np.zeros(length - size, dtype)])
+    np.testing.assert_array_equal(expected, vector)
+    assert offset == key_offset
+    assert [size] == num_elements
+
+
+def test_the_longest_length_is_the_last_that_int32_can_count():
+    """One more would be negative."""
+    longest = 2 ** (any_size.NUM_LENGTHS - 1)
+
+    assert longest <= np.iinfo(np.int32).max < 2 * longest
+
+
+def rows(count, worker, width):
+    values = np.arange(count * (width or 1), dtype=np.float32) + 100 * (worker + 1)
+    return values if width is None else values.reshape(count, width)
+
+
+def join(execute, joining, counts, shape, widths, num_replicas=1):
+    nodes, outputs, arguments = [], [], {}
+    for worker, cross_worker in enumerate(joining):
+        uneven = UnevenRows(cross_worker)
+        for index, width in enumerate(widths):
+            arg = f"x_{worker}_{index}"
+            arguments[arg] = rows(counts[worker], worker, width)
+            full = tf.TensorShape([shape]).concatenate([] if width is None else [width])
+            ref = uneven.gather(
+                f"w{worker}_{index}", arg, tf.float32, full, num_replicas, CPU[worker]
+            )
+            outputs.append((ref, tf.float32))
+        nodes += cross_worker.nodes
+    flat = execute(nodes, arguments, outputs)
+    size = len(widths)
+    return [flat[w * size : (w + 1) * size] for w in range(len(joining))], nodes
+
+
+@pytest.mark.covering(strength=1)
+@pytest.mark.parametrize(
+    "counts",
+    [(2, 3), (3, 2), (0, 2), (2, 0), (0, 0), (4, 4), (1, 0, 5), (2, 3, 1)],
+    ids=str,
+)
+@pytest.mark.parametrize("width", [None, 2])
+def test_rows_are_joined_by_worker_without_padding(execute, workers, counts, width):
+    """The worker with most rows may be any; some or all may have none."""
+    found, _ = join(execute, workers(len(counts)), counts, None, [width])
+
+    expected = np.concatenate([rows(n, w, width) for w, n in enumerate(counts)])
+    for (result,) in found:
+        np.testing.assert_array_equal(expected, result)
+
+
+def test_workers_count_rows_once_per_call(execute, workers):
+    found, nodes = join(execute, workers(2), (1, 3), None, [None, 2])
+
+    for index, width in enumerate([None, 2]):
+        expected = np.concatenate([rows(1, 0, width), rows(3, 1, width)])
+        for result in found:
+            np.testing.assert_array_equal(expected, result[index])
+    gathers = [node for node in nodes if node.op == "CollectiveGatherV2"]
+    assert 2 * (1 + 2) == len(gathers)
+
+
+def test_rows_of_static_number_are_gathered_as_they_are(execute, workers):
+    """Two replicas of two rows each on both workers; nobody counts."""
+    found, nodes = join(execute, workers(2), (4, 4), 2, [3], num_replicas=2)
+
+    expected = np.concatenate([rows(4, 0, 3), rows(4, 1, 3)])
+    for (result,) in found:
+        np.testing.assert_array_equal(expected, result)
+    assert 2 == sum(node.op == "CollectiveGatherV2" for node in nodes)
+    assert not any(node.op in ("Pad", "Max") for node in nodes)
+
+
+@pytest.mark.parametrize(("shape", "joined"), [([0, 3], (0, 3)), ([2, 0], (8, 0))])
+def test_rows_without_elements_are_known_without_asking(workers, shape, joined):
+    """Two workers of two replicas: nothing is sent, and the number of rows is right."""
+    cross_worker, _ = workers(2)
+
+    UnevenRows(cross_worker).gather(
+        "n", "x", tf.float32, tf.TensorShape(shape), 2, CPU[0]
+    )
+
+    assert ["Const"] == [node.op for node in cross_worker.nodes]
+    assert joined == tf.make_ndarray(cross_worker.nodes[0].attr["value"].tensor).shape
+
+
+def test_rows_of_unknown_rank_are_refused(workers):
+    (cross_worker,) = workers(1)
+
+    with pytest.raises(
+        CollectiveTypeError,
+        match=r"float32 rows of unknown rank cannot be sent between",
+    ):
+        UnevenRows(cross_worker).gather(
+            "n", "x", tf.float32, tf.TensorShape(None), 1, CPU[0]
+        )
