@@ -309,13 +309,8 @@ MAKERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _unseeded():
-    """A seed of the whole program would seed every shuffle."""
-    tf.random.set_seed(None)
-
-
 def _saved_and_new(make, seed, folder):
+    tf.random.set_seed(None)  # a seed of the whole program would seed every shuffle
     managers = []
     for num_replicas in (2, 4):
         repl = replicator.create("in_graph", num_replicas=num_replicas)
@@ -379,6 +374,7 @@ def test_a_seeded_shuffle_is_continued(tmp_path):
 @pytest.mark.parametrize("where", MAKERS)
 def test_shuffles_without_a_seed_are_found(where, seed):
     """Also behind a batch, in a function, and beside constants of other values."""
+    tf.random.set_seed(None)
     dataset = MAKERS[where](seed).map(lambda i: i + 0).batch(4)
 
     assert (seed is None) == _tf_data.shuffles_at_random(dataset)
