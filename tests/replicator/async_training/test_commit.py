@@ -78,17 +78,6 @@ class Server:
         return {int(place): int(counts[place]) for place in np.flatnonzero(counts)}
 
 
-def test_a_commit_updates_counts_and_uses_its_sequence_number():
-    server = Server()
-
-    for used in range(3):
-        server.step([used])
-
-    assert (3.0, 3, 3) == server.seen()
-    assert {0: 3} == server.update_counts()
-    assert [1] == server.num_commits
-
-
 @pytest.mark.parametrize("used", [0, 1])
 def test_a_sequence_number_that_was_used_is_skipped(used):
     """The last one and one before it: nothing is updated, nothing is counted."""
@@ -111,18 +100,6 @@ def test_each_commit_of_a_step_has_its_own_sequence_number():
 
     assert (1.0, 1, 2) == server.seen()
     assert [2] == server.num_commits
-
-
-def test_servers_count_on_their_own():
-    """Server 0 has the update of the step that is done again, server 1 has not."""
-    server = Server(num_servers=2)
-    server.commit_states[0].sequence_numbers[0].assign(1)
-
-    server.step([0, 0])
-
-    assert (0.0, 0, 1) == server.seen(0)
-    assert (1.0, 1, 1) == server.seen(1)
-    assert [1, 1] == server.num_commits
 
 
 @pytest.mark.parametrize(
@@ -309,9 +286,3 @@ def test_before_the_first_update_there_is_no_staleness():
     assert "0 updates, staleness mean 0.00, max 0; updates by staleness: none" == str(
         found
     )
-
-
-def test_servers_with_different_update_counts_are_no_summary():
-    """They would be cut off to the shortest."""
-    with pytest.raises(ValueError, match="zip"):
-        summarize([[1, 2], [1]])

@@ -156,20 +156,6 @@ def test_replicas_in_sync_do_not_train_by_states_that_differ(make_job, share):
         trace(job, step, *ANY_INPUT)
 
 
-def test_small_weights_are_pulled_after_the_clock_of_their_server(job):
-    """Two on the first server; that of the second is alone and read as it is."""
-    a, b, c = job.variables([1.0] * 4, [1.0] * 9, [1.0] * 4)
-    assert [0, 1, 0] == [job.placement.server_of(v) for v in (a, b, c)]
-
-    step = trace(job, lambda: tf.reduce_sum(a) + tf.reduce_sum(b) + tf.reduce_sum(c))
-
-    (pulled,) = step.pulls
-    assert 0 == pulled.server
-    assert [(4,), (4,)] == [shape for _, _, shape in pulled.reads]
-    assert (0, 0) == step.num_commits
-    assert step.sequence_numbers_name in step.body.placeholders
-
-
 class Step:
     def __init__(self, job):
         self.job = job

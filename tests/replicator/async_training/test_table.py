@@ -23,14 +23,6 @@ def variable(job):
         return tf.Variable([1.0, 2.0], trainable=False)
 
 
-def test_all_replicas_use_a_shared_variable(pairs, variable):
-    """No copies, though the devices of replicas differ."""
-    entry = pairs.table.require(variable, Kind.MIRRORED)
-
-    assert [True] * 4 == [copy is variable for copy in entry.copies]
-    assert entry.seen is None
-
-
 def test_a_copy_per_replica_is_on_the_server_of_the_variable(pairs, variable):
     """Also that of replica 0, whose worker is no more than another one."""
     entry = pairs.table.require(variable, Kind.LOCAL)
@@ -39,40 +31,6 @@ def test_a_copy_per_replica_is_on_the_server_of_the_variable(pairs, variable):
     assert [pairs.cpus[3]] * 4 == [copy.device for copy in entry.copies]
     assert [[1.0, 2.0]] * 4 == [copy.numpy().tolist() for copy in entry.copies]
     assert not any(copy.trainable for copy in entry.copies)
-
-
-@pytest.mark.parametrize("worker", [0, 1])
-def test_a_worker_sees_the_copies_of_its_replicas(pairs, variable, worker):
-    """In their order; the entry itself is that of all."""
-    entry = pairs.table.require(variable, Kind.LOCAL)
-
-    view = pairs.table.view(worker, pairs.commit_states).require(variable, Kind.LOCAL)
-
-    expected = entry.copies[2 * worker : 2 * worker + 2]
-    assert list(map(id, expected)) == list(map(id, view.copies))
-    assert view.variable is variable
-
-
-@pytest.mark.parametrize("worker", [0, 1])
-def test_a_worker_has_its_own_sequence_number_and_the_clock_of_all(pairs, worker):
-    """The step was traced once, with the sequence numbers of worker 0.
-
-    They need no entry in the table.
-    """
-    view = pairs.table.view(worker, pairs.commit_states)
-
-    for commit_state in pairs.commit_states:
-        numbers = commit_state.sequence_numbers
-        for variable, expected in (
-            (numbers[0], numbers[worker]),
-            *((shared, shared) for shared in commit_state.shared()),
-        ):
-            copies = view.require(variable, Kind.MIRRORED).copies
-            assert [id(expected)] * 2 == list(map(id, copies))
-    shared = [v for state in pairs.commit_states for v in state.shared()]
-    assert list(map(id, shared)) == [
-        id(entry.variable) for entry in pairs.table.entries()
-    ]
 
 
 def test_what_servers_count_starts_at_zero_there(job):
@@ -88,18 +46,6 @@ def test_what_servers_count_starts_at_zero_there(job):
     assert [NUM_BINS] == made.update_counts.shape
 
 
-def test_all_workers_see_that_a_variable_changed_its_kind(pairs, variable):
-    """Programs that were built before are out of date."""
-    views = [pairs.table.view(worker, pairs.commit_states) for worker in range(2)]
-    views[0].require(variable, Kind.MIRRORED)
-    assert [0, 0] == [view.version for view in views]
-
-    views[0].require(variable, Kind.LOCAL)
-
-    assert [1, 1] == [view.version for view in views]
-    assert [Kind.LOCAL] * 2 == [view.kind(variable) for view in views]
-
-
 def local(job):
     """A statistic, of which both replicas have copies: 1 and 3 after some steps."""
     variable = tf.Variable([0.0], trainable=False)
@@ -112,20 +58,6 @@ def local(job):
 
 def values(variables):
     return [float(variable[0]) for variable in variables]
-
-
-def test_the_users_variable_reads_as_the_mean_once_published(job):
-    """Not before; and only what ran since the last time is published."""
-    variable, mine = local(job)
-    assert [0.0] == values([variable])
-
-    job.table.publish()
-
-    assert [2.0] == values([variable])
-    assert job.table.is_published
-    mine[0].assign([9.0])
-    job.table.publish()
-    assert [2.0] == values([variable])
 
 
 def test_what_was_published_is_not_taken_for_a_change(job):
@@ -192,14 +124,6 @@ def servers(placement, *values, **kwargs):
     return [placement.server_of(variable) for variable in made]
 
 
-def test_servers_are_the_tasks_of_the_job_ps():
-    """One CPU each."""
-    devices = Placement(2).devices
-
-    assert "/job:ps/replica:0/task:1/device:CPU:0" == devices[1]
-    assert 2 == len(devices)
-
-
 def zeros(*sizes):
     return [tf.zeros([size]) for size in sizes]
 
@@ -230,18 +154,6 @@ def test_each_variable_goes_to_the_server_with_fewest_bytes(
     assert num_bytes == placement.num_bytes
 
 
-def test_initial_values_may_be_functions(placement):
-    """As Keras gives them; each is called once."""
-    calls = []
-
-    def initial():
-        calls.append(1)
-        return tf.ones([2])
-
-    assert [0] == servers(placement, initial)
-    assert [1] == calls
-
-
 def test_a_device_of_the_user_does_not_count(placement):
     """It would be one of this process."""
     with tf.device(CPU[0]):
@@ -270,9 +182,3 @@ def test_a_forced_server_holds_in_its_thread_only(placement):
         thread.join()
 
     assert [0] == found
-
-
-def test_what_is_elsewhere_has_no_server(placement):
-    """Variables that were made outside the scope."""
-    with tf.device(CPU[0]):
-        assert placement.server_of(tf.Variable(1.0)) is None
