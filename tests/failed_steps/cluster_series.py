@@ -14,7 +14,6 @@ NUM_STEPS = 3  # in each run of a job that ends with a failure
 
 
 def set_up(folder, *, seed, num_failures):
-    """All that the cases need."""
     return folder, seed, num_failures
 
 

@@ -40,7 +40,6 @@ class Job:
     """A step with state of all kinds, its data, and the plan of its failure."""
 
     def __init__(self, repl, input_fn, mode, element_of, *, is_python=False):
-        """Makes it."""
         self.repl = repl
         self.element_of = element_of
         self.replicas = range(
@@ -68,7 +67,6 @@ class Job:
 
     @property
     def variables(self):
-        """What checkpoints hold, by name."""
         names = ("weight", "slow", "mean", "total", "first")
         return {name: getattr(self, name) for name in names}
 
@@ -88,7 +86,6 @@ class Job:
         return None
 
     def state(self):
-        """Reads what it holds; replicas of other processes are not in the arrays."""
         found = {id(s.variable): s.values for s in self.repl.local_state()}
         local = {
             name: np.array([np.asarray(v) for v in found[id(getattr(self, name))]])

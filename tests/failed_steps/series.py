@@ -17,7 +17,6 @@ _SINGLE, _PER_REPLICA = InputReplicationMode.SINGLE, InputReplicationMode.PER_RE
 
 
 def make_repl(draw, placement):
-    """Replicas of one process."""
     num_replicas = draw.randint(2, 4)
     return replicator.create(
         "in_graph",
@@ -136,7 +135,6 @@ def write(draw, job):
 
 
 def different(expected, found):
-    """Names what differs between two states."""
     return [
         f"{field.name} is {getattr(found, field.name)}, not "
         f"{getattr(expected, field.name)}"

@@ -18,7 +18,6 @@ ENDS_A_JOB = {"failures", "uneven"}
 
 
 def set_up(folder, *, seed, num_programs):
-    """What is drawn."""
     del folder
     return seed, num_programs
 

@@ -90,13 +90,10 @@ def _needs_gpus(request: pytest.FixtureRequest) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Swept:
-    """A study that a test has measured."""
-
     store: Store  # The study.
     output: str  # What the harness printed, for messages.
 
     def trials(self, backend: str, num_replicas: int) -> list[Trial]:
-        """Returns the trials of a case."""
         found = [
             trial
             for trial in self.store.trials()
@@ -138,8 +135,6 @@ def run_sweep(folder: Path, *options: str) -> Swept:
 
 @pytest.fixture(scope="session")
 def sweep(tmp_path_factory: Any) -> Any:
-    """Returns a function that makes a sweep of ``SWEEPS``, with more options."""
-
     def run(name: str, *options: str, device: str = "gpu") -> Swept:
         chosen = (*COMMON, f"--device={device}", *SWEEPS[name], *options)
         return run_sweep(tmp_path_factory.mktemp("sweep"), *chosen)
@@ -155,8 +150,6 @@ def options_of_sweeps() -> dict[str, tuple[str, ...]]:
 
 @pytest.fixture
 def run_program() -> Any:
-    """Returns a function that runs a program of this folder and returns its output."""
-
     def run(name: str, *arguments: str) -> str:
         done = subprocess.run(
             [sys.executable, str(Path(__file__).with_name(name)), *arguments],

@@ -41,7 +41,6 @@ def count_events(trace: Path) -> dict[str, float]:
 
 
 def main(backend: str, preset: str, per_replica_batch_size: int) -> None:
-    """Profiles and prints."""
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, enable=True)
     WORKLOAD.prepare(data="synthetic")

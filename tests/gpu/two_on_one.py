@@ -18,7 +18,6 @@ PART_MIB = 2048
 
 
 def main(kind: str, num_replicas: int) -> None:
-    """Trains and prints."""
     device = tf.config.list_physical_devices(kind.upper())[0]
     limit = PART_MIB if kind == "gpu" else None
     parts = [tf.config.LogicalDeviceConfiguration(limit) for _ in range(num_replicas)]

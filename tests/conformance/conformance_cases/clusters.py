@@ -42,7 +42,6 @@ def program_members(target: Target) -> list[tuple[str, int]]:
 
 
 def run(target: Target, case_names: Sequence[str], folder: Path) -> dict[str, Outcome]:
-    """Runs cases in clusters of their own."""
     results = ResultFolder(folder, len(program_members(target)))
     found: dict[str, Outcome] = {}
     left = list(case_names)

@@ -36,7 +36,6 @@ def _outputs_and_gradients(layer, x, weights):
 
 
 def _of_whole_batch(topology):
-    """What Keras' own layer makes of all examples on one device."""
     layer = _layer(keras.layers.BatchNormalization)
     x, weights = map(tf.constant, _batch())
     for _ in range(2):

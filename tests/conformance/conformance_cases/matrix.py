@@ -45,7 +45,6 @@ def _cell(results: Mapping[tuple[str, str], str], backend: str, case: str) -> st
 
 
 def render_document() -> str:
-    """``docs/conformance.md``: what the suite checks of every backend."""
     names = list(BACKENDS)
     notes: list[str] = []
     rows = []

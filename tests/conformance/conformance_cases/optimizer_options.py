@@ -168,7 +168,6 @@ def trains_with_sharded_parameters(repl):
 
 
 def _like_whole(repl, *, sharded_update, **options):
-    """Trains with and without sharding."""
     sharded = _train(repl, _FEW, dense_net, sharded_update=sharded_update, **options)
     whole = _train(repl, {"adam": OPTIMIZERS["adam"]}, dense_net, **options)
     for name, result in whole.items():

@@ -57,7 +57,6 @@ class Case:
 
     @property
     def summary(self) -> str:
-        """The first line of the function's docstring."""
         return str(self.run.__doc__).partition("\n")[0]
 
 
@@ -91,5 +90,4 @@ def share(repl: Any, values: Sequence[Any]) -> replicator.PerReplica[Any]:
 
 
 def on_every(topology: Topology, value: Any) -> replicator.PerReplica[Any]:
-    """The same value on each replica."""
     return replicator.PerReplica([value] * topology.num_replicas)

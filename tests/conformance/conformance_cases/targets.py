@@ -38,31 +38,25 @@ class Target:
 
     @property
     def name(self) -> str:
-        """For the ids of tests."""
         parts = [self.backend, self.variant, str(self.num_replicas)]
         return "-".join(part for part in parts if part)
 
     @property
     def topology(self) -> Topology:
-        """What references are made for."""
         return Topology(self.num_replicas, self.num_workers)
 
     @property
     def num_devices_per_worker(self) -> int:
-        """CPU devices that each process needs where replicas are split in two."""
         return 2 * self.topology.num_local_replicas
 
     @property
     def is_cluster(self) -> bool:
-        """Whether it needs processes of its own."""
         return self.num_workers > 1
 
     def make(self, case: Case) -> Any:
-        """Makes the replicator for a case, in this process."""
         return self.make_for(case.num_logical_devices)
 
     def make_for(self, count: int) -> Any:
-        """Makes the replicator for a number of logical devices per replica."""
         options = {
             name: value(self.num_replicas, count) if callable(value) else value
             for name, value in self.options.items()

@@ -45,7 +45,6 @@ def _labels():
 
 
 def dense_net():
-    """Two layers."""
     return keras.Sequential(
         [
             keras.Input((6,)),
@@ -128,7 +127,6 @@ class _Training:
                 self.optimizers[name] = optimizer
 
     def step(self, batch):
-        """One step on one device."""
         x, y = batch
         losses = {}
         for name, model in self.models.items():
@@ -198,11 +196,9 @@ class _Perceptron(tf.Module):
 
     @property
     def weights(self):
-        """As a Keras model has them."""
         return list(self.trainable_variables)
 
     def __call__(self, x, *, training):
-        """Two linear maps with a tanh between them."""
         del training
         return tf.matmul(tf.tanh(tf.matmul(x, self.first)), self.second)
 
@@ -350,11 +346,9 @@ class _Split(tf.Module):
 
     @property
     def weights(self):
-        """As a Keras model has them."""
         return list(self.trainable_variables)
 
     def __call__(self, x, *, training):
-        """Each map runs where its variable is."""
         del training
         with replicator.logical_device(0):
             hidden = tf.tanh(tf.matmul(x, self.first))

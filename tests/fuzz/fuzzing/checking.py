@@ -35,7 +35,6 @@ class Verdict(enum.Enum):
 
 
 def check(program: syntax.Program, repl: Any = None) -> Verdict:
-    """Runs a program both ways."""
     seen, error = Seen(), None
     try:
         seen = engine.run(program, repl)
@@ -68,7 +67,6 @@ def check(program: syntax.Program, repl: Any = None) -> Verdict:
 
 
 def _seen_by(repl: Any, expected: Seen) -> Seen:
-    """What is seen in the process of a replicator."""
     if repl is None:
         return expected
     own = engine.local_replicas(repl)
@@ -176,7 +174,6 @@ def _floats(outputs: list[list[Any]]) -> list[list[Any]]:
 
 
 def mean(column: list[Any]) -> Any:
-    """The mean of the values of all replicas, in their own type."""
     wide = np.mean([np.asarray(value, np.float64) for value in column], axis=0)
     return np.asarray(wide, np.asarray(column[0]).dtype)
 

@@ -41,8 +41,6 @@ class Scope:
 
 
 class Choices(abc.ABC):
-    """Choices of Hypothesis."""
-
     num_replicas: int
 
     def __init__(
@@ -66,7 +64,6 @@ class Choices(abc.ABC):
         return self._draw(st.integers(low, high))
 
     def name(self) -> str:
-        """A new name of a value."""
         self._num_names += 1
         return f"v{self._num_names}"
 
@@ -100,7 +97,6 @@ class Choices(abc.ABC):
         return tuple(drawn)
 
     def compute(self, scope: Scope) -> syntax.Statement | None:
-        """One operation of TensorFlow."""
         operations = PLAIN_OPERATIONS if scope.is_plain else OPERATIONS
         if "halves" in self.features and not scope.is_plain:
             operations = (*operations, *HALVES)
@@ -133,7 +129,6 @@ class Choices(abc.ABC):
         )
 
     def define(self, scope: Scope, type_: Type) -> str:
-        """A new value in a scope."""
         name = self.name()
         scope.values.append((name, type_))
         return name
@@ -155,7 +150,6 @@ class Choices(abc.ABC):
         )
 
     def can_join(self, kind: str, parameter: Any) -> Callable[[Type], bool]:
-        """Whether a collective takes values of a type."""
         return lambda t: COLLECTIVES[kind].takes(t, parameter, self.num_replicas)
 
     @abc.abstractmethod

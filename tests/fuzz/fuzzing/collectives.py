@@ -25,8 +25,6 @@ REDUCTIONS = ("sum", "mean", "min", "max")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One kind."""
-
     # Takes all values and the parameter; returns all results.
     meaning: Callable[[Values, Any], Values]
     # Whether it takes a type, given the parameter and R.

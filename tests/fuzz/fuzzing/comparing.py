@@ -37,7 +37,6 @@ class Seen:
 
 
 def leaves(seen: Seen) -> list[tuple[str, Any]]:
-    """All values with the place that they have in a run."""
     found = []
     for call, (outputs, means, outside) in enumerate(
         zip(seen.outputs, seen.means, seen.outside, strict=True)
@@ -59,7 +58,6 @@ def leaves(seen: Seen) -> list[tuple[str, Any]]:
 
 
 def compare(expected: Seen, seen: Seen) -> None:
-    """Raises where a run differs from what is expected."""
     for (place, want), (_, got) in zip(leaves(expected), leaves(seen), strict=True):
         kind = np.dtype(np.float32) if want.dtype == np.float64 else want.dtype
         if got.dtype != kind or got.shape != want.shape:
@@ -81,7 +79,6 @@ def is_close(want: Any, got: Any) -> bool:
 
 
 def tolerance(expected: Any) -> float:
-    """How far a tensor's elements may be from what is expected."""
     relative = RTOL_OF_HALVES if expected.dtype == np.float16 else RTOL
     return ATOL + relative * float(np.max(np.abs(expected), initial=0.0))
 

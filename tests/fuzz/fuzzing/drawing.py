@@ -40,8 +40,6 @@ MAX_STATEMENTS = 12
 
 
 class Drawer(Tapes, Flow):
-    """Draws one program, statement by statement."""
-
     def __init__(
         self,
         draw: Callable[..., Any],
@@ -79,11 +77,9 @@ class Drawer(Tapes, Flow):
         return kinds
 
     def replica_id(self, scope: Scope) -> syntax.Statement:
-        """The id of the replica."""
         return syntax.ReplicaId(result=self.define(scope, Type(INT)))
 
     def communicate(self, scope: Scope) -> syntax.Statement | None:
-        """A collective on one to three values."""
         kind = self.choose(["all_reduce"] * len(COLLECTIVES) + list(COLLECTIVES)[1:])
         parameter = self.choose(COLLECTIVES[kind].parameters(self.num_replicas))
         picked = []
@@ -150,7 +146,6 @@ class Drawer(Tapes, Flow):
         )
 
     def read(self, scope: Scope) -> syntax.Statement:
-        """The value of a variable."""
         variable = self.choose(self.variables)
         return syntax.Read(
             result=self.define(scope, variable.type),
@@ -159,7 +154,6 @@ class Drawer(Tapes, Flow):
         )
 
     def write(self, scope: Scope) -> syntax.Statement | None:
-        """An assignment to a variable."""
         variable = self.choose(self.variables)
         value = self.pick(scope, lambda t: t == variable.type)
         is_number = variable.type.dtype in (FLOAT, INT)
@@ -172,7 +166,6 @@ class Drawer(Tapes, Flow):
         )
 
     def variable(self, index: int) -> syntax.Variable:
-        """A variable, with the flags that a user may set."""
         type_ = self.choose([*VARIABLE_TYPES, *self.also("halves", Type(HALF, (3,)))])
         synchronization = self.choose(["AUTO", "AUTO", "ON_READ"])
         # Where copies are not declared to differ, a prover decides how a sum begins.
@@ -189,7 +182,6 @@ class Drawer(Tapes, Flow):
         )
 
     def setting(self) -> syntax.Setting:
-        """How the program is run."""
         num_steps = self.number(2 if self._kept else 1, 3)
         feeds = ["iterator", "loop", *self.also("unknown", "unknown")]
         feed = self.choose(feeds if self._is_uneven else ["values", "values", *feeds])
@@ -217,7 +209,6 @@ class Drawer(Tapes, Flow):
         )
 
     def outside(self, num_steps: int, feed: str) -> syntax.Outside | None:
-        """A write between steps."""
         if not self.variables:
             return None
         variable = self.choose(self.variables)
@@ -230,7 +221,6 @@ class Drawer(Tapes, Flow):
         )
 
     def program(self) -> syntax.Program:
-        """The whole of it."""
         self.num_replicas = self.choose(self._nums_replicas)
         self._fails = self._is_uneven = False
         self._kept: syntax.Variable | None = None

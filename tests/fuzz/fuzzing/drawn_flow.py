@@ -11,8 +11,6 @@ from fuzzing.syntax import BOOL, FLOAT, INT, Block, Type
 
 
 class Flow(Choices):
-    """Statements with blocks of their own."""
-
     def branch(self, scope: Scope) -> syntax.Statement | None:
         """A ``tf.cond`` of two blocks that end in values of one type."""
         predicate = self.pick(scope, lambda t: t == Type(BOOL))
@@ -49,7 +47,6 @@ class Flow(Choices):
         )
 
     def call(self, scope: Scope) -> syntax.Statement | None:
-        """A nested ``tf.function``."""
         argument = self.pick(scope, lambda t: t.dtype == FLOAT)
         if argument is None:
             return None

@@ -19,10 +19,7 @@ MAX_JACOBIAN = 36  # elements
 
 
 class Tapes(Choices):
-    """Statements that differentiate."""
-
     def differentiate(self, scope: Scope) -> syntax.Statement | None:
-        """A tape over a few statements."""
         # Sources are watched by the tape: whether TensorFlow follows a value that no
         # tape watches (zeros, say) differs between graphs and eager execution.
         watched = self._watched(scope)
@@ -102,7 +99,6 @@ class Tapes(Choices):
     def _joined(
         self, scope: Scope, value: tuple[str, Type]
     ) -> tuple[tuple[str, Type], syntax.Statement]:
-        """A collective of a value."""
         kind = self.choose(["all_reduce"] * 4 + list(COLLECTIVES)[1:])
         parameter = self.choose(COLLECTIVES[kind].parameters(self.num_replicas))
         if not self.can_join(kind, parameter)(value[1]):
@@ -137,7 +133,6 @@ class Tapes(Choices):
         )
 
     def jacobian(self, scope: Scope) -> syntax.Statement | None:
-        """Derivatives of every element by every element."""
         source = self.pick(scope, lambda t: t.dtype == FLOAT)
         if source is None:
             return None

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def run(program: syntax.Program, repl: Any = None) -> Seen:
-    """Runs a program by the library."""
     setting = program.setting
     repl = repl or make_replicator(setting)
     with repl.context():
@@ -54,7 +53,6 @@ def run(program: syntax.Program, repl: Any = None) -> Seen:
 
 
 def _fail(done: Iterator[Any]) -> None:
-    """Makes the call that is drawn to fail."""
     call = next(done)
     try:
         call()
@@ -74,7 +72,6 @@ def _write(program: syntax.Program, variable: tf.Variable, write: Any) -> None:
 
 
 def make_replicator(setting: syntax.Setting) -> Any:
-    """The library's replicator for a setting."""
     count = setting.num_replicas
     if setting.placement == "shared":
         return replicator.create("in_graph", num_replicas=count)
@@ -91,13 +88,11 @@ def make_replicator(setting: syntax.Setting) -> Any:
 
 
 def local_replicas(repl: Any) -> range:
-    """The ids of the replicas of this process."""
     first = repl.first_replica_id
     return range(first, first + repl.num_local_replicas)
 
 
 def make_variable(variable: syntax.Variable) -> tf.Variable:
-    """The user's variable."""
     return tf.Variable(
         values.initial_value(variable),
         trainable=variable.trainable,
@@ -110,7 +105,6 @@ def make_variable(variable: syntax.Variable) -> tf.Variable:
 def _feed(
     repl: Any, step: Any, program: syntax.Program, calls: list[values.Call]
 ) -> Iterator[Any]:
-    """What makes each call of ``run``."""
     names = [name for name, _ in program.inputs]
     feeds = [values.batches_of(program, call) for call in calls]
     if not names:

@@ -55,7 +55,6 @@ class Lockstep(Transformations):
     def __init__(
         self, program: syntax.Program, initial: Mapping[str, Any], dtype: tf.DType
     ) -> None:
-        """Makes R copies of the variables."""
         self._program = program
         self._dtype = dtype
         self._num_replicas = program.setting.num_replicas
@@ -71,7 +70,6 @@ class Lockstep(Transformations):
         }
 
     def step(self, batches: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-        """Runs one step; returns the outputs of each replica."""
         environment: Environment = {
             name: [self._tensor(type_, batch[name]) for batch in batches]
             for name, type_ in self._program.inputs
@@ -87,7 +85,6 @@ class Lockstep(Transformations):
             copy.assign(fresh)
 
     def copies(self, name: str) -> list[Any]:
-        """What each replica holds of a variable."""
         return [copy.numpy() for copy in self.variables[name]]
 
     def note(self, name: str) -> None:

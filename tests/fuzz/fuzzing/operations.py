@@ -23,8 +23,6 @@ MAX_RANK = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One operation."""
-
     template: str  # Python with ``{0}``, ``{1}`` for the arguments.
     takes: str  # What the first argument must be: its dtype.
     # The result's type, given the first argument's shape.
@@ -54,7 +52,6 @@ def _has_rank(*ranks: int) -> Callable[[Shape], bool]:
 
 
 def size(shape: Shape) -> int:
-    """How many elements a tensor has."""
     count = 1
     for length in shape:
         count *= length

@@ -46,8 +46,6 @@ TRAININGS = Grammar(
 
 @dataclasses.dataclass(kw_only=True)
 class Series:
-    """What came of programs."""
-
     # How many programs ended how, up to the first difference of each seed.
     verdicts: collections.Counter[checking.Verdict] = dataclasses.field(
         default_factory=collections.Counter
@@ -61,7 +59,6 @@ class Series:
     differences: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, other: Series) -> None:
-        """Takes the programs of another series in."""
         self.verdicts.update(other.verdicts)
         self.placements.update(other.placements)
         self.differences += other.differences

@@ -31,7 +31,6 @@ _WITH_BODY = (Differentiate, Loop, Call, Map, Push, Jacobian, Vectorize)
 
 
 def blocks(statement: Statement) -> list[Block]:
-    """The blocks inside a statement."""
     if isinstance(statement, Branch):
         return [statement.then, statement.orelse]
     if isinstance(statement, _WITH_BODY):
@@ -40,7 +39,6 @@ def blocks(statement: Statement) -> list[Block]:
 
 
 def inside(statement: Statement) -> Iterator[Statement]:
-    """A statement and all that stand in its blocks."""
     yield statement
     for block in blocks(statement):
         for inner in block.statements:
@@ -57,12 +55,10 @@ def used(statement: Statement) -> set[str]:
 
 
 def written(statement: Statement) -> set[str]:
-    """Names of variables that a statement writes, in its blocks too."""
     return {part.variable for part in inside(statement) if isinstance(part, Write)}
 
 
 def read(statement: Statement) -> set[str]:
-    """Names of variables whose values a statement reads, in its blocks too."""
     return {part.variable for part in inside(statement) if isinstance(part, Read)}
 
 
@@ -80,7 +76,6 @@ def followed(statement: Statement) -> set[str]:
 
 
 def has_effect(statement: Statement) -> bool:
-    """Whether a statement writes, or may fail."""
     return any(isinstance(part, (Write, Fail)) for part in inside(statement))
 
 
@@ -130,7 +125,6 @@ def _arguments(  # noqa: PLR0911 - a line for each kind of statement
 
 
 def results(statement: Statement) -> tuple[str, ...]:
-    """Names of the values that a statement defines, those in a tape excepted."""
     if isinstance(statement, (Communicate, Differentiate, Map)):
         return statement.results
     return () if isinstance(statement, Write) else (statement.result,)

@@ -35,7 +35,6 @@ class Transformations(abc.ABC):
         """One value per replica; those that do not take part have none."""
 
     def transformations(self) -> dict[type, Callable[..., None]]:
-        """What runs each kind of statement."""
         return {
             syntax.Differentiate: self._differentiate,
             syntax.Push: self._push,

@@ -20,8 +20,6 @@ MAX_ROWS = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """One call of ``run``."""
-
     steps: tuple[int, ...]  # The steps that it does, each with its batches.
     fails: int | None = None  # The replica that fails the last of them, or None.
 
@@ -83,7 +81,6 @@ def batches_of(program: syntax.Program, call: Call) -> list[list[dict[str, Any]]
 
 
 def initial_value(variable: syntax.Variable) -> Any:
-    """What a variable starts from."""
     return value_of(variable.type, np.random.default_rng([1, variable.seed]))
 
 

@@ -32,7 +32,6 @@ class Server:
     """Some servers with one weight each, and a step that updates all of them."""
 
     def __init__(self, num_servers=1, commits_per_step=1):
-        """Traces the step; every commit adds the gradient to the server's weight."""
         self.commit_states = [
             CommitState(CPU[1 + s], 2, f"commits of a test {next(_NAMES)}")
             for s in range(num_servers)
@@ -67,7 +66,6 @@ class Server:
         )
 
     def seen(self, server=0):
-        """First number of the weight, the clock and the sequence number of worker 0."""
         commit_state = self.commit_states[server]
         weight = self.weights[server].numpy()
         assert 10 * weight[0] == weight[1]

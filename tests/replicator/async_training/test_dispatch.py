@@ -146,7 +146,6 @@ class Slow:
     """A worker whose first dispatch takes a time of a clock that polls move."""
 
     def __init__(self, monkeypatch, *, ends_after, reads):
-        """Steps end after seconds; ``reads`` returns what the servers have applied."""
         self.now, self.ends_after, self.reads = 0.0, ends_after, reads
         clock = types.SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr(dispatch, "time", clock)

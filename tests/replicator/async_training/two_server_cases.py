@@ -74,7 +74,6 @@ def slices(weight, value):
 
 @case
 def sums():
-    """SGD with rate 1 subtracts every gradient."""
     return hammer(
         replicator.create("async"),
         lambda: keras.optimizers.SGD(1.0),
@@ -85,7 +84,6 @@ def sums():
 
 @case
 def sparse_sums():
-    """The same for embeddings."""
     return hammer(
         MultiWorkerAsyncReplicator(), lambda: keras.optimizers.SGD(1.0), slices
     )

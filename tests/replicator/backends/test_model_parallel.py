@@ -190,7 +190,6 @@ def test_backends_that_do_not_split_have_part_0_only():
 
 
 def _linked_functions(call):
-    """The functions that a call hands to TensorFlow."""
     added = []
     original = _tf_compat.add_function
     with pytest.MonkeyPatch.context() as patch:

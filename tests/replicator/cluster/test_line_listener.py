@@ -112,8 +112,6 @@ class Turns:
 
 
 class Exchange:
-    """The port of rank 0, in a thread."""
-
     def __init__(self) -> None:
         (port,) = local_cluster.free_ports(1)
         self.address = ("127.0.0.1", port)

@@ -121,7 +121,6 @@ def test_values_are_moved_in_every_type(repl_of_four, name, dtype):
 
 @pytest.fixture(params=["shared", "mirrored"])
 def repl_of_four(request):
-    """Four replicas, on one device and on four."""
     devices = [f"CPU:{r}" for r in range(4)] if request.param == "mirrored" else None
     return replicator.create(
         "in_graph", num_replicas=4, devices=devices, variable_placement=request.param

@@ -13,7 +13,6 @@ import replicator
 
 
 def function_names():
-    """Names of the functions that the eager runtime knows."""
     return set(map(str, eager_context.context().list_function_names()))
 
 

@@ -45,7 +45,6 @@ def test_state_that_all_agree_on_or_none_trains_by_is_not_refused(in_graph, name
 
 
 def _probability_by_two_steps(repl):
-    """A step that updates a probability, and one that trains by it."""
     with repl.context():
         weight = tf.Variable(1.0)
         probability = tf.Variable(0.5, trainable=False, name="probability")

@@ -91,7 +91,6 @@ def test_gpus_sum_what_is_sent_narrow_in_the_narrow_type():
 
 
 def waits(nodes, op):
-    """By collective, what it waits for besides its operand."""
     return {
         node.name.removeprefix("step/collective_"): [
             text.removeprefix("^step/collective_")

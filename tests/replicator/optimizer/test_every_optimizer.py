@@ -37,8 +37,6 @@ def _optimizer(name):
 
 
 class Dense:
-    """A layer, whose replicas have half of each batch."""
-
     names = NAMES
     shapes = (("kernel", (4, 3)), ("bias", (3,)))
 

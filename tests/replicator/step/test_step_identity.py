@@ -213,7 +213,6 @@ def _objects_that_are_run_again(repl):
 
 
 def _partials_of_different_objects(repl):
-    """Also of the same method."""
     for model in [_Model() for _ in range(NUM_MODELS)]:
         for _ in range(2):
             repl.run(functools.partial(model.step, 1.0))

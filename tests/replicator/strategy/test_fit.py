@@ -33,8 +33,6 @@ WEIGHTS = np.linspace(0, 1, NUM_EXAMPLES, dtype=np.float32)
 
 
 class Pieces(keras.utils.PyDataset):
-    """The data in pieces of 16."""
-
     def __len__(self):
         return 3
 

@@ -25,7 +25,6 @@ def _mean(value):
 
 
 def root_of_all(y, y_pred):
-    """RMSE, as the message says."""
     return tf.sqrt(_mean(tf.reduce_mean(tf.square(y - y_pred))))
 
 
@@ -35,7 +34,6 @@ def means_by_column(y, y_pred):
 
 
 def root_by_column_of_all(y, y_pred):
-    """As the message says."""
     square = _mean(tf.reduce_mean(tf.square(y - y_pred), axis=0))
     return tf.reduce_mean(tf.sqrt(square))
 

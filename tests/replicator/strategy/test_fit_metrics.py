@@ -29,8 +29,6 @@ def counted(y, y_pred):
 
 
 class PlainSum(keras.metrics.Metric):
-    """Keeps a variable of TensorFlow."""
-
     def __init__(self, name="plain"):
         super().__init__(name=name)
         self.total = tf.Variable(0.0, trainable=False)
@@ -42,7 +40,6 @@ class PlainSum(keras.metrics.Metric):
         return self.total
 
     def reset_state(self):
-        """As its variable is not one of Keras."""
         self.total.assign(0.0)
 
 
@@ -55,7 +52,6 @@ class Largest(keras.metrics.Metric):
         self.value = self.add_variable((), "zeros", name="value", **options)
 
     def update_state(self, y, y_pred, sample_weight=None):
-        """Compares with the one before."""
         errors = tf.abs(y - y_pred)
         if self.is_of_all:
             replica = tf.distribute.get_replica_context()
@@ -67,15 +63,12 @@ class Largest(keras.metrics.Metric):
 
 
 class OwnStep(keras.Sequential):
-    """Updates metrics with numbers of the batch, and logs more of them."""
-
     def __init__(self, layers):
         super().__init__(layers)
         self.total = keras.metrics.Sum(name="total")
         self.mean = keras.metrics.Mean(name="mean")
 
     def train_step(self, data):
-        """As in Keras' guide."""
         x, y = data
         with tf.GradientTape() as tape:
             y_pred = self(x, training=True)

@@ -23,15 +23,12 @@ X, Y = _data()
 
 
 class _OwnStep(keras.Sequential):
-    """A step that makes something of its gradients before it updates."""
-
     def gradients(self, x, y):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
         return loss, tape.gradient(loss, self.trainable_variables)
 
     def train_step(self, data):
-        """As published steps are written."""
         x, y = data[:2]
         loss, grads = self.gradients(x, y)
         logs = {"loss": loss}
@@ -44,7 +41,6 @@ class Clipping(_OwnStep):
     """Clips by the norm of all, and says what it was."""
 
     def changed(self, grads, x, logs):
-        """Two lines of many programs."""
         grads, logs["norm"] = tf.clip_by_global_norm(grads, 1.0)
         return grads
 
@@ -53,25 +49,18 @@ class Normalizing(_OwnStep):
     """Divides by norms, and leaves the last gradient as it is."""
 
     def changed(self, grads, x, logs):
-        """Without a function of TensorFlow that has a name for it."""
         logs["norm"] = tf.norm(grads[0])
         return [*(g / (tf.norm(g) + 1e-6) for g in grads[:-1]), grads[-1]]
 
 
 class OfExamples(_OwnStep):
-    """Multiplies by what its own examples are."""
-
     def changed(self, grads, x, logs):
-        """Of replicas, each would update in another way."""
         factor = tf.sigmoid(x[0, 0])
         return [g * factor for g in grads]  # of its own examples
 
 
 class Random(_OwnStep):
-    """Adds noise."""
-
     def changed(self, grads, x, logs):
-        """Each replica would draw its own."""
         return [g + tf.random.normal(g.shape) for g in grads]  # noise
 
 
@@ -133,8 +122,6 @@ def test_a_change_that_is_of_one_replica_is_refused_with_its_line(kind, line):
 
 
 class OfWords(keras.Model):
-    """An embedding, whose gradient is sparse."""
-
     def __init__(self):
         super().__init__()
         self.embed = keras.layers.Embedding(10, 4)
@@ -142,7 +129,6 @@ class OfWords(keras.Model):
         self.is_dense = False
 
     def call(self, words):
-        """The mean of the rows of words."""
         return self.dense(tf.reduce_mean(self.embed(words), axis=1))
 
     def train_step(self, data):
@@ -179,10 +165,7 @@ def test_sparse_gradients_are_clipped_as_on_one_device(is_dense):
 
 
 class Superset(keras.Sequential):
-    """A step that logs more than metrics."""
-
     def train_step(self, data):
-        """The results of metrics, and a number of its own."""
         return {**super().train_step(data), "target": tf.reduce_mean(data[1])}
 
 

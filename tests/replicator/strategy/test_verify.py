@@ -197,8 +197,6 @@ def test_metrics_and_logs_that_are_no_means_are_named():
 
 
 class Augmenting(keras.Sequential):
-    """Draws numbers of its own beside those of layers."""
-
     def train_step(self, data):
         x, y = data
         return super().train_step((x + tf.random.normal(tf.shape(x)), y))

@@ -71,7 +71,6 @@ CHANGES = [
 
 
 def write_unseen(variable, value):
-    """Writes as no method of the variable does."""
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.constant(value))
 
 

@@ -23,7 +23,6 @@ ILL_CONDITIONED = 0.1
 
 
 def check(training: syntax.Training) -> Verdict:
-    """Does a training both ways, action by action."""
     if _must_refuse(training, math.inf):
         return _check_refused(training)
     judge = _Judge(training)

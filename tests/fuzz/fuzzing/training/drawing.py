@@ -29,13 +29,10 @@ MAX_ACTIONS = 5
 def trainings(
     draw: Callable[..., Any], features: Collection[str] = FEATURES
 ) -> syntax.Training:
-    """Trainings of any kind, or of some features."""
     return _Drawer(draw, features).training()
 
 
 class _Drawer:
-    """Choices of Hypothesis."""
-
     def __init__(self, draw: Callable[..., Any], features: Collection[str]) -> None:
         self._draw = draw
         self._features = features
@@ -47,7 +44,6 @@ class _Drawer:
         return list(options) if feature in self._features else []
 
     def training(self) -> syntax.Training:
-        """The whole of it."""
         target = self._target()
         inputs = self._inputs(target)
         layers = [self._layer() for _ in range(self._choose(1, 2, 0))]

@@ -31,13 +31,11 @@ class QueueLayer(keras.layers.Layer):
     """Adds the mean of the batch before, which every replica keeps for itself."""
 
     def build(self, shape: Any) -> None:
-        """Makes the state."""
         self.last = self.add_weight(
             shape=(shape[-1],), initializer="zeros", trainable=False
         )
 
     def call(self, inputs: Any) -> Any:
-        """Adds, then keeps."""
         outputs = inputs * (1.0 + self.last.value)
         self.last.assign(tf.reduce_mean(inputs, axis=0))
         return outputs
@@ -52,12 +50,10 @@ class RecomputedLayer(keras.layers.Layer):
         self._dropped = again(lambda x: tf.nn.dropout(x, 0.5))
 
     def call(self, inputs: Any) -> Any:
-        """Drops."""
         return self._dropped(inputs)
 
 
 def make_replicator(target: syntax.Target) -> Any:
-    """The library's replicator for a target."""
     count = target.num_replicas
     if not target.is_mirrored:
         return replicator.create("in_graph", num_replicas=count)
@@ -91,7 +87,6 @@ class Session:
         self.step = make_step(training, self.model, self.optimizer)
 
     def manager(self, directory: str) -> Any:
-        """A checkpoint manager of everything."""
         return self.repl.make_checkpoint_manager(
             directory,
             inputs=self.inputs,
@@ -105,7 +100,6 @@ class Session:
 
 
 def variables_of(model: Any) -> list[Any]:
-    """The variables of a model, layer by layer."""
     return [variable for layer in model.layers for variable in layer.weights]
 
 
@@ -137,7 +131,6 @@ def _make_model(training: syntax.Training) -> Any:
 
 
 def wrap(repl: Any, optimizer: syntax.Optimizer) -> Any:
-    """The optimizer, wrapped by a replicator."""
     options = {"global_clipnorm": optimizer.clip, "loss_scale": optimizer.loss_scale}
     return repl.wrap_optimizer(
         _OPTIMIZERS[optimizer.name](),
@@ -208,8 +201,6 @@ def _clipped(grads: list[Any], optimizer: syntax.Optimizer) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Event:
-    """What is seen after an action."""
-
     action: syntax.Action  # What was done.
     loss: Any = None  # Of the last step, the mean over replicas; None without one.
     ended: bool = False  # Whether the epoch ended, and the next one has begun.
@@ -220,7 +211,6 @@ class Event:
 
 
 def events(training: syntax.Training) -> Iterator[Event]:
-    """Does the actions, one at a time."""
     session = Session(training, training.target, training.inputs.batch)
     with tempfile.TemporaryDirectory() as directory:
         for number, action in enumerate(training.actions):

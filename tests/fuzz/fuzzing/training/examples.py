@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 
 def make_data(training: syntax.Training) -> tuple[np.ndarray, np.ndarray]:
-    """All examples and their targets."""
     rng = np.random.default_rng([3, training.seed])
     x = rng.uniform(-1.5, 1.5, (training.inputs.num_examples, 2))
     t = rng.uniform(-1.5, 1.5, (training.inputs.num_examples, 1))

@@ -42,14 +42,12 @@ class Dense:
         ]
 
     def forward(self, parts: Parts) -> Parts:
-        """Values of each replica."""
         self._inputs = parts
         kernel, bias = self.weights
         self._outputs = [_ACTIVATIONS[self._name](x @ kernel + bias) for x in parts]
         return self._outputs
 
     def backward(self, grads: Parts) -> tuple[Parts, list[np.ndarray]]:
-        """Gradients by inputs, and by weights."""
         bent = [
             g * _SLOPES[self._name](y)
             for g, y in zip(grads, self._outputs, strict=True)
@@ -71,7 +69,6 @@ class Norm:
         ]
 
     def forward(self, parts: Parts) -> Parts:
-        """Values of each replica; moves the statistics."""
         self._lengths = [len(part) for part in parts]
         groups = [np.concatenate(parts)] if self.is_global else parts
         self._groups = [self._normalize(x) for x in groups]
@@ -107,7 +104,6 @@ class Norm:
         return np.split(groups[0], np.cumsum(self._lengths)[:-1])
 
     def backward(self, grads: Parts) -> tuple[Parts, list[np.ndarray]]:
-        """Gradients by inputs, and by weights."""
         groups = [np.concatenate(grads)] if self.is_global else grads
         found, gamma, beta = [], 0.0, 0.0
         for grad, group in zip(groups, self._groups, strict=True):

@@ -48,8 +48,6 @@ Layer: TypeAlias = Dense | Norm | Dropout | Queue | Recomputed
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """A Keras optimizer and the options of ``wrap_optimizer``."""
-
     name: str  # ``sgd``, ``momentum``, ``nesterov`` or ``adam``.
     clip: float | None = None  # ``global_clipnorm``, or None.
     loss_scale: float | str | None = None  # As ``wrap_optimizer`` takes it.
@@ -60,8 +58,6 @@ class Optimizer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """How examples become batches."""
-
     num_examples: int  # Of an epoch.
     batch: int  # Examples of a step on all replicas.
     is_split: bool  # Whether by ``split_global_batches``, which leaves no example out.
@@ -125,8 +121,6 @@ Action: TypeAlias = Run | Assign | Restore | Single | Foreign | Full
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
-    """A model, how it is trained, and what is done in order."""
-
     layers: tuple[Layer, ...]  # Followed by a dense layer with one output.
     optimizer: Optimizer  # Updates the model.
     inputs: Inputs  # Of every epoch.

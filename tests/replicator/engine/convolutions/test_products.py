@@ -70,8 +70,6 @@ OTHERS = [
 
 
 def step_of(case):
-    """A step that returns the result, and gradients that are unlike everywhere."""
-
     def step(image, kernel):
         with tf.GradientTape() as tape:
             tape.watch([image, kernel])

@@ -21,7 +21,6 @@ KERNELS = [(3, 3), (1, 3), (5, 3)]
 
 
 def tiled(image):
-    """As generators write it."""
     batch, height, width, channels = image.shape
     tiles = tf.tile(image[:, :, None, :, None], [1, 1, 2, 1, 2, 1])
     shape = [-1 if batch is None else batch, 2 * height, 2 * width, channels]
@@ -33,18 +32,15 @@ def columns_first(image):
 
 
 def resized(image):
-    """As TensorFlow's function for images."""
     height, width = image.shape[1:3]
     return tf.image.resize(image, [2 * height, 2 * width], "nearest")
 
 
 def bias_added(image):
-    """As a layer adds it."""
     return tf.nn.bias_add(image, tf.range(LAST, dtype=image.dtype))
 
 
 def added_to(image):
-    """As an array is added."""
     return tf.range(LAST, dtype=image.dtype)[None, None] + image
 
 
@@ -114,8 +110,6 @@ OTHERS = {
 
 
 def step_of(function):
-    """A step that returns the result, and gradients that are unlike everywhere."""
-
     def step(image, kernel):
         with tf.GradientTape() as tape:
             tape.watch([image, kernel])

@@ -16,8 +16,6 @@ ATTRS = {"merge_op": "Add", "final_op": "Id"}
 
 
 class Emitted:
-    """What a chain emitted."""
-
     def __init__(self, first_controls=()):
         self.emit = Emitter()
         group = Group(num_workers=2, worker_id=0, order=(0, 1))

@@ -165,7 +165,6 @@ def test_a_task_of_shared_reads_alone_ends_after_it_begins(variable):
 
 
 def function_def(function, *args):
-    """A registered function, and the ``FunctionDef`` of it."""
     concrete = tf.function(function, autograph=False).get_concrete_function(*args)
     return concrete, compat.function_def(concrete.name.decode())
 
