@@ -5,8 +5,6 @@ Also where one of the nodes is lost while a trial runs, that of the head include
 The nodes are those of the Slurm of the tests, whose daemons have nothing to do here.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -15,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import known_digests
 import pytest
@@ -24,11 +21,6 @@ import slurm_cluster
 from harness.launch.contract import HOSTS_VARIABLE
 from results.records.models import TrialStatus
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from slurm_cluster import SlurmCluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.full]
 
@@ -45,7 +37,7 @@ TOKEN = ".ray/auth_token"
 
 
 @pytest.fixture
-def hosts() -> Iterator[SlurmCluster]:
+def hosts():
     """Runs two nodes, each with a network, processes and a home of its own."""
     if reason := slurm_cluster.missing():
         pytest.skip(f"a cluster of two nodes {reason}")
@@ -67,7 +59,7 @@ class Place:
       sweep: The documented sweep.
     """
 
-    def __init__(self, hosts: SlurmCluster, folder: Path) -> None:
+    def __init__(self, hosts, folder):
         self.folder, self._hosts = folder, hosts
         page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
         (block,) = re.findall(r"^ {4}ray get.*\n(?: {4}.*\n)+", page, re.MULTILINE)
@@ -81,10 +73,10 @@ class Place:
             (programs / name).write_text(text)
             (programs / name).chmod(0o755)
 
-    def _home(self, on: str) -> Path:
+    def _home(self, on):
         return self._hosts.folder / f"home-{on}"
 
-    def begin(self, on: str, *commands: str) -> subprocess.Popen[str]:
+    def begin(self, on, *commands):
         """Starts commands on a node, one after the other."""
         self._home(on).mkdir(exist_ok=True)
         script = "\n".join(commands).replace("FIRST_HOST", "n0")
@@ -104,31 +96,29 @@ class Place:
             },
         )
 
-    def run(self, on: str, *commands: str) -> str:
+    def run(self, on, *commands):
         """Runs commands on a node to their end; returns what they print."""
         process = self.begin(on, *commands)
         said, _ = process.communicate(timeout=240)
         assert not process.returncode, said
         return said
 
-    def make_cluster(self) -> None:
+    def make_cluster(self):
         """Makes a token, copies it, and starts Ray on both nodes."""
         self.run("n0", self._make_token, self._export, self._start)
         (self._home("n1") / TOKEN).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(self._home("n0") / TOKEN, self._home("n1") / TOKEN)
         self.run("n1", self._export, self._join)
 
-    def make_it_again(self) -> None:
+    def make_it_again(self):
         """Starts Ray again on both, as an operator does who has lost a host."""
         for on, command in (("n0", self._start), ("n1", self._join)):
             self.run(on, self._export, "ray stop --force", command)
 
-    def measure(self, *options: str) -> subprocess.Popen[str]:
-        """Starts the sweep on the first node."""
+    def measure(self, *options):
         return self.begin("n0", self._export, f"{self.sweep} {' '.join(options)}")
 
-    def ended(self) -> dict[str, Any]:
-        """Returns the statuses of the trials that have ended, by id."""
+    def ended(self):
         root = self.folder / "runs" / "s"
         if not (root / "plan.json").exists():
             return {}
@@ -137,14 +127,14 @@ class Place:
 
 
 @pytest.fixture
-def place(hosts: SlurmCluster, tmp_path: Path) -> Place:
+def place(hosts, tmp_path):
     """Returns a Ray of two nodes, made by the documented commands."""
     made = Place(hosts, tmp_path)
     made.make_cluster()
     return made
 
 
-def test_the_documented_commands_measure_on_two_nodes(place: Place) -> None:
+def test_the_documented_commands_measure_on_two_nodes(place):
     """A token is made and copied, both nodes join, trials run."""
     process = place.measure(*SHORT, "--repeats=1")
     said, _ = process.communicate(timeout=240)
@@ -160,16 +150,14 @@ def test_the_documented_commands_measure_on_two_nodes(place: Place) -> None:
 LOST = {"the host of the head": "n0", "another host": "n1"}
 
 
-def lose(hosts: SlurmCluster, node: str) -> None:
+def lose(hosts, node):
     """Ends a node with all of its processes, and starts it again."""
     hosts.kill_node(node)
     hosts.boot_node(node)
 
 
 @pytest.mark.parametrize("what", LOST)
-def test_a_lost_host_of_ray_loses_nothing(
-    hosts: SlurmCluster, place: Place, what: str
-) -> None:
+def test_a_lost_host_of_ray_loses_nothing(hosts, place, what):
     """The sweep ends, or records a failure; the same command finishes on a new Ray."""
     options = (*SHORT, f"--repeats={NUM_TRIALS}", "--retry=failed")
     place.sweep = place.sweep.replace("--replicas 1,2", "--replicas 2")

@@ -4,14 +4,11 @@ Each strikes while the second of three trials runs. What was finished stays as i
 the queue, or the same command again, brings all three trials to their end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
 import shutil
 import time
-from typing import TYPE_CHECKING, Any
 
 import drawn
 import pytest
@@ -19,12 +16,6 @@ import pytest
 from results.records.models import TrialStatus
 from results.store import atomic
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.processes
 
@@ -43,10 +34,10 @@ CREDENTIALS_SEC = 5.0
 LONGEST_SEC = 240.0
 
 
-def lose(node: str) -> Callable[..., None]:
+def lose(node):
     """Ends a node with all of its processes; it is started again a while later."""
 
-    def strike(slurm: SlurmCluster, _job: str, _shared: Path) -> None:
+    def strike(slurm, _job, _shared):
         slurm.kill_node(node)
         time.sleep(DETECTED_SEC)
         slurm.boot_node(node)
@@ -54,10 +45,10 @@ def lose(node: str) -> Callable[..., None]:
     return strike
 
 
-def cut(seconds: float) -> Callable[..., None]:
+def cut(seconds):
     """Cuts the network of a node for some seconds."""
 
-    def strike(slurm: SlurmCluster, _job: str, _shared: Path) -> None:
+    def strike(slurm, _job, _shared):
         slurm.run("ip", "link", "set", "up0", "down", on="n1")
         time.sleep(seconds)
         slurm.run("ip", "link", "set", "up0", "up", on="n1")
@@ -65,10 +56,10 @@ def cut(seconds: float) -> Callable[..., None]:
     return strike
 
 
-def restart(daemon: str, host: str, *words: str) -> Callable[..., None]:
+def restart(daemon, host, *words):
     """Kills a daemon of Slurm, and starts it again three seconds later."""
 
-    def strike(slurm: SlurmCluster, _job: str, _shared: Path) -> None:
+    def strike(slurm, _job, _shared):
         file = slurm.folder / daemon
         slurm.run("sh", "-c", f"kill -9 $(cat {file}.pid)", on=host)
         time.sleep(3)
@@ -78,17 +69,15 @@ def restart(daemon: str, host: str, *words: str) -> Callable[..., None]:
     return strike
 
 
-def say(*words: str) -> Callable[..., None]:
-    """Tells Slurm something of the job."""
-
-    def strike(slurm: SlurmCluster, job: str, _shared: Path) -> None:
+def say(*words):
+    def strike(slurm, job, _shared):
         said = slurm.run(*(word.format(job=job) for word in words))
         assert not said.returncode, said.stderr
 
     return strike
 
 
-def cancel_a_step(slurm: SlurmCluster, job: str, _shared: Path) -> None:
+def cancel_a_step(slurm, job, _shared):
     """Cancels the step of the trial that runs, and nothing else of the job."""
     listed = slurm.run(
         "squeue", "--steps", f"--jobs={job}", "--noheader", "--format=%i"
@@ -98,7 +87,7 @@ def cancel_a_step(slurm: SlurmCluster, job: str, _shared: Path) -> None:
     slurm.run("scancel", *steps)
 
 
-def fail_the_prolog(slurm: SlurmCluster, job: str, _shared: Path) -> None:
+def fail_the_prolog(slurm, job, _shared):
     """Puts the job back, and lets what prepares a node for it fail there."""
     flag = slurm.folder / "fail-prolog"
     flag.touch()
@@ -113,12 +102,12 @@ def fail_the_prolog(slurm: SlurmCluster, job: str, _shared: Path) -> None:
     flag.unlink()
 
 
-def kill_a_rank(slurm: SlurmCluster, _job: str, _shared: Path) -> None:
+def kill_a_rank(slurm, _job, _shared):
     """Kills what runs a rank, as the kernel of its host does for want of memory."""
     slurm.kill("n1", "fake_worker.py")
 
 
-def write_protect(slurm: SlurmCluster, _job: str, shared: Path) -> None:
+def write_protect(slurm, _job, shared):
     """Makes the studies read-only on one node, until a trial has ended."""
     runs = shared / "runs"
     slurm.run("mount", "--bind", runs, runs, on="n1")
@@ -129,7 +118,7 @@ def write_protect(slurm: SlurmCluster, _job: str, shared: Path) -> None:
     slurm.run("umount", "--lazy", runs, on="n1")
 
 
-def hide(slurm: SlurmCluster, _job: str, shared: Path) -> None:
+def hide(slurm, _job, shared):
     """Takes the studies away from one node, until a trial has ended."""
     slurm.run("mount", "-t", "tmpfs", "none", shared / "runs", on="n1")
     before = len(finished(shared))
@@ -138,7 +127,7 @@ def hide(slurm: SlurmCluster, _job: str, shared: Path) -> None:
     slurm.run("umount", "--lazy", shared / "runs", on="n1")
 
 
-FAULTS: dict[str, Callable[..., None]] = {
+FAULTS = {
     "a node is lost": lose("n1"),
     "the node of the harness is lost": lose("n0"),
     "a network is cut for long": cut(DETECTED_SEC),
@@ -166,8 +155,7 @@ QUICK = "a step is cancelled"
 NUM_KILLS = int(os.environ.get("SLURM_KILLS", "2"))
 
 
-def finished(folder: Path) -> dict[str, Any]:
-    """Returns the statuses of the trials that have ended, by id."""
+def finished(folder):
     root = folder / "runs" / "s"
     if not (root / "plan.json").exists():
         return {}
@@ -175,7 +163,7 @@ def finished(folder: Path) -> dict[str, Any]:
     return {of.trial_id: of.status for of in trials if of.status is not None}
 
 
-def bring_to_an_end(slurm: SlurmCluster, job: str) -> str:
+def bring_to_an_end(slurm, job):
     """Waits for the end of a job, and does for it what an operator would."""
     deadline = time.monotonic() + LONGEST_SEC
     pending_since = None
@@ -193,7 +181,7 @@ def bring_to_an_end(slurm: SlurmCluster, job: str) -> str:
     return state
 
 
-def num_restarts(slurm: SlurmCluster, job: str) -> int:
+def num_restarts(slurm, job):
     """Returns how often Slurm has put a job back and started it again."""
     shown = slurm.run("scontrol", "show", "job", job).stdout
     return int(re.search(r"Restarts=(\d+)", shown)[1])
@@ -203,9 +191,7 @@ def num_restarts(slurm: SlurmCluster, job: str) -> int:
     "kind",
     [pytest.param(kind, marks=[pytest.mark.full] * (kind != QUICK)) for kind in FAULTS],
 )
-def test_a_fault_of_the_cluster_loses_nothing(
-    slurm: SlurmCluster, harness: Any, shared: Path, kind: str
-) -> None:
+def test_a_fault_of_the_cluster_loses_nothing(slurm, harness, shared, kind):
     """Of each kind, in the full run; otherwise a step is cancelled."""
     num_trials = MORE_TRIALS.get(kind, NUM_TRIALS)
     words = (*SWEEP, f"--repeats={num_trials}", "--retry=failed")
@@ -252,9 +238,7 @@ def test_a_fault_of_the_cluster_loses_nothing(
 
 
 @pytest.mark.full
-def test_kills_of_the_harness_leave_nothing_on_any_node(
-    slurm: SlurmCluster, harness: Any, shared: Path
-) -> None:
+def test_kills_of_the_harness_leave_nothing_on_any_node(slurm, harness, shared):
     """SIGKILL at random moments, in the full run; ``make faults`` kills 20 times."""
     chance = drawn.chance("kills under Slurm")
     num_kills, kept = 0, {}

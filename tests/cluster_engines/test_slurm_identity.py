@@ -1,18 +1,12 @@
 """A step of the real Slurm on two nodes describes itself; the notations are its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,10 +23,10 @@ print(json.dumps([c.worker_id, c.local_index, c.addresses["worker"], c.is_chief,
 
 
 @pytest.fixture
-def tell(slurm: SlurmCluster) -> Any:
+def tell(slurm):
     """Returns a function that starts a step, and returns what its tasks know."""
 
-    def run(*options: str) -> Any:
+    def run(*options):
         done = slurm.run(
             "srun", *options, sys.executable, "-c", SAY, env={"PYTHONPATH": str(ROOT)}
         )
@@ -42,7 +36,7 @@ def tell(slurm: SlurmCluster) -> Any:
     return run
 
 
-def test_two_tasks_on_two_nodes_know_each_other(tell: Any) -> None:
+def test_two_tasks_on_two_nodes_know_each_other(tell):
     """Ranks, the chief, and the node of each; both derive the same addresses."""
     first, second = tell("--nodes=2", "--ntasks=2")
 
@@ -52,7 +46,7 @@ def test_two_tasks_on_two_nodes_know_each_other(tell: Any) -> None:
     assert ["n0", "n1"] == [address.split(":")[0] for address in first[2]]
 
 
-def test_tensorflow_sums_over_the_network(slurm: SlurmCluster) -> None:
+def test_tensorflow_sums_over_the_network(slurm):
     """Its servers find each other by the names of the nodes, as a step is started."""
     done = slurm.run(
         "srun",
@@ -69,9 +63,7 @@ def test_tensorflow_sums_over_the_network(slurm: SlurmCluster) -> None:
 
 
 @pytest.mark.parametrize("distribution", ["block", "cyclic", "plane=2"])
-def test_ranks_are_on_the_nodes_that_addresses_say(
-    tell: Any, distribution: str
-) -> None:
+def test_ranks_are_on_the_nodes_that_addresses_say(tell, distribution):
     """However tasks are spread, also unevenly; no two have the same address."""
     tasks = tell(
         "--nodes=2", "--ntasks=3", "--overcommit", f"--distribution={distribution}"
@@ -86,8 +78,7 @@ def test_ranks_are_on_the_nodes_that_addresses_say(
 @pytest.mark.parametrize(
     "text", ["n[0-1,5],gpu-[01-03]", "a[08-11]", "x", "n[0-1],n5", "a[1-2]b[3-4]"]
 )
-def test_a_list_of_nodes_means_what_slurm_says(slurm: SlurmCluster, text: str) -> None:
-    """As ``scontrol show hostnames``."""
+def test_a_list_of_nodes_means_what_slurm_says(slurm, text):
     from replicator.cluster.environment.slurm import expand_nodes
 
     done = slurm.run("scontrol", "show", "hostnames", text)
@@ -118,9 +109,7 @@ print(20 / (time.monotonic() - started))
 """
 
 
-def test_communication_between_the_nodes_can_cost_something(
-    slurm: SlurmCluster,
-) -> None:
+def test_communication_between_the_nodes_can_cost_something(slurm):
     """20 Mbit through a cable of 50 Mbit/s take about 0.4 s."""
     if reason := slurm.limit_rate(50):
         pytest.skip(f"the kernel cannot limit a rate: {reason}")

@@ -1,19 +1,11 @@
 """Sweeps that are submitted: to their end, requeued, stopped."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from results.records.models import TrialStatus
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.processes
 SWEEP = (
@@ -25,7 +17,7 @@ NEAR_THE_LIMIT = ("scancel", "--signal=USR1", "--batch")
 PREEMPTED = ("scontrol", "requeue")
 
 
-def finished(folder: Path, study: str = "s") -> list[Any]:
+def finished(folder, study="s"):
     """Returns the trials of a study that have ended; none before it exists."""
     if not (folder / "runs" / study / "plan.json").exists():
         return []
@@ -33,8 +25,7 @@ def finished(folder: Path, study: str = "s") -> list[Any]:
     return [trial for trial in trials if trial.status is not None]
 
 
-def log_of(folder: Path, job: str) -> str:
-    """Returns what a job printed."""
+def log_of(folder, job):
     return "".join(path.read_text() for path in folder.glob(f"s-{job}*.log"))
 
 
@@ -45,9 +36,7 @@ def log_of(folder: Path, job: str) -> str:
         pytest.param([NEAR_THE_LIMIT, PREEMPTED], marks=pytest.mark.full),
     ],
 )
-def test_a_sweep_continues_in_the_next_run(
-    slurm: SlurmCluster, harness: Any, shared: Path, commands: list[tuple[str, ...]]
-) -> None:
+def test_a_sweep_continues_in_the_next_run(slurm, harness, shared, commands):
     """What has ended is not measured again; the trial that ran is, and only that.
 
     The time limit is near: the job requeues itself. In the full run it is then requeued
@@ -94,9 +83,7 @@ def test_a_sweep_continues_in_the_next_run(
     )
 
 
-def test_a_job_that_records_nothing_is_not_put_back(
-    slurm: SlurmCluster, harness: Any, shared: Path
-) -> None:
+def test_a_job_that_records_nothing_is_not_put_back(slurm, harness, shared):
     """It would meet the same limit for ever."""
     job = harness(*SWEEP, "--nodes=2", "--repeats=1", FAKE_STEP_SEC="30").stdout.strip()
     slurm.wait_for(lambda: slurm.processes("n1", "fake_worker.py"), "member")

@@ -1,21 +1,13 @@
 """Trials in an allocation of two nodes: measured, failed, lost, cancelled."""
 
-from __future__ import annotations
-
 import re
 import time
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from command_words import overridden
 
 from results.records.models import TrialStatus
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.processes
 SWEEP = (
@@ -25,25 +17,22 @@ SWEEP = (
 )  # fmt: skip
 
 
-def only_trial(folder: Path) -> Any:
-    """Returns the only trial of the study."""
+def only_trial(folder):
     (trial,) = Store.open(folder / "runs" / "s").trials()
     return trial
 
 
-def members_on(slurm: SlurmCluster, node: str) -> dict[int, str]:
-    """Returns the processes of a trial on a node."""
+def members_on(slurm, node):
     return slurm.processes(node, "fake_worker.py")
 
 
-def wait_for_members(slurm: SlurmCluster) -> None:
-    """Waits until both nodes run a process of the trial."""
+def wait_for_members(slurm):
     slurm.wait_for(
         lambda: all(members_on(slurm, node) for node in ("n0", "n1")), "members", 30
     )
 
 
-def test_a_trial_of_two_workers_runs_on_two_nodes(in_job: Any, shared: Path) -> None:
+def test_a_trial_of_two_workers_runs_on_two_nodes(in_job, shared):
     """It is measured, and its identity says that two hosts took part.
 
     Before that, it is matched with one replica, in the same way.
@@ -64,7 +53,7 @@ def test_a_trial_of_two_workers_runs_on_two_nodes(in_job: Any, shared: Path) -> 
 
 
 @pytest.mark.full
-def test_the_true_worker_trains_over_the_network(in_job: Any, shared: Path) -> None:
+def test_the_true_worker_trains_over_the_network(in_job, shared):
     """TensorFlow's servers find each other by the names of the nodes.
 
     In the full run; otherwise ``test_slurm_identity.py`` has a sum of TensorFlow over
@@ -91,9 +80,7 @@ def test_the_true_worker_trains_over_the_network(in_job: Any, shared: Path) -> N
         ("rank1_sigkill", "failed", "rank 1 was in phase measure"),
     ],
 )
-def test_a_rank_that_dies_is_the_cause(
-    in_job: Any, shared: Path, behavior: str, status: str, reason: str
-) -> None:
+def test_a_rank_that_dies_is_the_cause(in_job, shared, behavior, status, reason):
     """Phase, rank and first cause; not that the other one lost it.
 
     The full run has an exception as well, which ``test_ranks.py`` has on one host.
@@ -107,9 +94,7 @@ def test_a_rank_that_dies_is_the_cause(
 
 
 @pytest.mark.full
-def test_a_step_that_is_killed_is_a_failure_of_its_rank(
-    slurm: SlurmCluster, start_job: Any, shared: Path
-) -> None:
+def test_a_step_that_is_killed_is_a_failure_of_its_rank(slurm, start_job, shared):
     """Slurm's own process on the other node dies: rank 1 is named, in bounded time.
 
     In the full run: it takes Slurm twenty seconds. Otherwise ranks die, and
@@ -135,9 +120,7 @@ def test_a_step_that_is_killed_is_a_failure_of_its_rank(
     assert not members_on(slurm, "n1")
 
 
-def test_scancel_leaves_no_process(
-    slurm: SlurmCluster, start_job: Any, shared: Path
-) -> None:
+def test_scancel_leaves_no_process(slurm, start_job, shared):
     """The sweep gets the signal; every process of the trial ends on both nodes."""
     job = start_job(*SWEEP, FAKE_STEP_SEC="30")
     wait_for_members(slurm)
@@ -150,9 +133,7 @@ def test_scancel_leaves_no_process(
     assert only_trial(shared).status is None
 
 
-def test_a_killed_harness_takes_the_members_along(
-    slurm: SlurmCluster, start_job: Any, shared: Path
-) -> None:
+def test_a_killed_harness_takes_the_members_along(slurm, start_job, shared):
     """Without a chance to clean up: members on the other node notice it themselves."""
     job = start_job(*SWEEP, FAKE_STEP_SEC="30")
     wait_for_members(slurm)
@@ -163,9 +144,7 @@ def test_a_killed_harness_takes_the_members_along(
     slurm.run("scancel", job)
 
 
-def test_a_store_that_a_node_does_not_see_is_refused(
-    slurm: SlurmCluster, in_job: Any, shared: Path
-) -> None:
+def test_a_store_that_a_node_does_not_see_is_refused(slurm, in_job, shared):
     """Before anything is measured, and the node is named."""
     private = shared / "private"
     private.mkdir()
@@ -182,10 +161,7 @@ def test_a_store_that_a_node_does_not_see_is_refused(
     assert not list(private.iterdir())
 
 
-def test_an_allocation_smaller_than_the_trial_is_refused(
-    in_job: Any, shared: Path
-) -> None:
-    """With how many nodes there are."""
+def test_an_allocation_smaller_than_the_trial_is_refused(in_job, shared):
     output, _ = in_job(*SWEEP, "--nodes=3")
 
     assert "--nodes 3: the allocation of job" in output

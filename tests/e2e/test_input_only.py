@@ -1,19 +1,12 @@
 """One real relay with the control that only reads its input."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from harness.cli import exit_codes
 from results.records.models import Control
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 pytestmark = pytest.mark.processes
 
@@ -39,12 +32,8 @@ pytestmark = pytest.mark.processes
     ids=["d4pg-synthetic", "d4pg", "sngan"],
 )
 def test_a_relay_measures_the_pipelines_without_the_step(
-    options: tuple[str, ...],
-    controls: str,
-    fewest_flops: int,
-    sweep: Any,
-    tmp_path: Path,
-) -> None:
+    options, controls, fewest_flops, sweep, tmp_path
+):
     """They take turns with the case; the loss is 0, as there is none.
 
     The full run has actors and a network with images as well, whose pipelines

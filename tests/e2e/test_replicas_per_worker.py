@@ -1,9 +1,6 @@
 """Trials whose workers run several replicas each, with TensorFlow."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,10 +8,6 @@ from harness.placement.processes import SHARE_VARIABLE
 from results.store.study_store import Store
 from results.study.cases import load_study
 from results.study.matching import Outcome
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 TIMEOUT_SEC = 600
 
@@ -32,8 +25,8 @@ pytestmark = pytest.mark.processes
     ],
 )
 def test_two_workers_of_two_replicas_train_as_one_replica(
-    backend: str, data: str, sweep: Any, tmp_path: Path
-) -> None:
+    backend, data, sweep, tmp_path
+):
     """Four replicas match one before a number counts, as with a worker for each.
 
     In the full run, also with workers that serve one client, and with actors of each

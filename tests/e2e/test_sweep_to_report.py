@@ -1,9 +1,6 @@
 """One real sweep, from the command line to the report, with TensorFlow."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,10 +9,6 @@ from results.figures import frame
 from results.records.models import TrialStatus
 from results.store.study_store import Store
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
 NUM_PARAMETERS = 25_557_032
 NUM_TEST_IMAGES = 359
 
@@ -23,9 +16,7 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.full
-def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(
-    sweep: Any, tmp_path: Path
-) -> None:
+def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(sweep, tmp_path):
     """Real data, real network, two replica counts in a relay: numbers that are sane.
 
     In the full run; otherwise ``test_input_only.py`` has the way from the command line
@@ -81,9 +72,7 @@ def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(
 
 
 @pytest.mark.full
-def test_a_sweep_with_actors_ends_in_learning_curves(
-    sweep: Any, tmp_path: Path
-) -> None:
+def test_a_sweep_with_actors_ends_in_learning_curves(sweep, tmp_path):
     """Two seeds of D4PG: environment steps, counts of the window, returns, profile.
 
     With the import of TensorFlow that users get, in every process. In the full run;

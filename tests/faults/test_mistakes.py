@@ -1,35 +1,27 @@
 """What the series of faults accepts as a record of a fault, and what it does not."""
 
-from __future__ import annotations
-
 import random
 import signal
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from injection import BOUND_SEC, FIRST, MEMBER, WORKER, Fault, mistakes, rank_of
 
 from results.records.models import Phase, TrialStatus
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 FAULT = Fault(
     phase=Phase.WARMUP, delay_sec=0, target=WORKER, rank=1, signal=signal.SIGSEGV
 )
 
 
-def ended(status: TrialStatus, phase: Phase, reason: str) -> Any:
+def ended(status, phase, reason):
     """Returns a record of a trial that is not ok."""
     failure = SimpleNamespace(phase=phase, reason=reason)
     return SimpleNamespace(status=SimpleNamespace(status=status, failure=failure))
 
 
 @pytest.mark.parametrize("phase", [Phase.WARMUP, Phase.MEASURE])
-def test_a_failure_with_signal_rank_and_phase_is_right(
-    phase: Phase, tmp_path: Path
-) -> None:
+def test_a_failure_with_signal_rank_and_phase_is_right(phase, tmp_path):
     """The worker may have come a phase further until it got the signal."""
     reason = "signal SIGSEGV: rank 1 was in phase warmup"
     trial = ended(TrialStatus.FAILED, phase, reason)
@@ -64,18 +56,18 @@ def test_a_failure_with_signal_rank_and_phase_is_right(
     ],
 )
 def test_a_record_that_does_not_say_what_happened_is_a_mistake(
-    trial: Any, took_sec: float, mistake: str, tmp_path: Path
-) -> None:
+    trial, took_sec, mistake, tmp_path
+):
     """Wrong rank, earlier phase, no signal, too late, or nothing noticed."""
     (found,) = mistakes(FAULT, trial, tmp_path, took_sec)
 
     assert mistake in found
 
 
-def test_a_seed_draws_the_same_faults() -> None:
+def test_a_seed_draws_the_same_faults():
     """Of workers mostly; members are not there where nothing is remote."""
 
-    def draw(launcher: str) -> list[Fault]:
+    def draw(launcher):
         rng = random.Random(7)
         return [Fault.draw(rng, launcher) for _ in range(200)]
 
@@ -92,8 +84,6 @@ def test_a_seed_draws_the_same_faults() -> None:
         ({}, None),
     ],
 )
-def test_a_process_knows_its_rank_from_its_launcher(
-    variables: dict[str, str], rank: int | None
-) -> None:
+def test_a_process_knows_its_rank_from_its_launcher(variables, rank):
     """So that the right one gets the signal."""
     assert rank == rank_of(variables)

@@ -1,13 +1,10 @@
 """A sweep beside load ends with figures, and says what they are worth."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
 import random
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,10 +13,6 @@ from harness.machine import disturbance
 from reports.page import build
 from results.errors import WriteStoreError
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
 QUIET, BUSY = 0.001, 0.3
@@ -36,14 +29,12 @@ SWEEP = (
 
 
 @pytest.fixture
-def beside(
-    harness: Any, overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> Any:
+def beside(harness, overrides, monkeypatch):
     """Returns a function that sweeps beside what others have of so many cores."""
     measure = disturbance.between
 
-    def run(load: Callable[[int], float], *options: str) -> Any:
-        def between(start: Any, end: Any) -> disturbance.Disturbance:
+    def run(load, *options):
+        def between(start, end):
             return dataclasses.replace(
                 measure(start, end),
                 foreign_cpu_fraction=load(end.num_cores),
@@ -62,19 +53,16 @@ def beside(
     return run
 
 
-def efficiency(out: str) -> Any:
-    """Returns the efficiency of two replicas in a summary."""
+def efficiency(out):
     return json.loads(out)["points"][1]["efficiency"]
 
 
 @pytest.mark.parametrize("replicas", [False, True])
-def test_a_sweep_beside_load_has_figures_and_says_so(
-    beside: Any, harness: Any, replicas: bool
-) -> None:
+def test_a_sweep_beside_load_has_figures_and_says_so(beside, harness, replicas):
     """Some blocks of all cases, or of those on two cores, are disturbed."""
     drawn = random.Random(8)
 
-    def load(num_cores: int) -> float:
+    def load(num_cores):
         is_hit = drawn.random() < 0.7 and (num_cores > 1 or not replicas)
         return BUSY if is_hit else QUIET
 
@@ -102,16 +90,11 @@ def test_a_sweep_beside_load_has_figures_and_says_so(
     ],
 )
 def test_what_was_measured_beside_load_only_is_shown_and_is_no_evidence(
-    beside: Any,
-    harness: Any,
-    tmp_path: Path,
-    mode: str,
-    quiet_cores: int,
-    named: str,
-) -> None:
+    beside, harness, tmp_path, mode, quiet_cores, named
+):
     """All blocks of two replicas are disturbed, or all blocks there are."""
 
-    def load(num_cores: int) -> float:
+    def load(num_cores):
         return QUIET if num_cores <= quiet_cores else BUSY
 
     code, out, err = beside(
@@ -134,7 +117,7 @@ def test_what_was_measured_beside_load_only_is_shown_and_is_no_evidence(
     assert exit_codes.OK == code, (out, err)
 
 
-def test_a_sweep_that_is_repeated_on_a_quiet_machine_is_evidence(beside: Any) -> None:
+def test_a_sweep_that_is_repeated_on_a_quiet_machine_is_evidence(beside):
     """``--retry failed`` measures what was disturbed again."""
     options = ("--repeats=2", "--rounds=3", "--json")
     beside(lambda _: BUSY, *options)
@@ -145,10 +128,7 @@ def test_a_sweep_that_is_repeated_on_a_quiet_machine_is_evidence(beside: Any) ->
     assert "beside load" not in err
 
 
-def test_a_case_without_a_block_has_no_figure_and_is_named(
-    beside: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The others have theirs."""
+def test_a_case_without_a_block_has_no_figure_and_is_named(beside, monkeypatch):
     monkeypatch.setenv("FAKE_BEHAVIOR", "in_graph:2:fail")
     loads = itertools.cycle([BUSY, QUIET])
     code, out, err = beside(lambda _: next(loads), "--repeats=2", "--rounds=3")
@@ -163,13 +143,13 @@ def test_a_case_without_a_block_has_no_figure_and_is_named(
     ("order", "options"), [("relay", ["--rounds=3"]), ("sequential", [])]
 )
 def test_the_report_is_renewed_after_each_repetition(
-    beside: Any, monkeypatch: pytest.MonkeyPatch, order: str, options: list[str]
-) -> None:
+    beside, monkeypatch, order, options
+):
     """Its path is said before the first trial; a page that fails ends no sweep."""
-    found: list[int] = []
+    found = []
     write = build.write_report
 
-    def counted(store: Store, path: Path) -> None:
+    def counted(store, path):
         found.append(sum(t.status is not None for t in store.trials()))
         if len(found) == 1:
             raise WriteStoreError("no space")

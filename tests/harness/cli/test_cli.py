@@ -1,10 +1,7 @@
 """The command line: what it prints, where, with which exit code; and bad input."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING, Any
 
 import click.testing
 import pytest
@@ -13,13 +10,8 @@ from command_words import overridden
 from harness.cli import exit_codes
 from harness.cli import main as cli
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def test_plan_lists_trials_on_stdout_and_notes_on_stderr(
-    harness: Any, written: Any
-) -> None:
+def test_plan_lists_trials_on_stdout_and_notes_on_stderr(harness, written):
     """Data and remarks do not mix, and nothing is written."""
     code, out, err = harness(
         "sweep", "--dry-run", "--workload=resnet50", "--preset=smoke"
@@ -32,8 +24,7 @@ def test_plan_lists_trials_on_stdout_and_notes_on_stderr(
     assert [] == written()
 
 
-def test_dry_run_is_the_plan(harness: Any, written: Any, small: Any) -> None:
-    """Two names for one thing."""
+def test_dry_run_is_the_plan(harness, written, small):
     code, out, _ = harness("sweep", *small, "--dry-run", "--json")
     _, planned, _ = harness("sweep", "--dry-run", *small, "--json")
     first, second = json.loads(out), json.loads(planned)
@@ -45,8 +36,7 @@ def test_dry_run_is_the_plan(harness: Any, written: Any, small: Any) -> None:
 
 
 @pytest.mark.parametrize("what", ["workloads", "backends", "presets"])
-def test_list_prints_names_as_text_and_json(harness: Any, what: str) -> None:
-    """Both have the same names."""
+def test_list_prints_names_as_text_and_json(harness, what):
     code, out, _ = harness("list", what, "--json")
     (rows,) = json.loads(out).values()
     _, text, _ = harness("list", what)
@@ -55,7 +45,7 @@ def test_list_prints_names_as_text_and_json(harness: Any, what: str) -> None:
     assert all(row["name"] in text for row in rows)
 
 
-def test_list_without_a_name_prints_everything(harness: Any) -> None:
+def test_list_without_a_name_prints_everything(harness):
     """For who does not know what there is."""
     _, out, _ = harness("list")
 
@@ -95,9 +85,8 @@ BAD_INPUT = [
 
 @pytest.mark.parametrize(("args", "message"), BAD_INPUT)
 def test_bad_input_is_one_line_exit_2_and_nothing_written(
-    harness: Any, tmp_path: Path, args: Any, message: str, written: Any
-) -> None:
-    """Before anything starts."""
+    harness, tmp_path, args, message, written
+):
     (tmp_path / "file").write_text("")
     (tmp_path / "taken" / "d").mkdir(parents=True)
     (tmp_path / "taken" / "d" / "x").write_text("")
@@ -115,8 +104,7 @@ def test_bad_input_is_one_line_exit_2_and_nothing_written(
 
 
 @pytest.mark.parametrize("verb", ["status", "sweep --study", "report"])
-def test_a_missing_study_is_one_line(harness: Any, verb: str) -> None:
-    """Each reading verb says the same."""
+def test_a_missing_study_is_one_line(harness, verb):
     code, out, err = harness(*verb.split(), "nothing")
 
     assert exit_codes.USAGE == code
@@ -125,9 +113,7 @@ def test_a_missing_study_is_one_line(harness: Any, verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["status", "sweep --study", "report"])
-def test_an_empty_study_directory_is_one_line(
-    harness: Any, tmp_path: Path, verb: str
-) -> None:
+def test_an_empty_study_directory_is_one_line(harness, tmp_path, verb):
     """A directory is not a study yet."""
     (tmp_path / "runs" / "empty").mkdir(parents=True)
     code, _, err = harness(*verb.split(), "empty")
@@ -137,7 +123,7 @@ def test_an_empty_study_directory_is_one_line(
 
 
 @pytest.mark.parametrize("verb", ["status", "report"])
-def test_an_empty_study_name_is_one_line(harness: Any, verb: str) -> None:
+def test_an_empty_study_name_is_one_line(harness, verb):
     """As an unset shell variable gives it."""
     code, _, err = harness(verb, "")
 
@@ -145,7 +131,7 @@ def test_an_empty_study_name_is_one_line(harness: Any, verb: str) -> None:
     assert re.search(r"^error: study '' is empty", err)
 
 
-def test_every_verb_has_help() -> None:
+def test_every_verb_has_help():
     """Each option that is not obvious says what it is for."""
     runner = click.testing.CliRunner()
     for name in cli.cli.commands:
@@ -155,12 +141,10 @@ def test_every_verb_has_help() -> None:
         assert cli.cli.commands[name].help
 
 
-def test_a_fault_of_ours_has_an_exit_code_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fault_of_ours_has_an_exit_code_of_its_own(monkeypatch, capsys):
     """Code 1 means a regression, so a crash must not use it."""
 
-    def crash(*_: object, **__: object) -> None:
+    def crash(*_, **__):
         raise RuntimeError("broken inside")
 
     monkeypatch.setattr(cli.cli, "main", crash)
@@ -176,7 +160,7 @@ def test_a_fault_of_ours_has_an_exit_code_of_its_own(
     )
 
 
-def test_a_study_is_continued_as_it_was_planned(harness: Any, finished: None) -> None:
+def test_a_study_is_continued_as_it_was_planned(harness, finished):
     """By its name alone; an option that would change it is refused, by its name."""
     again = harness("sweep", "--study", "s")
     code, _, err = harness("sweep", "--study", "s", "--repeats", "9")

@@ -1,12 +1,9 @@
 """Sweeps and studies by the command line: tables, reports, interrupts, exit codes."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
 import time
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from command_words import overridden
@@ -16,22 +13,14 @@ from harness.cli import exit_codes
 from results.records.models import SCHEMA_VERSION
 from results.store.study_store import Store
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
 pytestmark = pytest.mark.usefixtures("forked_trials")
 
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("with_pages")
 def test_a_sweep_ends_with_table_and_report(
-    harness: Any,
-    overrides: Any,
-    tmp_path: Path,
-    small: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    harness, overrides, tmp_path, small, monkeypatch
+):
     """Stdout has the table, stderr progress; the same command has nothing to do."""
     args = ("sweep", *overridden(small, "--repeats=1", "--no-match", "--study=s"))
     code, out, err = harness(*args, overrides=overrides)
@@ -54,8 +43,8 @@ def test_a_sweep_ends_with_table_and_report(
 
 @pytest.mark.processes
 def test_another_setting_in_the_same_study_is_refused(
-    finished: None, harness: Any, written: Any, small: Any
-) -> None:
+    finished, harness, written, small
+):
     """The field is named, and the study is untouched."""
     before = written()
     code, _, err = harness("sweep", *small, "--study=s", "--seed=1")
@@ -67,8 +56,8 @@ def test_another_setting_in_the_same_study_is_refused(
 
 @pytest.mark.processes
 def test_a_corrupt_record_is_named_and_the_rest_is_readable(
-    finished: None, harness: Any, tmp_path: Path, small: Any
-) -> None:
+    finished, harness, tmp_path, small
+):
     """Nothing is added to such a study; reading verbs show the others."""
     store = Store.open(tmp_path / "runs" / "s")
     trial_id = store.trial_ids()[0]
@@ -90,8 +79,8 @@ def test_a_corrupt_record_is_named_and_the_rest_is_readable(
 @pytest.mark.processes
 @pytest.mark.parametrize("verb", ["sweep", "sweep --study", "status", "report"])
 def test_a_newer_store_is_refused_with_an_instruction(
-    finished: None, harness: Any, tmp_path: Path, verb: str, small: Any
-) -> None:
+    finished, harness, tmp_path, verb, small
+):
     """An old program must not misread a new record."""
     path = tmp_path / "runs" / "s" / "plan.json"
     plan = json.loads(path.read_text())
@@ -106,9 +95,7 @@ def test_a_newer_store_is_refused_with_an_instruction(
 
 
 @pytest.mark.processes
-def test_report_goes_where_it_is_asked_to(
-    finished: None, harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_goes_where_it_is_asked_to(finished, harness, tmp_path, monkeypatch):
     """The path is data, so it is on stdout."""
     monkeypatch.setattr("reports.page.build.build_report", lambda *_: "a page\n")
     code, out, _ = harness("report", "s", "-o", "elsewhere/r.html")
@@ -126,13 +113,8 @@ def test_report_goes_where_it_is_asked_to(
     ],
 )
 def test_failures_have_exit_codes_of_their_own(
-    harness: Any,
-    overrides: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    behavior: str,
-    expected: Any,
-    small: Any,
-) -> None:
+    harness, overrides, monkeypatch, behavior, expected, small
+):
     """Zero trials measured is never success; status lists what failed."""
     monkeypatch.setenv("FAKE_BEHAVIOR", behavior)
     args = overridden(small, "--study=s", "--repeats=1", "--no-match")
@@ -146,10 +128,7 @@ def test_failures_have_exit_codes_of_their_own(
 
 
 @pytest.mark.processes
-def test_plan_estimates_from_earlier_trials(
-    finished: None, harness: Any, small: Any
-) -> None:
-    """And says so."""
+def test_plan_estimates_from_earlier_trials(finished, harness, small):
     _, out, _ = harness("sweep", "--dry-run", *small, "--study=t", "--seed=5")
 
     assert "8 to run" in out
@@ -159,8 +138,8 @@ def test_plan_estimates_from_earlier_trials(
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_exits_130_and_says_how_to_resume(
-    start_harness: Any, number: Any, tmp_path: Path, small: Any
-) -> None:
+    start_harness, number, tmp_path, small
+):
     """Ctrl-C and a polite kill are the same; no process is left."""
     process = start_harness(
         *("sweep", *small, "--backends=in_graph", "--no-match", "--study=s"),
@@ -178,8 +157,7 @@ def test_an_interrupt_exits_130_and_says_how_to_resume(
     assert len(ended_ids(store)) == 1
 
 
-def wait_until(condition: Any) -> None:
-    """Waits, at most 120 s."""
+def wait_until(condition):
     deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
@@ -188,8 +166,8 @@ def wait_until(condition: Any) -> None:
 
 @pytest.mark.processes
 def test_two_harnesses_on_one_study_the_second_is_refused(
-    start_harness: Any, harness: Any, tmp_path: Path, small: Any
-) -> None:
+    start_harness, harness, tmp_path, small
+):
     """The error names the other process; the first continues undisturbed."""
     gate = tmp_path / "gate"
     only_one = ("--backends=in_graph", "--replicas=1", "--repeats=1", "--no-match")

@@ -1,9 +1,6 @@
 """``--controls`` takes names, all or none, and says which names there are."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 
@@ -25,7 +22,7 @@ from harness.planning.request import SweepRequest
         ("no_update", ["no_update"]),
     ],
 )
-def test_controls_are_parsed_in_one_order(text: str, names: list[str]) -> None:
+def test_controls_are_parsed_in_one_order(text, names):
     """So that the same controls are the same plan."""
     assert names == [control.value for control in KIND.read(text, "--controls")]
 
@@ -38,15 +35,14 @@ def test_controls_are_parsed_in_one_order(text: str, names: list[str]) -> None:
         ("solo,", r"^--controls: 'solo,' has an empty name; "),
     ],
 )
-def test_other_names_are_an_error(text: str, message: str) -> None:
-    """One line with what is allowed."""
+def test_other_names_are_an_error(text, message):
     with pytest.raises(ParseError) as caught:
         KIND.read(text, "--controls")
 
     assert re.search(message, str(caught.value))
 
 
-def test_controls_are_planned_from_the_command_line(harness: Any) -> None:
+def test_controls_are_planned_from_the_command_line(harness):
     """The plan has them, and a note says whose they are."""
     code, _, err = harness(
         "sweep",
@@ -63,8 +59,7 @@ def test_controls_are_planned_from_the_command_line(harness: Any) -> None:
     assert "controls solo, synthetic: of in_graph x2, weak scaling" in err
 
 
-def test_controls_in_sequence_exit_with_2(harness: Any, written: Any) -> None:
-    """Nothing is written."""
+def test_controls_in_sequence_exit_with_2(harness, written):
     code, _, err = harness(
         "sweep",
         "--workload=resnet50",

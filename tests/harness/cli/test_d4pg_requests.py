@@ -1,17 +1,10 @@
 """D4PG's bad input from the command line: one line, exit code 2, nothing written."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from workloads.d4pg.replay import memory
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NO_OPENGL = (
     "option observations='pixels' needs OpenGL, which does not work here "
@@ -22,11 +15,11 @@ NO_OPENGL = (
 
 
 @pytest.fixture
-def refuse(capfd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def refuse(capfd, tmp_path, monkeypatch):
     """Returns what a sweep that is refused says; fails if it does more."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*args: str, preset: str = "smoke") -> str:
+    def run(*args, preset="smoke"):
         code = cli.main(
             [
                 *("sweep", "--workload=d4pg", f"--preset={preset}", "--budget=none"),
@@ -129,17 +122,12 @@ def refuse(capfd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ),
     ],
 )
-def test_what_is_wrong_with_a_request_is_one_line(
-    refuse: Any, args: tuple[str, ...], line: str
-) -> None:
-    """What was passed, why it is wrong, what is allowed."""
+def test_what_is_wrong_with_a_request_is_one_line(refuse, args, line):
     assert line == refuse(*args)
 
 
 @pytest.mark.processes
-def test_frames_without_opengl_name_the_packages(
-    refuse: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frames_without_opengl_name_the_packages(refuse, monkeypatch):
     """Also where the preset requires them; EGL finds no driver here."""
     monkeypatch.setenv("__EGL_VENDOR_LIBRARY_FILENAMES", "/nonexistent")
     monkeypatch.delenv("MUJOCO_GL", raising=False)
@@ -149,9 +137,7 @@ def test_frames_without_opengl_name_the_packages(
 
 
 @pytest.mark.processes
-def test_a_replay_that_does_not_fit_names_the_option(
-    refuse: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replay_that_does_not_fit_names_the_option(refuse, monkeypatch):
     """Observations of walker are 24 numbers, actions 6."""
     monkeypatch.setattr(memory, "available_bytes", lambda: 10_000_000)
 
@@ -164,8 +150,8 @@ def test_a_replay_that_does_not_fit_names_the_option(
 
 @pytest.mark.processes
 def test_an_installation_that_cannot_make_environments_is_named(
-    refuse: Any, tmp_path_factory: pytest.TempPathFactory, monkeypatch: Any
-) -> None:
+    refuse, tmp_path_factory, monkeypatch
+):
     """As a MuJoCo that is too new for dm_control."""
     folder = tmp_path_factory.mktemp("broken")
     (folder / "sitecustomize.py").write_text(

@@ -1,9 +1,6 @@
 """sweep --dry-run --device-memory: which level of a sharded update fits."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 
@@ -13,7 +10,7 @@ SMOKE = ("--workload=transformer", "--preset=smoke", "--repeats=2")
 BYTES = 4 * 1_074_784  # of its parameters, in float32
 
 
-def test_a_plan_says_which_level_fits(harness: Any, written: Any) -> None:
+def test_a_plan_says_which_level_fits(harness, written):
     """All is 16 bytes per parameter; of two replicas, each keeps half of a level."""
     plan = (
         "sweep",
@@ -65,10 +62,7 @@ def test_a_plan_says_which_level_fits(harness: Any, written: Any) -> None:
         ),
     ],
 )
-def test_what_is_not_known_is_refused(
-    harness: Any, written: Any, arguments: tuple[str, ...], message: str
-) -> None:
-    """One line, and nothing is written."""
+def test_what_is_not_known_is_refused(harness, written, arguments, message):
     code, _, err = harness("sweep", "--dry-run", *arguments)
 
     assert exit_codes.USAGE == code

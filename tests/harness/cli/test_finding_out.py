@@ -1,13 +1,10 @@
 """What helps who does not know: help, version, lists of studies, completion."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.shell_completion import BashComplete
@@ -15,13 +12,10 @@ from click.shell_completion import BashComplete
 import harness.cli.main as main_module
 from harness.cli import exit_codes
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 VERBS = tuple(main_module.cli.commands)
 
 
-def test_without_a_verb_the_help_is_shown(harness: Any) -> None:
+def test_without_a_verb_the_help_is_shown(harness):
     """Exit code 2: 0 would tell a script that something was done."""
     code, out, err = harness()
 
@@ -30,25 +24,21 @@ def test_without_a_verb_the_help_is_shown(harness: Any) -> None:
     assert all(re.search(rf"^  {verb} ", out, re.MULTILINE) for verb in VERBS)
 
 
-def test_help_that_was_asked_for_is_code_0(harness: Any) -> None:
-    """The same text."""
+def test_help_that_was_asked_for_is_code_0(harness):
     code, out, _ = harness("--help")
 
     assert exit_codes.OK == code
     assert harness()[1] == out
 
 
-def test_the_version_is_that_of_the_package(harness: Any) -> None:
-    """One line."""
+def test_the_version_is_that_of_the_package(harness):
     code, out, err = harness("--version")
 
     assert (exit_codes.OK, "") == (code, err)
     assert re.fullmatch(r"replicator-harness \d+\.\d+\.\d+\S*\n", out)
 
 
-def test_without_the_package_the_version_is_unknown(
-    harness: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_the_version_is_unknown(harness, monkeypatch):
     """As where the sources were only copied."""
     monkeypatch.setattr(main_module, "SCRIPT", "no-such-package")
     code, out, _ = harness("--version")
@@ -58,8 +48,7 @@ def test_without_the_package_the_version_is_unknown(
 
 
 @pytest.fixture
-def two_studies(tmp_path: Path, synthetic: Any) -> None:
-    """A whole study and one of which a trial failed."""
+def two_studies(tmp_path, synthetic):
     shape = {
         "modes": (synthetic.WEAK,),
         "repeats": 1,
@@ -74,8 +63,7 @@ def two_studies(tmp_path: Path, synthetic: Any) -> None:
 
 
 @pytest.mark.usefixtures("two_studies")
-def test_studies_are_listed_with_their_progress(harness: Any) -> None:
-    """As aligned text and as data."""
+def test_studies_are_listed_with_their_progress(harness):
     code, out, err = harness("list", "studies")
     rows = json.loads(harness("list", "studies", "--json")[1])["studies"]
 
@@ -90,9 +78,7 @@ def test_studies_are_listed_with_their_progress(harness: Any) -> None:
 
 
 @pytest.mark.usefixtures("two_studies")
-def test_an_unreadable_study_is_named_and_the_others_are_listed(
-    harness: Any, tmp_path: Path
-) -> None:
+def test_an_unreadable_study_is_named_and_the_others_are_listed(harness, tmp_path):
     """Exit code 2, as of status and report."""
     (tmp_path / "runs" / "part" / "plan.json").write_text("{")
     code, out, err = harness("list", "studies")
@@ -102,23 +88,19 @@ def test_an_unreadable_study_is_named_and_the_others_are_listed(
     assert re.match(r"error: corrupt record '.*part/plan.json'", err)
 
 
-def test_a_directory_without_studies_is_no_error(harness: Any) -> None:
-    """As before the first sweep."""
+def test_a_directory_without_studies_is_no_error(harness):
     code, out, err = harness("list", "studies")
 
     assert (exit_codes.OK, "", "no study in 'runs'\n") == (code, out, err)
 
 
-def complete(arguments: list[str], incomplete: str) -> list[str]:
-    """Returns what a shell offers."""
+def complete(arguments, incomplete):
     shell = BashComplete(main_module.cli, {}, main_module.SCRIPT, "")
     return [item.value for item in shell.get_completions(arguments, incomplete)]
 
 
 @pytest.mark.usefixtures("two_studies")
-def test_a_shell_completes_verbs_options_and_studies(
-    harness: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_shell_completes_verbs_options_and_studies(harness, monkeypatch, tmp_path):
     """Names of studies come from the runs directory that the line names."""
     del harness  # which changes to the directory
     (tmp_path / "runs").rename(tmp_path / "others")
@@ -132,7 +114,7 @@ def test_a_shell_completes_verbs_options_and_studies(
 
 
 @pytest.mark.processes
-def test_the_documented_line_makes_a_shell_complete() -> None:
+def test_the_documented_line_makes_a_shell_complete():
     """The script that bash evaluates calls the command that the package installs."""
     environment = os.environ | {main_module.COMPLETION: "bash_source"}
     done = subprocess.run(

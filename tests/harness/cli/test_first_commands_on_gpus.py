@@ -4,8 +4,6 @@ The driver is the stand-in, trials are made by the fake worker, and Slurm by pro
 that answer as its own. The page's minutes are compared with what a dry run estimates.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json
@@ -14,7 +12,6 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import fake_slurm
 import pytest
@@ -39,13 +36,13 @@ PROGRAMS_SEC = 4 * 60
 SMALL = ("--preset=smoke", "--repeats=1", "--no-match")
 
 
-def blocks() -> list[list[list[str]]]:
+def blocks():
     """Returns the commands of one machine, and of two, as words."""
     texts = re.findall(r"(?:^    .+\n)+", SECTION, re.MULTILINE)
     return [[shlex.split(line) for line in text.splitlines()] for text in texts]
 
 
-def recipe(target: str) -> list[str]:
+def recipe(target):
     """Returns the commands of a target of make, without its variables."""
     (lines,) = re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)
     (flags,) = re.findall(r"^SWEEP_GPU_FLAGS \?= (.+)$", MAKEFILE, re.MULTILINE)
@@ -53,19 +50,18 @@ def recipe(target: str) -> list[str]:
     return [line.strip() for line in text.splitlines()]
 
 
-def arguments(line: str) -> list[str]:
-    """Returns what a command gives to the harness."""
+def arguments(line):
     words = shlex.split(line)
     return words[words.index("harness") + 1 :]
 
 
-def minutes(name: str) -> list[float]:
+def minutes(name):
     """Returns the minutes of a row of the table, by machine."""
     (cell,) = re.findall(rf"^\| `{name}` \| ([^|]+) \|", SECTION, re.MULTILINE)
     return [float(of) for of in cell.split(",")]
 
 
-def conftest_of_gpus() -> Any:
+def conftest_of_gpus():
     """Returns the module with the sweeps of the tests on GPUs."""
     name = "conftest_of_gpus"
     spec = importlib.util.spec_from_file_location(name, ROOT / "tests/gpu/conftest.py")
@@ -81,22 +77,22 @@ def conftest_of_gpus() -> Any:
 class Machine:
     """Runs commands of the page on a machine with some GPUs."""
 
-    def __init__(self, harness: Any, overrides: Any, folder: Path) -> None:
+    def __init__(self, harness, overrides, folder):
         self.harness, self.overrides, self.folder = harness, overrides, folder
-        self.lines: list[str] = []
+        self.lines = []
 
-    def probe(self, ids: Any) -> TensorFlowGpus:
+    def probe(self, ids):
         """A TensorFlow of the lock, that sees all."""
         return TensorFlowGpus(
             num_gpus=len(ids), is_built_with_cuda=True, architectures=WHEEL
         )
 
-    def compile(self, _name: str, environ: Any) -> int:
+    def compile(self, _name, environ):
         """What a driver takes minutes for."""
         Path(environ["CUDA_CACHE_PATH"]).mkdir(exist_ok=True)
         return 0
 
-    def run(self, words: list[str], *more: str) -> tuple[int, str]:
+    def run(self, words, *more):
         """Returns the exit code of a command, and what it printed."""
         if words[0] == "make":
             (line,) = recipe(words[1])
@@ -114,20 +110,14 @@ class Machine:
         code, out, err = self.harness(*argv, *more, overrides=self.overrides)
         return code, out + err
 
-    def estimated_sec(self, argv: Any) -> float:
-        """Returns what a dry run says of a sweep."""
+    def estimated_sec(self, argv):
         code, out, err = self.harness("sweep", "--dry-run", "--json", *argv)
         assert exit_codes.OK == code, err
         return float(json.loads(out)["estimated_sec"])
 
 
 @pytest.fixture
-def machine(
-    harness: Any,
-    gpu_overrides: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Machine:
+def machine(harness, gpu_overrides, tmp_path, monkeypatch):
     """Returns what runs the commands; compiled code is kept in the test's folder."""
     monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path / "cache"))
     made = Machine(harness, gpu_overrides, tmp_path)
@@ -136,7 +126,7 @@ def machine(
 
 
 @pytest.fixture
-def doctor(monkeypatch: pytest.MonkeyPatch, capsys: Any, machine: Machine) -> Any:
+def doctor(monkeypatch, capsys, machine):
     """Returns a function that runs ``doctor`` as on the page, on its GPUs only."""
     monkeypatch.setattr(
         gpu_canary,
@@ -158,7 +148,7 @@ def doctor(monkeypatch: pytest.MonkeyPatch, capsys: Any, machine: Machine) -> An
         ],
     )
 
-    def run() -> tuple[int, str]:
+    def run():
         code = doctor_verb.doctor(
             is_json=False, relay_sec=0, device="gpu", probe=machine.probe
         )
@@ -169,8 +159,8 @@ def doctor(monkeypatch: pytest.MonkeyPatch, capsys: Any, machine: Machine) -> An
 
 @pytest.mark.parametrize("count", [1, 8])
 def test_the_commands_work_in_their_order(
-    install_gpus: Any, machine: Machine, doctor: Any, tmp_path: Path, count: int
-) -> None:
+    install_gpus, machine, doctor, tmp_path, count
+):
     """On H100, for which the wheel has no code: compiled by the first, found later."""
     install_gpus(make_gpus(count))
     (setup, check, tests, plan, sweep), _ = blocks()
@@ -199,11 +189,8 @@ def test_the_commands_work_in_their_order(
 
 
 def test_two_machines_are_planned_and_submitted(
-    install_gpus: Any,
-    machine: Machine,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    install_gpus, machine, tmp_path_factory, monkeypatch
+):
     """From a login node, which has no GPU; the job asks for those of both."""
     install_gpus([], driver=None)
     submitted_to = fake_slurm.install(tmp_path_factory.mktemp("slurm"), monkeypatch)
@@ -230,16 +217,8 @@ def test_two_machines_are_planned_and_submitted(
     ],
 )
 def test_a_command_that_fails_says_what_to_do(
-    install_gpus: Any,
-    machine: Machine,
-    doctor: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    gpus: Any,
-    command: str,
-    code: int,
-    remedy: str,
-) -> None:
-    """With the exit code that the page names."""
+    install_gpus, machine, doctor, monkeypatch, gpus, command, code, remedy
+):
     install_gpus(gpus)
     if command == "setup":
         monkeypatch.setenv("CUDA_CACHE_DISABLE", "1")
@@ -255,9 +234,7 @@ def test_a_command_that_fails_says_what_to_do(
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_the_minutes_are_those_of_the_plan(
-    install_gpus: Any, machine: Machine, name: str
-) -> None:
+def test_the_minutes_are_those_of_the_plan(install_gpus, machine, name):
     """To a factor of 1.3: of the tests on GPUs as well, whose sweeps are planned."""
     num_gpus, column = MACHINES[name]
     install_gpus(make_gpus(num_gpus))

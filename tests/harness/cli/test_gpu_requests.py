@@ -1,9 +1,6 @@
 """Requests for GPUs that cannot be carried out are one line, and write nothing."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 from fake_nvml import FakeGpu, FakeMig, make_gpus
@@ -133,18 +130,17 @@ HIDDEN = [
     ],
 )
 def test_gpus_that_a_sweep_cannot_use_are_one_line(
-    harness: Any,
-    gpu_overrides: Any,
-    install_gpus: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    written: Any,
-    machine: list[FakeGpu],
-    replicas: str,
-    limit: str | None,
-    code: int,
-    message: str,
-) -> None:
-    """What is wrong, and what to do; nothing was started."""
+    harness,
+    gpu_overrides,
+    install_gpus,
+    monkeypatch,
+    written,
+    machine,
+    replicas,
+    limit,
+    code,
+    message,
+):
     install_gpus(machine)
     if limit is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", limit)
@@ -191,13 +187,8 @@ def test_gpus_that_a_sweep_cannot_use_are_one_line(
     ],
 )
 def test_a_tensorflow_that_does_not_see_the_gpus_is_one_line(
-    harness: Any,
-    overrides: Any,
-    install_gpus: Any,
-    written: Any,
-    seen: TensorFlowGpus,
-    message: str,
-) -> None:
+    harness, overrides, install_gpus, written, seen, message
+):
     """It would run on the CPU, and say nothing."""
     install_gpus(make_gpus(8))
     code, out, err = harness(
@@ -209,9 +200,7 @@ def test_a_tensorflow_that_does_not_see_the_gpus_is_one_line(
     assert [] == written()
 
 
-def test_a_plan_does_not_ask_tensorflow(
-    harness: Any, install_gpus: Any, written: Any
-) -> None:
+def test_a_plan_does_not_ask_tensorflow(harness, install_gpus, written):
     """Nor who uses the GPUs now."""
     install_gpus(BUSY)
     code, out, _ = harness("sweep", "--dry-run", *SWEEP[1:], "--replicas=1,2")

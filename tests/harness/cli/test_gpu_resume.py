@@ -1,10 +1,7 @@
 """A study on GPUs is continued only where they can be used; nothing else changes."""
 
-from __future__ import annotations
-
 import re
 import shutil
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_nvml import FakeGpu, FakeMig, make_gpus
@@ -12,9 +9,6 @@ from fake_nvml import FakeGpu, FakeMig, make_gpus
 from harness.cli import exit_codes
 from harness.machine import gpu_exclusive, gpus
 from harness.trial.gpu_probe import TensorFlowGpus
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("forked_trials")
 
@@ -32,20 +26,13 @@ HIDES_ITS_USERS = [
 
 
 @pytest.fixture(scope="module")
-def failed_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def failed_study(tmp_path_factory):
     """Returns where the first test leaves its study for the others."""
     return tmp_path_factory.mktemp("failed") / "runs"
 
 
 @pytest.fixture
-def resume(
-    harness: Any,
-    gpu_overrides: Any,
-    install_gpus: Any,
-    failed_study: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Any:
+def resume(harness, gpu_overrides, install_gpus, failed_study, tmp_path, monkeypatch):
     """Returns a function that resumes a study of two GPUs, whose trials failed."""
     install_gpus(make_gpus(2))
     if failed_study.exists():
@@ -61,7 +48,7 @@ def resume(
         monkeypatch.delenv("FAKE_BEHAVIOR")
         shutil.copytree(tmp_path / "runs", failed_study)
 
-    def run(machine: list[FakeGpu], **overrides: Any) -> Any:
+    def run(machine, **overrides):
         install_gpus(machine)
         return harness(
             "sweep",
@@ -74,7 +61,7 @@ def resume(
     return run
 
 
-def test_a_study_is_continued_on_gpus_that_are_free(resume: Any) -> None:
+def test_a_study_is_continued_on_gpus_that_are_free(resume):
     """The same study, which the tests below cannot continue."""
     code, _, err = resume(make_gpus(8))
 
@@ -95,15 +82,8 @@ def test_a_study_is_continued_on_gpus_that_are_free(resume: Any) -> None:
     ],
 )
 def test_gpus_that_cannot_continue_a_study_are_one_line(
-    resume: Any,
-    written: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    machine: list[FakeGpu],
-    limit: str | None,
-    code: int,
-    message: str,
-) -> None:
-    """What is wrong, and what to do; the records stay."""
+    resume, written, monkeypatch, machine, limit, code, message
+):
     if limit is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", limit)
     before = written()
@@ -114,9 +94,7 @@ def test_gpus_that_cannot_continue_a_study_are_one_line(
     assert before == written()
 
 
-def test_a_tensorflow_without_cuda_does_not_continue_a_study(
-    resume: Any, written: Any
-) -> None:
+def test_a_tensorflow_without_cuda_does_not_continue_a_study(resume, written):
     """It would continue it on the CPU."""
     blind = TensorFlowGpus(num_gpus=0, is_built_with_cuda=False)
     before = written()
@@ -127,9 +105,7 @@ def test_a_tensorflow_without_cuda_does_not_continue_a_study(
     assert before == written()
 
 
-def test_a_study_is_not_continued_beside_another_sweep(
-    resume: Any, written: Any, install_gpus: Any
-) -> None:
+def test_a_study_is_not_continued_beside_another_sweep(resume, written, install_gpus):
     """The second GPU is enough."""
     install_gpus(make_gpus(2))
     before = written()

@@ -1,26 +1,18 @@
 """``report A B`` and ``gate --dry-run``, on studies that nobody measured."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from harness.cli import exit_codes
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 GATE = ("gate", "--dry-run", "--workload=resnet50", "--preset=smoke", "--replicas=1")
 
 
 @pytest.fixture
-def make_study(tmp_path: Path, synthetic: Any) -> Any:
-    """Returns a function that makes a study of two backends in ``runs``."""
-
-    def make(name: str, **fields: Any) -> Path:
+def make_study(tmp_path, synthetic):
+    def make(name, **fields):
         defaults = {
             "modes": (synthetic.WEAK,),
             "repeats": 4,
@@ -30,16 +22,12 @@ def make_study(tmp_path: Path, synthetic: Any) -> Any:
             "name": name,
         }
         shape = synthetic.Shape(**(defaults | fields))
-        root: Path = synthetic.make_store(tmp_path / "runs" / name, shape).root
-        return root
+        return synthetic.make_store(tmp_path / "runs" / name, shape).root
 
     return make
 
 
-def test_two_studies_are_called_a_weaker_comparison(
-    harness: Any, make_study: Any
-) -> None:
-    """In every format."""
+def test_two_studies_are_called_a_weaker_comparison(harness, make_study):
     make_study("a")
     make_study("b", repeats=5)
     for form in ("text", "markdown"):
@@ -55,7 +43,7 @@ def test_two_studies_are_called_a_weaker_comparison(
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.5])
-def test_two_studies_never_differ(harness: Any, make_study: Any, factor: float) -> None:
+def test_two_studies_never_differ(harness, make_study, factor):
     """Whatever their ratios: the day and the machine's state were not measured."""
     make_study("a")
     root = make_study("b")
@@ -76,9 +64,7 @@ def test_two_studies_never_differ(harness: Any, make_study: Any, factor: float) 
     assert "Advice, no verdict" in out
 
 
-def test_studies_that_are_not_comparable_are_refused_or_shown(
-    harness: Any, make_study: Any
-) -> None:
+def test_studies_that_are_not_comparable_are_refused_or_shown(harness, make_study):
     """Refused with the difference; shown they still do not pass."""
     make_study("a")
     make_study("b", fingerprints=("00" * 10,))
@@ -116,10 +102,7 @@ def test_studies_that_are_not_comparable_are_refused_or_shown(
         ),
     ],
 )
-def test_what_cannot_be_judged_is_one_line(
-    harness: Any, make_study: Any, arguments: tuple[str, ...], message: str
-) -> None:
-    """Exit code 2."""
+def test_what_cannot_be_judged_is_one_line(harness, make_study, arguments, message):
     studies = {
         "a": {},
         "b": {},
@@ -134,9 +117,7 @@ def test_what_cannot_be_judged_is_one_line(
     assert re.search(rf"^error: .*(?:{message}).*$", err, re.MULTILINE), err
 
 
-def test_the_outlook_of_a_gate_is_that_of_its_baseline(
-    harness: Any, make_study: Any, tmp_path: Path
-) -> None:
+def test_the_outlook_of_a_gate_is_that_of_its_baseline(harness, make_study, tmp_path):
     """Spread and time of the study; nothing is measured."""
     make_study("a")
     before = sorted(tmp_path.rglob("*"))
@@ -148,9 +129,7 @@ def test_the_outlook_of_a_gate_is_that_of_its_baseline(
     assert before == sorted(tmp_path.rglob("*"))
 
 
-def test_the_outlook_says_that_a_pass_needs_time_for_15_generations(
-    harness: Any,
-) -> None:
+def test_the_outlook_says_that_a_pass_needs_time_for_15_generations(harness):
     """Beside a revision, at the usual spread."""
     found = {}
     for minutes in ("30min", "40min"):

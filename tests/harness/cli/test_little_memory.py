@@ -4,8 +4,6 @@ The verb runs in a fork of this process, whose address space may grow by some ki
 or megabytes only, so an allocation fails somewhere within it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import faulthandler
@@ -19,7 +17,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import covering
 import forked_trials
@@ -29,9 +26,6 @@ from ended import finished_in
 from harness.cli import arguments, exit_codes, running
 from harness.cli import main as cli
 from harness.errors import causes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 pytestmark = pytest.mark.processes
 
@@ -61,9 +55,8 @@ LINE = re.compile(r"(.*\n)*error: [^\n]+\n")
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: Any, overrides: Any) -> Path:
-    """Returns a directory with a study of four trials."""
-    root: Path = tmp_path_factory.mktemp("measured")
+def measured(tmp_path_factory, overrides):
+    root = tmp_path_factory.mktemp("measured")
     with (
         forked_trials.installed(overrides["worker_command"]),
         pytest.MonkeyPatch.context() as patch,
@@ -75,13 +68,13 @@ def measured(tmp_path_factory: Any, overrides: Any) -> Path:
     return root
 
 
-def take_all_but(num_bytes: int) -> list[Any]:
+def take_all_but(num_bytes):
     """Lets the address space not grow, and uses what of it is free, but for a rest."""
     rest = [bytearray(num_bytes)]
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    taken: list[Any] = [None] * 2**20  # which need not grow
+    taken = [None] * 2**20  # which need not grow
     place = 0
     for size in SIZES:
         with contextlib.suppress(MemoryError, IndexError):
@@ -92,9 +85,7 @@ def take_all_but(num_bytes: int) -> list[Any]:
     return taken
 
 
-def run_with(
-    num_bytes: int | None, words: Sequence[str], overrides: Any, folder: Path
-) -> tuple[int, str, str]:
+def run_with(num_bytes, words, overrides, folder):
     """Returns code, stdout and stderr of a verb that may use so much more memory."""
     out, err = folder / "stdout", folder / "stderr"
     pid = os.fork()
@@ -119,7 +110,7 @@ def run_with(
     return os.waitstatus_to_exitcode(status), out.read_text(), err.read_text()
 
 
-def digests(root: Path) -> dict[str, str]:
+def digests(root):
     """What a study holds, but for its page and its locks."""
     return {
         str(path): hashlib.blake2b(path.read_bytes()).hexdigest()
@@ -132,13 +123,8 @@ def digests(root: Path) -> dict[str, str]:
 @pytest.mark.full
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_without_memory_says_so_in_one_line(
-    verb: str,
-    measured: Path,
-    overrides: Any,
-    forked_trials: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    verb, measured, overrides, forked_trials, tmp_path, monkeypatch
+):
     """Nothing that was finished is lost, and with more memory it works.
 
     The full run sets more limits, and builds a page.
@@ -186,11 +172,11 @@ def test_a_verb_without_memory_says_so_in_one_line(
 )
 @pytest.mark.parametrize("is_cause", [False, True])
 def test_too_little_memory_is_told_whatever_error_a_library_makes_of_it(
-    error: Exception, is_cause: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+    error, is_cause, monkeypatch, capsys
+):
     """With what to do; it is no fault of the program."""
 
-    def fail(**_: object) -> int:
+    def fail(**_):
         if is_cause:
             raise ImportError("a module of C") from error
         raise error
@@ -205,7 +191,7 @@ def test_too_little_memory_is_told_whatever_error_a_library_makes_of_it(
     )
 
 
-def test_an_error_that_is_its_own_cause_is_read_once() -> None:
+def test_an_error_that_is_its_own_cause_is_read_once():
     """As one of a lost disk is that is raised again, instead of what it caused."""
     lost = OSError(errno.EIO, "Input/output error", "lock")
     other = ValueError("unreadable")

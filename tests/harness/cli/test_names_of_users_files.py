@@ -1,7 +1,5 @@
 """The packages find each other, whatever files lie where a user calls the harness."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -16,15 +14,14 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A folder of a user, with modules of his own under the names of packages."""
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('user: {name}')\n")
     return tmp_path
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a module of the harness in a folder."""
+def run(folder, *arguments):
     return subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=folder,
@@ -45,9 +42,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("report", "--help"),
     ],
 )
-def test_modules_of_a_user_do_not_shadow_the_packages(
-    folder: Path, arguments: tuple[str, ...]
-) -> None:
+def test_modules_of_a_user_do_not_shadow_the_packages(folder, arguments):
     """Neither an ImportError nor exit code 70."""
     done = run(folder, "harness", *arguments)
 
@@ -55,7 +50,7 @@ def test_modules_of_a_user_do_not_shadow_the_packages(
     assert "user: " not in done.stderr
 
 
-def test_processes_that_the_harness_starts_find_them_too(folder: Path) -> None:
+def test_processes_that_the_harness_starts_find_them_too(folder):
     """They are called as modules, some of them in the user's folder."""
     done = run(folder, "harness.trial.ranks")
 
@@ -63,7 +58,7 @@ def test_processes_that_the_harness_starts_find_them_too(folder: Path) -> None:
     assert "user: " not in done.stderr
 
 
-def test_a_tree_of_sources_is_its_own_folder() -> None:
+def test_a_tree_of_sources_is_its_own_folder():
     """Called in the folder that the packages are in, that folder stays in the path."""
     code = "import sys; sys.argv = ['-m']; import harness; print(sys.path[0])"
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}

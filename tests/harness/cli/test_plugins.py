@@ -1,11 +1,8 @@
 """Workloads, launchers, formats, sections and metrics of other packages, in verbs."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from plugin_packages import install
@@ -81,14 +78,14 @@ PLAN = (
 
 
 @pytest.fixture
-def near(install: Any, tmp_path: Path) -> Path:
+def near(install, tmp_path):
     """A workload in the current folder, which nobody installed."""
     path = tmp_path / "near.py"
     path.write_text(WORKLOAD, encoding="utf-8")
     return path
 
 
-def test_a_workload_of_the_folder_is_planned(near: Path, harness: Any) -> None:
+def test_a_workload_of_the_folder_is_planned(near, harness):
     """Trials say where it is; the plan says in which state its files were."""
     code, out, err = harness(*PLAN)
 
@@ -107,7 +104,7 @@ def test_a_workload_of_the_folder_is_planned(near: Path, harness: Any) -> None:
     assert of["files"].startswith("1 (")
 
 
-def test_its_code_is_part_of_the_code_digest(near: Path, install: Any) -> None:
+def test_its_code_is_part_of_the_code_digest(near, install):
     """What it imports of the same folder too; a file that it does not use is none."""
     from harness import catalog
 
@@ -117,7 +114,7 @@ def test_its_code_is_part_of_the_code_digest(near: Path, install: Any) -> None:
     assert "images" == catalog.workload("near:WORKLOAD").example_unit
     sources = code_digest.Sources(root=ROOT)
 
-    def code() -> dict[str, str]:
+    def code():
         return code_digest.measured_code("mine", "in_graph", sources)
 
     before = code()
@@ -131,16 +128,14 @@ def test_its_code_is_part_of_the_code_digest(near: Path, install: Any) -> None:
     assert "workloads.keras_fit.own_program" in after
 
 
-def test_a_file_of_a_plugin_that_cannot_be_read(
-    near: Path, install: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_a_plugin_that_cannot_be_read(near, install, monkeypatch):
     """It refers to what it refers to, and not to nothing."""
     from harness import catalog
 
     plugins.use_folder(near.parent)
     catalog.workload("near:WORKLOAD")
 
-    def fail(path: Path, **_: object) -> str:
+    def fail(path, **_):
         raise OSError(5, os.strerror(5), str(path))
 
     monkeypatch.setattr("pathlib.Path.read_text", fail)
@@ -150,10 +145,7 @@ def test_a_file_of_a_plugin_that_cannot_be_read(
         plugin_code.references("mine", "in_graph")
 
 
-def test_a_study_of_another_state_of_a_plugin_is_not_resumed(
-    near: Path, harness: Any, overrides: Any
-) -> None:
-    """The message says which plugin, and what of it."""
+def test_a_study_of_another_state_of_a_plugin_is_not_resumed(near, harness, overrides):
     sweep = ("sweep", *PLAN[2:], "--replicas=1", "--mode=weak", "--no-match")
     sweep = (*sweep, "--order=sequential", "--repeats=1", "--study=s")
     code, _, err = harness(*sweep, overrides=overrides)
@@ -182,10 +174,7 @@ def test_a_study_of_another_state_of_a_plugin_is_not_resumed(
         (["--workload=near:WORKLOAD", "--launcher=ship"], "unknown launcher 'ship'"),
     ],
 )  # fmt: skip
-def test_a_name_that_cannot_be_used(
-    near: Path, harness: Any, options: list[str], message: str
-) -> None:
-    """One line, exit code 2, and nothing is written."""
+def test_a_name_that_cannot_be_used(near, harness, options, message):
     code, out, err = harness("sweep", *options)
 
     assert (exit_codes.USAGE, "") == (code, out)
@@ -196,8 +185,8 @@ def test_a_name_that_cannot_be_used(
 
 @pytest.mark.parametrize("name", ["boat", "sea:LAUNCHER"])
 def test_a_launcher_of_a_package_starts_trials_with_its_options(
-    install: Any, harness: Any, overrides: Any, forked_trials: Any, name: str
-) -> None:
+    install, harness, overrides, forked_trials, name
+):
     """Its options are those of the command, and refused with another launcher."""
     install("sea", LAUNCHER, launchers={"boat": "sea:LAUNCHER"})
     sweep = ("sweep", "--workload=resnet50", "--preset=smoke", "--replicas=1")
@@ -215,8 +204,8 @@ def test_a_launcher_of_a_package_starts_trials_with_its_options(
 
 
 def test_what_a_package_shows_is_in_reports_and_apart_in_verify(
-    install: Any, harness: Any, finished: None
-) -> None:
+    install, harness, finished
+):
     """A column, a section after the others, a format; verify recomputes none of it."""
     install(
         "shown",
@@ -240,8 +229,8 @@ def test_what_a_package_shows_is_in_reports_and_apart_in_verify(
 
 
 def test_a_metric_of_a_package_is_shown_and_judged_as_ours_are(
-    install: Any, harness: Any, overrides: Any, forked_trials: Any, finished: None
-) -> None:
+    install, harness, overrides, forked_trials, finished
+):
     """With its interval in the page and in exports; in help, comparisons and gates."""
     entries = {"ranks": "shown:METRIC", "neither": "shown:NEITHER"}
     install("shown", SHOWN, metrics=entries)
@@ -284,9 +273,7 @@ def test_a_metric_of_a_package_is_shown_and_judged_as_ours_are(
         assert 1 == err.count("\n")
 
 
-def test_a_section_that_fails_says_so_in_its_place(
-    install: Any, harness: Any, finished: None
-) -> None:
+def test_a_section_that_fails_says_so_in_its_place(install, harness, finished):
     """The study is as good as without it."""
     text = "TITLE, SLUG = 'Own', 'own'\ndef render(view):\n    return 1 / 0\n"
     install("shown", text, sections={"own": "shown:nothing"})
@@ -298,7 +285,7 @@ def test_a_section_that_fails_says_so_in_its_place(
     assert "This section is missing: " in page
 
 
-def test_list_shows_where_each_came_from(install: Any, harness: Any) -> None:
+def test_list_shows_where_each_came_from(install, harness):
     """And names those that cannot be used; the exit code is then 2."""
     assert (0, "plugins: none is installed\n", "") == harness("list", "plugins")
     install("near", WORKLOAD, workloads={"mine": "near:WORKLOAD"})
@@ -318,7 +305,7 @@ def test_list_shows_where_each_came_from(install: Any, harness: Any) -> None:
     assert "boat" in out
 
 
-def test_a_built_in_name_is_not_shadowed(install: Any, harness: Any) -> None:
+def test_a_built_in_name_is_not_shadowed(install, harness):
     """It stays what it is; who lists plugins is told."""
     install("near", WORKLOAD, workloads={"resnet50": "near:WORKLOAD"})
 

@@ -1,24 +1,16 @@
 """``report``: formats, two studies, sites, and what a report would show."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from harness.cli import exit_codes
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @pytest.fixture
-def make_study(tmp_path: Path, synthetic: Any) -> Any:
-    """Returns a function that makes a small study in ``runs``."""
-
-    def make(name: str, **fields: Any) -> Path:
+def make_study(tmp_path, synthetic):
+    def make(name, **fields):
         defaults = {
             "modes": (synthetic.WEAK,),
             "repeats": 3,
@@ -27,7 +19,7 @@ def make_study(tmp_path: Path, synthetic: Any) -> Any:
             "name": name,
         }
         shape = synthetic.Shape(**(defaults | fields))
-        root: Path = synthetic.make_store(tmp_path / "runs" / name, shape).root
+        root = synthetic.make_store(tmp_path / "runs" / name, shape).root
         # Another study has other trials; here they differ by when they started.
         for path in root.glob("trials/*/status.json"):
             status = json.loads(path.read_text())
@@ -38,7 +30,7 @@ def make_study(tmp_path: Path, synthetic: Any) -> Any:
 
 
 @pytest.fixture
-def quick_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_page(monkeypatch):
     """Pages of single studies have tests of their own; here they cost no time."""
     page = "<html>\n<body>\n<p>a page of /home/jane/x</p>\n</body>\n</html>\n"
     monkeypatch.setattr("reports.page.build.build_report", lambda *_: page)
@@ -60,9 +52,8 @@ def quick_page(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_study_is_written_in_every_format(
-    harness: Any, make_study: Any, tmp_path: Path, form: str, expected: str
-) -> None:
-    """On stdout, or to a file whose path is printed."""
+    harness, make_study, tmp_path, form, expected
+):
     make_study("a")
     code, out, err = harness("report", "a", "--format", form)
     again = harness("report", "a", "--format", form, "-o", "folder/out")
@@ -73,9 +64,7 @@ def test_a_study_is_written_in_every_format(
     assert out == (tmp_path / "folder" / "out").read_text()
 
 
-def test_two_studies_are_compared_in_a_page(
-    harness: Any, make_study: Any, tmp_path: Path
-) -> None:
+def test_two_studies_are_compared_in_a_page(harness, make_study, tmp_path):
     """Beside the report of the first, or where it is requested."""
     make_study("a")
     make_study("b")
@@ -105,9 +94,7 @@ def test_two_studies_are_compared_in_a_page(
         ("csv", r"\nb,scaling,throughput"),
     ],
 )
-def test_a_comparison_is_printed_in_other_formats(
-    harness: Any, make_study: Any, form: str, expected: str
-) -> None:
+def test_a_comparison_is_printed_in_other_formats(harness, make_study, form, expected):
     """For a terminal, a pull request, and programs."""
     make_study("a")
     make_study("b")
@@ -117,9 +104,7 @@ def test_a_comparison_is_printed_in_other_formats(
     assert re.search(expected, out, re.IGNORECASE), out
 
 
-def test_what_is_not_comparable_is_refused_with_the_fact(
-    harness: Any, make_study: Any, written: Any
-) -> None:
+def test_what_is_not_comparable_is_refused_with_the_fact(harness, make_study, written):
     """One line and exit code 2; shown on request, with exit code 3."""
     make_study("a")
     make_study("b", workload_version="2")
@@ -141,7 +126,7 @@ def test_what_is_not_comparable_is_refused_with_the_fact(
     assert "code: workload version 1 / 2" in out
 
 
-def test_nothing_in_common_is_refused(harness: Any, make_study: Any) -> None:
+def test_nothing_in_common_is_refused(harness, make_study):
     """Also with --allow-different: there is no ratio to show."""
     make_study("a", backends=("in_graph",))
     make_study("b", backends=("tf_mirrored",))
@@ -152,9 +137,7 @@ def test_nothing_in_common_is_refused(harness: Any, make_study: Any) -> None:
 
 
 @pytest.mark.usefixtures("quick_page")
-def test_a_directory_makes_a_site(
-    harness: Any, make_study: Any, tmp_path: Path
-) -> None:
+def test_a_directory_makes_a_site(harness, make_study, tmp_path):
     """Two studies or more; the path of its index is printed; the same bytes again."""
     for name in "abc":
         make_study(name)
@@ -169,9 +152,7 @@ def test_a_directory_makes_a_site(
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "json"])
-def test_three_studies_are_listed_in_other_formats(
-    harness: Any, make_study: Any, form: str
-) -> None:
+def test_three_studies_are_listed_in_other_formats(harness, make_study, form):
     """With the efficiency or the verdict of each."""
     for name in "abc":
         make_study(name)
@@ -202,14 +183,7 @@ BAD = [
 
 @pytest.mark.usefixtures("quick_page")
 @pytest.mark.parametrize(("arguments", "message"), BAD)
-def test_bad_requests_are_one_line(
-    harness: Any,
-    make_study: Any,
-    tmp_path: Path,
-    arguments: tuple[str, ...],
-    message: str,
-) -> None:
-    """Exit code 2, nothing on stdout."""
+def test_bad_requests_are_one_line(harness, make_study, tmp_path, arguments, message):
     for name in {*"abc"} & {*arguments}:
         make_study(name)
     (tmp_path / "pipe.html").mkdir()
@@ -223,8 +197,8 @@ def test_bad_requests_are_one_line(
 
 @pytest.mark.usefixtures("quick_page")
 def test_what_may_be_private_is_listed_and_nothing_written(
-    harness: Any, make_study: Any, written: Any
-) -> None:
+    harness, make_study, written
+):
     """Page by page, also those of a site; exit code 4, or 0 where there is nothing."""
     make_study("a")
     make_study("b")
@@ -246,7 +220,7 @@ def test_what_may_be_private_is_listed_and_nothing_written(
     assert before == written()
 
 
-def test_a_real_page_shows_nothing_private(harness: Any, make_study: Any) -> None:
+def test_a_real_page_shows_nothing_private(harness, make_study):
     """What every report says is not taken for a secret."""
     make_study("a")
     code, out, _ = harness("report", "a", "--check-private")
@@ -255,10 +229,7 @@ def test_a_real_page_shows_nothing_private(harness: Any, make_study: Any) -> Non
 
 
 @pytest.mark.usefixtures("quick_page")
-def test_corrupt_records_are_named_in_every_format(
-    harness: Any, make_study: Any
-) -> None:
-    """The rest is written; exit code 2."""
+def test_corrupt_records_are_named_in_every_format(harness, make_study):
     root = make_study("a")
     path = next(root.glob("trials/*/result.json"))
     path.write_text("{")

@@ -1,7 +1,5 @@
 """Estimates, and progress lines."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
@@ -9,7 +7,6 @@ import pty
 import queue
 import re
 import sys
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from hung import at_most
@@ -27,22 +24,16 @@ from results.records.models import (
     TrialStatus,
 )
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from results.records.models import Plan
-
 
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [(0.2, "0 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")],
 )
-def test_durations_are_short(seconds: float, expected: str) -> None:
-    """Two units at most."""
+def test_durations_are_short(seconds, expected):
     assert expected == estimate.format_duration(seconds)
 
 
-def test_guesses_come_from_the_most_similar_trials(make_spec: Any) -> None:
+def test_guesses_come_from_the_most_similar_trials(make_spec):
     """The same case first, then the backend, then the count, then the preset."""
     durations = estimate.Durations()
     durations.add(make_spec(num_replicas=1, global_batch_size=4), 10.0)
@@ -55,15 +46,13 @@ def test_guesses_come_from_the_most_similar_trials(make_spec: Any) -> None:
     assert durations.guess(make_spec(preset="paper")) is None
 
 
-def test_a_quality_run_is_estimated_from_the_throughput_of_timed_trials(
-    make_spec: Any,
-) -> None:
+def test_a_quality_run_is_estimated_from_the_throughput_of_timed_trials(make_spec):
     """No quality run was finished yet, but its case was measured at 10 examples/s."""
     durations = estimate.Durations()
     durations.add(make_spec(num_replicas=2, global_batch_size=8), 20.0, 10.0)
     durations.add(make_spec(num_replicas=1, global_batch_size=4), 20.0, 2.0)
 
-    def run_of(unit: BudgetUnit, amount: int) -> Any:
+    def run_of(unit, amount):
         budget = Budget(unit=unit, amount=amount, num_evaluations=2)
         return make_spec(num_replicas=2, global_batch_size=8, budget=budget)
 
@@ -74,7 +63,7 @@ def test_a_quality_run_is_estimated_from_the_throughput_of_timed_trials(
     assert 30.0 + 50.0 == durations.remaining_sec([run_of(BudgetUnit.SECONDS, 50)])
 
 
-def test_the_time_left_moves_between_two_events() -> None:
+def test_the_time_left_moves_between_two_events():
     """It counts down, and says by how much an estimate was too short."""
     now = [100.0]
     left = progress.TimeLeft(clock=lambda: now[0])
@@ -86,7 +75,7 @@ def test_the_time_left_moves_between_two_events() -> None:
     assert shown == ["", "3 min 20 s left", "3 min 00 s left", "12 s over the estimate"]
 
 
-def test_a_log_says_now_and_then_what_a_long_trial_does(small_plan: Plan) -> None:
+def test_a_log_says_now_and_then_what_a_long_trial_does(small_plan):
     """At most every 30 s, with its phase and the time left."""
     now, stream = [0.0], io.StringIO()
     shown = progress.PlainProgress(stream, clock=lambda: now[0])
@@ -102,9 +91,7 @@ def test_a_log_says_now_and_then_what_a_long_trial_does(small_plan: Plan) -> Non
     ]
 
 
-def test_the_phase_of_a_running_trial_is_read_from_its_rank_file(
-    tmp_path: Path,
-) -> None:
+def test_the_phase_of_a_running_trial_is_read_from_its_rank_file(tmp_path):
     """Only complete lines count; a missing file is a trial that starts."""
     reader = phase_watch.PhaseReader(tmp_path)
     shown = [reader.look()]
@@ -131,9 +118,7 @@ def test_the_phase_of_a_running_trial_is_read_from_its_rank_file(
 
 
 @pytest.mark.parametrize("what", ["nested", "a pipe", "a link"])
-def test_what_no_process_of_ours_wrote_ends_no_progress(
-    tmp_path: Path, what: str
-) -> None:
+def test_what_no_process_of_ours_wrote_ends_no_progress(tmp_path, what):
     """The trial shows what it showed before; whoever concludes it names the file."""
     path = tmp_path / "rank_0.jsonl"
     if what == "nested":
@@ -148,21 +133,17 @@ def test_what_no_process_of_ours_wrote_ends_no_progress(
         assert "starting" == phase_watch.PhaseReader(tmp_path).look()
 
 
-def test_a_relay_has_a_time_left_before_its_first_round(
-    small_plan: Plan, store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relay_has_a_time_left_before_its_first_round(small_plan, store, monkeypatch):
     """Nothing was measured before: what trials usually take, quality runs included."""
     relayed, alone = small_plan.trials[:2], small_plan.trials[2:]
-    shown: list[float | None] = []
+    shown = []
 
     class Listener(progress.PlainProgress):
-        def stage(
-            self, _text: str, eta_sec: float | None, *, is_most: bool = False
-        ) -> None:
+        def stage(self, _text, eta_sec, *, is_most=False):
             assert not is_most
             shown.append(eta_sec)
 
-    def generation(*args: Any) -> list[StatusRecord]:
+    def generation(*args):
         args[-1]("starting", None)
         args[-1]("round 1", 40.0)
         return []
@@ -185,7 +166,7 @@ def test_a_relay_has_a_time_left_before_its_first_round(
     )
 
 
-def test_a_trial_that_runs_alone_shows_its_phase_until_it_ends(tmp_path: Path) -> None:
+def test_a_trial_that_runs_alone_shows_its_phase_until_it_ends(tmp_path):
     """The thread that looks ends with the block."""
     shown = queue.Queue[str]()
     with phase_watch.PhaseWatch(tmp_path, shown.put, period_sec=0.001) as watch:
@@ -194,7 +175,7 @@ def test_a_trial_that_runs_alone_shows_its_phase_until_it_ends(tmp_path: Path) -
     assert not watch.is_watching
 
 
-def test_a_partly_known_plan_says_what_is_assumed(small_plan: Plan) -> None:
+def test_a_partly_known_plan_says_what_is_assumed(small_plan):
     """The basis of an estimate is part of it."""
     durations = estimate.Durations()
     none = estimate.estimate(small_plan.trials, durations)
@@ -207,7 +188,7 @@ def test_a_partly_known_plan_says_what_is_assumed(small_plan: Plan) -> None:
     assert known.basis == "from earlier trials like these"
 
 
-def test_unreadable_studies_are_no_basis(tmp_path: Path, make_spec: Any) -> None:
+def test_unreadable_studies_are_no_basis(tmp_path, make_spec):
     """An estimate must not fail for an old or broken study."""
     good, spec = status_of(TrialStatus.OK), make_spec().model_dump_json()
     failed = status_of(TrialStatus.FAILED)
@@ -235,8 +216,7 @@ def test_unreadable_studies_are_no_basis(tmp_path: Path, make_spec: Any) -> None
 TRIAL_ID = "0" * 20
 
 
-def status_of(status: TrialStatus, failure: Failure | None = None) -> StatusRecord:
-    """Makes a status record."""
+def status_of(status, failure=None):
     return StatusRecord(
         trial_id=TRIAL_ID,
         status=status,
@@ -247,8 +227,7 @@ def status_of(status: TrialStatus, failure: Failure | None = None) -> StatusReco
     )
 
 
-def drive(shown: progress.Progress, plan: Plan) -> None:
-    """Shows one good and one failed trial."""
+def drive(shown, plan):
     shown.begin(8, 6)
     failure = Failure(phase=Phase.BUILD, reason="[red]no[/red] such op")
     shown.trial_started(plan.trials[0], 100.0)
@@ -258,7 +237,7 @@ def drive(shown: progress.Progress, plan: Plan) -> None:
     shown.end()
 
 
-def test_plain_progress_is_one_line_per_event(small_plan: Plan) -> None:
+def test_plain_progress_is_one_line_per_event(small_plan):
     """No control characters; numbers continue where the last run ended."""
     stream = io.StringIO()
     drive(progress.PlainProgress(stream), small_plan)
@@ -271,7 +250,7 @@ def test_plain_progress_is_one_line_per_event(small_plan: Plan) -> None:
     assert "\x1b" not in stream.getvalue()
 
 
-def read_to_end(master: int) -> str:
+def read_to_end(master):
     """Reads what a pseudo terminal still holds after its other end was closed."""
     chunks = []
     with contextlib.suppress(OSError):  # EIO is how a pseudo terminal ends
@@ -282,9 +261,7 @@ def read_to_end(master: int) -> str:
 
 
 @pytest.mark.parametrize("no_color", [False, True])
-def test_a_terminal_gets_a_live_bar(
-    small_plan: Plan, monkeypatch: pytest.MonkeyPatch, no_color: bool
-) -> None:
+def test_a_terminal_gets_a_live_bar(small_plan, monkeypatch, no_color):
     """With time remaining; reasons are not taken for markup; NO_COLOR is respected."""
     master, slave = pty.openpty()
     monkeypatch.setenv("TERM", "xterm-256color")

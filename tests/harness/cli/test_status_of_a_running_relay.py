@@ -1,12 +1,9 @@
 """``status`` of a study that a sweep measures now says where it is."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
 import shutil
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
@@ -16,14 +13,9 @@ from harness.cli.verbs import status_verb
 from harness.errors import PlanError
 from results.store import lock
 
-if TYPE_CHECKING:
-    import pathlib
-
-    from results.store.study_store import Store
-
 
 @pytest.fixture
-def relay(tmp_path: pathlib.Path, synthetic: Any) -> Store:
+def relay(tmp_path, synthetic):
     """A relay of which one trial has begun: it has taken two turns and half a line."""
     shape = synthetic.Shape(num_rounds=4, repeats=2, backends=("in_graph",))
     store = synthetic.make_store(tmp_path / "s", shape)
@@ -34,14 +26,14 @@ def relay(tmp_path: pathlib.Path, synthetic: Any) -> Store:
     return store
 
 
-def _status(store: Store, *more: str) -> str:
+def _status(store, *more):
     arguments = ["status", "s", "--runs-dir", str(store.root.parent), *more]
     done = CliRunner().invoke(main.cli, arguments)
     assert 0 == done.exit_code, (done.output, done.exception)
     return done.output
 
 
-def test_what_runs_now_is_not_missing(relay: Store) -> None:
+def test_what_runs_now_is_not_missing(relay):
     """With its generation and its round, while the sweep holds the study."""
     with lock.lock_study(relay.root):
         text = _status(relay)
@@ -51,7 +43,7 @@ def test_what_runs_now_is_not_missing(relay: Store) -> None:
     assert text.rstrip().endswith("; generation 2 of 2, round 2")
 
 
-def test_what_has_not_begun_waits(relay: Store) -> None:
+def test_what_has_not_begun_waits(relay):
     """Nothing is missing of a sweep that has just started."""
     for trial in relay.read_plan().trials:
         if trial.spec.repetition_index == 1:
@@ -63,7 +55,7 @@ def test_what_has_not_begun_waits(relay: Store) -> None:
     assert "missing" not in text
 
 
-def test_a_relay_that_starts_or_ends_says_so(relay: Store) -> None:
+def test_a_relay_that_starts_or_ends_says_so(relay):
     """Before its first turn, and in the stretches of a gate."""
     begun = relay.trial_dir(relay.read_plan().trials[-1].trial_id) / "turns.jsonl"
     with lock.lock_study(relay.root):
@@ -76,9 +68,7 @@ def test_a_relay_that_starts_or_ends_says_so(relay: Store) -> None:
     assert starting.rstrip().endswith("; generation 2 of 2, starting")
 
 
-def test_watching_prints_what_changes_and_ends_with_the_sweep(
-    relay: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watching_prints_what_changes_and_ends_with_the_sweep(relay, monkeypatch):
     """The same line is printed once, and the last one is of what is left."""
     begun = relay.trial_dir(relay.read_plan().trials[-1].trial_id) / "turns.jsonl"
     held = contextlib.ExitStack()
@@ -103,8 +93,7 @@ def test_watching_prints_what_changes_and_ends_with_the_sweep(
     ]
 
 
-def test_watching_is_for_readers(relay: Store) -> None:
-    """JSON is one object."""
+def test_watching_is_for_readers(relay):
     arguments = ["status", "s", "--runs-dir", str(relay.root.parent)]
     with pytest.raises(
         PlanError, match="--watch prints lines for a reader, and --json one object"
@@ -114,7 +103,7 @@ def test_watching_is_for_readers(relay: Store) -> None:
         )
 
 
-def test_what_a_killed_sweep_left_is_missing(relay: Store) -> None:
+def test_what_a_killed_sweep_left_is_missing(relay):
     """Its process is gone, although the file that names it is still there."""
     (relay.root / lock.HOLDER_NAME).write_text("4194304999\n")
 

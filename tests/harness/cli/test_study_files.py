@@ -1,14 +1,11 @@
 """Studies as TOML files: equal to options, overridden by them, refused in one line."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import jsonschema
 import pytest
@@ -37,25 +34,20 @@ order = "sequential"
 """
 
 
-def planned(out: str) -> list[str]:
-    """Returns the ids of the trials that ``plan --json`` printed."""
+def planned(out):
     return [trial["trial_id"] for trial in json.loads(out)["trials"]]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Any:
-    """Returns a function that writes a study file and returns its name."""
-
-    def written(text: str, name: str = "my.toml") -> str:
+def write(tmp_path):
+    def written(text, name="my.toml"):
         (tmp_path / name).write_text(text, encoding="utf-8")
         return name
 
     return written
 
 
-def test_a_file_plans_what_its_options_plan(
-    harness: Any, write: Any, small: Any
-) -> None:
+def test_a_file_plans_what_its_options_plan(harness, write, small):
     """The same trials, so the same derived name of the study."""
     code, of_file, _ = harness(
         "sweep", "--dry-run", "--json", "--file", write(SMALL_FILE)
@@ -68,9 +60,7 @@ def test_a_file_plans_what_its_options_plan(
 
 
 @pytest.mark.parametrize("value", ["2", '"2"', '"2..2"', "[2]"])
-def test_a_list_is_an_array_a_text_or_one_integer(
-    harness: Any, write: Any, value: str
-) -> None:
+def test_a_list_is_an_array_a_text_or_one_integer(harness, write, value):
     """As whoever writes it thinks of it."""
     text = SMALL_FILE.replace("[1, 2]", value)
     code, out, _ = harness("sweep", "--dry-run", "--json", "--file", write(text))
@@ -79,9 +69,7 @@ def test_a_list_is_an_array_a_text_or_one_integer(
     assert {2} == {trial["spec"]["num_replicas"] for trial in json.loads(out)["trials"]}
 
 
-def test_options_beside_the_file_override_it(
-    harness: Any, write: Any, small: Any
-) -> None:
+def test_options_beside_the_file_override_it(harness, write, small):
     """In any order on the command line, flags with a negative form included."""
     name = write(f"{SMALL_FILE}match = true\nevaluate = true\n")
     flags = ("--repeats=3", "--no-match", "--no-evaluate", "--mode=weak,strong")
@@ -95,9 +83,7 @@ def test_options_beside_the_file_override_it(
     assert [] == json.loads(of_file)["matching"]["trials"]
 
 
-def test_an_option_of_the_workload_overrides_only_its_key(
-    harness: Any, write: Any
-) -> None:
+def test_an_option_of_the_workload_overrides_only_its_key(harness, write):
     """The other keys of the table stay, with the types that they have in the file."""
     table = '[option]\nversion = "v1"\nimage_size = 64\nzero_gamma = false\n'
     _, out, _ = harness(
@@ -119,8 +105,8 @@ def test_an_option_of_the_workload_overrides_only_its_key(
 
 
 def test_the_recorded_command_has_the_effective_settings_and_no_file(
-    harness: Any, write: Any, overrides: Any, tmp_path: Path
-) -> None:
+    harness, write, overrides, tmp_path
+):
     """Whoever repeats it gets the same study without the file."""
     name = write(f"{SMALL_FILE}match = false\n[option]\nzero_gamma = false\n")
     given = ("--file", name, "--repeats=1", "--study=s")
@@ -176,9 +162,8 @@ BAD_FILES = [
 
 @pytest.mark.parametrize(("text", "message"), BAD_FILES)
 def test_a_file_that_is_no_study_is_one_line_and_exit_2(
-    harness: Any, write: Any, written: Any, text: str, message: str
-) -> None:
-    """Nothing is started and nothing written."""
+    harness, write, written, text, message
+):
     known = [
         line for line in SMALL_FILE.splitlines() if line[:6] != text.lstrip("[")[:6]
     ]
@@ -192,9 +177,7 @@ def test_a_file_that_is_no_study_is_one_line_and_exit_2(
     assert before == written()
 
 
-def test_a_file_that_cannot_be_read_is_one_line(
-    harness: Any, write: Any, tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_read_is_one_line(harness, write, tmp_path):
     """A missing one is looked for under names like its own."""
     write(SMALL_FILE, "laptop.toml")
     (tmp_path / "latin.toml").write_bytes(b"# \xe9")
@@ -216,7 +199,7 @@ def test_a_file_that_cannot_be_read_is_one_line(
         assert re.search(message, err), err
 
 
-def test_a_file_without_a_workload_needs_the_option(harness: Any, write: Any) -> None:
+def test_a_file_without_a_workload_needs_the_option(harness, write):
     """A file can hold what several sweeps share."""
     name = write('preset = "smoke"\n')
     code, _, err = harness("sweep", "--dry-run", "--file", name)
@@ -229,7 +212,7 @@ def test_a_file_without_a_workload_needs_the_option(harness: Any, write: Any) ->
     )
 
 
-def test_every_option_of_sweep_is_a_key_and_every_key_an_option() -> None:
+def test_every_option_of_sweep_is_a_key_and_every_key_an_option():
     """Those that say what a call prints or leaves out are the only exceptions."""
     options = {max(of.opts, key=len)[2:] for of in main.cli.commands["sweep"].params}
 
@@ -239,7 +222,7 @@ def test_every_option_of_sweep_is_a_key_and_every_key_an_option() -> None:
     assert {"replicas", "option", "match", "seed", "runs-dir", "partition"} <= options
 
 
-def test_the_published_schema_is_up_to_date() -> None:
+def test_the_published_schema_is_up_to_date():
     """``python -m harness.cli.documents`` writes it."""
     published = PUBLISHED.read_text(encoding="ascii")
 
@@ -260,8 +243,8 @@ def test_the_published_schema_is_up_to_date() -> None:
     ],
 )
 def test_the_schema_accepts_what_the_command_line_accepts(
-    write: Any, tmp_path: Path, text: str, is_valid: bool
-) -> None:
+    write, tmp_path, text, is_valid
+):
     """An editor that reads it says the same."""
     schema = json.loads(PUBLISHED.read_text(encoding="ascii"))
     validator = jsonschema.Draft202012Validator(schema)
@@ -270,9 +253,7 @@ def test_the_schema_accepts_what_the_command_line_accepts(
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_each_shipped_study_can_be_planned(
-    path: Path, harness: Any, monkeypatch: Any, written: Any
-) -> None:
+def test_each_shipped_study_can_be_planned(path, harness, monkeypatch, written):
     """With eight GPUs; memory and OpenGL for D4PG are those of another machine."""
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(8)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -300,7 +281,7 @@ def test_each_shipped_study_can_be_planned(
     assert [] == written()
 
 
-def test_the_document_names_every_shipped_study() -> None:
+def test_the_document_names_every_shipped_study():
     """And each file names the schema by its relative path."""
     document = (ROOT / "studies" / "README.md").read_text(encoding="utf-8")
 
@@ -313,9 +294,7 @@ def test_the_document_names_every_shipped_study() -> None:
         assert PUBLISHED.resolve() == schema
 
 
-def test_what_is_generated_is_written(
-    tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
+def test_what_is_generated_is_written(tmp_path, monkeypatch, capsys):
     """And a wrong call says how to call it."""
     readme = tmp_path / "README.md"
     readme.write_text("<!-- options of status -->\n<!-- end of options -->\n")
@@ -329,9 +308,7 @@ def test_what_is_generated_is_written(
     assert "usage: python -m harness.cli.documents" in capsys.readouterr().err
 
 
-def test_plan_takes_the_launcher_of_a_sweep(
-    harness: Any, write: Any, small: Any
-) -> None:
+def test_plan_takes_the_launcher_of_a_sweep(harness, write, small):
     """What would be submitted is planned as it is on a login node."""
     name = write(f'{SMALL_FILE}launcher = "slurm"\nnodes = 2\n')
     code, of_file, err = harness("sweep", "--dry-run", "--json", "--file", name)
@@ -344,10 +321,10 @@ def test_plan_takes_the_launcher_of_a_sweep(
 
 
 def test_a_job_gets_the_settings_of_the_file_and_not_the_file(
-    harness: Any, write: Any, monkeypatch: Any
-) -> None:
+    harness, write, monkeypatch
+):
     """The job runs the command with all settings as options."""
-    scripts: list[str] = []
+    scripts = []
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(slurm, "check", lambda **_: None)
     monkeypatch.setattr(slurm, "submit", lambda text: scripts.append(text) or "7")
@@ -361,7 +338,7 @@ def test_a_job_gets_the_settings_of_the_file_and_not_the_file(
     assert "--seed 3" in script
 
 
-def test_gpus_of_a_trial_are_counted_per_host() -> None:
+def test_gpus_of_a_trial_are_counted_per_host():
     """Sixteen over two hosts are eight here; nine over two are five."""
     trials = [
         SimpleNamespace(spec=SimpleNamespace(device="gpu", num_replicas=count))

@@ -1,11 +1,8 @@
 """``sweep --vary``: a study for each value of one setting, and a page of all."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,9 +11,6 @@ from harness.errors import ParseError
 from harness.planning import vary
 from results.store import manifest, varied
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SWEEP = (
     "sweep", "--workload=resnet50", "--preset=smoke", "--replicas=1,2", "--repeats=2",
@@ -27,16 +21,13 @@ FIRST, SECOND = "s/global-batch-size-8", "s/global-batch-size-16"
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template(tmp_path_factory):
     """Where the first test leaves the study for the others."""
     return tmp_path_factory.mktemp("template") / "s"
 
 
 @pytest.fixture
-def made(
-    harness: Any, overrides: Any, forked_trials: None, tmp_path: Path, template: Path
-) -> Path:
-    """A varied study of two batch sizes."""
+def made(harness, overrides, forked_trials, tmp_path, template):
     study = tmp_path / "runs" / "s"
     if not template.exists():
         code, _, err = harness(*BATCHES, "--budget=20steps", overrides=overrides)
@@ -47,20 +38,18 @@ def made(
     return tmp_path / "runs"
 
 
-def plan_of(runs: Path, name: str) -> Any:
-    """The plan of one study."""
+def plan_of(runs, name):
     return Store.open(runs / name).read_plan()
 
 
-def page_of(runs: Path) -> str:
-    """The page of all."""
+def page_of(runs):
     return (runs / "s" / "report" / "index.html").read_text()
 
 
 @pytest.mark.processes
 def test_each_value_has_the_study_that_it_would_have_alone(
-    made: Path, harness: Any, overrides: Any, forked_trials: None
-) -> None:
+    made, harness, overrides, forked_trials
+):
     """The same trials, by their ids; the recorded command makes it again."""
     plan = plan_of(made, FIRST)
     alone = ("--mode=strong", "--global-batch-size=8", "--study=alone")
@@ -81,7 +70,7 @@ def test_each_value_has_the_study_that_it_would_have_alone(
 
 
 @pytest.mark.processes
-def test_the_page_has_a_row_per_value_and_case(made: Path) -> None:
+def test_the_page_has_a_row_per_value_and_case(made):
     """Quality at the end of the runs, and throughput; a chart of each."""
     page = page_of(made)
     rows = re.findall(
@@ -100,9 +89,8 @@ def test_the_page_has_a_row_per_value_and_case(made: Path) -> None:
 
 @pytest.mark.processes
 def test_the_same_command_resumes_and_more_values_extend(
-    made: Path, harness: Any, overrides: Any, forked_trials: None
-) -> None:
-    """What is measured is not measured again."""
+    made, harness, overrides, forked_trials
+):
     before = {
         path: path.stat().st_mtime_ns for path in made.glob("s/*/trials/*/status.json")
     }
@@ -120,9 +108,7 @@ def test_the_same_command_resumes_and_more_values_extend(
 
 
 @pytest.mark.processes
-def test_the_verbs_of_a_study_take_all_or_one(
-    made: Path, harness: Any, overrides: Any, forked_trials: None
-) -> None:
+def test_the_verbs_of_a_study_take_all_or_one(made, harness, overrides, forked_trials):
     """Progress, verification, export, the list; JSON is of one."""
     code, out, _ = harness("status", "s")
     assert exit_codes.OK == code
@@ -143,9 +129,7 @@ def test_the_verbs_of_a_study_take_all_or_one(
 
 
 @pytest.mark.processes
-def test_a_lost_trial_is_measured_again(
-    made: Path, harness: Any, overrides: Any, forked_trials: None
-) -> None:
+def test_a_lost_trial_is_measured_again(made, harness, overrides, forked_trials):
     """Resume goes through all studies, and writes the page of all again."""
     (status,) = list(made.glob(f"{SECOND}/trials/*/status.json"))[:1]
     status.unlink()
@@ -158,7 +142,7 @@ def test_a_lost_trial_is_measured_again(
 
 
 @pytest.mark.processes
-def test_the_page_is_verified_with_its_studies(made: Path, harness: Any) -> None:
+def test_the_page_is_verified_with_its_studies(made, harness):
     """Values come from the records: exchanged names exchange no figure."""
     path = made / "s" / "report" / "index.html"
     written = page_of(made)
@@ -182,9 +166,7 @@ def test_the_page_is_verified_with_its_studies(made: Path, harness: Any) -> None
 
 @pytest.mark.processes
 @pytest.mark.parametrize("is_renewed", [False, True])
-def test_a_study_that_is_left_out_is_named(
-    made: Path, harness: Any, is_renewed: bool
-) -> None:
+def test_a_study_that_is_left_out_is_named(made, harness, is_renewed):
     """Also where the digest and the page are made anew."""
     path = made / "s" / "vary.json"
     record = json.loads(path.read_text())
@@ -210,8 +192,7 @@ def test_a_study_that_is_left_out_is_named(
         ("data=a", r"has 1 values; allowed are 2 to 100; of one, use --data"),
     ],
 )
-def test_a_malformed_axis_is_refused(text: str, message: str) -> None:
-    """In one line."""
+def test_a_malformed_axis_is_refused(text, message):
     with pytest.raises(ParseError, match=message):
         vary.parse_vary(text, what="--vary")
 
@@ -237,8 +218,8 @@ def test_a_malformed_axis_is_refused(text: str, message: str) -> None:
     ],
 )
 def test_what_cannot_be_varied_is_refused_before_anything_is_written(
-    harness: Any, written: Any, options: tuple[str, ...], message: str
-) -> None:
+    harness, written, options, message
+):
     """Also where only the last value is wrong."""
     mode = () if "--mode=strong" in options else ("--mode=weak",)
     code, out, err = harness(*SWEEP, *mode, *options)
@@ -248,8 +229,7 @@ def test_what_cannot_be_varied_is_refused_before_anything_is_written(
     assert [] == written()
 
 
-def test_a_plan_shows_every_value(harness: Any, written: Any) -> None:
-    """And writes nothing."""
+def test_a_plan_shows_every_value(harness, written):
     code, out, err = harness("sweep", "--dry-run", *BATCHES[1:])
 
     assert exit_codes.OK == code, err
@@ -260,8 +240,8 @@ def test_a_plan_shows_every_value(harness: Any, written: Any) -> None:
 
 @pytest.mark.processes
 def test_a_folder_of_something_else_is_not_used(
-    made: Path, harness: Any, overrides: Any, forked_trials: None
-) -> None:
+    made, harness, overrides, forked_trials
+):
     """Neither another setting's, nor that of a study."""
     other = [
         w.replace("global-batch-size=8,16", "data=digits,synthetic") for w in BATCHES
@@ -276,7 +256,7 @@ def test_a_folder_of_something_else_is_not_used(
     assert "exists and is no varied study; choose another --study" in err
 
 
-def test_an_option_of_a_workload_can_be_varied() -> None:
+def test_an_option_of_a_workload_can_be_varied():
     """By its name; options of the command line keep theirs."""
     axis = vary.parse_vary("learning_rate=0.1,0.2", what="--vary")
 

@@ -1,12 +1,9 @@
 """``verify`` recomputes all figures of a study, and finds every changed digit."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
 import shutil
-from typing import TYPE_CHECKING, Any
 
 import covering
 import forked_trials
@@ -21,10 +18,6 @@ from results.errors import NewerSchemaError, OlderSchemaError
 from results.store.manifest import MANIFEST_NAME
 from results.store.study_store import Store
 from results.verify.against_raw import verify
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.processes
 
@@ -41,7 +34,7 @@ NUM_DIGITS = 11  # and the point
 
 
 @pytest.fixture(scope="module")
-def studies(tmp_path_factory: Any, overrides: Any) -> Path:
+def studies(tmp_path_factory, overrides):
     """Returns a directory with one study per design, measured by the fake worker."""
     root = tmp_path_factory.mktemp("verified")
     number = iter(range(10**6))
@@ -80,27 +73,25 @@ one_design = pytest.mark.parametrize(
 
 
 @pytest.fixture(params=SWEEPS)
-def study(studies: Path, tmp_path: Path, request: Any) -> Path:
-    """Returns a copy of one of the studies."""
+def study(studies, tmp_path, request):
     shutil.copytree(studies / request.param, tmp_path / "runs" / request.param)
     return tmp_path / "runs" / request.param
 
 
 @pytest.fixture
-def page(study: Path) -> Path:
+def page(study):
     """Writes the page of the copy, which takes most of the time to verify."""
     return write_report(Store.open(study))
 
 
-def kinds(root: Path) -> dict[str, tuple[int, int, int]]:
-    """Returns the counts of each kind."""
+def kinds(root):
     return {
         kind.kind: (kind.num_recomputed, kind.num_different, kind.num_missing)
         for kind in verify(Store.open(root)).kinds
     }
 
 
-def test_a_study_is_verified(study: Path, harness: Any) -> None:
+def test_a_study_is_verified(study, harness):
     """All kinds of figures of the records are recomputed, and none differs."""
     code, out, _ = harness("verify", str(study))
     found = kinds(study)
@@ -115,7 +106,7 @@ def test_a_study_is_verified(study: Path, harness: Any) -> None:
     assert ("quality runs" in found) == (study.name == "sequential")
 
 
-def unseal(root: Path) -> None:
+def unseal(root):
     """Makes it a study of an earlier version, which lists nothing."""
     (root / MANIFEST_NAME).unlink()
     for path in root.rglob("rank_*.jsonl"):
@@ -123,7 +114,7 @@ def unseal(root: Path) -> None:
 
 
 @one_design
-def test_json_has_the_same(study: Path, harness: Any) -> None:
+def test_json_has_the_same(study, harness):
     """For scripts; the full run has the other designs as well."""
     code, out, _ = harness("verify", str(study), "--json")
     data = json.loads(out)
@@ -133,7 +124,7 @@ def test_json_has_the_same(study: Path, harness: Any) -> None:
     assert 10 < sum(kind["num_recomputed"] for kind in data["kinds"])
 
 
-def numbers_of(path: Path) -> Iterator[tuple[str, int, int]]:
+def numbers_of(path):
     """Yields the text of a record, and where each of its numbers begins and ends."""
     text = path.read_text()
     for match in NUMBER.finditer(text):
@@ -142,7 +133,7 @@ def numbers_of(path: Path) -> Iterator[tuple[str, int, int]]:
             yield text, match.start(), match.end()
 
 
-def with_another_digit(number: str, generator: random.Random) -> str:
+def with_another_digit(number, generator):
     """Changes one of the first digits; sums are compared to twelve."""
     places = [i for i, sign in enumerate(number.partition("e")[0]) if sign.isdigit()]
     zeros = len(number) - len(number.lstrip("-0."))
@@ -152,7 +143,7 @@ def with_another_digit(number: str, generator: random.Random) -> str:
     return number[:place] + other + number[place + 1 :]
 
 
-def is_found(root: Path) -> bool:
+def is_found(root):
     """Whether something differs, or the record cannot be read for its version."""
     try:
         return bool(verify(Store.open(root)).differences)
@@ -162,7 +153,7 @@ def is_found(root: Path) -> bool:
 
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("name", ["result.json", "rank_0.jsonl", "turns.jsonl"])
-def test_every_changed_digit_is_found(study: Path, name: str) -> None:
+def test_every_changed_digit_is_found(study, name):
     """In any number of a result, of a step or turn, of the load within a turn.
 
     The full run changes more digits, in each file of each design.
@@ -193,7 +184,7 @@ def test_every_changed_digit_is_found(study: Path, name: str) -> None:
     assert not missed
 
 
-def test_a_turn_that_should_be_void_is_found(studies: Path, tmp_path: Path) -> None:
+def test_a_turn_that_should_be_void_is_found(studies, tmp_path):
     """And one that should not be: the rule is applied anew to the load."""
     root = tmp_path / "relay"
     shutil.copytree(studies / "relay", root)
@@ -209,7 +200,7 @@ def test_a_turn_that_should_be_void_is_found(studies: Path, tmp_path: Path) -> N
 
 
 @one_design
-def test_a_difference_is_named_and_has_its_exit_code(study: Path, harness: Any) -> None:
+def test_a_difference_is_named_and_has_its_exit_code(study, harness):
     """The file, the field, both values, and the figures that follow from it.
 
     The full run has the other designs as well.
@@ -230,7 +221,7 @@ def test_a_difference_is_named_and_has_its_exit_code(study: Path, harness: Any) 
 
 
 @one_design
-def test_a_changed_page_is_found(study: Path, page: Path, harness: Any) -> None:
+def test_a_changed_page_is_found(study, page, harness):
     """A figure on the page that the records do not have, and nothing else.
 
     The full run has the other designs as well.
@@ -253,9 +244,7 @@ def test_a_changed_page_is_found(study: Path, page: Path, harness: Any) -> None:
 
 
 @one_design
-def test_missing_raw_files_are_never_counted_as_verified(
-    study: Path, harness: Any
-) -> None:
+def test_missing_raw_files_are_never_counted_as_verified(study, harness):
     """One trial first, then all of them; the full run has the other designs as well."""
     unseal(study)
     paths = sorted(study.glob("trials/*/rank_0.jsonl"))
@@ -278,7 +267,7 @@ def test_missing_raw_files_are_never_counted_as_verified(
     assert 0 == sum(counts[0] for counts in kinds(study).values())
 
 
-def test_loads_that_were_not_stored_are_said(study: Path, harness: Any) -> None:
+def test_loads_that_were_not_stored_are_said(study, harness):
     """Of a relay that was measured before turns.jsonl was written."""
     unseal(study)
     paths = list(study.glob("trials/*/turns.jsonl"))

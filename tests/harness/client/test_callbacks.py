@@ -1,7 +1,5 @@
 """Loops of frameworks take part by a callback; each with its library, if it is here."""
 
-from __future__ import annotations
-
 import importlib
 import os
 
@@ -24,7 +22,6 @@ class FakeStep:
         self.run, self.index = run, index
 
     def done(self, *, loss=None, examples=None):
-        """Ends it."""
         self.run.ended.append((None if loss is None else float(loss), examples))
 
 
@@ -37,12 +34,10 @@ class FakeRun:
         self.num_left, self.ended = num_steps, []
 
     def next_step(self):
-        """Begins a step, or says that there is none."""
         self.num_left -= 1
         return FakeStep(self, len(self.ended)) if self.num_left >= 0 else None
 
     def steps(self, _num_steps=None):
-        """Yields all steps."""
         while (step := self.next_step()) is not None:
             yield step
 
@@ -85,18 +80,14 @@ def test_a_trainer_of_lightning_takes_part():
     torch, lightning = library("torch"), library("lightning.pytorch")
 
     class Module(lightning.LightningModule):
-        """One linear layer."""
-
         def __init__(self):
             super().__init__()
             self.layer = torch.nn.Linear(3, 1)
 
         def training_step(self, batch, _index):
-            """Returns the loss."""
             return (self.layer(batch[0]) ** 2).mean()
 
         def configure_optimizers(self):
-            """Returns the optimizer."""
             return torch.optim.SGD(self.parameters(), 0.01)
 
     run = FakeRun(5)
@@ -122,14 +113,11 @@ def test_a_trainer_of_hugging_face_takes_part(tmp_path):
     library("accelerate")
 
     class Model(torch.nn.Module):
-        """One linear layer, which returns its loss."""
-
         def __init__(self):
             super().__init__()
             self.layer = torch.nn.Linear(3, 1)
 
         def forward(self, inputs):
-            """Returns the loss."""
             return {"loss": (self.layer(inputs) ** 2).mean()}
 
     run = FakeRun(5)

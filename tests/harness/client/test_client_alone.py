@@ -1,7 +1,5 @@
 """The file of the client: old interpreters, ranks, rates outside of a study."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import json
@@ -28,7 +26,6 @@ class Clock:
     ns = 0
 
     def __call__(self):
-        """Reads the clock."""
         return self.ns
 
 
@@ -121,7 +118,6 @@ def test_ranks_are_those_of_the_launcher(variables, expected):
     ],
 )
 def test_a_launcher_that_says_no_number_is_named(variables, message):
-    """With what to do."""
     with pytest.raises(ClientError, match=message):
         find_rank(variables)
 
@@ -183,7 +179,7 @@ def test_a_control_that_there_is_not_is_no_attribute():
 
 
 @pytest.mark.parametrize("is_sustained", [False, True])
-def test_the_collector_works_within_sustained_turns_only(is_sustained: bool) -> None:
+def test_the_collector_works_within_sustained_turns_only(is_sustained):
     """A harness that knows no such turns never sends the field."""
     fields = {"is_sustained": True} if is_sustained else {}
     gc.disable()

@@ -1,7 +1,5 @@
 """A program with five lines of the client takes turns, and is recorded in full."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import re
@@ -101,7 +99,6 @@ BAD = {
 def test_a_bad_program_is_told_what_to_do(
     take_turns, client_settings, client_store, monkeypatch, behavior
 ):
-    """In one line; no process of it is left."""
     if behavior == "short":  # Its steps of 2 ms are, on a busy machine too.
         monkeypatch.setattr(rounds, "MIN_STEP_SEC", 0.1)
     trial = take_turns(client_settings(BEHAVIOR=behavior))

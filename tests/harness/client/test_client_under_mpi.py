@@ -1,10 +1,7 @@
 """An MPI program that connects: ``mpirun`` says the ranks, and they take turns."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,12 +30,7 @@ for step in run.steps():
 """
 
 
-def test_ranks_of_mpirun_take_turns(
-    harness: Any,
-    tmp_path: Path,
-    overrides: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_of_mpirun_take_turns(harness, tmp_path, overrides, monkeypatch):
     """One rank and two, in one relay with a twin; nothing names the ranks."""
     monkeypatch.setenv("PYTHONPATH", str(CLIENT))
     for name in ("", "_CONFIRM"):  # as containers run tests; mpirun refuses otherwise

@@ -1,7 +1,5 @@
 """Programs in any language are held to the protocol, and told what they do wrong."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -25,7 +23,6 @@ def _client(monkeypatch):
 
 
 def words_of(program="train.py", *words):
-    """The command of a program."""
     return [sys.executable, str(PROGRAMS / program), *words]
 
 
@@ -69,7 +66,6 @@ def test_the_example_in_cpp_conforms(tmp_path, capsys):
 def test_what_a_program_does_wrong_is_said(
     capsys, monkeypatch, check, behavior, message
 ):
-    """In one line, with the exit code 4."""
     monkeypatch.setenv("BEHAVIOR", behavior)
 
     assert 4 == conformance.main(["--only", check, "--", *words_of()])
@@ -78,7 +74,6 @@ def test_what_a_program_does_wrong_is_said(
 
 
 def test_a_program_that_is_not_there_is_an_error(capsys):
-    """Before anything is started."""
     assert 2 == conformance.main(["--", "no-such-program"])
     assert "there is no program 'no-such-program' here" in capsys.readouterr().err
     assert 2 == conformance.main(["--", sys.executable, "{replica}"])

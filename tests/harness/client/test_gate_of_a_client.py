@@ -1,11 +1,8 @@
 """A gate of a program that connects: both revisions of it take turns."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,7 +25,7 @@ for step in run.steps():
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own(tmp_path, monkeypatch):
     """A repository whose last commit made each step take three times as long."""
     monkeypatch.setenv("PYTHONPATH", str(CLIENT))
     monkeypatch.setattr("reports.page.build.write_report", lambda *_: None)
@@ -48,9 +45,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.processes
-def test_a_slower_commit_of_a_client_regresses(
-    harness: Any, own: Path, overrides: dict[str, Any]
-) -> None:
+def test_a_slower_commit_of_a_client_regresses(harness, own, overrides):
     """In a relay of both revisions with a twin, as for a workload of this project."""
     code, out, err = harness(
         "gate",
@@ -70,7 +65,7 @@ def test_a_slower_commit_of_a_client_regresses(
     assert 3 * 3 == len(plan.trials)
 
 
-def test_a_workload_does_not_connect(harness: Any) -> None:
+def test_a_workload_does_not_connect(harness):
     """For one of this project the word is no metric."""
     code, _, err = harness(
         "gate", "--workload=resnet50", "--baseline=HEAD", "--metric=client"

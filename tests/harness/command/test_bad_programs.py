@@ -1,12 +1,9 @@
 """Programs that do not do what was asked: one line each, and nothing left behind."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import os
 import re
 import textwrap
-from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -26,13 +23,10 @@ from results.records.models import (
 )
 from results.store.study_store import Store
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytestmark = pytest.mark.processes
 
 GOOD = "for k in range(8): print('rate', 10 + k, flush=True); time.sleep(0.01)"
-PROGRAMS: dict[str, tuple[str, TrialStatus, str]] = {
+PROGRAMS = {
     "good": (GOOD, TrialStatus.OK, ""),
     "exits": (
         "print('rate 3'); sys.stderr.write('no data\\n'); sys.exit(3)",
@@ -120,7 +114,7 @@ SLEEPS = ("987", "988")
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def ran(tmp_path_factory):
     """Runs all programs, two at a time; returns the records of each by its name."""
     root = tmp_path_factory.mktemp("programs")
     store = Store.create(root / "study")
@@ -161,12 +155,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {name: store.read_trial(trial.trial_id) for name, trial in trials.items()}
 
 
-def planned(
-    command: str,
-    num_measured: int | None = None,
-    metric: str = "throughput=rate (\\S+)",
-) -> PlannedTrial:
-    """Returns a trial of a command."""
+def planned(command, num_measured=None, metric="throughput=rate (\\S+)"):
     spec = TrialSpec(
         workload="own",
         workload_version="1",
@@ -192,7 +181,7 @@ def planned(
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_has_its_status_and_one_line(ran: Any, name: str) -> None:
+def test_a_program_has_its_status_and_one_line(ran, name):
     """The reason of a failure, or a remark on a number that counts."""
     _, status, message = PROGRAMS[name]
     trial = ran[name]
@@ -205,7 +194,7 @@ def test_a_program_has_its_status_and_one_line(ran: Any, name: str) -> None:
     assert all("\n" not in line for line in said)
 
 
-def test_nothing_is_left_behind(ran: Any) -> None:
+def test_nothing_is_left_behind(ran):
     """Neither processes of a trial, nor those that tried to leave it."""
     del ran
     left = [
@@ -218,14 +207,14 @@ def test_nothing_is_left_behind(ran: Any) -> None:
     assert [] == [p for p in psutil.Process().children() if _is_of_a_trial(p)]
 
 
-def _is_of_a_trial(process: psutil.Process) -> bool:
+def _is_of_a_trial(process):
     try:
         return process_tree.MARKER in process.environ()
     except psutil.Error:
         return False
 
 
-def test_numbers_become_the_record(ran: Any) -> None:
+def test_numbers_become_the_record(ran):
     """Warm-up is cut; a step is the time of a global batch of 4 at the printed rate."""
     result = ran["good"].result
 
@@ -242,7 +231,7 @@ def test_numbers_become_the_record(ran: Any) -> None:
     assert result.ranks[0].peak_memory_bytes > 2**20
 
 
-def test_rows_of_a_file_are_timed_and_counted_while_it_is_written(ran: Any) -> None:
+def test_rows_of_a_file_are_timed_and_counted_while_it_is_written(ran):
     """It would never end by itself."""
     trial = ran["writes for ever"]
     rank = trial.result.ranks[0]
@@ -262,12 +251,12 @@ def test_rows_of_a_file_are_timed_and_counted_while_it_is_written(ran: Any) -> N
         ("floods", Evidence.WINDOW),
     ],
 )
-def test_worse_evidence_is_graded_lower(ran: Any, name: str, evidence: str) -> None:
+def test_worse_evidence_is_graded_lower(ran, name, evidence):
     """It counts all the same."""
     assert evidence == ran[name].result.readings.evidence
 
 
-def test_a_program_ends_when_it_has_printed_enough(ran: Any) -> None:
+def test_a_program_ends_when_it_has_printed_enough(ran):
     """``yes`` never would."""
     assert TrialStatus.OK is ran["prints for ever"].status.status
     assert 5 == ran["prints for ever"].result.num_measured_steps
@@ -291,15 +280,12 @@ def test_a_program_ends_when_it_has_printed_enough(ran: Any) -> None:
         ),
     ],
 )
-def test_a_program_that_cannot_be_started_is_named(
-    ran: Any, name: str, message: str
-) -> None:
-    """With what to do."""
+def test_a_program_that_cannot_be_started_is_named(ran, name, message):
     reason = ran[name].status.failure.reason
     assert re.search(f"--command cannot be started: {message}", reason)
 
 
-def test_output_has_limits(ran: Any, tmp_path: Path) -> None:
+def test_output_has_limits(ran, tmp_path):
     """Its beginning and its end are kept, and how much lies between."""
     del ran
     path = tmp_path / "out"

@@ -1,12 +1,9 @@
 """Two revisions of a repository that has more than files: what is said and done."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,8 +15,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"
 PATHS = ("src/train.py", "kept.txt", "removed.txt")
 
 
-def git(root: Path, *arguments: str) -> None:
-    """Runs git as nobody in particular."""
+def git(root, *arguments):
     who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
     allowed = ("-c", "protocol.file.allow=always")
     subprocess.run(
@@ -28,8 +24,7 @@ def git(root: Path, *arguments: str) -> None:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A repository of one commit."""
+def root(tmp_path):
     folder = tmp_path / "own"
     folder.mkdir()
     git(folder, "init", "--quiet", "--initial-branch=main")
@@ -41,7 +36,7 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-def sides(root: Path, folder: Path | None = None) -> Any:
+def sides(root, folder=None):
     """Returns the context in which HEAD and the present state are checked out."""
     source = program_revisions.source_of(root, "HEAD", root / "runs")
     own = program.make(
@@ -56,7 +51,7 @@ def sides(root: Path, folder: Path | None = None) -> Any:
     return program_revisions.side_by_side(own, source, "HEAD", commit, print)
 
 
-def test_paths_of_both_sides_have_one_length(root: Path) -> None:
+def test_paths_of_both_sides_have_one_length(root):
     """Or the stack of one side would lie elsewhere than that of the other."""
     with sides(root) as found:
         lengths = {len(str(folder)) for folder in found.folders.values()}
@@ -65,7 +60,7 @@ def test_paths_of_both_sides_have_one_length(root: Path) -> None:
     assert 1 == len(lengths)
 
 
-def test_the_present_state_is_that_of_the_working_tree(root: Path) -> None:
+def test_the_present_state_is_that_of_the_working_tree(root):
     """Changed, new and removed files; ignored ones, byte code and studies are not."""
     (root / "src" / "train.py").write_text("changed")
     (root / "new.txt").write_text("new")
@@ -95,19 +90,18 @@ def test_the_present_state_is_that_of_the_working_tree(root: Path) -> None:
     assert "changed" == (root / "src" / "train.py").read_text()
 
 
-def names_in(folder: Path) -> set[str]:
-    """The names in a folder, without git's."""
+def names_in(folder):
     return {path.name for path in folder.iterdir()} - {".git"}
 
 
-def test_a_command_starts_in_its_folder(root: Path) -> None:
+def test_a_command_starts_in_its_folder(root):
     """Of each revision."""
     with sides(root, root / "src") as found:
         assert {"src"} == {path.name for path in found.folders.values()}
         assert "src" == found.program.record.folder
 
 
-def test_pointers_of_lfs_are_no_files(root: Path) -> None:
+def test_pointers_of_lfs_are_no_files(root):
     """Where git-lfs is not installed, they are all that a checkout has."""
     (root / ".gitattributes").write_text("*.bin filter=lfs\n")
     (root / "data.bin").write_text(POINTER)
@@ -121,9 +115,7 @@ def test_pointers_of_lfs_are_no_files(root: Path) -> None:
         pass
 
 
-def test_a_submodule_that_cannot_be_fetched_is_said(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_submodule_that_cannot_be_fetched_is_said(root, tmp_path, monkeypatch):
     """And it is fetched where it can be."""
     git(root, "clone", "--quiet", str(root), str(tmp_path / "library"))
     git(root, "submodule", "add", "--quiet", str(tmp_path / "library"), "library")
@@ -140,9 +132,7 @@ def test_a_submodule_that_cannot_be_fetched_is_said(
         assert (found.folders[""] / "library" / "kept.txt").is_file()
 
 
-def test_too_much_that_is_not_committed_is_refused(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_much_that_is_not_committed_is_refused(root, monkeypatch):
     """It would be read for every study; most of it is no source."""
     monkeypatch.setattr(repository, "MOST_CHANGED", 2)
     for number in range(3):
@@ -152,15 +142,13 @@ def test_too_much_that_is_not_committed_is_refused(
         repository.find(root)
 
 
-def test_a_file_that_cannot_be_read_now_is_no_removed_one(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_read_now_is_no_removed_one(root, monkeypatch):
     """Or one failed read would make another program of the same files."""
     (root / "kept.txt").write_text("changed")
     found = repository.find(root)
     number = errno.ESTALE
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(Path, "open", fail)
@@ -170,7 +158,7 @@ def test_a_file_that_cannot_be_read_now_is_no_removed_one(
     assert {"kept.txt": "not readable"} == found.changes()
 
 
-def test_a_file_that_a_command_names_and_that_fails_is_one_line(tmp_path: Path) -> None:
+def test_a_file_that_a_command_names_and_that_fails_is_one_line(tmp_path):
     """It is opened, and then not read, by an error that has no path."""
     with pytest.raises(
         PlanError, match=r"cannot read '/proc/self/mem', .*output error"
@@ -178,7 +166,7 @@ def test_a_file_that_a_command_names_and_that_fails_is_one_line(tmp_path: Path) 
         identity.of_program("no-such-program /proc/self/mem", tmp_path)
 
 
-def test_a_repository_that_git_does_not_read_is_none_of_nobody(root: Path) -> None:
+def test_a_repository_that_git_does_not_read_is_none_of_nobody(root):
     """As one of another owner in a container; its program would have no commit."""
     (root / ".git" / "config").write_text("[core\n")
 

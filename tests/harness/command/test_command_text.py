@@ -1,12 +1,9 @@
 """What a command and its metric may be, and what is said of others; nothing is run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_nvml import make_gpus
@@ -29,9 +26,9 @@ OWN = (
 )
 
 
-def read(pattern: str, *chunks: bytes) -> list[Reading]:
+def read(pattern, *chunks):
     """Reads chunks that come one nanosecond after the other, and their end."""
-    lines = LineReader(metric.parse(f"throughput={pattern}").pattern)  # type: ignore[arg-type]
+    lines = LineReader(metric.parse(f"throughput={pattern}").pattern)
     return [
         reading
         for ns, chunk in enumerate((*chunks, b""))
@@ -39,7 +36,7 @@ def read(pattern: str, *chunks: bytes) -> list[Reading]:
     ]
 
 
-def test_values_are_single_words() -> None:
+def test_values_are_single_words():
     """A value with spaces or quotation marks does not become several words."""
     words = placeholders.fill(
         "run '{output_dir}/a b' --n={replicas} {{literal}}",
@@ -58,7 +55,7 @@ def test_values_are_single_words() -> None:
         "env A=1 b --home '~' --cost 5$ {replicas}",
     ],
 )
-def test_what_is_quoted_is_of_no_shell(command: str) -> None:
+def test_what_is_quoted_is_of_no_shell(command):
     """Nor is an option with a value, or a variable behind env."""
     placeholders.check(command, [1, 2])
 
@@ -106,10 +103,7 @@ def test_what_is_quoted_is_of_no_shell(command: str) -> None:
         ({"replicas-per-worker": "3"}, r"4 replicas are not divisible by 3; use 3 or"),
     ],
 )
-def test_a_wrong_request_is_refused_in_one_line(
-    harness: Any, changes: dict[str, str], message: str
-) -> None:
-    """With exit code 2, and before anything is written."""
+def test_a_wrong_request_is_refused_in_one_line(harness, changes, message):
     words = {word.partition("=")[0][2:]: word.partition("=")[2] for word in OWN}
     words = {key: value for key, value in (words | changes).items() if value}
     if "replicas-per-worker" in changes:
@@ -131,9 +125,7 @@ def test_a_wrong_request_is_refused_in_one_line(
         (("--workload=resnet50", "--metric=a=b"), r"--metric 'a=b' has no effect wi"),
     ],
 )
-def test_options_of_a_program_need_one(
-    harness: Any, arguments: tuple[str, ...], message: str
-) -> None:
+def test_options_of_a_program_need_one(harness, arguments, message):
     """Nothing is measured without a command or a workload."""
     code, _, err = harness("sweep", "--dry-run", *arguments)
 
@@ -141,7 +133,7 @@ def test_options_of_a_program_need_one(
     assert re.search(message, err), err
 
 
-def test_a_plan_has_the_program_and_its_parts(harness: Any) -> None:
+def test_a_plan_has_the_program_and_its_parts(harness):
     """Weak and strong share the baseline; the code digest is that of the parts."""
     Path("train.py").touch()
 
@@ -164,9 +156,7 @@ def test_a_plan_has_the_program_and_its_parts(harness: Any) -> None:
         ("per-replica", "weak", {(1, 1), (2, 1), (3, 1)}),
     ],
 )
-def test_work_without_batches_has_one_mode(
-    harness: Any, work: str, mode: str, batches: set[tuple[int, int]]
-) -> None:
+def test_work_without_batches_has_one_mode(harness, work, mode, batches):
     """The replicas divide it, or each has its own."""
     options = (
         "--command=solve {replicas}",
@@ -184,7 +174,7 @@ def test_work_without_batches_has_one_mode(
     }
 
 
-def test_lines_end_by_newline_or_carriage_return() -> None:
+def test_lines_end_by_newline_or_carriage_return():
     """As progress bars print them; colours are no part of a line."""
     found = read(r"^s: ([0-9.]+)$", b"s: 1\ns:", b" 2\r\x1b[1ms: 3\x1b[0m\n", b"s: 4")
 
@@ -193,7 +183,7 @@ def test_lines_end_by_newline_or_carriage_return() -> None:
     ]
 
 
-def test_a_flood_without_line_ends_is_not_kept() -> None:
+def test_a_flood_without_line_ends_is_not_kept():
     """Only so much of a line is looked at."""
     lines = LineReader(re.compile("^x([0-9])"))
     for _ in range(5):
@@ -211,9 +201,7 @@ def test_a_flood_without_line_ends_is_not_kept() -> None:
         ("step_time_ms", 0.004),
     ],
 )
-def test_a_number_stands_for_the_time_of_a_global_batch(
-    name: str, seconds: float
-) -> None:
+def test_a_number_stands_for_the_time_of_a_global_batch(name, seconds):
     """4.0 was printed by two replicas that process 8 examples per step."""
     assert seconds == metric.parse(f"{name}=(x)").seconds(4.0, 8, 2)
 
@@ -233,9 +221,7 @@ def test_a_number_stands_for_the_time_of_a_global_batch(
         ("csv", 'step, "rate"\n0, 3\n1, 5\n', "rate", [3.0, 5.0]),
     ],
 )
-def test_a_file_is_read_by_key(
-    tmp_path: Path, kind: str, text: str, key: str, values: list[float]
-) -> None:
+def test_a_file_is_read_by_key(tmp_path, kind, text, key, values):
     """One document, one per line, or a column; without times."""
     path = tmp_path / "out"
     path.write_text(text)
@@ -256,9 +242,7 @@ def test_a_file_is_read_by_key(
         ("csv", "a,b\n1,2\n", r"has no column 'rate'; it has a, b"),
     ],
 )
-def test_a_file_without_the_number_is_an_error(
-    tmp_path: Path, kind: str, text: str | None, message: str
-) -> None:
+def test_a_file_without_the_number_is_an_error(tmp_path, kind, text, message):
     """It says what the file has, or why it cannot be read."""
     path = tmp_path / "out"
     if text is not None:
@@ -268,12 +252,10 @@ def test_a_file_without_the_number_is_an_error(
         files.numbers(kind, files.content(path), "rate", path.name)
 
 
-def test_a_file_that_cannot_be_read_is_not_a_missing_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_read_is_not_a_missing_one(tmp_path, monkeypatch):
     """It may be there when the trial is repeated."""
 
-    def fail(path: Path) -> None:
+    def fail(path):
         raise OSError(5, os.strerror(5), str(path))
 
     monkeypatch.setattr("pathlib.Path.stat", fail)
@@ -290,9 +272,7 @@ def test_a_file_that_cannot_be_read_is_not_a_missing_one(
         ("csv", ["step,rate\n0,3\n1,", "4\n", "", "2,\n3,5"]),
     ],
 )
-def test_a_file_that_grows_is_timed_line_by_line(
-    tmp_path: Path, kind: str, lines: list[str]
-) -> None:
+def test_a_file_that_grows_is_timed_line_by_line(tmp_path, kind, lines):
     """Also the last line, without an end; a rest is taken when it is whole."""
     path = tmp_path / "out"
     file = files.MetricFile(kind, path, "rate")
@@ -306,7 +286,7 @@ def test_a_file_that_grows_is_timed_line_by_line(
     assert [Reading(10, 3), Reading(20, 4), Reading(40, 5)] == file.read()
 
 
-def test_a_file_that_begins_anew_or_is_no_lines(tmp_path: Path) -> None:
+def test_a_file_that_begins_anew_or_is_no_lines(tmp_path):
     """Lines that are gone are forgotten; a document of several lines has no times."""
     path = tmp_path / "out"
     file = files.MetricFile("json", path, "rate")
@@ -325,11 +305,11 @@ def test_a_file_that_begins_anew_or_is_no_lines(tmp_path: Path) -> None:
     assert [Reading(0, 9), Reading(0, 9.5)] == file.read()
 
 
-def test_numbers_of_a_run_before_are_not_read(tmp_path: Path) -> None:
+def test_numbers_of_a_run_before_are_not_read(tmp_path):
     """A file that stays, or that is written behind; a new one may be alike."""
     path = tmp_path / "out.jsonl"
 
-    def file() -> files.MetricFile:
+    def file():
         return files.MetricFile("json", path, "rate")
 
     first = file()
@@ -346,7 +326,7 @@ def test_numbers_of_a_run_before_are_not_read(tmp_path: Path) -> None:
     assert [Reading(0, 3.0)] == second.read()
 
 
-def test_a_head_that_a_run_before_left_is_no_number(tmp_path: Path) -> None:
+def test_a_head_that_a_run_before_left_is_no_number(tmp_path):
     """A table begins with the same names each time."""
     path = tmp_path / "out.csv"
     path.write_text("step,rate\n")
@@ -367,9 +347,7 @@ def test_a_head_that_a_run_before_left_is_no_number(tmp_path: Path) -> None:
         ([0, 0, 0, 0, 0, 0], (3, Evidence.ROWS)),
     ],
 )
-def test_evidence_follows_from_when_numbers_came(
-    printed: list[int], expected: tuple[int, Evidence]
-) -> None:
+def test_evidence_follows_from_when_numbers_came(printed, expected):
     """Three after warm-up make a window, unless they came in one piece."""
     num_warmup, evidence, remarks = judge(printed, 3)
 
@@ -387,9 +365,7 @@ def test_evidence_follows_from_when_numbers_came(
         ("resnet50 {replicas}", "resnet50-command"),
     ],
 )
-def test_a_program_is_called_by_its_script(
-    tmp_path: Path, command: str, name: str
-) -> None:
+def test_a_program_is_called_by_its_script(tmp_path, command, name):
     """Never like a workload of this project, whose published figures are others."""
     for file in ("train.py", "solver"):
         (tmp_path / file).touch()
@@ -397,13 +373,13 @@ def test_a_program_is_called_by_its_script(
     assert name == program.name_of(command, tmp_path)
 
 
-def test_a_command_without_words_has_no_name() -> None:
+def test_a_command_without_words_has_no_name():
     """The same message as for the option."""
     with pytest.raises(PlanError, match="--command is empty"):
         program.name_of("", Path())
 
 
-def test_a_program_that_takes_more_cores_is_told() -> None:
+def test_a_program_that_takes_more_cores_is_told():
     """It can only if it changes its affinity, which it inherits."""
     facts = {"num_left": 0, "bytes_per_sec": 0.0, "num_cores": 2}
 
@@ -412,7 +388,7 @@ def test_a_program_that_takes_more_cores_is_told() -> None:
     assert remark.startswith("it kept 3.9 cores busy and has 2 cores; leave the aff")
 
 
-def test_a_program_that_takes_other_gpus_is_told(install_gpus: Any) -> None:
+def test_a_program_that_takes_other_gpus_is_told(install_gpus):
     """Those of its trial are its own; of others only its own processes count."""
     devices = make_gpus(4)
     devices[3].is_lost = True
@@ -439,15 +415,13 @@ def test_a_program_that_takes_other_gpus_is_told(install_gpus: Any) -> None:
     assert remark.startswith("it used 2 GPUs that its trial does not have (2, 3); leav")
 
 
-def test_the_program_gets_the_environment_of_the_user() -> None:
+def test_the_program_gets_the_environment_of_the_user():
     """Our packages are first in that of its parent, and not in its own."""
     assert {"A": "1"} == worker.variables_of({"A": "1", "PYTHONPATH": "/ours"})
     assert {"PYTHONPATH": "/a:/b"} == worker.variables_of({"PYTHONPATH": "/ours:/a:/b"})
 
 
-def test_the_image_of_a_container_tells_programs_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_image_of_a_container_tells_programs_apart(tmp_path, monkeypatch):
     """Where it is known: what it holds is in no lock file of the program."""
     image = "sha256:" + "0123456789abcdef" * 4
     found = []

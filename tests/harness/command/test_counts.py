@@ -1,11 +1,8 @@
 """What a program counts: read beside its times, and compared exactly by a gate."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,9 +11,6 @@ from harness.command import counts
 from harness.command.errors import CommandError, ReadingError
 from harness.errors import PlanError
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Its rate is its own claim, and is the same on both sides but for 0.01 %.
 BENCH = """
@@ -37,15 +31,14 @@ OWN = (
 )
 
 
-def git(root: Path, *arguments: str) -> None:
-    """Runs git as nobody in particular."""
+def git(root, *arguments):
     who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
     subprocess.run(["git", *who, *arguments], cwd=root, check=True)
 
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("with_pages")
-def test_a_gate_finds_five_percent_more_bytes(harness: Any, tmp_path: Path) -> None:
+def test_a_gate_finds_five_percent_more_bytes(harness, tmp_path):
     """Exactly, although no step takes longer; verify and the page know it."""
     git(tmp_path, "init", "--quiet")
     (tmp_path / ".gitignore").write_text("runs\nout\n")
@@ -102,8 +95,7 @@ def test_a_gate_finds_five_percent_more_bytes(harness: Any, tmp_path: Path) -> N
         ([f"c{index}=(x)" for index in range(51)], "51 --count are too many; give 50"),
     ],
 )
-def test_a_bad_option_is_refused(texts: list[str], message: str) -> None:
-    """In one line, before anything runs."""
+def test_a_bad_option_is_refused(texts, message):
     with pytest.raises(PlanError, match=re.escape(message)):
         counts.parse(texts)
 
@@ -118,9 +110,7 @@ def test_a_bad_option_is_refused(texts: list[str], message: str) -> None:
         ),
     ],
 )
-def test_where_nothing_is_read_a_count_is_refused(
-    harness: Any, arguments: tuple[str, ...], message: str
-) -> None:
+def test_where_nothing_is_read_a_count_is_refused(harness, arguments, message):
     """It would be asked for and never seen."""
     code, out, err = harness("sweep", "--dry-run", *arguments)
 
@@ -128,7 +118,7 @@ def test_where_nothing_is_read_a_count_is_refused(
     assert message in err
 
 
-def test_the_last_number_of_either_stream_counts() -> None:
+def test_the_last_number_of_either_stream_counts():
     """And zero is one: nothing was compiled again."""
     reader = counts.CountReader(["traces=traced ([0-9]+)", "sent=sent ([0-9.e+]+)"])
     reader.feed(0, b"traced 3\nsent 1e3\ntra", 1)
@@ -143,7 +133,7 @@ def test_the_last_number_of_either_stream_counts() -> None:
     assert 3 == found["traces"]["num_examples"]
 
 
-def test_a_count_that_says_nothing_fails_its_trial() -> None:
+def test_a_count_that_says_nothing_fails_its_trial():
     """One that is missing, one below zero, and two in a line."""
     reader = counts.CountReader(["a=n ([^ ]+)"])
     with pytest.raises(CommandError, match=r"no line that .* matches --count 'a'"):
@@ -154,7 +144,7 @@ def test_a_count_that_says_nothing_fails_its_trial() -> None:
         reader.feed(1, b"n 1 n 2\n", 1)
 
 
-def test_a_program_without_counts_keeps_its_ids(make_spec: Any) -> None:
+def test_a_program_without_counts_keeps_its_ids(make_spec):
     """Of studies that were begun before there were any."""
     from results.records import identity
     from results.records.models import Program

@@ -1,7 +1,5 @@
 """A failure names its first cause, whatever its launcher prints after it."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.command.first_cause import first_cause
@@ -98,6 +96,6 @@ CHAIN = "\nDuring handling of the above exception, another exception occurred:\n
         (f"{ERROR}SystemExit: 3\nno data\n", "no data"),
     ],
 )
-def test_the_first_cause_is_named(text: str, cause: str) -> None:
+def test_the_first_cause_is_named(text, cause):
     """Not a ruler, nor what a launcher says of it."""
     assert cause == first_cause(text)

@@ -1,7 +1,5 @@
 """The example of an MPI program, measured under a real ``mpirun``."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -10,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,7 +30,7 @@ MPIRUN = "mpirun --oversubscribe --bind-to none"
 
 
 @pytest.fixture(autouse=True)
-def _as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_root(monkeypatch):
     """As containers run tests; mpirun refuses otherwise. And finds its library."""
     for name in ("", "_CONFIRM"):
         monkeypatch.setenv(f"OMPI_ALLOW_RUN_AS_ROOT{name}", "1")
@@ -41,7 +38,7 @@ def _as_root(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PYTHONPATH", str(BINDINGS))
 
 
-def test_it_computes_the_same_on_one_rank_and_on_two() -> None:
+def test_it_computes_the_same_on_one_rank_and_on_two():
     """The ends are exchanged: a rod of 2000 cells, however it is cut."""
     said = []
     for ranks in (1, 2):
@@ -62,9 +59,7 @@ def test_it_computes_the_same_on_one_rank_and_on_two() -> None:
     assert ("sent 0 bytes", "sent 32000 bytes") == (said[0][2], said[1][2])
 
 
-def test_the_documented_command_of_mpirun_is_measured(
-    harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_documented_command_of_mpirun_is_measured(harness, tmp_path, monkeypatch):
     """Every rank is found and counted; what it sends is counted exactly.
 
     With fewer cells, and in one mode.

@@ -1,10 +1,7 @@
 """A number that a program prints is read whole, or refused."""
 
-from __future__ import annotations
-
 import re
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -18,13 +15,8 @@ from harness.command.reader import LineReader, check_missed
 from harness.errors import PlanError
 from results.store.study_store import Store
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
-
-def read(option: str, *lines: str) -> list[float]:
-    """Returns the numbers that ``--metric`` finds in lines."""
+def read(option, *lines):
     of = metric.parse(option)
     assert of.pattern is not None
     reader = LineReader(of.pattern, "--metric", of.quantity, of.notation)
@@ -34,7 +26,7 @@ def read(option: str, *lines: str) -> list[float]:
     return found
 
 
-def grouped(digits: str, separator: str, sizes: tuple[int, ...] = (3,)) -> str:
+def grouped(digits, separator, sizes=(3,)):
     """Spells digits in groups, counted from the right, one after the other."""
     groups, left, index = [], digits, 0
     while left:
@@ -44,7 +36,7 @@ def grouped(digits: str, separator: str, sizes: tuple[int, ...] = (3,)) -> str:
     return separator.join(reversed(groups))
 
 
-def clock(seconds: Decimal, form: str) -> str:
+def clock(seconds, form):
     """Spells a time with hours, minutes and seconds."""
     whole = int(seconds)
     part = str(seconds % 1)[1:] if seconds % 1 else ""
@@ -54,7 +46,7 @@ def clock(seconds: Decimal, form: str) -> str:
 
 SPACES = "\u00a0\u2007\u2009\u202f\u2006\u3000"
 # Each spells a value of at least 1000.25; it is read, or is also right to refuse.
-READ: dict[str, Callable[[str, str], str]] = {
+READ = {
     "plain": lambda w, f: f"{w}.{f}",
     "plus": lambda w, f: f"+{w}.{f}",
     "exponent": lambda w, f: f"{w}.{f}e0",
@@ -78,7 +70,7 @@ READ: dict[str, Callable[[str, str], str]] = {
     "h m s": lambda w, f: clock(Decimal(f"{w}.{f}"), "{h}h{m}m{s}{f}s"),
 }
 # None of these may be read as anything but what stands there; all may be refused.
-UNCLEAR: dict[str, Callable[[str, str], str]] = {
+UNCLEAR = {
     "decimal comma": lambda w, f: f"{w},{f}",
     "commas alone": lambda w, f: grouped(w, ","),
     "points": lambda w, f: f"{grouped(w, '.')},{f}",
@@ -166,9 +158,7 @@ PATTERNS = (
 )
 @example("a space", 1234, "5", "", PATTERNS[0])
 @example("decimal comma", 1000, "125", "", PATTERNS[1])
-def test_a_number_is_read_whole_or_refused(
-    kind: str, whole: int, fraction: str, delimiter: str, pattern: str
-) -> None:
+def test_a_number_is_read_whole_or_refused(kind, whole, fraction, delimiter, pattern):
     """Sixty spellings, each before a delimiter and by several patterns."""
     word = str(whole)
     spelled = {**READ, **UNCLEAR}[kind](word, fraction)
@@ -228,9 +218,7 @@ def test_a_number_is_read_whole_or_refused(
         ("throughput=^[0-9]+,([0-9.]+)", "3,640.5,128", 640.5),
     ],
 )
-def test_what_is_declared_or_printed_says_how_a_number_is_meant(
-    option: str, line: str, value: float
-) -> None:
+def test_what_is_declared_or_printed_says_how_a_number_is_meant(option, line, value):
     """Words behind the name, and units in the line."""
     assert [value] == pytest.approx(read(option, line))
 
@@ -283,9 +271,7 @@ def test_what_is_declared_or_printed_says_how_a_number_is_meant(
         ),
     ],
 )
-def test_a_refusal_names_the_token_and_shows_the_place(
-    option: str, line: str, part: str
-) -> None:
+def test_a_refusal_names_the_token_and_shows_the_place(option, line, part):
     """In one line; a caret stands under the token in the detail."""
     with pytest.raises(ReadingError) as caught:
         read(option, line)
@@ -301,7 +287,7 @@ def test_a_refusal_names_the_token_and_shows_the_place(
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**20), st.sampled_from(["", "_", ",", "\u202f"]))
-def test_a_count_is_exact_or_refused(value: int, separator: str) -> None:
+def test_a_count_is_exact_or_refused(value, separator):
     """No digit is lost between what was printed and what a gate compares."""
     spelled = grouped(str(value), separator) if separator else str(value)
     reader = CountReader(["bytes=sent ([0-9]+)"])
@@ -318,8 +304,7 @@ def test_a_count_is_exact_or_refused(value: int, separator: str) -> None:
     "text",
     ["step_time[comma, columns]=(a)", "step_time[joy]=(a)", "step_time[every 0]=(a)"],
 )
-def test_an_unknown_word_behind_a_name_is_refused(text: str) -> None:
-    """With those that are known."""
+def test_an_unknown_word_behind_a_name_is_refused(text):
     with pytest.raises(PlanError, match=r"brackets hold at most one of comma, thou"):
         metric.parse(text)
 
@@ -347,9 +332,7 @@ def test_an_unknown_word_behind_a_name_is_refused(text: str) -> None:
     ),
     st.integers(1, 4),
 )
-def test_lines_without_their_number_are_failures(
-    bad: str, where: tuple[str, str], number: int
-) -> None:
+def test_lines_without_their_number_are_failures(bad, where, number):
     """Between good lines, and named with how many there are."""
     pattern, form = where
     if not bad and not pattern.startswith("images"):
@@ -363,7 +346,7 @@ def test_lines_without_their_number_are_failures(
     assert f"{number} of {5 + number} lines" in str(caught.value) or "-5" in lines[0]
 
 
-def test_other_lines_are_no_failures() -> None:
+def test_other_lines_are_no_failures():
     """A word that follows, the unknown rate with which a bar begins, blank lines."""
     lines = ["rate limit on", "", "rate: improved", "rate 3", "a rate of nan"]
     assert [3.0] == read("throughput=rate ([0-9.]+)", *lines)
@@ -375,8 +358,8 @@ def test_other_lines_are_no_failures() -> None:
 @pytest.mark.parametrize("thousands", [",", "\u202f", " "])
 @pytest.mark.usefixtures("with_pages")
 def test_a_rate_of_more_than_a_thousand_is_right_or_refused(
-    harness: Any, tmp_path: Path, thousands: str
-) -> None:
+    harness, tmp_path, thousands
+):
     """700 with one replica, 1400 with two, after a rate that is not known yet."""
     (tmp_path / "bench.py").write_text(
         "import sys, time\nprint('rate 0.0 img/s', flush=True)\nfor _ in range(8):\n"

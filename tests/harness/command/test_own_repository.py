@@ -1,7 +1,5 @@
 """A study and gates of a program in a repository of its own, without TensorFlow."""
 
-from __future__ import annotations
-
 import html
 import json
 import os
@@ -9,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -42,7 +39,7 @@ BLOCKED = "raise ImportError('TensorFlow is not here')"
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(tmp_path_factory):
     """A repository with three commits: slow, as it was, and the same again."""
     root = tmp_path_factory.mktemp("own") / "repository"
     (root / "src").mkdir(parents=True)
@@ -56,14 +53,13 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def git(root: Path, *arguments: str) -> None:
-    """Runs git as nobody in particular."""
+def git(root, *arguments):
     who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
     subprocess.run(["git", *who, *arguments], cwd=root, check=True)
 
 
 @pytest.fixture(scope="module")
-def start(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def start(repository, tmp_path_factory):
     """Returns a function that starts the harness where TensorFlow cannot be imported.
 
     What is measured, and what shows it; other tests of this file stay in their process.
@@ -72,7 +68,7 @@ def start(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     for name in ("tensorflow", "keras", "tensorflow_datasets"):
         (folder / f"{name}.py").write_text(BLOCKED)
 
-    def call(*arguments: str) -> tuple[int, str, str]:
+    def call(*arguments):
         done = subprocess.run(
             [sys.executable, "-m", "harness", *arguments],
             cwd=repository,
@@ -87,14 +83,11 @@ def start(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def run(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> Any:
-    """Returns a function that runs the harness in the repository, in this process."""
+def run(repository, monkeypatch, capsys):
     monkeypatch.chdir(repository)
     monkeypatch.setattr("reports.page.build.write_report", lambda *_: None)
 
-    def call(*arguments: str) -> tuple[int, str, str]:
+    def call(*arguments):
         code = cli.main(arguments)
         return code, *capsys.readouterr()
 
@@ -102,8 +95,7 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def study(start: Any) -> str:
-    """The name of a study of two sizes."""
+def study(start):
     code, out, err = start(
         "sweep", *OWN, "--replicas=1,2", "--mode=weak", "--repeats=2", "--study=own"
     )
@@ -112,9 +104,7 @@ def study(start: Any) -> str:
     return "own"
 
 
-def test_a_study_is_measured_verified_and_shown(
-    start: Any, run: Any, study: str
-) -> None:
+def test_a_study_is_measured_verified_and_shown(start, run, study):
     """All figures are recomputed from the raw numbers; the page says the grade."""
     code, out, err = start("verify", study)
 
@@ -139,14 +129,13 @@ def test_a_study_is_measured_verified_and_shown(
     assert 2**-0.1 == pytest.approx(efficiency, abs=0.03)
 
 
-def find(study: str) -> Path:
-    """Returns the folder of a study of this module."""
+def find(study):
     (found,) = Path(os.environ["OWN_RUNS"]).glob(study)
     return found
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _runs(repository: Path) -> Any:
+def _runs(repository):
     os.environ["OWN_RUNS"] = str(repository / "runs")
     yield
     del os.environ["OWN_RUNS"]
@@ -160,10 +149,7 @@ def _runs(repository: Path) -> Any:
         ("report", "own", "--format=markdown"),
     ],
 )
-def test_every_verb_takes_such_a_study(
-    run: Any, study: str, arguments: tuple[str, ...]
-) -> None:
-    """As any other."""
+def test_every_verb_takes_such_a_study(run, study, arguments):
     assert study
     code, out, err = run(*arguments)
 
@@ -171,9 +157,7 @@ def test_every_verb_takes_such_a_study(
     assert out
 
 
-def test_a_study_is_resumed_with_the_same_program_only(
-    run: Any, repository: Path, study: str
-) -> None:
+def test_a_study_is_resumed_with_the_same_program_only(run, repository, study):
     """The message names the part that differs; studies and byte code are none."""
     new = repository / "src" / "new.py"
     new.write_text("x = 1\n")
@@ -194,9 +178,7 @@ def test_a_study_is_resumed_with_the_same_program_only(
     assert exit_codes.OK == run("sweep", "--study", study)[0]
 
 
-def test_a_program_that_is_edited_while_it_is_measured(
-    run: Any, repository: Path
-) -> None:
+def test_a_program_that_is_edited_while_it_is_measured(run, repository):
     """It stops at the first look, and says what to do; here it edits itself."""
     file = repository / "src" / "bench.py"
     text = file.read_text()
@@ -212,9 +194,7 @@ def test_a_program_that_is_edited_while_it_is_measured(
     assert 1 == len(list((find("edited") / "trials").iterdir()))
 
 
-def test_a_command_that_fails_at_once_is_not_repeated(
-    run: Any, repository: Path
-) -> None:
+def test_a_command_that_fails_at_once_is_not_repeated(run, repository):
     """One trial, one line, code 5; the other trials would only take time."""
     code, _, err = run(
         *("sweep", *OWN[:1], *OWN[2:], "--metric=step_time=speed (.*)"),
@@ -230,7 +210,7 @@ def test_a_command_that_fails_at_once_is_not_repeated(
     assert re.search(r"the other 5 trials are not started, .*: change the command", err)
 
 
-def test_the_plan_has_the_parts_of_the_identity(repository: Path, study: str) -> None:
+def test_the_plan_has_the_parts_of_the_identity(repository, study):
     """Commit, lock files by content, interpreter with packages, harness."""
     plan = json.loads((repository / "runs" / study / "plan.json").read_text())
     env = next((repository / "runs" / study / "trials").glob("*/env.json"))
@@ -253,13 +233,8 @@ def test_the_plan_has_the_parts_of_the_identity(repository: Path, study: str) ->
     ],
 )
 def test_a_gate_judges_two_revisions_of_the_repository(
-    request: pytest.FixtureRequest,
-    repository: Path,
-    baseline: str,
-    at: str,
-    how: str,
-    expected: set[int],
-) -> None:
+    request, repository, baseline, at, how, expected
+):
     """+10 % in a commit regresses, and the same code passes; nothing stays."""
     git(repository, "checkout", "--quiet", at)
     code, out, err = request.getfixturevalue(how)(
@@ -300,19 +275,14 @@ def test_a_gate_judges_two_revisions_of_the_repository(
         ),
     ],
 )
-def test_a_gate_that_cannot_be_prepared_says_where(
-    run: Any, arguments: tuple[str, ...], message: str
-) -> None:
-    """In one line, with code 2, and before anything is measured."""
+def test_a_gate_that_cannot_be_prepared_says_where(run, arguments, message):
     code, out, err = run("gate", *OWN, "--replicas=1", "--mode=weak", *arguments)
 
     assert (exit_codes.USAGE, "") == (code, out)
     assert message in err.splitlines()[-1]
 
 
-def test_a_setup_that_does_not_end_is_ended(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_setup_that_does_not_end_is_ended(run, monkeypatch):
     """With what it has started."""
     monkeypatch.setattr(program_revisions, "SETUP_SEC", 0.5)
     code, _, err = run(
@@ -328,7 +298,7 @@ def test_a_setup_that_does_not_end_is_ended(
     )
 
 
-def test_a_gate_needs_a_commit(harness: Any, tmp_path: Path) -> None:
+def test_a_gate_needs_a_commit(harness, tmp_path):
     """A folder without a repository, and a repository without commits."""
     for prepare, message in (
         (lambda: None, "is not in a git repository, so it has no revisions"),

@@ -1,18 +1,12 @@
 """Programs in a folder: what tells one from another, and what they may claim."""
 
-from __future__ import annotations
-
 import html
 import re
 import subprocess
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from harness.cli import exit_codes
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.processes
 TRAIN = """
@@ -34,7 +28,7 @@ SWEEP = (
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A folder with a program and a module of its own."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "model.py").write_text("EPOCH, FAILS = 1.0, 0\n")
@@ -43,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("with_pages")
-def test_the_time_of_an_epoch_is_no_step_time(harness: Any, folder: Path) -> None:
+def test_the_time_of_an_epoch_is_no_step_time(harness, folder):
     """200 % is a failed check with its reasons, and the clock denies the steps."""
     code, out, err = harness(*SWEEP, "--work=per-replica", "--efficiency-target=50%")
 
@@ -63,9 +57,7 @@ def test_the_time_of_an_epoch_is_no_step_time(harness: Any, folder: Path) -> Non
 
 
 @pytest.mark.parametrize("has_git", [False, True])
-def test_a_module_that_changes_makes_another_program(
-    harness: Any, folder: Path, has_git: bool
-) -> None:
+def test_a_module_that_changes_makes_another_program(harness, folder, has_git):
     """Its figures are not mixed into a study; data that arrived is no program."""
     model = folder / "lib" / "model.py"
     model.write_text("EPOCH, FAILS = 1.0, 2\n")

@@ -1,7 +1,5 @@
 """What a program costs the machine while its processes wait for their turns."""
 
-from __future__ import annotations
-
 from harness.command import supervised
 
 

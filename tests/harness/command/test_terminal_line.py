@@ -1,7 +1,5 @@
 """Numbers in what a terminal shows, however a program writes it."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,8 +12,7 @@ MOVES = ("back", "forward", "to", "blank")
 PATTERN = r"rate: ([0-9.]+)"
 
 
-def read(*chunks: bytes, pattern: str = PATTERN) -> list[float]:
-    """Returns the numbers that are read of chunks."""
+def read(*chunks, pattern=PATTERN):
     of = metric.parse(f"throughput={pattern}")
     assert of.pattern is not None
     reader = LineReader(of.pattern)
@@ -43,7 +40,7 @@ def read(*chunks: bytes, pattern: str = PATTERN) -> list[float]:
         ("rate:\t5\n", []),
     ],
 )
-def test_what_is_shown_is_read(text: str, values: list[float]) -> None:
+def test_what_is_shown_is_read(text, values):
     """Also where chunks divide sequences."""
     data = text.encode()
 
@@ -51,12 +48,12 @@ def test_what_is_shown_is_read(text: str, values: list[float]) -> None:
     assert values == read(*(data[i : i + 1] for i in range(len(data))))
 
 
-def test_a_tab_stays_a_tab() -> None:
+def test_a_tab_stays_a_tab():
     """Patterns ask for it."""
     assert [5.0] == read(b"rate\t5\n", pattern="rate\\t([0-9.]+)")
 
 
-def shown(parts: list[tuple[str, int]]) -> str:
+def shown(parts):
     """What stands on the line in the end, cell by cell, by the slowest means."""
     line, column = {}, 0
     for what, number in parts:
@@ -80,8 +77,7 @@ def shown(parts: list[tuple[str, int]]) -> str:
     return "".join(line.get(at, " ") for at in range(last + 1))
 
 
-def written(parts: list[tuple[str, int]]) -> bytes:
-    """The same as a program writes it."""
+def written(parts):
     text, column = "", 0
     for what, number in parts:
         if what == "back":
@@ -112,7 +108,7 @@ def written(parts: list[tuple[str, int]]) -> bytes:
     ),
     st.integers(1, 7),
 )
-def test_a_line_is_that_of_a_terminal(parts: list[tuple[str, int]], size: int) -> None:
+def test_a_line_is_that_of_a_terminal(parts, size):
     """Whatever moves the cursor within it, and however it is divided."""
     parts = [("=", 0), *parts]
     data = written(parts) + b"\n"

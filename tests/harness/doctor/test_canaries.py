@@ -1,18 +1,12 @@
 """The contention ceiling: rates of a core alone and when all are busy."""
 
-from __future__ import annotations
-
 import os
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from harness.doctor import canaries, canary_worker
 from harness.errors import DoctorError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MIB = 2**20
 
@@ -20,12 +14,12 @@ MIB = 2**20
 class _Cores:
     """Cores whose rate falls when several are busy; some are noisy."""
 
-    def __init__(self, *, together: dict[str, float], noise: float = 0.0) -> None:
-        self.calls: list[tuple[tuple[int, ...], str]] = []
+    def __init__(self, *, together, noise=0.0):
+        self.calls = []
         self._together = together
         self._noise = noise
 
-    def ask(self, cores: Sequence[int], kind: str) -> list[float]:
+    def ask(self, cores, kind):
         self.calls.append((tuple(cores), kind))
         factor = self._together[kind] if len(cores) > 1 else 1.0
         if len(cores) == 1 and len(self.calls) % 4 < 2:
@@ -33,12 +27,12 @@ class _Cores:
         return [1e9 * (core + 1) * factor for core in cores]
 
 
-def _ceilings(**fields: Any) -> tuple[list[Any], _Cores]:
+def _ceilings(**fields):
     cores = _Cores(**fields)
     return canaries.measure_ceilings((0, 3), cores.ask, 6), cores
 
 
-def test_the_ceiling_is_of_the_same_core() -> None:
+def test_the_ceiling_is_of_the_same_core():
     """Cores of different rates do not shift it; each of them runs alone in turn."""
     found, cores = _ceilings(together={"compute": 0.95, "memory": 0.6})
     alone = [chosen for chosen, _ in cores.calls if len(chosen) == 1]
@@ -49,7 +43,7 @@ def test_the_ceiling_is_of_the_same_core() -> None:
     assert 6 == alone.count((0,)) == alone.count((3,))
 
 
-def test_rounds_alternate_between_both_orders() -> None:
+def test_rounds_alternate_between_both_orders():
     """So that a core that warms up cancels."""
     _, cores = _ceilings(together={"compute": 1, "memory": 1})
     sizes = [len(chosen) for chosen, kind in cores.calls if kind == "compute"]
@@ -80,13 +74,7 @@ def test_rounds_alternate_between_both_orders() -> None:
         ),
     ],
 )
-def test_a_low_ceiling_is_a_caution(
-    monkeypatch: pytest.MonkeyPatch,
-    together: tuple[float, float],
-    level: tuple[str, str],
-    found: tuple[str, str],
-    advice: tuple[str, str],
-) -> None:
+def test_a_low_ceiling_is_a_caution(monkeypatch, together, level, found, advice):
     """Below 0.9 for compute, below 0.5 for memory."""
     monkeypatch.setattr(canaries, "_MOST_SPREAD", 9.0)  # the fake cores differ
     kinds = dict(zip(("compute", "memory"), together, strict=True))
@@ -98,7 +86,7 @@ def test_a_low_ceiling_is_a_caution(
         assert re.fullmatch(what, finding.advice)
 
 
-def test_a_rate_that_varies_is_a_caution() -> None:
+def test_a_rate_that_varies_is_a_caution():
     """The machine is not steady, whatever the ceiling is."""
     cores = _Cores(together={"compute": 1, "memory": 1}, noise=0.5)
     ceilings = canaries.measure_ceilings((0, 0), cores.ask, 6)
@@ -109,7 +97,7 @@ def test_a_rate_that_varies_is_a_caution() -> None:
     assert re.fullmatch(r"find what disturbs it .* run doctor again", finding.advice)
 
 
-def test_one_core_has_nothing_to_share() -> None:
+def test_one_core_has_nothing_to_share():
     """No process is started."""
     (finding,) = canaries.check_canaries((0,))
 
@@ -125,9 +113,7 @@ def test_one_core_has_nothing_to_share() -> None:
         (None, None, 32 * MIB),
     ],
 )
-def test_arrays_are_larger_than_the_caches(
-    fake_root: Any, cache: str | None, available_mib: int | None, expected: int | None
-) -> None:
+def test_arrays_are_larger_than_the_caches(fake_root, cache, available_mib, expected):
     """Three together four times the largest; all cores use a quarter of memory."""
     if cache is not None:
         folder = "sys/devices/system/cpu/cpu0/cache"
@@ -140,7 +126,7 @@ def test_arrays_are_larger_than_the_caches(
     assert expected == canaries.array_bytes((0, 1), fake_root.path)
 
 
-def test_too_little_memory_for_the_arrays_is_said(fake_root: Any) -> None:
+def test_too_little_memory_for_the_arrays_is_said(fake_root):
     """The ceilings are not measured with arrays that fit into a cache."""
     fake_root.write("proc/meminfo", "MemAvailable: 1024 kB\n")
     (finding,) = canaries.check_canaries((0, 1), fake_root.path)
@@ -150,7 +136,7 @@ def test_too_little_memory_for_the_arrays_is_said(fake_root: Any) -> None:
     assert re.fullmatch(".*or give doctor fewer cores with taskset", finding.advice)
 
 
-def test_the_kernels_do_their_work() -> None:
+def test_the_kernels_do_their_work():
     """The triad computes ``a = 0.5 * c + b``; a rate is work per second."""
     kernels = canary_worker.make_kernels(8 * 64)
     compute, work = kernels[canary_worker.COMPUTE]
@@ -161,7 +147,7 @@ def test_the_kernels_do_their_work() -> None:
 
 
 @pytest.mark.processes
-def test_processes_answer_and_end() -> None:
+def test_processes_answer_and_end():
     """A real process on one core; none remains."""
     core = min(os.sched_getaffinity(0))
     with canaries.canary_processes((core,), 32 * 1024) as ask:
@@ -173,7 +159,7 @@ def test_processes_answer_and_end() -> None:
 
 
 @pytest.mark.processes
-def test_a_canary_that_ends_early_is_an_error() -> None:
+def test_a_canary_that_ends_early_is_an_error():
     """As one that the kernel ends for lack of memory."""
     with (
         pytest.raises(

@@ -1,9 +1,6 @@
 """``doctor`` prints every check, and exits with 6 where one is bad."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 
@@ -25,14 +22,7 @@ BAD = bad("swap", "1.0 GiB in use", "end other programs")
         ([OK, BAD, CAUTION], exit_codes.UNFIT, "unfit for timings: swap"),
     ],
 )
-def test_the_table_and_the_exit_code(
-    harness: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    findings: list[Any],
-    code: int,
-    last_line: str,
-) -> None:
-    """One row per check with level, what was found and what to do."""
+def test_the_table_and_the_exit_code(harness, monkeypatch, findings, code, last_line):
     monkeypatch.setattr(diagnose, "diagnose", lambda measures: findings)
     found_code, out, err = harness("doctor")
 
@@ -46,8 +36,7 @@ def test_the_table_and_the_exit_code(
     assert err.startswith("checking for about ")
 
 
-def test_json_has_the_same(harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For scripts; the exit code is the same too."""
+def test_json_has_the_same(harness, monkeypatch):
     monkeypatch.setattr(diagnose, "diagnose", lambda measures: [OK, BAD])
     code, out, _ = harness("doctor", "--json")
     data = json.loads(out)
@@ -60,7 +49,7 @@ def test_json_has_the_same(harness: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     ] == data["findings"]
 
 
-def test_every_check_has_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_check_has_its_row(monkeypatch):
     """On this machine, without the canaries; what is not ok says what to do."""
     monkeypatch.setattr(load, "SPAN_SEC", 0.1)
     findings = diagnose.diagnose(measures=(lambda cores: [ok("x", str(len(cores)))],))

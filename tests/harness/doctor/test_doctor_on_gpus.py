@@ -1,11 +1,8 @@
 """``doctor --device gpu`` as its user sees it, with every kind of machine."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re
-from typing import Any
 
 import pytest
 from fake_nvml import FakeGpu, FakeMig, make_gpus
@@ -22,12 +19,12 @@ MIG = [FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])]
 LIMITED = make_gpus(2, power_limit_watts=400.0)
 
 
-def _multiply(ids: Any, _devices: Any) -> dict[str, list[float]]:
+def _multiply(ids, _devices):
     return {"alone": [9.0] * len(ids), "together": [9.0] * len(ids)}
 
 
 @pytest.fixture
-def doctor(install_gpus: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
+def doctor(install_gpus, monkeypatch, capsys):
     """Returns a function that runs the verb's checks of GPUs, and none of cores."""
     check = functools.partial(gpu_canary.check_gpus, multiply=_multiply)
     monkeypatch.setattr(gpu_canary, "check_gpus", check)
@@ -40,8 +37,8 @@ def doctor(install_gpus: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> A
         ],
     )
 
-    def run(machine: list[FakeGpu], num_seen: int | None = None, **fields: Any) -> Any:
-        def probe(ids: Any) -> TensorFlowGpus:
+    def run(machine, num_seen=None, **fields):
+        def probe(ids):
             return TensorFlowGpus(
                 num_gpus=len(ids) if num_seen is None else num_seen,
                 is_built_with_cuda=True,
@@ -57,8 +54,7 @@ def doctor(install_gpus: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> A
 
 
 @pytest.mark.parametrize("count", [1, 8])
-def test_equal_and_idle_gpus_are_fit(doctor: Any, count: int) -> None:
-    """Each has its line, and its product."""
+def test_equal_and_idle_gpus_are_fit(doctor, count):
     code, out = doctor(make_gpus(count))
 
     assert exit_codes.OK == code, out
@@ -89,8 +85,8 @@ def test_equal_and_idle_gpus_are_fit(doctor: Any, count: int) -> None:
     ],
 )
 def test_what_makes_gpus_unfit_is_found_with_its_remedy(
-    doctor: Any, machine: list[FakeGpu], fields: Any, found: str, advice: str
-) -> None:
+    doctor, machine, fields, found, advice
+):
     """Exit code 6; the table may break lines, so words are compared."""
     code, out = doctor(machine, **fields)
     text = " ".join(out.split())
@@ -101,7 +97,7 @@ def test_what_makes_gpus_unfit_is_found_with_its_remedy(
     assert re.search(r"unfit for timings: ", out)
 
 
-def test_gpus_of_a_sweep_are_not_timed(doctor: Any, install_gpus: Any) -> None:
+def test_gpus_of_a_sweep_are_not_timed(doctor, install_gpus):
     """That would make its trials void."""
     install_gpus(make_gpus(2))
     with gpu_exclusive.hold(gpus.read_gpus()[1:], study="s"):

@@ -1,9 +1,6 @@
 """GPUs that others use, or whose clock is lowered, are found."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_nvml import FakeGpu, FakeMig, make_gpus
@@ -13,12 +10,9 @@ from harness.doctor.gpu_state import GpuState
 from harness.machine import gpus
 from harness.trial.gpu_probe import MissingGpuError, TensorFlowGpus
 
-if TYPE_CHECKING:
-    from harness.doctor.finding import Finding
 
-
-def _state(**fields: Any) -> GpuState:
-    defaults: dict[str, Any] = {
+def _state(**fields):
+    defaults = {
         "name": "H100",
         "num_users": 0,
         "utilization": 0.0,
@@ -77,9 +71,7 @@ def _state(**fields: Any) -> GpuState:
         ),
     ],
 )
-def test_each_state_of_a_gpu_has_its_finding(
-    fields: dict[str, Any], level: str, found: str, advice: str
-) -> None:
+def test_each_state_of_a_gpu_has_its_finding(fields, level, found, advice):
     """Users and a lowered clock make timings unusable."""
     (finding,) = gpu.check_gpus([_state(**fields)])
 
@@ -88,14 +80,14 @@ def test_each_state_of_a_gpu_has_its_finding(
     assert re.fullmatch(advice, finding.advice)
 
 
-def test_no_gpu_is_fine() -> None:
+def test_no_gpu_is_fine():
     """Most machines of this project have none."""
     (finding,) = gpu.check_gpus([])
 
     assert ("ok", "none visible") == (finding.level, finding.found)
 
 
-def test_the_driver_is_asked(install_gpus: Any) -> None:
+def test_the_driver_is_asked(install_gpus):
     """This process is no other user; an idle clock is no throttling."""
     gpu = FakeGpu(
         users=[7, 8],
@@ -124,7 +116,7 @@ def test_the_driver_is_asked(install_gpus: Any) -> None:
     assert 0 == nvml.num_open
 
 
-def test_what_a_gpu_does_not_support_is_none(install_gpus: Any) -> None:
+def test_what_a_gpu_does_not_support_is_none(install_gpus):
     """Old and virtual GPUs answer a part of the questions."""
     names = (
         "ComputeRunningProcesses",
@@ -152,9 +144,7 @@ def test_what_a_gpu_does_not_support_is_none(install_gpus: Any) -> None:
     )
 
 
-def test_hidden_gpus_are_not_checked(
-    install_gpus: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hidden_gpus_are_not_checked(install_gpus, monkeypatch):
     """A GPU that others use can be left out."""
     machine = make_gpus(4)
     machine[0].users.append(1)
@@ -165,7 +155,7 @@ def test_hidden_gpus_are_not_checked(
     assert [("GPU 1", "ok"), ("GPU 3", "ok")] == [(f.check, f.level) for f in findings]
 
 
-def test_a_lost_gpu_is_a_bad_finding(install_gpus: Any) -> None:
+def test_a_lost_gpu_is_a_bad_finding(install_gpus):
     """The others are described as ever."""
     machine = make_gpus(2)
     machine[1].is_lost = True
@@ -177,8 +167,7 @@ def test_a_lost_gpu_is_a_bad_finding(install_gpus: Any) -> None:
     assert "cannot be read: GPU is lost" in second.found
 
 
-def test_without_a_driver_there_is_no_gpu(install_gpus: Any) -> None:
-    """No state of any."""
+def test_without_a_driver_there_is_no_gpu(install_gpus):
     install_gpus([], driver=None)
 
     assert () == gpu_state.read_gpu_states(8)
@@ -189,9 +178,7 @@ SEES_ALL = TensorFlowGpus(
 )
 
 
-def _check_set(
-    seen: TensorFlowGpus = SEES_ALL, cuda: str | None = "12.8", installed: str = ""
-) -> dict[str, Finding]:
+def _check_set(seen=SEES_ALL, cuda="12.8", installed=""):
     findings = gpu.check_set(
         gpus.read_gpus(),
         driver="570.86.15",
@@ -202,8 +189,7 @@ def _check_set(
     return {finding.check: finding for finding in findings}
 
 
-def test_eight_equal_gpus_that_tensorflow_sees_are_ok(install_gpus: Any) -> None:
-    """What was found is said of each check."""
+def test_eight_equal_gpus_that_tensorflow_sees_are_ok(install_gpus):
     install_gpus(make_gpus(8))
 
     assert {
@@ -278,15 +264,8 @@ def test_eight_equal_gpus_that_tensorflow_sees_are_ok(install_gpus: Any) -> None
     ],
 )
 def test_each_problem_of_the_gpus_together_has_its_finding(
-    install_gpus: Any,
-    machine: list[FakeGpu],
-    fields: dict[str, Any],
-    check: str,
-    level: str,
-    found: str,
-    advice: str,
-) -> None:
-    """What is wrong, and what to do."""
+    install_gpus, machine, fields, check, level, found, advice
+):
     install_gpus(machine)
     finding = _check_set(**fields)[check]
 
@@ -295,11 +274,11 @@ def test_each_problem_of_the_gpus_together_has_its_finding(
     assert re.fullmatch(advice, finding.advice)
 
 
-def test_a_tensorflow_that_does_not_answer_is_a_finding(install_gpus: Any) -> None:
+def test_a_tensorflow_that_does_not_answer_is_a_finding(install_gpus):
     """It may not be installed at all."""
     install_gpus(make_gpus(1))
 
-    def refuse(_ids: Any) -> TensorFlowGpus:
+    def refuse(_ids):
         raise MissingGpuError("TensorFlow does not say which GPUs it sees: x")
 
     findings = gpu.check_set(gpus.read_gpus(), driver="1", cuda="12.8", probe=refuse)

@@ -1,9 +1,6 @@
 """A matrix product on each GPU finds the one that is slower than the others."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_nvml import FakeGpu, FakeMig, make_gpus
@@ -13,15 +10,12 @@ from harness.doctor import diagnose, gpu_canary
 from harness.errors import DoctorError
 from harness.trial.gpu_probe import TensorFlowGpus
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def _probe(ids: Any) -> TensorFlowGpus:
+def _probe(ids):
     return TensorFlowGpus(num_gpus=len(ids), is_built_with_cuda=True)
 
 
-def test_a_slow_gpu_is_bad_and_a_shared_limit_is_a_caution() -> None:
+def test_a_slow_gpu_is_bad_and_a_shared_limit_is_a_caution():
     """Alone against the median; together against alone."""
     rates = {
         "alone": [600.0, 610.0, 500.0, 600.0],
@@ -37,22 +31,19 @@ def test_a_slow_gpu_is_bad_and_a_shared_limit_is_a_caution() -> None:
     assert re.match("GPUs share power", findings[1].advice)
 
 
-def test_one_gpu_has_no_others_to_compare_with() -> None:
-    """Its rate is shown."""
+def test_one_gpu_has_no_others_to_compare_with():
     (finding,) = gpu_canary.check_rates({"alone": [3.0], "together": [3.0]}, 1e12)
 
     assert ("ok", "3 TFLOP/s") == (finding.level, finding.found)
 
 
-def test_all_visible_gpus_are_timed(
-    install_gpus: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_visible_gpus_are_timed(install_gpus, monkeypatch):
     """By the ids of CUDA_VISIBLE_DEVICES, and as TensorFlow numbers them."""
     install_gpus(make_gpus(4))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
     calls = []
 
-    def multiply(ids: Any, devices: Any) -> dict[str, list[float]]:
+    def multiply(ids, devices):
         calls.append((ids, devices))
         return {"alone": [9.0, 9.0], "together": [9.0, 9.0]}
 
@@ -66,18 +57,16 @@ def test_all_visible_gpus_are_timed(
 @pytest.mark.parametrize(
     "machine", [[], [FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])]]
 )
-def test_what_cannot_be_used_is_not_timed(
-    install_gpus: Any, machine: list[FakeGpu]
-) -> None:
+def test_what_cannot_be_used_is_not_timed(install_gpus, machine):
     """The finding before says why."""
     install_gpus(machine)
-    findings = gpu_canary.check_gpus([0], probe=_probe, multiply=None)  # type: ignore[arg-type]
+    findings = gpu_canary.check_gpus([0], probe=_probe, multiply=None)
 
     assert "bad" in {f.level for f in findings}
 
 
 @pytest.mark.processes
-def test_the_product_runs_on_any_device() -> None:
+def test_the_product_runs_on_any_device():
     """Here on the CPU, twice; all rates are those of real products."""
     rates = gpu_canary.multiply([], ["CPU:0", "CPU:0"], size=64, turn_sec=0.05)
 
@@ -86,9 +75,7 @@ def test_the_product_runs_on_any_device() -> None:
 
 
 @pytest.mark.processes
-def test_a_product_that_fails_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_product_that_fails_is_one_line(tmp_path, monkeypatch):
     """It says which product failed, and the last line says why."""
     (tmp_path / "tensorflow.py").write_text("raise ImportError('no libcudart\\n.so')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -101,7 +88,7 @@ def test_a_product_that_fails_is_one_line(
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_a_device_that_does_not_exist_is_one_line() -> None:
+def test_a_device_that_does_not_exist_is_one_line():
     """TensorFlow takes no other in its place, which only the full run tries."""
     with pytest.raises(
         DoctorError, match=r"the matrix product on GPU:7 failed: .*;"
@@ -112,8 +99,8 @@ def test_a_device_that_does_not_exist_is_one_line() -> None:
 
 
 def test_the_verb_checks_gpus_where_a_sweep_would_use_them(
-    harness: Any, install_gpus: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    harness, install_gpus, monkeypatch
+):
     """With --device gpu: no GPU is unfit, and the table says what to do."""
     install_gpus([], driver=None)
     monkeypatch.setattr(

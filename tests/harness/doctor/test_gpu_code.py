@@ -1,9 +1,6 @@
 """GPUs that TensorFlow has no machine code for are found, and compiled for once."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_nvml import make_gpus
@@ -12,16 +9,12 @@ from harness.doctor import gpu_code
 from harness.machine import gpus
 from harness.trial.gpu_probe import MissingGpuError, TensorFlowGpus
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
 WHEEL = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")
 A100, H100, B200 = (8, 0), (9, 0), (10, 0)
 DRIVER = "570.86.15"
 
 
-def _check(tmp_path: Path, **environ: str) -> Any:
+def _check(tmp_path, **environ):
     environ = {"CUDA_CACHE_PATH": str(tmp_path), **environ}
     return gpu_code.check_code(gpus.read_gpus(), WHEEL, driver=DRIVER, environ=environ)
 
@@ -54,14 +47,8 @@ def _check(tmp_path: Path, **environ: str) -> Any:
     ],
 )
 def test_each_gpu_is_compared_with_what_tensorflow_was_built_for(
-    install_gpus: Any,
-    tmp_path: Path,
-    capability: tuple[int, int],
-    environ: dict[str, str],
-    level: str,
-    found: str,
-    advice: str,
-) -> None:
+    install_gpus, tmp_path, capability, environ, level, found, advice
+):
     """One finding for eight GPUs of one model."""
     install_gpus(make_gpus(8, capability=capability))
     (finding,) = _check(tmp_path, **environ)
@@ -71,7 +58,7 @@ def test_each_gpu_is_compared_with_what_tensorflow_was_built_for(
     assert re.fullmatch(advice, finding.advice)
 
 
-def test_where_nobody_knows_nothing_is_said(install_gpus: Any) -> None:
+def test_where_nobody_knows_nothing_is_said(install_gpus):
     """An older driver, or a TensorFlow that does not list what it has."""
     unsupported = frozenset({"nvmlDeviceGetCudaComputeCapability"})
     install_gpus(make_gpus(1, unsupported=unsupported))
@@ -83,12 +70,12 @@ def test_where_nobody_knows_nothing_is_said(install_gpus: Any) -> None:
 class Compiler:
     """Runs the program, with a workload that only notes how it was started."""
 
-    def __init__(self, folder: Path, *, code: int = 0) -> None:
+    def __init__(self, folder, *, code=0):
         self.folder, self.code = folder, code
-        self.started: list[tuple[str, str]] = []
-        self.lines: list[str] = []
+        self.started = []
+        self.lines = []
 
-    def run(self, name: str, environ: Mapping[str, str]) -> int:
+    def run(self, name, environ):
         """Writes as much as a driver could; the folder is the one that was chosen."""
         assert str(self.folder) == environ["CUDA_CACHE_PATH"]
         assert "4294967296" == environ["CUDA_CACHE_MAXSIZE"]
@@ -97,10 +84,8 @@ class Compiler:
         (self.folder / name).write_bytes(b"x" * 2**20)
         return self.code
 
-    def __call__(self, architectures: tuple[str, ...] = WHEEL, **environ: str) -> int:
-        """Returns the exit code."""
-
-        def probe(ids: Any) -> TensorFlowGpus:
+    def __call__(self, architectures=WHEEL, **environ):
+        def probe(ids):
             return TensorFlowGpus(
                 num_gpus=len(ids), is_built_with_cuda=True, architectures=architectures
             )
@@ -113,9 +98,7 @@ class Compiler:
         )
 
 
-def test_the_driver_compiles_once_for_each_model(
-    install_gpus: Any, tmp_path: Path
-) -> None:
+def test_the_driver_compiles_once_for_each_model(install_gpus, tmp_path):
     """Visibly; afterwards ``doctor`` says so, and nothing is left to do."""
     install_gpus([*make_gpus(2), *make_gpus(1, capability=B200)])
     compiler = Compiler(tmp_path / "cache")
@@ -137,7 +120,7 @@ def test_the_driver_compiles_once_for_each_model(
     assert [] == compiler.started
 
 
-def test_a_workload_that_fails_is_not_noted(install_gpus: Any, tmp_path: Path) -> None:
+def test_a_workload_that_fails_is_not_noted(install_gpus, tmp_path):
     """The next call tries again."""
     install_gpus(make_gpus(1))
     compiler = Compiler(tmp_path / "cache", code=3)
@@ -166,14 +149,8 @@ def test_a_workload_that_fails_is_not_noted(install_gpus: Any, tmp_path: Path) -
     ],
 )
 def test_where_nothing_can_be_compiled_the_last_line_says_why(
-    install_gpus: Any,
-    tmp_path: Path,
-    capability: tuple[int, int],
-    environ: dict[str, str],
-    code: int,
-    line: str,
-) -> None:
-    """Nothing is started."""
+    install_gpus, tmp_path, capability, environ, code, line
+):
     install_gpus(make_gpus(1, capability=capability))
     compiler = Compiler(tmp_path / "cache")
 
@@ -182,21 +159,19 @@ def test_where_nothing_can_be_compiled_the_last_line_says_why(
     assert [] == compiler.started
 
 
-def test_a_tensorflow_without_gpus_is_one_line(install_gpus: Any) -> None:
+def test_a_tensorflow_without_gpus_is_one_line(install_gpus):
     """Of which the remedy is a part."""
     install_gpus(make_gpus(1))
-    lines: list[str] = []
+    lines = []
 
-    def refuse(_ids: Any) -> TensorFlowGpus:
+    def refuse(_ids):
         raise MissingGpuError("TensorFlow does not say which GPUs it sees: x")
 
     assert 1 == gpu_code.compile_once(probe=refuse, say=lines.append)
     assert ["error: TensorFlow does not say which GPUs it sees: x"] == lines
 
 
-def test_a_workload_is_run_with_its_variables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
+def test_a_workload_is_run_with_its_variables(tmp_path, monkeypatch, capfd):
     """In a process of its own, which shows that it goes on."""
     (tmp_path / "workloads").mkdir()
     (tmp_path / "workloads/__init__.py").touch()  # or the real one comes first

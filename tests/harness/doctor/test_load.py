@@ -1,11 +1,8 @@
 """What runs besides us is found, with names and without command lines."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
-from typing import Any
 
 import pytest
 
@@ -25,10 +22,10 @@ QUIET = Disturbance(
 )
 
 
-def _load(**fields: Any) -> CurrentLoad:
+def _load(**fields):
     """A quiet machine but for some facts."""
     changes = {key: fields.pop(key) for key in [*fields] if hasattr(QUIET, key)}
-    defaults: dict[str, Any] = {
+    defaults = {
         "disturbance": dataclasses.replace(QUIET, **changes),
         "neighbours": (),
         "load_average": 0.1,
@@ -39,7 +36,7 @@ def _load(**fields: Any) -> CurrentLoad:
     return CurrentLoad(**(defaults | fields))
 
 
-def _check(finding: Any, level: str, found: str, advice: str = "") -> None:
+def _check(finding, level, found, advice=""):
     assert level == finding.level
     assert re.fullmatch(found, finding.found)
     assert re.fullmatch(advice, finding.advice)
@@ -79,14 +76,12 @@ BUSY = (Neighbour(name="cc1", fraction=0.5), Neighbour(name="sshd", fraction=0.0
         ),
     ],
 )
-def test_neighbours_are_found(
-    fields: dict[str, Any], level: str, found: str, advice: str
-) -> None:
+def test_neighbours_are_found(fields, level, found, advice):
     """Bad where turns would be void."""
     _check(load.check_neighbours(_load(**fields), 2), level, found, advice)
 
 
-def test_a_high_load_average_is_a_caution() -> None:
+def test_a_high_load_average_is_a_caution():
     """Over half of the cores in the last minute."""
     wait = "wait until it is low, or find what runs: top"
     for average, level, advice in ((1.0, "ok", ""), (1.5, "caution", wait)):
@@ -110,9 +105,7 @@ def test_a_high_load_average_is_a_caution() -> None:
         (None, "ok", "not counted here", ""),
     ],
 )
-def test_steal_is_found(
-    fraction: float | None, level: str, found: str, advice: str
-) -> None:
+def test_steal_is_found(fraction, level, found, advice):
     """With one tick as what can be rounding."""
     finding = load.check_steal(_load(stolen_cpu_fraction=fraction))
     _check(finding, level, found, advice)
@@ -137,14 +130,12 @@ def test_steal_is_found(
         ),
     ],
 )
-def test_throttling_is_found(
-    fields: dict[str, Any], level: str, found: str, advice: str
-) -> None:
+def test_throttling_is_found(fields, level, found, advice):
     """Just now it makes turns void; since boot it is a warning."""
     _check(load.check_throttling(_load(**fields)), level, found, advice)
 
 
-def test_missing_thread_times_are_a_caution() -> None:
+def test_missing_thread_times_are_a_caution():
     """The void rule is coarser without them."""
     _check(load.check_accounting(_load()), "ok", "run time of threads in nanoseconds")
     _check(
@@ -155,11 +146,11 @@ def test_missing_thread_times_are_a_caution() -> None:
     )
 
 
-def test_the_load_is_read_over_a_span(fake_root: Any) -> None:
+def test_the_load_is_read_over_a_span(fake_root):
     """Names are summed and sorted; this process and idle ones are not neighbours."""
     ticks = round(0.5 / TICK_SEC)
 
-    def write(sleep_sec: float, used: int) -> None:
+    def write(sleep_sec, used):
         fake_root.cores((round(sleep_sec / TICK_SEC), 0, 0, 0))
         fake_root.thread(os.getpid(), os.getpid(), sleep_sec)
         fake_root.process(os.getpid(), used, 0)

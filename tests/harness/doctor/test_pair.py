@@ -1,12 +1,9 @@
 """The A/A pair: what a relay of two equal cases says about this machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,20 +14,16 @@ from harness.planning import defaults
 from results.judging import power
 from results.records.models import Control
 
-if TYPE_CHECKING:
-    from harness.run.trial_runner import RunSettings
-
 SECONDS = 0.1
 """The fake worker starts at once; at least five rounds are taken."""
 
 
-def measure(settings: RunSettings) -> Any:
-    """Returns the finding of a pair that the fake worker stands in for."""
+def measure(settings):
     (finding,) = pair.check_pair([0, 1], SECONDS, settings)
     return finding
 
 
-def voiding(settings: RunSettings, *is_void: bool) -> RunSettings:
+def voiding(settings, *is_void):
     """Returns settings by which turns are void in turn; the others are valid."""
     answers = itertools.cycle(is_void)
     return dataclasses.replace(
@@ -42,7 +35,7 @@ def voiding(settings: RunSettings, *is_void: bool) -> RunSettings:
 
 
 @pytest.mark.processes
-def test_a_quiet_pair_says_what_a_default_sweep_gives(settings: RunSettings) -> None:
+def test_a_quiet_pair_says_what_a_default_sweep_gives(settings):
     """The fake worker's steps hardly vary; what is assumed is said."""
     finding = measure(settings)
 
@@ -57,7 +50,7 @@ def test_a_quiet_pair_says_what_a_default_sweep_gives(settings: RunSettings) -> 
 
 
 @pytest.mark.processes
-def test_a_disturbed_pair_is_bad(settings: RunSettings) -> None:
+def test_a_disturbed_pair_is_bad(settings):
     """More than 30 % of the turns are void: doctor then exits with 6."""
     finding = measure(voiding(settings, True, False))
 
@@ -69,9 +62,7 @@ def test_a_disturbed_pair_is_bad(settings: RunSettings) -> None:
 
 
 @pytest.mark.processes
-def test_a_pair_that_fails_says_why(
-    settings: RunSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pair_that_fails_says_why(settings, monkeypatch):
     """A caution: the machine may be fine."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:fail")
     finding = measure(settings)
@@ -81,12 +72,10 @@ def test_a_pair_that_fails_says_why(
     assert "sweep --workload resnet50 --preset smoke" in finding.advice
 
 
-def test_a_pair_that_does_not_fit_says_so(
-    settings: RunSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pair_that_does_not_fit_says_so(settings, monkeypatch):
     """Two processes need more memory than there is."""
 
-    def refuse(*_args: Any) -> None:
+    def refuse(*_args):
         raise DoesNotFitError("2 processes do not fit into memory at once")
 
     monkeypatch.setattr(pair, "run_generation", refuse)
@@ -97,7 +86,7 @@ def test_a_pair_that_does_not_fit_says_so(
 
 
 @pytest.mark.parametrize("num_cores", [1, 2, 16])
-def test_the_pair_is_a_case_and_its_twin(num_cores: int) -> None:
+def test_the_pair_is_a_case_and_its_twin(num_cores):
     """On at most two cores' worth of replicas."""
     trials = pair.make_plan(num_cores).trials
 
@@ -105,7 +94,7 @@ def test_the_pair_is_a_case_and_its_twin(num_cores: int) -> None:
     assert {min(num_cores, 2)} == {trial.spec.num_replicas for trial in trials}
 
 
-def test_the_prediction_on_the_documented_machine() -> None:
+def test_the_prediction_on_the_documented_machine():
     """Times of a shared machine, started side by side: half a width of 4 %."""
     found = pair.predict(deviation=0.106, turn_sec=0.4, start_sec=8.0)
     spread = math.sqrt(2 * 0.02**2 + 0.106**2 / found.num_rounds)
@@ -115,7 +104,7 @@ def test_the_prediction_on_the_documented_machine() -> None:
     assert found.half_width == power.median_half_width(spread, defaults.GENERATIONS)
 
 
-def test_more_noise_gives_a_wider_interval() -> None:
+def test_more_noise_gives_a_wider_interval():
     """And slower turns do, since there are fewer of them."""
     known = {"deviation": 0.1, "turn_sec": 0.4, "start_sec": 13.0}
     usual = pair.predict(**known)
@@ -128,16 +117,11 @@ def test_more_noise_gives_a_wider_interval() -> None:
 @pytest.mark.parametrize(
     ("arguments", "num_measures"), [((), 2), (("--relay=0",), 1), (("--relay=45",), 2)]
 )
-def test_the_relay_can_be_left_out(
-    harness: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
-    num_measures: int,
-) -> None:
+def test_the_relay_can_be_left_out(harness, monkeypatch, arguments, num_measures):
     """It is part of a full check."""
-    given: list[Any] = []
+    given = []
 
-    def look(measures: Any) -> list[Any]:
+    def look(measures):
         given.extend(measures)
         return []
 
@@ -148,7 +132,7 @@ def test_the_relay_can_be_left_out(
     assert num_measures == len(given)
 
 
-def test_too_short_a_relay_is_refused(harness: Any) -> None:
+def test_too_short_a_relay_is_refused(harness):
     """The processes would not have started."""
     code, out, err = harness("doctor", "--relay", "20")
 
@@ -162,9 +146,7 @@ def test_too_short_a_relay_is_refused(harness: Any) -> None:
 
 
 @pytest.mark.processes
-def test_wide_intervals_are_a_caution(
-    settings: RunSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wide_intervals_are_a_caution(settings, monkeypatch):
     """A sweep would still be correct, but say little."""
     predict = pair.predict
     monkeypatch.setattr(

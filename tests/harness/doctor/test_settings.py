@@ -1,9 +1,6 @@
 """Each setting that moves timings is found, and the advice says what to do."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 
@@ -14,20 +11,19 @@ CPU = "sys/devices/system/cpu"
 GIB = 2**20  # of /proc/meminfo, which counts in KiB
 
 
-def _cpus(*cores: int, quota: float | None = None) -> CpuTopology:
+def _cpus(*cores, quota=None):
     """CPUs 0, 1, ... on these cores."""
     cpus = tuple(LogicalCpu(cpu=cpu, core=core) for cpu, core in enumerate(cores))
     return CpuTopology(cpus=cpus, quota_cores=quota)
 
 
-def _check(finding: Any, level: str, found: str, advice: str = "") -> None:
+def _check(finding, level, found, advice=""):
     assert level == finding.level
     assert re.fullmatch(found, finding.found)
     assert re.fullmatch(advice, finding.advice)
 
 
-def test_a_quota_below_the_cpus_is_a_caution() -> None:
-    """With the CPUs that fit into it."""
+def test_a_quota_below_the_cpus_is_a_caution():
     _check(
         settings.check_quota(_cpus(0, 1, 2, quota=2.5)),
         "caution",
@@ -38,8 +34,7 @@ def test_a_quota_below_the_cpus_is_a_caution() -> None:
     _check(settings.check_quota(_cpus(0, 1)), "ok", "none")
 
 
-def test_two_threads_of_a_core_are_a_caution() -> None:
-    """With one CPU of each core to choose."""
+def test_two_threads_of_a_core_are_a_caution():
     _check(
         settings.check_smt(_cpus(0, 0, 1, 1)),
         "caution",
@@ -62,8 +57,8 @@ def test_two_threads_of_a_core_are_a_caution() -> None:
     ],
 )
 def test_a_governor_that_lowers_the_clock_is_a_caution(
-    fake_root: Any, governors: tuple[str, ...], level: str, found: str
-) -> None:
+    fake_root, governors, level, found
+):
     """On any of the cores."""
     for cpu, governor in enumerate(governors):
         fake_root.write(f"{CPU}/cpu{cpu}/cpufreq/scaling_governor", governor)
@@ -72,7 +67,7 @@ def test_a_governor_that_lowers_the_clock_is_a_caution(
     _check(settings.check_governor(_cpus(0, 1), fake_root.path), level, found, advice)
 
 
-def test_boost_is_a_caution(fake_root: Any) -> None:
+def test_boost_is_a_caution(fake_root):
     """One busy core has a higher clock than all."""
     _check(settings.check_boost(fake_root.path), "ok", "not visible from here")
     fake_root.write(f"{CPU}/cpufreq/boost", "0")
@@ -86,7 +81,7 @@ def test_boost_is_a_caution(fake_root: Any) -> None:
     )
 
 
-def test_huge_pages_that_move_memory_are_a_caution(fake_root: Any) -> None:
+def test_huge_pages_that_move_memory_are_a_caution(fake_root):
     """Only the setting ``always`` does that."""
     path = "sys/kernel/mm/transparent_hugepage/enabled"
     _check(settings.check_huge_pages(fake_root.path), "ok", "not visible from here")
@@ -109,9 +104,7 @@ def test_huge_pages_that_move_memory_are_a_caution(fake_root: Any) -> None:
         (0.5, "bad", "end other programs: a single trial needs 1 GiB"),
     ],
 )
-def test_little_memory_is_found(
-    fake_root: Any, gib: float, level: str, advice: str
-) -> None:
+def test_little_memory_is_found(fake_root, gib, level, advice):
     """Below 4 GiB a caution, below 1 GiB unusable."""
     text = f"MemTotal: {16 * GIB} kB\nMemAvailable:  {int(gib * GIB)} kB\nx\n"
     fake_root.write("proc/meminfo", text)
@@ -124,8 +117,7 @@ def test_little_memory_is_found(
     )
 
 
-def test_memory_that_cannot_be_seen_is_said(fake_root: Any) -> None:
-    """Nothing is claimed about it."""
+def test_memory_that_cannot_be_seen_is_said(fake_root):
     _check(settings.check_memory(fake_root.path), "ok", "not visible from here")
 
 
@@ -138,9 +130,7 @@ def test_memory_that_cannot_be_seen_is_said(fake_root: Any) -> None:
         (3, 12, "bad", r"1\.0 GiB in use, 12 pages moved just now"),
     ],
 )
-def test_swap_is_found(
-    fake_root: Any, free_gib: int, moved: int | None, level: str, found: str
-) -> None:
+def test_swap_is_found(fake_root, free_gib, moved, level, found):
     """In use it is a caution; pages that move make timings unusable."""
     text = f"SwapTotal: {4 * GIB} kB\nSwapFree: {free_gib * GIB} kB\n"
     fake_root.write("proc/meminfo", text)
@@ -151,8 +141,7 @@ def test_swap_is_found(
     _check(settings.check_swap(fake_root.path, moved), level, found, advice)
 
 
-def test_pages_that_moved_are_counted_where_the_kernel_does(fake_root: Any) -> None:
-    """In and out."""
+def test_pages_that_moved_are_counted_where_the_kernel_does(fake_root):
     assert settings.read_swapped_pages(fake_root.path) is None
     fake_root.write("proc/vmstat", "pgfault 9\npswpin 3\npswpout 4\n")
 

@@ -5,14 +5,11 @@ Of each file that a verb or the harness reads beside the records of a study, whi
 ``make fuzz-records`` damages 2,000. ``FAULTS_SEED`` draws others.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
 
 import covering
 import drawn
@@ -28,10 +25,6 @@ from harness.machine import cuda_cache, disturbance
 from results.judging import gate_file
 from results.records.gate_record import GateCase, GateRecord
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.processes
 
@@ -77,11 +70,11 @@ GATE = GateRecord(
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: Any, overrides: Any) -> Path:
+def whole(tmp_path_factory, overrides):
     """Makes a folder with every kind of file, measured by the fake worker."""
     import forked_trials
 
-    root: Path = tmp_path_factory.mktemp("whole") / "place"
+    root = tmp_path_factory.mktemp("whole") / "place"
     root.mkdir()
     with (
         forked_trials.installed(overrides["worker_command"]),
@@ -116,15 +109,12 @@ def whole(tmp_path_factory: Any, overrides: Any) -> Path:
     return root
 
 
-def with_bytes(content: bytes) -> Callable[[Path], object]:
-    """Returns what writes a file."""
+def with_bytes(content):
     return lambda path: path.write_bytes(content)
 
 
-def replacing(old: bytes, new: bytes) -> Callable[[Path], object]:
-    """Returns what replaces some bytes of a file."""
-
-    def replace(path: Path) -> None:
+def replacing(old, new):
+    def replace(path):
         content = path.read_bytes()
         assert old in content
         path.write_bytes(content.replace(old, new))
@@ -132,10 +122,8 @@ def replacing(old: bytes, new: bytes) -> Callable[[Path], object]:
     return replace
 
 
-def with_text(old: str, new: str) -> Callable[[Path], object]:
-    """Returns what replaces a text in a file that has it."""
-
-    def run(path: Path) -> None:
+def with_text(old, new):
+    def run(path):
         text = path.read_text()
         assert old in text
         path.write_text(text.replace(old, new))
@@ -143,7 +131,7 @@ def with_text(old: str, new: str) -> Callable[[Path], object]:
     return run
 
 
-def all_void(path: Path) -> None:
+def all_void(path):
     """Lets others have disturbed every turn of a study."""
     for other in path.parents[1].glob("*/turns.jsonl"):
         text = other.read_text()
@@ -151,7 +139,7 @@ def all_void(path: Path) -> None:
         other.write_text(re.sub(r'"foreign_cpu_fraction": [\d.]+', others, text))
 
 
-READERS: dict[str, tuple[str, tuple[str | Callable[[Path], None], ...]]] = {
+READERS = {
     "observations": (
         "runs/r/trials/*/rank_0.jsonl",
         ("verify r", "publish r -o written", "status r"),
@@ -181,7 +169,7 @@ READERS: dict[str, tuple[str, tuple[str | Callable[[Path], None], ...]]] = {
 }  # fmt: skip
 
 
-KNOWN: dict[str, tuple[str, Callable[[Path], object]]] = {
+KNOWN = {
     "numbers from a pipe": ("numbers in JSON", lambda path: put(path, "pipe")),
     "numbers nested deeply": ("numbers in JSON", with_bytes(b"[" * 60_000)),
     "a column of 200 kB": ("numbers in CSV", with_bytes(b"rate\n" + b"9" * 200_000)),
@@ -219,18 +207,12 @@ KNOWN: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 
 @pytest.fixture
-def read(
-    whole: Path,
-    tmp_path: Path,
-    overrides: Any,
-    capsys: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[[str, Callable[[list[Path]], Path]], list[str]]:
+def read(whole, tmp_path, overrides, capsys, monkeypatch):
     """Returns what damages a file in a copy of all, and says how reading it failed."""
     monkeypatch.setattr("reports.page.build.build_report", lambda *_, **__: "<p>12</p>")
     place = tmp_path / "place"
 
-    def run(name: str, damaged: Callable[[list[Path]], Path]) -> list[str]:
+    def run(name, damaged):
         pattern, readers = READERS[name]
         shutil.copytree(whole, place)
         monkeypatch.chdir(place)
@@ -254,17 +236,15 @@ def read(
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_damaged_file_is_no_fault(name: str, read: Any) -> None:
+def test_a_damaged_file_is_no_fault(name, read):
     """No traceback, no internal error, an end in time. The full run draws more."""
     wrong = []
     for number in range(-(-NUM_FILES // len(READERS))):
         chance = drawn.chance(f"{name} {number}")
         how = []
 
-        def damaged(
-            paths: list[Path], chance: Any = chance, how: list[str] = how
-        ) -> Path:
-            path: Path = chance.choice(paths)
+        def damaged(paths, chance=chance, how=how):
+            path = chance.choice(paths)
             how.append(damage(path, chance))
             return path
 
@@ -275,20 +255,18 @@ def test_a_damaged_file_is_no_fault(name: str, read: Any) -> None:
 
 
 @pytest.mark.parametrize("what", KNOWN)
-def test_what_was_a_fault_is_none_any_more(what: str, read: Any) -> None:
+def test_what_was_a_fault_is_none_any_more(what, read):
     """Each was found by the series above, or while it was written."""
     name, damaged = KNOWN[what]
 
-    def first(paths: list[Path]) -> Path:
+    def first(paths):
         damaged(paths[0])
         return paths[0]
 
     assert [] == read(name, first)
 
 
-def fault_of(
-    reader: str | Callable[[Path], None], path: Path, overrides: Any, capsys: Any
-) -> str:
+def fault_of(reader, path, overrides, capsys):
     """Runs a reader; returns what is wrong with how it ended, or ""."""
     try:
         with at_most(LONGEST_SEC):

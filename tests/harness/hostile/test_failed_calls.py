@@ -5,14 +5,11 @@ error, half an output, or a study that is not what it was before. What sweeps wr
 has ``tests/harness/run/test_failed_writes.py``.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os
 import re
 import shutil
-from typing import TYPE_CHECKING, Any
 
 import covering
 import drawn
@@ -25,9 +22,6 @@ from loads import QUIET
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
 from harness.machine import disturbance
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.processes
 
@@ -77,9 +71,8 @@ EVERY = 1 if covering.is_full() else 149
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: Any, overrides: Any) -> Path:
-    """Returns a directory with a study per order, measured by the fake worker."""
-    root: Path = tmp_path_factory.mktemp("measured") / "place"
+def measured(tmp_path_factory, overrides):
+    root = tmp_path_factory.mktemp("measured") / "place"
     root.mkdir()
     with (
         forked_trials.installed(overrides["worker_command"]),
@@ -103,14 +96,13 @@ def measured(tmp_path_factory: Any, overrides: Any) -> Path:
 
 
 @pytest.fixture
-def faults(measured: Path, monkeypatch: pytest.MonkeyPatch) -> FailingReads:
-    """Returns what lets calls fail that read a study."""
+def faults(measured, monkeypatch):
     found = FailingReads(measured)
     found.install(monkeypatch)
     return found
 
 
-def _digest(root: Path) -> dict[str, str]:
+def _digest(root):
     return {
         str(path): hashlib.blake2b(path.read_bytes()).hexdigest()
         for path in sorted(root.rglob("*"))
@@ -126,13 +118,8 @@ def _digest(root: Path) -> dict[str, str]:
     ],
 )
 def test_a_failed_read_gives_no_other_answer(
-    verb: str,
-    measured: Path,
-    faults: FailingReads,
-    overrides: Any,
-    capsys: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    verb, measured, faults, overrides, capsys, monkeypatch
+):
     """The same output, or one line that names the file; the studies stay equal.
 
     The full run lets every call fail, and builds pages too.
@@ -141,7 +128,7 @@ def test_a_failed_read_gives_no_other_answer(
 
     written = measured / OUTPUT
 
-    def run() -> tuple[int, str, str]:
+    def run():
         shutil.rmtree(written, ignore_errors=True)
         faults.count = 0
         code = cli.main(VERBS[verb].split(), run_overrides=overrides)
@@ -175,13 +162,8 @@ def test_a_failed_read_gives_no_other_answer(
     [pytest.param(of, marks=[pytest.mark.full] * (of == "site")) for of in OUTPUTS],
 )
 def test_a_failed_write_leaves_the_old_output_or_a_whole_new_one(
-    verb: str,
-    measured: Path,
-    tmp_path: Path,
-    overrides: Any,
-    capsys: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    verb, measured, tmp_path, overrides, capsys, monkeypatch
+):
     """Or one line and what was there before; then the same command finishes.
 
     The full run lets every call fail.
@@ -193,20 +175,20 @@ def test_a_failed_write_leaves_the_old_output_or_a_whole_new_one(
     faults = FailingWrites(whole)
     faults.install(monkeypatch)
 
-    def run(number: int = -1) -> tuple[int, str]:
+    def run(number=-1):
         faults.place, faults.count, faults.failed = number, 0, ""
         code = cli.main(OUTPUTS[verb].split(), run_overrides=overrides)
         faults.place = -1
         return code, capsys.readouterr().err
 
-    def begin() -> dict[str, bytes]:
+    def begin():
         monkeypatch.chdir(tmp_path)
         shutil.rmtree(whole, ignore_errors=True)
         shutil.copytree(measured, place)
         monkeypatch.chdir(place)
         return files()
 
-    def files() -> dict[str, bytes]:
+    def files():
         found = {
             path.relative_to(whole).as_posix(): path.read_bytes()
             for path in sorted(whole.rglob("*"))
@@ -248,9 +230,7 @@ def test_a_failed_write_leaves_the_old_output_or_a_whole_new_one(
     assert [] == wrong
 
 
-def is_each_whole(
-    before: dict[str, bytes], after: dict[str, bytes], written: dict[str, bytes]
-) -> bool:
+def is_each_whole(before, after, written):
     """Whether each file is as it was, or as it is in the end, and none is lost."""
     return before.keys() <= after.keys() and all(
         content in (before.get(name), written.get(name))
@@ -259,8 +239,8 @@ def is_each_whole(
 
 
 def test_a_damaged_record_gives_no_other_verdict(
-    measured: Path, tmp_path: Path, harness: Any, overrides: Any
-) -> None:
+    measured, tmp_path, harness, overrides
+):
     """Half a result: nothing is concluded from the others, and it is named."""
     runs = tmp_path / "runs"
     shutil.copytree(measured / "runs", runs)

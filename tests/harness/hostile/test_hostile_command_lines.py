@@ -1,14 +1,11 @@
 """Command lines that nobody means: each ends in one line, soon, and writes nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
 import re
 import shutil
 import time
-from typing import TYPE_CHECKING, Any
 
 import click
 import covering
@@ -25,10 +22,6 @@ from harness.launch.catalog import LAUNCHERS
 from reports.exports.export_formats import FORMATS
 from results.records.limits import MAX_TRIALS
 from workloads.catalog import WORKLOADS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 DRAWN_HERE = "300" if covering.is_full() else "45"
 NUM_CASES = int(os.environ.get("HOSTILE_COMMAND_LINES", DRAWN_HERE))
@@ -81,7 +74,7 @@ options = st.builds(
     | texts,
     anything,
 )
-REQUEST: dict[str, Any] = {
+REQUEST = {
     "--file": paths,
     "--workload": st.sampled_from(sorted(WORKLOADS)) | texts,
     "--backends": names,
@@ -120,7 +113,7 @@ REQUEST: dict[str, Any] = {
 LISTS = ("workloads", "presets", "studies")
 studies = st.sampled_from(("s", "s", "s", "new")) | paths
 """Mostly one that there is, so that what comes after it is reached."""
-VALUES: dict[str, Any] = {
+VALUES = {
     **REQUEST,
     "study": studies,
     "studies": studies,
@@ -152,7 +145,7 @@ DOCUMENTED = {
 }
 
 
-def verbs_in(group: click.Group) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def verbs_in(group):
     """Yields the words of every verb, and what click knows of it."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
@@ -161,7 +154,7 @@ def verbs_in(group: click.Group) -> Iterator[tuple[tuple[str, ...], click.Comman
             yield (name,), command
 
 
-def values_of(param: click.Parameter) -> Any:
+def values_of(param):
     """Returns what an option or argument may be given; None for a flag."""
     if isinstance(param, click.Option) and param.is_flag:
         return None
@@ -180,7 +173,7 @@ def values_of(param: click.Parameter) -> Any:
     return st.builds("{}{}".format, numbers, units) | anything
 
 
-def is_inside(text: str) -> bool:
+def is_inside(text):
     """Whether what is written to a path of this name stays in the current folder."""
     return not text.startswith(("/", "~")) and ".." not in text
 
@@ -192,7 +185,7 @@ PARAMS = {
 
 
 @st.composite
-def command_lines(draw: Any) -> list[str]:
+def command_lines(draw):
     """A verb, a few of its options with odd values, and sometimes an odd argument."""
     words = draw(st.sampled_from(sorted(PARAMS)))
     params = PARAMS[words]
@@ -217,7 +210,7 @@ def command_lines(draw: Any) -> list[str]:
     return line + [text for text in more if is_inside(text)]
 
 
-def test_every_verb_is_drawn_from_what_click_declares() -> None:
+def test_every_verb_is_drawn_from_what_click_declares():
     """Also those of groups; each with its own options."""
     names = {" ".join(words) for words in PARAMS}
 
@@ -228,7 +221,7 @@ def test_every_verb_is_drawn_from_what_click_declares() -> None:
 
 
 @pytest.fixture(scope="module")
-def place(template: Path, tmp_path_factory: Any) -> Iterator[Path]:
+def place(template, tmp_path_factory):
     """Makes a directory with a study and with everything that is no study in it."""
     folder = tmp_path_factory.mktemp("place")
     shutil.copytree(template / "runs", folder / "runs")
@@ -237,10 +230,10 @@ def place(template: Path, tmp_path_factory: Any) -> Iterator[Path]:
     (folder / "dangling").symlink_to("nothing")
     os.mkfifo(folder / "pipe")
 
-    def refuse(*_: object, **__: object) -> None:
+    def refuse(*_, **__):
         raise ValueError("no environment is made in this test")
 
-    def no_engine(*_: object, **__: object) -> None:
+    def no_engine(*_, **__):
         raise LaunchError("no engine is asked in this test")
 
     with pytest.MonkeyPatch.context() as patch:
@@ -258,7 +251,7 @@ def place(template: Path, tmp_path_factory: Any) -> Iterator[Path]:
         yield folder
 
 
-def listing(folder: Path) -> list[str]:
+def listing(folder):
     """Returns everything below a folder; the lock of a study comes and goes."""
     return sorted(
         os.path.join(root, name)  # noqa: PTH118 - quicker, for thousands of cases
@@ -268,8 +261,7 @@ def listing(folder: Path) -> list[str]:
     )
 
 
-def run(arguments: list[str]) -> tuple[int, str, str, float]:
-    """Returns exit code, stdout, stderr and seconds of a command line."""
+def run(arguments):
     out, err = io.StringIO(), io.StringIO()
     start = time.monotonic()
     with (
@@ -288,7 +280,7 @@ def run(arguments: list[str]) -> tuple[int, str, str, float]:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(arguments=command_lines())
-def test_no_command_line_ends_in_a_traceback(place: Path, arguments: list[str]) -> None:
+def test_no_command_line_ends_in_a_traceback(place, arguments):
     """Exit 2 is one line, at once, with nothing written; never an internal error.
 
     The full run draws more of them.
@@ -316,7 +308,7 @@ def test_no_command_line_ends_in_a_traceback(place: Path, arguments: list[str]) 
     assert seconds < PLANNED_SEC
 
 
-def remove(made: set[str]) -> None:
+def remove(made):
     """Removes what a command has written, so that the next one finds the same."""
     for path in sorted(made):  # a folder before what is in it, also its lock
         if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114
@@ -371,9 +363,7 @@ HOSTILE = [
         ("launch", "render", "--launcher", "--name=x"),
     ],
 )
-def test_a_required_option_without_a_value_is_named(
-    harness: Any, words: tuple[str, ...]
-) -> None:
+def test_a_required_option_without_a_value_is_named(harness, words):
     """It is neither left out nor given."""
     code, out, err = harness(*words)
 
@@ -382,9 +372,7 @@ def test_a_required_option_without_a_value_is_named(
 
 
 @pytest.mark.parametrize("words", sorted(PARAMS))
-def test_an_option_that_may_not_repeat_is_given_once(
-    harness: Any, words: tuple[str, ...]
-) -> None:
+def test_an_option_that_may_not_repeat_is_given_once(harness, words):
     """Of two values neither is dropped in silence; a word and its opposite are two."""
     for param in PARAMS[words]:
         if isinstance(param, click.Option) and not param.multiple:
@@ -398,10 +386,7 @@ def test_an_option_that_may_not_repeat_is_given_once(
 
 
 @pytest.mark.parametrize(("arguments", "message"), HOSTILE)
-def test_a_hostile_value_is_reported_in_one_line(
-    harness: Any, tmp_path: Path, arguments: Any, message: str
-) -> None:
-    """Before anything is planned, made or written."""
+def test_a_hostile_value_is_reported_in_one_line(harness, tmp_path, arguments, message):
     (tmp_path / "loop").symlink_to("loop")
     start = time.monotonic()
     given = {word.partition("=")[0] for word in arguments}

@@ -1,12 +1,9 @@
 """Places that cannot be written to, and plans that are not their own: one line each."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import published_studies
 import pytest
@@ -19,7 +16,7 @@ STUDY = published_studies.study("d4pg")
 
 @pytest.mark.processes
 @pytest.mark.parametrize("verb", ["status {} --json", "list"])
-def test_a_full_disk_behind_stdout_is_one_line(verb: str, tmp_path: Path) -> None:
+def test_a_full_disk_behind_stdout_is_one_line(verb, tmp_path):
     """As in ``status --json > file`` on a full disk; exit code 2."""
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -40,9 +37,7 @@ def test_a_full_disk_behind_stdout_is_one_line(verb: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("output", ["/proc/x", "/dev/null", "file"])
-def test_files_that_cannot_be_rendered_are_one_line(
-    harness: Any, tmp_path: Path, output: str
-) -> None:
+def test_files_that_cannot_be_rendered_are_one_line(harness, tmp_path, output):
     """A folder of the kernel's, a device, a file; exit code 2."""
     (tmp_path / "file").touch()
     code, out, err = harness(

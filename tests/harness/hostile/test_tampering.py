@@ -2,13 +2,10 @@
 
 # ruff: noqa: E501 - tables read best with a row for each change.
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Any
 
 import forked_trials
 import pytest
@@ -20,10 +17,6 @@ from results.store import manifest
 from results.store.study_store import Store
 from results.verify import listed
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 pytestmark = pytest.mark.processes
 
 SWEEP = (
@@ -34,9 +27,8 @@ SWEEP = (
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: Any, overrides: Any) -> Path:
-    """Returns a study with its page, measured by the fake worker."""
-    root: Path = tmp_path_factory.mktemp("measured")
+def measured(tmp_path_factory, overrides):
+    root = tmp_path_factory.mktemp("measured")
     with (
         forked_trials.installed(overrides["worker_command"]),
         pytest.MonkeyPatch.context() as patch,
@@ -52,29 +44,27 @@ def measured(tmp_path_factory: Any, overrides: Any) -> Path:
 
 
 @pytest.fixture
-def study(measured: Path, tmp_path: Path) -> Path:
-    """Returns a copy to change."""
+def study(measured, tmp_path):
     shutil.copytree(measured, tmp_path / "runs" / "s")
     return tmp_path / "runs" / "s"
 
 
-def trials(root: Path) -> list[Path]:
-    """Returns the folders of the timed trials."""
+def trials(root):
     plan = json.loads((root / "plan.json").read_text())
     timed = [t for t in plan["trials"] if not t["spec"].get("budget")]
     return [root / "trials" / trial["trial_id"] for trial in timed]
 
 
-def change(path: Path, edit: Callable[[Any], None]) -> None:
+def change(path, edit):
     """Changes a record, and keeps how it is written."""
     record = json.loads(path.read_text())
     edit(record)
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def of_backends(root: Path) -> tuple[Path, Path]:
+def of_backends(root):
     """Returns a trial of each of two backends, alike in all else."""
-    by_backend: dict[str, Path] = {}
+    by_backend = {}
     for folder in trials(root):
         spec = json.loads((folder / "spec.json").read_text())
         if spec["num_replicas"] == 2 and spec["repetition_index"] == 0:
@@ -83,7 +73,7 @@ def of_backends(root: Path) -> tuple[Path, Path]:
     return one, other
 
 
-def swap(root: Path, names: tuple[str, ...]) -> None:
+def swap(root, names):
     """Exchanges files of the trials of two backends, with the ids that they have."""
     one, other = of_backends(root)
     for name in names:
@@ -92,10 +82,10 @@ def swap(root: Path, names: tuple[str, ...]) -> None:
         (other / name).write_text(texts[0].replace(one.name, other.name))
 
 
-def drop_from_plan(root: Path, ids: set[str]) -> None:
+def drop_from_plan(root, ids):
     """Removes trials with their folders, and from the plan."""
 
-    def edit(plan: Any) -> None:
+    def edit(plan):
         plan["trials"] = [t for t in plan["trials"] if t["trial_id"] not in ids]
         plan["repeats"] = 1
 
@@ -104,7 +94,7 @@ def drop_from_plan(root: Path, ids: set[str]) -> None:
         shutil.rmtree(root / "trials" / trial_id)
 
 
-def drop_generation(root: Path) -> None:
+def drop_generation(root):
     """Removes all trials of the second repetition."""
     plan = json.loads((root / "plan.json").read_text())
     drop_from_plan(
@@ -117,7 +107,7 @@ def drop_generation(root: Path) -> None:
     )
 
 
-def faster(root: Path) -> None:
+def faster(root):
     """Halves all step times of a trial, in its result and its observations."""
     folder = trials(root)[0]
     lines = []
@@ -130,11 +120,11 @@ def faster(root: Path) -> None:
     (folder / "rank_0.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def set_in(name: str, **fields: Any) -> Callable[[Path], None]:
+def set_in(name, **fields):
     """Returns what sets fields of a record of the first trial."""
 
-    def run(root: Path) -> None:
-        def edit(record: Any) -> None:
+    def run(root):
+        def edit(record):
             assert set(fields) <= set(record), record
             record.update(fields)
 
@@ -143,22 +133,19 @@ def set_in(name: str, **fields: Any) -> Callable[[Path], None]:
     return run
 
 
-def in_plan(**fields: Any) -> Callable[[Path], None]:
-    """Returns what sets fields of the plan."""
+def in_plan(**fields):
     return lambda root: change(root / "plan.json", lambda plan: plan.update(fields))
 
 
-def edit_manifest(edit: Callable[[list[bytes]], list[bytes]]) -> Callable[[Path], None]:
-    """Returns what changes the lines of the manifest."""
-
-    def run(root: Path) -> None:
+def edit_manifest(edit):
+    def run(root):
         path = root / manifest.MANIFEST_NAME
         path.write_bytes(b"".join(edit(path.read_bytes().splitlines(keepends=True))))
 
     return run
 
 
-def fail_a_trial(root: Path) -> None:
+def fail_a_trial(root):
     """An inconvenient trial becomes a failure."""
     folder = trials(root)[0]
     failure = {"phase": "measure", "reason": "lost"}
@@ -168,19 +155,19 @@ def fail_a_trial(root: Path) -> None:
     )
 
 
-def rename_trial(root: Path) -> None:
+def rename_trial(root):
     """A trial that ended twice as slow, beside the one that was planned."""
     folder = trials(root)[0]
     shutil.copytree(folder, folder.with_name("0" * 20))
 
 
-def copy_ranks(root: Path) -> None:
+def copy_ranks(root):
     """The observations of one repetition stand for two."""
     one, other = trials(root)[:2]
     shutil.copy(one / "rank_0.jsonl", other / "rank_0.jsonl")
 
 
-TAMPERINGS: dict[str, Callable[[Path], None]] = {
+TAMPERINGS = {
     "a trial's folder is removed": lambda root: shutil.rmtree(trials(root)[0]),
     "a trial is removed, from the plan as well": lambda root: drop_from_plan(
         root, {trials(root)[0].name}
@@ -230,15 +217,14 @@ TAMPERINGS: dict[str, Callable[[Path], None]] = {
 }  # fmt: skip
 
 
-def verified(harness: Any, *options: str) -> tuple[int, Any]:
-    """Runs ``verify``; returns its exit code and data."""
+def verified(harness, *options):
     code, out, err = harness("verify", "s", "--json", *options)
     assert not err, err
     return code, json.loads(out)
 
 
 @pytest.mark.parametrize("name", TAMPERINGS)
-def test_a_tampering_is_found(study: Path, harness: Any, name: str) -> None:
+def test_a_tampering_is_found(study, harness, name):
     """Exit code 4, or 2 where the records contradict themselves; never 0."""
     shutil.rmtree(study / "report")
     TAMPERINGS[name](study)
@@ -248,7 +234,7 @@ def test_a_tampering_is_found(study: Path, harness: Any, name: str) -> None:
     assert re.search("^differs: |^error: ", out + err, re.MULTILINE)
 
 
-def test_an_untouched_study_is_listed(study: Path, harness: Any) -> None:
+def test_an_untouched_study_is_listed(study, harness):
     """For any tool; and ``verify`` says at last what it does not cover."""
     write_report(Store(study))
     code, out, _ = harness("verify", "s")
@@ -269,9 +255,7 @@ def test_an_untouched_study_is_listed(study: Path, harness: Any) -> None:
     ).stdout
 
 
-def test_a_kill_between_a_file_and_its_digest_is_understood(
-    study: Path, harness: Any
-) -> None:
+def test_a_kill_between_a_file_and_its_digest_is_understood(study, harness):
     """A status or plan of before, or of after, is no tampering."""
     shutil.rmtree(study / "report")
     folder, plan = trials(study)[0], study / "plan.json"
@@ -300,7 +284,7 @@ def test_a_kill_between_a_file_and_its_digest_is_understood(
     assert exit_codes.SOME_TRIALS_FAILED == verified(harness)[0]
 
 
-def test_what_is_not_covered_is_as_it_says(study: Path, harness: Any) -> None:
+def test_what_is_not_covered_is_as_it_says(study, harness):
     """Records that were made anew with their digests."""
     shutil.rmtree(study / "report")
     set_in("env.json", cpu_model="Cray-1")(study)
@@ -311,7 +295,7 @@ def test_what_is_not_covered_is_as_it_says(study: Path, harness: Any) -> None:
     assert [listed.NOT_COVERED] == data["not_covered"]
 
 
-WORDS: dict[str, Callable[[str], str]] = {
+WORDS = {
     "a word is removed": lambda page: re.sub(r"\bnot \b", "", page, count=1),
     "a word is replaced": lambda page: page.replace(" the ", " a ", 1),
     "a sentence is added": lambda page: page.replace("</p>", " All is well.</p>", 1),
@@ -324,9 +308,7 @@ WORDS: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_a_change_of_the_pages_words_is_found(
-    study: Path, harness: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_of_the_pages_words_is_found(study, harness, name, monkeypatch):
     """The page is compared byte for byte with the one that is built.
 
     It is built once, by the sweep; the test of an untouched study builds it again.
@@ -344,9 +326,7 @@ def test_a_change_of_the_pages_words_is_found(
 
 
 @pytest.mark.parametrize("has_seal", [False, True])
-def test_a_study_of_an_earlier_version_is_not_listed(
-    study: Path, harness: Any, has_seal: bool
-) -> None:
+def test_a_study_of_an_earlier_version_is_not_listed(study, harness, has_seal):
     """It stays readable, is verified, and the words say what that leaves out."""
     shutil.rmtree(study / "report")
     (study / manifest.MANIFEST_NAME).unlink()

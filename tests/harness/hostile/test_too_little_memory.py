@@ -1,9 +1,5 @@
 """A relay whose processes do not fit into memory: trials in sequence, or an error."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from harness.cli import exit_codes
@@ -22,19 +18,17 @@ SWEEP = (
 
 
 @pytest.fixture(autouse=True)
-def full(monkeypatch: pytest.MonkeyPatch) -> None:
+def full(monkeypatch):
     """No process fits."""
 
-    def check(*_: Any) -> None:
+    def check(*_):
         raise DoesNotFitError("3 processes do not fit into memory at once")
 
     monkeypatch.setattr(starting, "_check_memory", check)
 
 
 @pytest.mark.processes
-def test_trials_run_in_sequence_and_a_note_says_why(
-    harness: Any, overrides: Any, tmp_path: Any
-) -> None:
+def test_trials_run_in_sequence_and_a_note_says_why(harness, overrides, tmp_path):
     """Nothing of the command needs a relay."""
     code, _, err = harness(*SWEEP, overrides=overrides)
 
@@ -54,9 +48,7 @@ def test_trials_run_in_sequence_and_a_note_says_why(
         ("--order=relay", "fewer --mode,"),
     ],
 )
-def test_what_needs_a_relay_is_an_error(
-    harness: Any, overrides: Any, option: str, fewer: str
-) -> None:
+def test_what_needs_a_relay_is_an_error(harness, overrides, option, fewer):
     """The trials in sequence could not give what was requested."""
     code, _, err = harness(*SWEEP, option, overrides=overrides)
 

@@ -1,11 +1,8 @@
 """What a page, an export or the terminal says of a gate is evidence, or not shown."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from gate_process import GATE
@@ -17,22 +14,16 @@ from reports.exports import archive
 from results.store import manifest
 from results.store.study_store import Store
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 pytestmark = pytest.mark.processes
 FORMATS = ("html", "text", "markdown", "json")
 
 
 @pytest.fixture
-def study(tmp_path: Path, stored: str) -> Path:
-    """Returns the study of a gate that has concluded."""
+def study(tmp_path, stored):
     return tmp_path / "runs" / stored
 
 
-def shown(harness: Any, study: str) -> dict[str, str]:
-    """Returns what each format shows of a study."""
+def shown(harness, study):
     found = {}
     for form in FORMATS:
         code, _, err = harness("report", study, f"--format={form}", "-o", "shown.out")
@@ -42,7 +33,7 @@ def shown(harness: Any, study: str) -> dict[str, str]:
     return found
 
 
-def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def places(value, place=()):
     """Yields where the values of a record are."""
     if isinstance(value, (dict, list)):
         items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -52,8 +43,7 @@ def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         yield place
 
 
-def forged(value: Any, chance: random.Random) -> Any:
-    """Returns another value of the same type."""
+def forged(value, chance):
     if isinstance(value, bool) or value is None:
         return not value if value is not None else 0.5
     if isinstance(value, int):
@@ -63,13 +53,13 @@ def forged(value: Any, chance: random.Random) -> Any:
     return {"pass": "regress", "regress": "pass"}.get(value, f"{value}x")
 
 
-def relist(study: Path) -> None:
+def relist(study):
     """Lists gate.json as it is now, as whoever forges it would."""
     name = "gate.json"
     manifest.renew(study, name, {name: manifest.digest_of(study / name)})
 
 
-def test_no_forged_fact_of_a_gate_is_shown(study: Path, harness: Any) -> None:
+def test_no_forged_fact_of_a_gate_is_shown(study, harness):
     """Each of its record; ``verify`` names it, also where the digests are made anew."""
     path, chance = study / "gate.json", random.Random(16)
     text = path.read_text()
@@ -101,9 +91,7 @@ def test_no_forged_fact_of_a_gate_is_shown(study: Path, harness: Any) -> None:
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_the_records_of_a_page_have_the_verdict(
-    study: Path, tmp_path: Path, harness: Any, is_there: bool
-) -> None:
+def test_the_records_of_a_page_have_the_verdict(study, tmp_path, harness, is_there):
     """From the trials, also where the record is lost, which ``verify`` names."""
     whole = shown(harness, "stored")["text"]
     content, why = archive.of_study(Store.open(study))
@@ -122,9 +110,7 @@ def test_the_records_of_a_page_have_the_verdict(
 
 
 @pytest.mark.parametrize("num_trials", [0, 1, 2])
-def test_a_gate_that_was_stopped_at_once_is_verified(
-    study: Path, harness: Any, num_trials: int
-) -> None:
+def test_a_gate_that_was_stopped_at_once_is_verified(study, harness, num_trials):
     """In its first generation; it has no verdict."""
     plan = json.loads((study / "plan.json").read_text())
     kept = [of["trial_id"] for of in plan["trials"][:num_trials]]
@@ -152,9 +138,7 @@ def test_a_gate_that_was_stopped_at_once_is_verified(
         ("efficiency", "relay"),
     ],
 )
-def test_a_gate_on_any_metric_is_verified(
-    gate: Any, harness: Any, metric: str, order: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gate_on_any_metric_is_verified(gate, harness, metric, order, monkeypatch):
     """Beside the record of the gate, its verdict is recomputed."""
     monkeypatch.setattr(disturbance, "between", lambda _before, _after: QUIET)
     replicas = "--replicas=1,2" if metric == "efficiency" else "--replicas=1"
@@ -168,7 +152,7 @@ def test_a_gate_on_any_metric_is_verified(
     assert kinds["verdict"]["num_recomputed"] > 20
 
 
-def test_every_listed_file_is_evidence(study: Path, harness: Any) -> None:
+def test_every_listed_file_is_evidence(study, harness):
     """One of each kind, changed, removed and added: ``verify`` names it."""
     trial = next(iter((study / "trials").iterdir()))
     Store(study).list_earlier(trial, study / "earlier" / f"{trial.name}-1")

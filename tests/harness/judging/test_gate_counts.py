@@ -1,12 +1,9 @@
 """What a step of a workload has is compared exactly, before and beside its time."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -24,7 +21,7 @@ OF = ("--repeats=2", "--rounds=1", "--baseline=sent_less")
 
 
 @pytest.mark.usefixtures("with_pages")
-def test_three_percent_more_bytes_are_shown_before_the_first_turn(gate: Any) -> None:
+def test_three_percent_more_bytes_are_shown_before_the_first_turn(gate):
     """Exactly, on standard error; then in text, JUnit, record and page, no verdict."""
     files = ("--write=junit=gate.xml", "--write=json=gate.json")
     code, out, err = gate(*OF, "--study=g", *files)
@@ -70,7 +67,7 @@ def test_three_percent_more_bytes_are_shown_before_the_first_turn(gate: Any) -> 
     assert "counted in a step" not in err
 
 
-def test_what_was_named_fails_on_a_busy_machine_too(gate: Any) -> None:
+def test_what_was_named_fails_on_a_busy_machine_too(gate):
     """All turns are void, and one generation is enough: the code has the count."""
     code, out, err = gate(
         *OF,
@@ -94,7 +91,7 @@ def test_what_was_named_fails_on_a_busy_machine_too(gate: Any) -> None:
     )
 
 
-def test_a_gate_ends_with_the_generation_in_which_a_count_rose(gate: Any) -> None:
+def test_a_gate_ends_with_the_generation_in_which_a_count_rose(gate):
     """Others could not change the verdict; the same command shows it again."""
     arguments = ("--baseline=sent_less", "--rounds=1", "--count=collective_bytes")
     for is_first in (True, False):
@@ -110,7 +107,7 @@ def test_a_gate_ends_with_the_generation_in_which_a_count_rose(gate: Any) -> Non
     }
 
 
-def test_an_unchanged_tree_reports_nothing(gate: Any, stored: str) -> None:
+def test_an_unchanged_tree_reports_nothing(gate, stored):
     """But that it was counted."""
     code, out, err = gate("--baseline=same", f"--study={stored}")
 
@@ -147,10 +144,7 @@ def test_an_unchanged_tree_reports_nothing(gate: Any, stored: str) -> None:
         ),
     ],
 )
-def test_a_count_that_cannot_be_judged_is_refused(
-    gate: Any, arguments: tuple[str, ...], message: str
-) -> None:
-    """In one line, before anything is measured."""
+def test_a_count_that_cannot_be_judged_is_refused(gate, arguments, message):
     code, out, err = gate("--baseline=same", *arguments)
 
     assert (exit_codes.USAGE, "") == (code, out)
@@ -158,7 +152,7 @@ def test_a_count_that_cannot_be_judged_is_refused(
     assert not Path("runs").exists()
 
 
-def test_a_sweep_counts_by_itself(harness: Any) -> None:
+def test_a_sweep_counts_by_itself(harness):
     """So that the option has nothing to say there."""
     code, out, err = harness(
         "sweep", "--dry-run", "--workload=resnet50", "--count=retraces"
@@ -168,10 +162,10 @@ def test_a_sweep_counts_by_itself(harness: Any) -> None:
     assert "--count 'retraces' has no effect without --command" in err
 
 
-def test_only_both_sides_of_a_case_are_compared(tmp_path: Path, make_spec: Any) -> None:
+def test_only_both_sides_of_a_case_are_compared(tmp_path, make_spec):
     """Whatever their code is called; a count that one side lacks is not."""
 
-    def resident(name: str, found: dict[str, int], **fields: Any) -> Any:
+    def resident(name, found, **fields):
         folder = tmp_path / name
         folder.mkdir()
         writer = RankFile(rank_path(folder, 0), lambda: 0)

@@ -1,15 +1,8 @@
 """``gate --write``: what is no format or no file is refused before anything runs."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
 from harness.cli import exit_codes
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -22,10 +15,7 @@ if TYPE_CHECKING:
         ("junit=.", "'.' cannot be a file, since it is a folder; choose another"),
     ],
 )
-def test_what_cannot_be_written_is_refused(
-    harness: Any, tmp_path: Path, text: str, message: str
-) -> None:
-    """In one line, with code 2."""
+def test_what_cannot_be_written_is_refused(harness, tmp_path, text, message):
     code, out, err = harness(
         "gate", "--workload=resnet50", "--baseline=HEAD", f"--write={text}"
     )

@@ -1,7 +1,5 @@
 """A gate measures two revisions in the same rounds; its exit code is the verdict."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -11,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gate_process import DRIVER, GATE, worktrees
@@ -26,15 +23,12 @@ pytestmark = pytest.mark.processes
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def written_at() -> dict[Path, int]:
-    """Returns when the status of each trial was written."""
+def written_at():
     found = Path("runs").rglob("status.json")
     return {path: path.stat().st_mtime_ns for path in found}
 
 
-def test_a_slowdown_of_ten_percent_is_a_regression(
-    gate: Any, repository: Path, temporary: Path
-) -> None:
+def test_a_slowdown_of_ten_percent_is_a_regression(gate, repository, temporary):
     """Exit code 1; the worktree of the baseline is gone."""
     code, out, err = gate("--baseline=faster", "--format=json")
 
@@ -51,9 +45,7 @@ def test_a_slowdown_of_ten_percent_is_a_regression(
     assert ("regress", exit_codes.REGRESSION) == (kept["verdict"], kept["exit_code"])
 
 
-def test_two_equal_revisions_pass(
-    gate: Any, harness: Any, tmp_path: Path, stored: str
-) -> None:
+def test_two_equal_revisions_pass(gate, harness, tmp_path, stored):
     """Exit code 0; every case of the study exists twice, and one has a twin.
 
     The same command resumes: nothing is measured twice. 'sweep --study' has not the
@@ -79,7 +71,7 @@ def test_two_equal_revisions_pass(
     assert re.search(r"compares this tree with revision '\w+'.* repeat the gate", err)
 
 
-def test_the_figures_of_this_tree_are_verified(harness: Any, stored: str) -> None:
+def test_the_figures_of_this_tree_are_verified(harness, stored):
     """Trials of the baseline are in none of them."""
     code, out, err = harness("verify", stored)
 
@@ -88,7 +80,7 @@ def test_the_figures_of_this_tree_are_verified(harness: Any, stored: str) -> Non
 
 
 @pytest.mark.full
-def test_a_baseline_that_is_slower_shows_an_improvement(gate: Any) -> None:
+def test_a_baseline_that_is_slower_shows_an_improvement(gate):
     """A kind of pass: exit code 0; only the full run gates in this direction."""
     code, out, err = gate("--baseline=slower", "--delta=50%")
 
@@ -96,7 +88,7 @@ def test_a_baseline_that_is_slower_shows_an_improvement(gate: Any) -> None:
     assert re.search(r"in_graph x1, weak +-(8|9)\.\d %", out)
 
 
-def test_a_disturbed_machine_gives_no_verdict(gate: Any) -> None:
+def test_a_disturbed_machine_gives_no_verdict(gate):
     """Exit code 6, even though some turns are valid."""
     reasons = itertools.cycle(["", "noise", "noise"])
     code, out, _ = gate(
@@ -109,7 +101,7 @@ def test_a_disturbed_machine_gives_no_verdict(gate: Any) -> None:
     assert re.search(r"^UNFIT: .* turns are void \(noise\), more", out, re.MULTILINE)
 
 
-def test_a_machine_that_disturbs_every_turn_is_unfit(gate: Any) -> None:
+def test_a_machine_that_disturbs_every_turn_is_unfit(gate):
     """Also where the gate stops after its first generation: the others are missing."""
     code, out, err = gate(
         "--baseline=same",
@@ -126,7 +118,7 @@ def test_a_machine_that_disturbs_every_turn_is_unfit(gate: Any) -> None:
     )
 
 
-def test_costs_are_measured_alone(gate: Any, tmp_path: Path) -> None:
+def test_costs_are_measured_alone(gate, tmp_path):
     """Peak memory in sequence: no twin, no turns, repetitions as requested."""
     code, out, err = gate(
         "--baseline=slower", "--metric=peak_memory", "--study=g", of=GATE
@@ -139,9 +131,7 @@ def test_costs_are_measured_alone(gate: Any, tmp_path: Path) -> None:
     assert {Order.SEQUENTIAL} == {trial.spec.order for trial in plan.trials}
 
 
-def test_an_interrupt_removes_the_worktree(
-    repository: Path, tmp_path: Path, temporary: Path
-) -> None:
+def test_an_interrupt_removes_the_worktree(repository, tmp_path, temporary):
     """Exit code 130; it says how to resume, and nothing is left behind."""
     process = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(repository), *GATE, "--baseline=same"],
@@ -170,7 +160,7 @@ def test_an_interrupt_removes_the_worktree(
     assert not [trial for trial in trials if process_tree.find_tree(trial)]
 
 
-def test_a_baseline_whose_trials_fail_is_no_verdict(gate: Any) -> None:
+def test_a_baseline_whose_trials_fail_is_no_verdict(gate):
     """Exit code 4: what could not be measured does not pass.
 
     It stops after the first generation: its other side alone says nothing.
@@ -219,12 +209,8 @@ def test_a_baseline_whose_trials_fail_is_no_verdict(gate: Any) -> None:
     ],
 )
 def test_a_gate_that_cannot_be_run_is_one_line(
-    gate: Any,
-    written: Any,
-    repository: Path,
-    arguments: tuple[str, ...],
-    message: str,
-) -> None:
+    gate, written, repository, arguments, message
+):
     """Exit code 2; nothing is written, and nothing is left behind.
 
     The full run has a lock that pip cannot read.
@@ -238,9 +224,7 @@ def test_a_gate_that_cannot_be_run_is_one_line(
     assert [] == worktrees(repository)
 
 
-def test_a_revision_is_checked_with_its_own_sources(
-    gate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_revision_is_checked_with_its_own_sources(gate, tmp_path, monkeypatch):
     """Also from the folder of this tree, where users type commands."""
     monkeypatch.chdir(ROOT)
     code, _, err = gate("--baseline=older", f"--runs-dir={tmp_path}")

@@ -1,11 +1,8 @@
 """A stored study as baseline is weaker, and only counts where nothing else differs."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +11,7 @@ from harness.cli import exit_codes
 pytestmark = pytest.mark.processes
 
 
-def test_a_stored_study_is_judged_as_weaker(gate: Any, stored: str) -> None:
+def test_a_stored_study_is_judged_as_weaker(gate, stored):
     """What varies between days is not known, so it is advice."""
     code, out, err = gate(f"--baseline={stored}", "--study=new", "--seed=1")
 
@@ -27,9 +24,7 @@ def test_a_stored_study_is_judged_as_weaker(gate: Any, stored: str) -> None:
     )
 
 
-def test_an_efficiency_is_refused_before_anything_is_measured(
-    gate: Any, stored: str
-) -> None:
+def test_an_efficiency_is_refused_before_anything_is_measured(gate, stored):
     """Nothing of a machine cancels that both sides had at other times."""
     replicas = ("--replicas=1,2", "--metric=efficiency")
     code, out, err = gate(f"--baseline={stored}", *replicas, "--study=new")
@@ -42,9 +37,7 @@ def test_an_efficiency_is_refused_before_anything_is_measured(
     assert not Path("runs", "new").exists()
 
 
-def test_another_machine_is_refused_before_anything_is_measured(
-    gate: Any, stored: str
-) -> None:
+def test_another_machine_is_refused_before_anything_is_measured(gate, stored):
     """The difference is named; --allow-different shows it and does not pass."""
     for path in Path("runs", stored, "trials").glob("*/env.json"):
         record = json.loads(path.read_text())
@@ -73,9 +66,7 @@ def test_another_machine_is_refused_before_anything_is_measured(
         ("--replicas=2", r"no case is in both 'this tree' .* and 'stored'"),
     ],
 )
-def test_another_setting_is_refused(
-    gate: Any, stored: str, option: str, message: str
-) -> None:
+def test_another_setting_is_refused(gate, stored, option, message):
     """A gate is about code: everything else must be equal."""
     code, out, err = gate(f"--baseline={stored}", "--study=new", option)
 

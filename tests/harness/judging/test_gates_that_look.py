@@ -1,11 +1,8 @@
 """A gate without ``--repeats`` looks at its generations, and ends when it can."""
 
-from __future__ import annotations
-
 import json
 import re
 import xml.etree.ElementTree as ET
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,9 +13,6 @@ from results.judging import gate_file, gate_metrics
 from results.records.models import Order
 from results.statistics import group_sequential
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.processes
 GATE = (
@@ -32,7 +26,7 @@ GATE = (
 )
 
 
-def test_equal_code_passes_at_once(gate: Any, written: Any) -> None:
+def test_equal_code_passes_at_once(gate, written):
     """Exit code 0 in every format; nothing is measured, and nothing is written."""
     code, out, err = gate("--baseline=same", of=GATE)
     _, junit, _ = gate("--baseline=same", "--format=junit", of=GATE)
@@ -47,7 +41,7 @@ def test_equal_code_passes_at_once(gate: Any, written: Any) -> None:
     assert ["temporary"] == written()
 
 
-def test_a_clear_slowdown_ends_at_the_first_look(gate: Any, tmp_path: Path) -> None:
+def test_a_clear_slowdown_ends_at_the_first_look(gate, tmp_path):
     """After four generations of no peer; both sides lie beside each other."""
     code, out, err = gate(
         "--baseline=faster",
@@ -74,7 +68,7 @@ def test_a_clear_slowdown_ends_at_the_first_look(gate: Any, tmp_path: Path) -> N
     assert re.search(r"take [+-]\d+\.\d % \[.+\] longer \(n = 4\), over all", check)
 
 
-def test_an_efficiency_needs_turns() -> None:
+def test_an_efficiency_needs_turns():
     """One after another, nothing of the machine cancels in a ratio of ratios."""
     rule = gate_metrics.Rule(metric=gate_metrics.EFFICIENCY, delta=0.05, alpha=0.05)
     request = gate_request.GateRequest(workload="resnet50", order=Order.SEQUENTIAL)

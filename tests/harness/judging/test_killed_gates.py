@@ -1,13 +1,10 @@
 """A gate that is killed leaves a worktree and folders: the next one removes them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import drawn
 import pytest
@@ -26,8 +23,8 @@ KILLED = (*GATE, "--rounds=3", "--baseline=same")
 
 @pytest.mark.processes
 def test_kills_of_a_gate_leave_nothing_behind_the_next_one(
-    repository: Path, tmp_path: Path, temporary: Path
-) -> None:
+    repository, tmp_path, temporary
+):
     """SIGKILL at random moments; ``make faults`` kills a hundred."""
     chance = drawn.chance("kills of gates")
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
@@ -62,7 +59,7 @@ def test_kills_of_a_gate_leave_nothing_behind_the_next_one(
     assert "" == git(repository, "worktree", "prune", "--dry-run", "--verbose")
 
 
-def remove_as_the_next_gate_does(repository: Path) -> None:
+def remove_as_the_next_gate_does(repository):
     """Begins a gate, up to the checkout of its revision."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(revisions, "SOURCE_ROOT", repository)
@@ -75,13 +72,13 @@ def remove_as_the_next_gate_does(repository: Path) -> None:
             pass
 
 
-def _stop(*_: Any) -> None:
+def _stop(*_):
     raise InterruptedError
 
 
 def test_a_worktree_that_git_did_not_finish_is_removed(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    repository, tmp_path, monkeypatch
+):
     """It is locked, which prune and remove respect; its folder may be gone."""
     monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
     root = tmp_path / f"{owned_folders.GATE}x" / "tree"
@@ -98,7 +95,7 @@ def test_a_worktree_that_git_did_not_finish_is_removed(
         git(repository, "worktree", "remove", str(others))
 
 
-def test_folders_that_somebody_holds_stay(temporary: Path) -> None:
+def test_folders_that_somebody_holds_stay(temporary):
     """Of this process, of a command that it started, and of other programs."""
     foreign = temporary / "replicator-notes"
     foreign.mkdir()
@@ -118,9 +115,7 @@ def test_folders_that_somebody_holds_stay(temporary: Path) -> None:
     assert foreign.is_dir()
 
 
-def test_a_folder_whose_maker_was_killed_before_it_was_held_is_removed(
-    temporary: Path,
-) -> None:
+def test_a_folder_whose_maker_was_killed_before_it_was_held_is_removed(temporary):
     """After a minute: until then it may be one that is being made."""
     new, old, full = (temporary / f"{owned_folders.TRIAL}{n}" for n in "abc")
     for folder in (new, old, full):

@@ -1,14 +1,11 @@
 """A revision with another lock is measured in an environment of its own."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +22,7 @@ OTHER_VERSION = "0.0.1"
 WORKER = (sys.executable, str(Path(__file__).with_name("gate_worker.py")))
 
 
-def _wheel(folder: Path, name: str, files: dict[str, str]) -> tuple[Path, str]:
+def _wheel(folder, name, files):
     """Writes a wheel that holds files and metadata only; returns it and its hash."""
     stem = f"{name.replace('-', '_')}-{OTHER_VERSION}"
     info = f"{stem}.dist-info"
@@ -50,7 +47,7 @@ def _wheel(folder: Path, name: str, files: dict[str, str]) -> tuple[Path, str]:
     return path, hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _lock(wheels: Path, contents: dict[str, dict[str, str]]) -> str:
+def _lock(wheels, contents):
     """Returns a lock of wheels that are made here: no index is asked."""
     lines = ["--no-index", f"--find-links {wheels}"]
     for name, files in contents.items():
@@ -59,10 +56,10 @@ def _lock(wheels: Path, contents: dict[str, dict[str, str]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _commit(repository: Path, files: dict[str, str], tag: str) -> None:
+def _commit(repository, files, tag):
     """Commits files on top of the revision ``same``, which stays checked out."""
 
-    def git(*arguments: str) -> None:
+    def git(*arguments):
         identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
         subprocess.run(["git", *identity, *arguments], cwd=repository, check=True)
 
@@ -76,7 +73,7 @@ def _commit(repository: Path, files: dict[str, str], tag: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def other_lock(repository: Path, tmp_path_factory: Any) -> str:
+def other_lock(repository, tmp_path_factory):
     """Returns a revision with another lock, all of whose versions are others.
 
     Its packages are metadata only; the modules are those of this interpreter.
@@ -95,8 +92,8 @@ def other_lock(repository: Path, tmp_path_factory: Any) -> str:
 
 
 def test_a_gate_installs_the_other_lock_and_measures_with_it(
-    gate: Any, tmp_path: Path, temporary: Path, other_lock: str
-) -> None:
+    gate, tmp_path, temporary, other_lock
+):
     """A verdict; the records have its packages, and its environment is removed."""
     code, out, err = gate(
         f"--baseline={other_lock}", "--repeats=2", "--study=s", worker_command=WORKER
@@ -117,13 +114,13 @@ def test_a_gate_installs_the_other_lock_and_measures_with_it(
 
 
 @pytest.fixture
-def scratch(repository: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def scratch(repository, temporary, monkeypatch):
     """Returns a function that checks a revision out for a kind of device."""
     del temporary
     monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
 
-    def check_out(revision: str, device: str) -> Any:
-        notes: list[str] = []
+    def check_out(revision, device):
+        notes = []
         commit = revisions.find_commit(revision)
         with revisions.checked_out(revision, commit, notes.append, device) as tree:
             return tree.python, notes
@@ -132,7 +129,7 @@ def scratch(repository: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture(scope="session")
-def other_gpu_locks(repository: Path) -> None:
+def other_gpu_locks(repository):
     """Commits a lock for GPUs, another one, and one that cannot be installed."""
     _commit(repository, {revisions.GPU_LOCK_NAME: "# one\n"}, "gpu")
     _commit(
@@ -143,7 +140,7 @@ def other_gpu_locks(repository: Path) -> None:
 
 
 @pytest.mark.usefixtures("other_gpu_locks")
-def test_the_lock_of_gpus_counts_on_gpus_only(scratch: Any, repository: Path) -> None:
+def test_the_lock_of_gpus_counts_on_gpus_only(scratch, repository):
     """On CPUs, another one changes nothing; equal ones are not installed again."""
     python, notes = scratch("gpu", "cpu")
     (repository / revisions.GPU_LOCK_NAME).write_text("# one\n")
@@ -157,9 +154,7 @@ def test_the_lock_of_gpus_counts_on_gpus_only(scratch: Any, repository: Path) ->
 
 
 @pytest.mark.usefixtures("other_gpu_locks")
-def test_a_revision_without_a_lock_for_gpus_is_refused_on_gpus(
-    scratch: Any, repository: Path
-) -> None:
+def test_a_revision_without_a_lock_for_gpus_is_refused_on_gpus(scratch, repository):
     """Its TensorFlow would see none; nothing is installed."""
     (repository / revisions.GPU_LOCK_NAME).write_text("# one\n")
     try:
@@ -174,13 +169,11 @@ def test_a_revision_without_a_lock_for_gpus_is_refused_on_gpus(
         (repository / revisions.GPU_LOCK_NAME).unlink()
 
 
-def test_both_locks_are_installed_on_gpus(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_both_locks_are_installed_on_gpus(monkeypatch, tmp_path):
     """First that of all devices, then that of GPUs, into one new environment."""
-    commands: list[list[str]] = []
+    commands = []
 
-    def run(command: list[str], **_: Any) -> Any:
+    def run(command, **_):
         commands.append(command)
         return subprocess.CompletedProcess(command, 0, "", "")
 
@@ -203,16 +196,12 @@ def test_both_locks_are_installed_on_gpus(
     ],
 )
 def test_what_cannot_be_installed_is_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    ends_at: str,
-    said: str,
-    message: str,
-) -> None:
+    monkeypatch, tmp_path, ends_at, said, message
+):
     """Neither the environment nor its packages; nothing is tried after that."""
-    commands: list[list[str]] = []
+    commands = []
 
-    def run(command: list[str], **_: Any) -> Any:
+    def run(command, **_):
         commands.append(command)
         is_last = ends_at in command
         return subprocess.CompletedProcess(command, is_last, "", said * is_last)
@@ -229,7 +218,7 @@ def test_what_cannot_be_installed_is_one_line(
     assert ["venv", "pip"].index(ends_at) + 1 == len(commands)
 
 
-def test_what_pip_says_is_one_line() -> None:
+def test_what_pip_says_is_one_line():
     """Its last error, not the advice that follows."""
     said = "ERROR: No matching distribution\nWARNING: x\n\n[notice] a new release\n"
 

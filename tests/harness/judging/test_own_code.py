@@ -1,21 +1,15 @@
 """Two revisions that would run the same code, and what says so."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
 from harness.errors import RevisionError
 from harness.judging import own_code
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @pytest.fixture
-def trees(tmp_path: Path) -> tuple[Path, Path]:
+def trees(tmp_path):
     """The user's working tree and a revision of it, alike."""
     for name in ("tree", "base"):
         (tmp_path / name / "src" / "own").mkdir(parents=True)
@@ -23,7 +17,7 @@ def trees(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "tree", tmp_path / "base"
 
 
-def install(monkeypatch: pytest.MonkeyPatch, folder: Path, source: Path) -> None:
+def install(monkeypatch, folder, source):
     """Makes a folder of packages in which one is installed from a source tree."""
     facts = folder / "own-1.0.dist-info"
     facts.mkdir(parents=True)
@@ -36,11 +30,8 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path, source: Path) -> None
 @pytest.mark.processes
 @pytest.mark.parametrize("command", ["python3 train.py {replicas}", "env A=1 python3"])
 def test_a_package_of_the_working_tree_is_refused(
-    trees: tuple[Path, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
-) -> None:
+    trees, tmp_path, monkeypatch, command
+):
     """As pip install -e leaves it; the other side may have installed it as well."""
     tree, base = trees
     install(monkeypatch, tmp_path / "site", tree)
@@ -52,9 +43,7 @@ def test_a_package_of_the_working_tree_is_refused(
 
 
 @pytest.mark.processes
-def test_a_path_to_the_working_tree_is_refused(
-    trees: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_to_the_working_tree_is_refused(trees, monkeypatch):
     """Unless the revision has its own there, and finds that first."""
     tree, base = trees
     monkeypatch.setenv("PYTHONPATH", str(tree / "src"))
@@ -69,9 +58,7 @@ def test_a_path_to_the_working_tree_is_refused(
 
 
 @pytest.mark.processes
-def test_the_mark_of_an_import_hook_is_no_path(
-    trees: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_mark_of_an_import_hook_is_no_path(trees, monkeypatch):
     """As an editable installation leaves it in ``sys.path``."""
     tree, base = trees
     mark = "__editable__.own-1.0.finder.__path_hook__"
@@ -80,14 +67,14 @@ def test_the_mark_of_an_import_hook_is_no_path(
     own_code.check_imports("python3 train.py", base, base, "base", [tree])
 
 
-def test_another_program_is_not_asked(trees: tuple[Path, Path]) -> None:
+def test_another_program_is_not_asked(trees):
     """Nor one that is not there."""
     tree, base = trees
     for command in ("sh -c true", "no-such-program"):
         own_code.check_imports(command, base, base, "base", [tree])
 
 
-def test_what_starts_the_program_has_to_be_there(tmp_path: Path) -> None:
+def test_what_starts_the_program_has_to_be_there(tmp_path):
     """An ignored build, or an environment in the working tree, is in no checkout."""
     message = r"base has no '\.venv/bin/python', which --command starts: git does not"
     with pytest.raises(RevisionError, match=message):

@@ -1,10 +1,7 @@
 """A gate on quality trains both revisions with the same seeds; nothing else runs."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,9 +10,6 @@ from harness.cli import exit_codes
 from harness.cli.verbs import gate_design, gate_request
 from results.records.models import Order
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.processes
 GATE = (
@@ -31,7 +25,7 @@ GATE = (
 
 
 @pytest.mark.usefixtures("with_pages")
-def test_a_change_that_learns_less_is_a_regression(gate: Any, tmp_path: Path) -> None:
+def test_a_change_that_learns_less_is_a_regression(gate, tmp_path):
     """Exit code 1; every seed is trained by both, and nothing is timed."""
     code, out, err = gate(
         "--baseline=learned_more",
@@ -55,7 +49,7 @@ def test_a_change_that_learns_less_is_a_regression(gate: Any, tmp_path: Path) ->
     assert (tmp_path / "runs/q/report/index.html").is_file()
 
 
-def test_a_change_that_learns_as_much_passes(gate: Any, tmp_path: Path) -> None:
+def test_a_change_that_learns_as_much_passes(gate, tmp_path):
     """All seeds, in a study of its own name; the text says what is compared."""
     code, out, err = gate(
         "--baseline=same", "--measure-equal", "--quality-repeats=5", of=GATE
@@ -72,9 +66,7 @@ def test_a_change_that_learns_as_much_passes(gate: Any, tmp_path: Path) -> None:
     ("metric", "field", "number"),
     [("peak_memory", "repeats", 15), ("top_1", "quality_repeats", 5)],
 )
-def test_a_gate_in_sequence_has_repetitions_enough(
-    metric: str, field: str, number: int
-) -> None:
+def test_a_gate_in_sequence_has_repetitions_enough(metric, field, number):
     """To pass, unless another number is given: of processes, or of seeds."""
     rule = gate_request.make_rule(
         workload="resnet50", metric=metric, delta=None, alpha=0.05
@@ -86,7 +78,7 @@ def test_a_gate_in_sequence_has_repetitions_enough(
 
 
 @pytest.mark.parametrize("workload", catalog.WORKLOADS)
-def test_every_metric_of_a_published_report_can_be_judged(workload: str) -> None:
+def test_every_metric_of_a_published_report_can_be_judged(workload):
     """``top_5`` and ``recognised``, too; the tolerance is that of the metric."""
     for facts in catalog.metrics(catalog.workload(workload)):
         if not facts.is_of_window:
@@ -97,15 +89,14 @@ def test_every_metric_of_a_published_report_can_be_judged(workload: str) -> None
             assert facts.tolerance == rule.delta
 
 
-def test_a_metric_of_another_workload_is_refused_with_its_own(harness: Any) -> None:
-    """Exit code 2; nothing is measured."""
+def test_a_metric_of_another_workload_is_refused_with_its_own(harness):
     code, _, err = harness("gate", "--metric=fid", "--workload=resnet50")
 
     assert exit_codes.USAGE == code
     assert re.search(r"unknown metric 'fid'; .* learns top_1, top_5", err)
 
 
-def test_a_stored_sweep_is_a_baseline_too(gate: Any, harness: Any) -> None:
+def test_a_stored_sweep_is_a_baseline_too(gate, harness):
     """Its quality runs; without any, one line says so."""
     sweep = ("sweep", *GATE[2:], "--repeats=1", "--rounds=1", "--quality-repeats=5")
     gate(of=(*sweep, "--study=stored"))
@@ -147,10 +138,7 @@ def test_a_stored_sweep_is_a_baseline_too(gate: Any, harness: Any) -> None:
         (("--metric=joy",), r"unknown metric 'joy'; allowed are throughput, .*top_1"),
     ],
 )
-def test_what_a_gate_on_quality_refuses(
-    gate: Any, tmp_path: Path, arguments: tuple[str, ...], message: str
-) -> None:
-    """One line, exit code 2, nothing written."""
+def test_what_a_gate_on_quality_refuses(gate, tmp_path, arguments, message):
     code, _, err = gate("--baseline=same", *arguments, of=GATE)
 
     assert exit_codes.USAGE == code
@@ -158,7 +146,7 @@ def test_what_a_gate_on_quality_refuses(
     assert not (tmp_path / "runs").exists()
 
 
-def test_no_relay_has_a_time_to_the_first_step(gate: Any) -> None:
+def test_no_relay_has_a_time_to_the_first_step(gate):
     """Its processes start side by side."""
     code, _, err = gate(
         "--baseline=same", "--metric=time_to_first_step", "--order=relay"

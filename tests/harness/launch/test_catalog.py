@@ -1,9 +1,5 @@
 """Launchers are found by name; what cannot be started is refused in one line."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from harness.errors import PlanError
@@ -11,7 +7,7 @@ from harness.launch import catalog
 from harness.launch.contract import HOSTS_VARIABLE
 
 
-def test_the_default_is_this_machine() -> None:
+def test_the_default_is_this_machine():
     """It leaves no trace in the identity of a trial."""
     launcher = catalog.start(catalog.DEFAULT)
 
@@ -20,8 +16,7 @@ def test_the_default_is_this_machine() -> None:
     assert {} == launcher.identity()
 
 
-def test_an_unknown_launcher_gets_the_nearest_name() -> None:
-    """And the list of those that are known."""
+def test_an_unknown_launcher_gets_the_nearest_name():
     with pytest.raises(
         PlanError, match=r"unknown launcher 'locale'; known are local.*did you mean"
     ):
@@ -29,14 +24,14 @@ def test_an_unknown_launcher_gets_the_nearest_name() -> None:
 
 
 @pytest.mark.parametrize("name", catalog.LAUNCHERS)
-def test_every_launcher_is_described(name: str) -> None:
+def test_every_launcher_is_described(name):
     """The help prints the line; its folder has its name."""
     assert name == catalog.info(name).name
     assert name == type(catalog.info(name)).__module__.split(".")[2]
     assert catalog.info(name).summary
 
 
-def test_trials_of_several_hosts_do_not_run_on_one(make_spec: Any) -> None:
+def test_trials_of_several_hosts_do_not_run_on_one(make_spec):
     """Figures of both would be of the same case."""
     spec = make_spec(variables={HOSTS_VARIABLE: "2"})
 

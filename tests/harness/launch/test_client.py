@@ -1,26 +1,19 @@
 """The program of an engine, such as ``srun``: started, watched, and ended in time."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from harness.errors import LaunchError
 from harness.launch.client import ClientEngine
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 LONGEST_SEC = 30.0
 
 
-def client(trial_dir: Path, code: str, **options: Any) -> ClientEngine:
-    """Starts a program as an engine's client."""
+def client(trial_dir, code, **options):
     return ClientEngine(
         (sys.executable, "-S", "-c", code),
         trial_dir=trial_dir,
@@ -31,8 +24,7 @@ def client(trial_dir: Path, code: str, **options: Any) -> ClientEngine:
     )
 
 
-def wait_for_line(engine: ClientEngine) -> None:
-    """Waits until the program has printed something."""
+def wait_for_line(engine):
     end = time.monotonic() + LONGEST_SEC
     while not engine.output():
         assert time.monotonic() < end
@@ -40,7 +32,7 @@ def wait_for_line(engine: ClientEngine) -> None:
 
 
 @pytest.mark.processes
-def test_a_client_that_reads_ends_when_it_is_to_end(tmp_path: Path) -> None:
+def test_a_client_that_reads_ends_when_it_is_to_end(tmp_path):
     """It reads its message, and then the end of its standard input."""
     code = "import sys; print(sys.stdin.readline(), flush=True); sys.stdin.read()"
     engine = client(tmp_path, code, message=b"gang\n")
@@ -56,9 +48,7 @@ def test_a_client_that_reads_ends_when_it_is_to_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("on_sigterm", "code"), [("SIG_DFL", -signal.SIGTERM), ("SIG_IGN", -signal.SIGKILL)]
 )
-def test_a_client_that_does_not_end_is_killed(
-    tmp_path: Path, on_sigterm: str, code: int
-) -> None:
+def test_a_client_that_does_not_end_is_killed(tmp_path, on_sigterm, code):
     """By a signal that it can act on; then by one that it cannot."""
     program = (
         f"import signal, time; signal.signal(signal.SIGTERM, signal.{on_sigterm});"
@@ -72,8 +62,7 @@ def test_a_client_that_does_not_end_is_killed(
     assert code == engine.poll()
 
 
-def test_a_client_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
-    """In one line that says what to do."""
+def test_a_client_that_cannot_be_run_is_refused(tmp_path):
     with pytest.raises(LaunchError, match=r"cannot run /no/srun: No such .*; install"):
         ClientEngine(
             ("/no/srun",),

@@ -7,8 +7,6 @@ Ray on a real one. A new command in the document fails here until somebody says 
 is run.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -16,7 +14,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import kubernetes_api
 import pytest
@@ -26,9 +23,6 @@ from harness.cli import exit_codes
 from harness.launch.kubernetes import programs as kubernetes
 from harness.launch.ray import cluster as ray_cluster
 from harness.launch.ray.cluster import RayHost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENT = ROOT / "docs" / "clusters.md"
@@ -72,7 +66,7 @@ sys.exit(max(one.wait() for one in running))
 """
 
 
-def documented() -> list[str]:
+def documented():
     """Returns the commands of the page: of its blocks, and those named in its text."""
     text = re.sub("```.*?```", "", DOCUMENT.read_text("utf-8"), flags=re.DOTALL)
     blocks = re.findall(r"^ {4}(\S.*)$", text, re.MULTILINE)
@@ -86,14 +80,14 @@ def documented() -> list[str]:
 class Place:
     """A folder in which the commands are run, one after the other."""
 
-    def __init__(self, folder: Path, harness: Any, overrides: Any) -> None:
+    def __init__(self, folder, harness, overrides):
         self.folder, self.harness, self.overrides = folder, harness, overrides
         self.noted = folder / "noted"
         self.noted.touch()
         self.said = folder / "said"
         self.said.mkdir()
 
-    def verb(self, command: str, *more: str) -> str:
+    def verb(self, command, *more):
         """Runs a command of the harness in this process; returns what it prints."""
         words = [*shlex.split(command)[3:], *more]
         with pytest.MonkeyPatch.context() as patch:
@@ -102,7 +96,7 @@ class Place:
         assert exit_codes.OK == code, err
         return str(out)
 
-    def shell(self, command: str, **variables: str) -> str:
+    def shell(self, command, **variables):
         """Runs a command in a shell; returns what it prints."""
         done = subprocess.run(
             ["sh", "-c", command],
@@ -116,7 +110,7 @@ class Place:
         assert 0 == done.returncode, done.stdout + done.stderr
         return done.stdout
 
-    def was_called(self, start: str) -> bool:
+    def was_called(self, start):
         """Whether a stand-in was called with words that begin like this."""
         return any(
             line.startswith(start) for line in self.noted.read_text().splitlines()
@@ -124,13 +118,7 @@ class Place:
 
 
 @pytest.fixture
-def place(
-    tmp_path: Path,
-    harness: Any,
-    overrides: Any,
-    forked_trials: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Place]:
+def place(tmp_path, harness, overrides, forked_trials, monkeypatch):
     """A folder with stand-ins before the programs of this machine."""
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -164,26 +152,26 @@ def place(
         yield made
 
 
-def tasks(place: Place, command: str) -> None:
+def tasks(place, command):
     """``srun`` and ``mpirun`` start workers that know each other."""
     place.shell(command)
     assert {"said-0-of-2", "said-1-of-2"} == {of.name for of in place.said.iterdir()}
 
 
-def submitted(place: Place, command: str) -> None:
+def submitted(place, command):
     """The batch file is valid, and the id of the job is printed."""
     assert "4711" in place.verb(command)
     assert place.was_called("sbatch --parsable")
 
 
-def on_kubernetes(place: Place, command: str) -> None:
+def on_kubernetes(place, command):
     """The server accepts the Job; its pod would have no image here."""
     if shutil.which("kubectl") is None:
         pytest.skip("needs kubectl")
     assert place.verb(command).startswith("resnet50-")
 
 
-def on_ray(place: Place, command: str) -> None:
+def on_ray(place, command):
     """Calls the stand-in, and plans the sweep for two hosts."""
     if HARNESS not in command:
         place.shell(command.replace("FIRST_HOST", "127.0.0.1"))
@@ -201,7 +189,7 @@ def on_ray(place: Place, command: str) -> None:
     assert "multi_worker x2" in printed
 
 
-def rendered(place: Place, command: str) -> None:
+def rendered(place, command):
     """The manifest is one that the server accepts."""
     place.verb(command)
     if shutil.which("kubectl") is None:
@@ -211,10 +199,10 @@ def rendered(place: Place, command: str) -> None:
     assert "study" == created["metadata"]["name"]
 
 
-def script(launcher: str, file: str, *options: str) -> Callable[[Place, str], None]:
+def script(launcher, file, *options):
     """Renders a file, and runs the command that starts it."""
 
-    def run(place: Place, command: str) -> None:
+    def run(place, command):
         # A worker of the gang is the program above.
         own = ("--name=study", "--workers=2", f"--launcher={launcher}", *options)
         place.verb(HARNESS + "launch render " + " ".join(own) + " -- python train.py")
@@ -227,11 +215,11 @@ def script(launcher: str, file: str, *options: str) -> Callable[[Place, str], No
     return run
 
 
-def named_only(_: Place, __: str) -> None:
+def named_only(_, __):
     """Ends or requests something of a user's: the words are those of its manual."""
 
 
-RUNS: dict[str, Callable[[Place, str], None]] = {
+RUNS = {
     "srun ": tasks,
     HARNESS + "sweep --workload resnet50 --backends multi_worker": submitted,
     HARNESS + "sweep --launcher kubernetes": on_kubernetes,
@@ -253,14 +241,13 @@ RUNS: dict[str, Callable[[Place, str], None]] = {
 
 @pytest.mark.processes
 @pytest.mark.parametrize("command", documented())
-def test_a_documented_command_runs(place: Place, command: str) -> None:
-    """As it stands in the document."""
+def test_a_documented_command_runs(place, command):
     starts = [start for start in RUNS if command.startswith(start)]
     assert starts, f"nobody says how {command!r} is run; add it to RUNS"
     RUNS[max(starts, key=len)](place, command)
 
 
-def test_the_table_has_no_command_that_the_page_lacks() -> None:
+def test_the_table_has_no_command_that_the_page_lacks():
     """What was taken out of the page is taken out here."""
     commands = documented()
 

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -20,37 +19,30 @@ from harness.launch import channel, member
 from harness.launch.exits import MemberExits
 from harness.launch.gang_plan import GangPlan
 
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 @pytest.fixture
-def exits() -> Iterator[MemberExits]:
-    """Returns where members report."""
+def exits():
     with contextlib.closing(MemberExits()) as made:
         yield made
 
 
 @pytest.fixture
-def connect(exits: MemberExits) -> Any:
+def connect(exits):
     """Returns a function that connects a member, or a stranger with another secret."""
 
-    def run(secret: str | None = None) -> socket.socket:
+    def run(secret=None):
         port = exits.address.rpartition(":")[2]
         return channel.connect(f"127.0.0.1:{port}", secret or exits.secret)
 
     return run
 
 
-def read(exits: MemberExits) -> None:
-    """Takes what has arrived."""
+def read(exits):
     for _ in range(5):
         exits.read(0.02)
 
 
-def test_an_exit_is_recorded_by_place(exits: MemberExits, connect: Any) -> None:
+def test_an_exit_is_recorded_by_place(exits, connect):
     """With the end of the output, for the failure."""
     connection = connect()
     channel.send(connection, member=("worker", 1), place=1, host="n1")
@@ -68,9 +60,7 @@ def test_an_exit_is_recorded_by_place(exits: MemberExits, connect: Any) -> None:
     assert ["-- process 1 on n1:\nno such file"] == exits.texts()
 
 
-def test_a_lost_connection_is_the_end_of_a_member(
-    exits: MemberExits, connect: Any
-) -> None:
+def test_a_lost_connection_is_the_end_of_a_member(exits, connect):
     """As a kill, and with where it was."""
     connection = connect()
     channel.send(connection, member=("worker", 0), place=0, host="n0")
@@ -82,9 +72,7 @@ def test_a_lost_connection_is_the_end_of_a_member(
     assert "process 0 on n0 was lost: it was killed, or its host" in exits.lost[0]
 
 
-def test_an_exit_that_was_reported_is_not_a_loss(
-    exits: MemberExits, connect: Any
-) -> None:
+def test_an_exit_that_was_reported_is_not_a_loss(exits, connect):
     """Members close the connection after they have reported."""
     connection = connect()
     channel.send(connection, member=("worker", 0), place=0, host="n0")
@@ -106,9 +94,7 @@ def test_an_exit_that_was_reported_is_not_a_loss(
         b"x" * (channel.MAX_LINE_BYTES + 10),
     ],
 )
-def test_strangers_are_not_believed(
-    exits: MemberExits, connect: Any, data: bytes
-) -> None:
+def test_strangers_are_not_believed(exits, connect, data):
     """Anybody can connect to a port; the secret is what counts."""
     stranger = connect(secret="guess")
     stranger.sendall(data)
@@ -121,7 +107,7 @@ def test_strangers_are_not_believed(
     assert [] == exits.refused
 
 
-def test_closing_ends_the_members(exits: MemberExits, connect: Any) -> None:
+def test_closing_ends_the_members(exits, connect):
     """They read the end of the connection, at once."""
     connection = connect()
     read(exits)
@@ -132,7 +118,7 @@ def test_closing_ends_the_members(exits: MemberExits, connect: Any) -> None:
     assert time.monotonic() - started < 1
 
 
-def test_a_member_uses_the_address_that_its_engine_knows() -> None:
+def test_a_member_uses_the_address_that_its_engine_knows():
     """The name of a host can mean its loopback address on another one."""
     environ = {channel.ADDRESS_VARIABLE: "n0:77", "OF_THE_ENGINE": "10.0.0.1"}
     by_engine = {channel.HOST_IN_VARIABLE: "OF_THE_ENGINE"}
@@ -145,7 +131,7 @@ def test_a_member_uses_the_address_that_its_engine_knows() -> None:
 
 
 @pytest.fixture
-def trial_dir(tmp_path: Path) -> Path:
+def trial_dir(tmp_path):
     """Returns the directory of a trial of two workers, one on a core that exists."""
     core = min(os.sched_getaffinity(0))
     GangPlan(
@@ -158,8 +144,7 @@ def trial_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_member_knows_its_place_and_cores(trial_dir: Path) -> None:
-    """From the plan of the gang."""
+def test_a_member_knows_its_place_and_cores(trial_dir):
     assert (0, (min(os.sched_getaffinity(0)),)) == member._own(trial_dir, ("worker", 0))
 
 
@@ -182,7 +167,7 @@ class Refusal:
         Refusal(("worker", 2), "", r"started worker 2, but the trial has 2 processes"),
     ],
 )
-def test_a_member_that_cannot_run_says_why(trial_dir: Path, refusal: Refusal) -> None:
+def test_a_member_that_cannot_run_says_why(trial_dir, refusal):
     """In one line, with the host and what to do."""
     with pytest.raises(LaunchError, match=refusal.message) as caught:
         member._own(trial_dir / refusal.folder, refusal.own)
@@ -216,8 +201,7 @@ print("end of input", flush=True)
 """
 
 
-def start_member(folder: Path, *command: str) -> subprocess.Popen[str]:
-    """Starts a member that runs a program on the first core."""
+def start_member(folder, *command):
     core = str(min(os.sched_getaffinity(0)))
     return subprocess.Popen(
         [sys.executable, "-c", RUN, str(folder), core, *command],
@@ -227,7 +211,7 @@ def start_member(folder: Path, *command: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.processes
-def test_a_member_starts_its_process_on_its_cores(tmp_path: Path) -> None:
+def test_a_member_starts_its_process_on_its_cores(tmp_path):
     """In a session and with a folder for temporary files of its own."""
     started = start_member(tmp_path, sys.executable, "-c", SAYS_WHAT_IT_HAS)
     out, _ = started.communicate(timeout=60)
@@ -241,7 +225,7 @@ def test_a_member_starts_its_process_on_its_cores(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_program_that_cannot_be_run_is_named(tmp_path: Path) -> None:
+def test_a_program_that_cannot_be_run_is_named(tmp_path):
     """In the log of the process, of which the harness records the end."""
     out, _ = start_member(tmp_path, "/no/python", "-m").communicate(timeout=60)
 
@@ -251,7 +235,7 @@ def test_a_program_that_cannot_be_run_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_process_ends_with_its_member(tmp_path: Path, number: int) -> None:
+def test_a_process_ends_with_its_member(tmp_path, number):
     """However that ends; before, its standard input was open."""
     started = start_member(tmp_path, sys.executable, "-c", WAITS_FOR_ITS_PARENT)
     log = tmp_path / "log"

@@ -1,7 +1,5 @@
 """The manifest of a JobSet: valid by its published schema, with what was requested."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

@@ -1,7 +1,5 @@
 """Sweeps and gangs on Kubernetes: a real kubectl, a stand-in for its server."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -10,7 +8,6 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import kubernetes_api
 import kubernetes_rules
@@ -30,11 +27,6 @@ from results.records import identity
 from results.records.models import PlannedTrial, ScalingMode, TrialStatus
 from results.store.study_store import Store
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from kubernetes_api import StandIn
-
 ROOT = Path(__file__).resolve().parents[3]
 IMAGE = "example/replicator:1"
 ASKED = ("--launcher=kubernetes", f"--image={IMAGE}", "--pod-template=pod.yaml")
@@ -53,7 +45,7 @@ needs_kubectl = pytest.mark.skipif(
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+def server(tmp_path, monkeypatch):
     """A stand-in with two claims, which kubectl finds."""
     folder = tmp_path / "server"
     folder.mkdir()
@@ -65,25 +57,24 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]
 
 
 @pytest.fixture
-def harness(harness: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def harness(harness, monkeypatch):
     """The command line, whose own words are those of the process."""
 
-    def run(*words: str) -> tuple[int, str, str]:
+    def run(*words):
         monkeypatch.setattr("sys.argv", ["harness", *words])
-        found: tuple[int, str, str] = harness(*words)
-        return found
+        return harness(*words)
 
     return run
 
 
-def write_template(folder: Path, **fields: str) -> None:
+def write_template(folder, **fields):
     """Writes the template that ``ASKED`` names; JSON is YAML."""
     content = json.dumps(kubernetes_rules.template(**fields))
     (folder / "pod.yaml").write_text(content)
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> tuple[str, ...]:
+def sweep(tmp_path):
     """A sweep of two trials of a program that prints numbers."""
     program = tmp_path / "bench.py"
     program.write_text(PROGRAM)
@@ -96,8 +87,7 @@ def sweep(tmp_path: Path) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def until(condition: Any, what: str) -> Any:
-    """Waits for a condition, for a bounded time; returns what it is."""
+def until(condition, what):
     deadline = time.monotonic() + LONGEST_SEC
     while not (found := condition()):
         assert time.monotonic() < deadline, f"never: {what}"
@@ -105,19 +95,18 @@ def until(condition: Any, what: str) -> Any:
     return found
 
 
-def conditions_of(server: StandIn, job: str) -> list[str]:
-    """How a Job has ended."""
+def conditions_of(server, job):
     status = server.objects["jobs", job].get("status", {})
     return [one["type"] for one in status.get("conditions", ())]
 
 
-def options_of(nodes: int | None = None, **fields: str) -> KubernetesOptions:
+def options_of(nodes=None, **fields):
     """What a sweep with a template is given."""
     template = kubernetes_rules.template(**fields)
     return KubernetesOptions(image=IMAGE, pod_template=template, nodes=nodes)
 
 
-def job_of(options: KubernetesOptions, **fields: Any) -> dict[str, Any]:
+def job_of(options, **fields):
     """The Job of a sweep, which the schema allows."""
     job = Job(name="s", command=(sys.executable, "-m", "harness", "sweep"), **fields)
     made = sweep_job.of_sweep(job, options, "runs")
@@ -125,14 +114,13 @@ def job_of(options: KubernetesOptions, **fields: Any) -> dict[str, Any]:
     return made
 
 
-def pod_of(made: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pod of a Job and its container."""
+def pod_of(made):
     pod = made["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     return pod, container
 
 
-def test_a_job_has_the_claim_the_secret_and_the_gpus() -> None:
+def test_a_job_has_the_claim_the_secret_and_the_gpus():
     """GPUs are limits; what is secret is named; records are on the claim."""
     options = options_of(claim="studies", secret="hub", account="sweeper")
     pod, container = pod_of(job_of(options, gpus_per_worker=8))
@@ -148,7 +136,7 @@ def test_a_job_has_the_claim_the_secret_and_the_gpus() -> None:
     assert ["python", "-m", "harness", "sweep"] == container["command"]
 
 
-def test_the_schema_refuses_what_it_does_not_know() -> None:
+def test_the_schema_refuses_what_it_does_not_know():
     """A schema that accepts everything would check nothing."""
     options = options_of(claim="studies")
     made, other = job_of(options), job_of(options)
@@ -162,8 +150,8 @@ def test_the_schema_refuses_what_it_does_not_know() -> None:
 @needs_kubectl
 @pytest.mark.processes
 def test_a_sweep_runs_in_its_pod_and_survives_an_eviction(
-    server: StandIn, harness: Any, sweep: tuple[str, ...], tmp_path: Path
-) -> None:
+    server, harness, sweep, tmp_path
+):
     """Its first host is taken away after a trial; what has ended is not repeated."""
     code, out, err = harness(*sweep)
     job = out.strip()
@@ -189,9 +177,7 @@ def test_a_sweep_runs_in_its_pod_and_survives_an_eviction(
 
 @needs_kubectl
 @pytest.mark.processes
-def test_a_sweep_that_fails_is_not_started_again(
-    server: StandIn, harness: Any, sweep: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_sweep_that_fails_is_not_started_again(server, harness, sweep, tmp_path):
     """Its exit code is the answer, not a reason for another pod."""
     (tmp_path / "bench.py").write_text("raise SystemExit(3)")
     job = harness(*sweep)[1].strip()
@@ -224,16 +210,9 @@ def test_a_sweep_that_fails_is_not_started_again(
     ],
 )
 def test_what_kubernetes_does_not_have_is_refused_before_anything_is_made(
-    server: StandIn,
-    harness: Any,
-    sweep: tuple[str, ...],
-    tmp_path: Path,
-    fields: dict[str, str],
-    options: tuple[str, ...],
-    message: str,
-) -> None:
-    """In one line, with what there is."""
-    given: Sequence[str] = sweep
+    server, harness, sweep, tmp_path, fields, options, message
+):
+    given = sweep
     write_template(tmp_path, **fields)
     if "--nodes=2" in options:
         given = [
@@ -254,9 +233,7 @@ def test_what_kubernetes_does_not_have_is_refused_before_anything_is_made(
         ("--pod-template", r"requires --pod-template with a volume 'runs' for a sweep"),
     ],
 )
-def test_what_a_pod_needs_is_asked_for(
-    harness: Any, sweep: tuple[str, ...], left_out: str, message: str
-) -> None:
+def test_what_a_pod_needs_is_asked_for(harness, sweep, left_out, message):
     """Before the server is."""
     code, _, err = harness(*(word for word in sweep if not word.startswith(left_out)))
 
@@ -264,13 +241,7 @@ def test_what_a_pod_needs_is_asked_for(
     assert message in err
 
 
-def test_without_kubectl_the_message_says_so(
-    harness: Any,
-    sweep: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    """And where to run the command."""
+def test_without_kubectl_the_message_says_so(harness, sweep, monkeypatch, tmp_path):
     (tmp_path / "bin").mkdir()
     for program in ("git", "python3"):
         (tmp_path / "bin" / program).symlink_to(str(shutil.which(program)))
@@ -281,13 +252,13 @@ def test_without_kubectl_the_message_says_so(
     assert "'kubectl' is not in PATH; run the command where it is" in err
 
 
-def test_gangs_start_in_the_pod_of_a_sweep_only() -> None:
+def test_gangs_start_in_the_pod_of_a_sweep_only():
     """Elsewhere nothing could reach the harness."""
     with pytest.raises(PlanError, match=r"this process is in no pod of a sweep .*REPL"):
         catalog.info("kubernetes").start(KubernetesOptions(nodes=2))
 
 
-def test_a_pod_runs_one_process(make_spec: Any) -> None:
+def test_a_pod_runs_one_process(make_spec):
     """More than there are hosts are refused, with what to choose."""
     launcher = gang_set.KubernetesLauncher(KubernetesOptions(nodes=2))
     spec = make_spec(
@@ -304,7 +275,7 @@ def test_a_pod_runs_one_process(make_spec: Any) -> None:
 
 
 @pytest.fixture
-def in_pod(server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_pod(server, tmp_path, monkeypatch):
     """This process is the pod of a sweep."""
     for name, value in {
         names.POD_VARIABLE: "s-1",
@@ -323,9 +294,7 @@ OPTIONS = options_of(claim="studies", nodes=2)
 @needs_kubectl
 @pytest.mark.processes
 @pytest.mark.usefixtures("in_pod")
-def test_a_trial_is_a_jobset_of_two_pods(
-    server: StandIn, store: Store, make_spec: Any, settings: Any
-) -> None:
+def test_a_trial_is_a_jobset_of_two_pods(server, store, make_spec, settings):
     """Measured as anywhere; afterwards nothing of it is left on the server."""
     spec = make_spec(backend="multi_worker", variables={HOSTS_VARIABLE: "2"})
     trial_id, case_id = identity.ids(spec)
@@ -345,7 +314,7 @@ def test_a_trial_is_a_jobset_of_two_pods(
 @needs_kubectl
 @pytest.mark.processes
 @pytest.mark.usefixtures("in_pod")
-def test_variables_of_a_gang_are_in_a_secret(server: StandIn, tmp_path: Path) -> None:
+def test_variables_of_a_gang_are_in_a_secret(server, tmp_path):
     """Whoever may read pods sees its name only; it ends with the pod of the sweep."""
     gang = Gang(
         trial_dir=tmp_path,
@@ -376,7 +345,7 @@ def test_variables_of_a_gang_are_in_a_secret(server: StandIn, tmp_path: Path) ->
     assert {"persistentvolumeclaims"} == {kind for kind, _ in server.objects}
 
 
-def test_why_a_pod_waits_is_said() -> None:
+def test_why_a_pod_waits_is_said():
     """No host has room; an image cannot be pulled."""
     status = {
         "conditions": [
@@ -392,9 +361,7 @@ def test_why_a_pod_waits_is_said() -> None:
 
 @needs_kubectl
 @pytest.mark.usefixtures("in_pod")
-def test_a_refused_gang_leaves_no_secret(
-    server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_gang_leaves_no_secret(server, tmp_path, monkeypatch):
     """The JobSet is refused, for example since the cluster has none."""
     monkeypatch.delitem(kubernetes_rules.KINDS, "jobsets")
     gang = Gang(

@@ -1,7 +1,5 @@
 """Processes that ``mpirun`` starts, for real where OpenMPI is installed."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

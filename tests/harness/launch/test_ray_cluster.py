@@ -1,7 +1,5 @@
 """What a gang needs of a Ray cluster; a real one is in ``test_ray_launcher``."""
 
-from __future__ import annotations
-
 import sys
 import types
 

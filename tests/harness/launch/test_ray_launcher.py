@@ -1,7 +1,5 @@
 """Gangs on a real Ray cluster of two nodes on this machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json
@@ -79,14 +77,11 @@ def cluster(request):
 
 @pytest.fixture
 def on_ray(cluster, settings):
-    """Run settings whose launcher is that cluster."""
     return dataclasses.replace(settings, launcher=RayLauncher(), timeout_sec=90.0)
 
 
 @pytest.fixture
 def planned(make_spec):
-    """Returns a function that plans a trial of two workers on two hosts."""
-
     def plan(**fields):
         spec = make_spec(
             backend="multi_worker", variables={HOSTS_VARIABLE: "2"}, **fields
@@ -100,12 +95,10 @@ def planned(make_spec):
 
 
 def marked(trial_dir):
-    """Processes of a trial, wherever they were adopted."""
     return process_tree.find_tree(str(trial_dir.resolve()))
 
 
 def wait_until(condition, what):
-    """Waits for a condition, for a bounded time."""
     deadline = time.monotonic() + LONGEST_SEC
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"
@@ -301,7 +294,6 @@ def test_a_sweep_that_ends_early_continues(
 @needs_ray
 @pytest.mark.usefixtures("cluster")
 def test_a_cluster_that_does_not_respond_is_named(monkeypatch):
-    """With what to start."""
     monkeypatch.setenv(ray_cluster.ADDRESS_VARIABLE, "127.0.0.1:1")
     # Longer than the import of Ray.
     monkeypatch.setattr(ray_cluster, "_TIMEOUT_SEC", 3.0)

@@ -1,12 +1,9 @@
 """``launch render`` writes files, submits nothing, and refuses what cannot run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -17,19 +14,13 @@ from harness.launch.job import Job
 from harness.launch.slurm import script
 from harness.launch.slurm.options import SlurmOptions
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 PROGRAM = ("python", "train.py", "--text", "a b")
 IMAGE = "--image=example/replicator:1"
 CHECK = "python -m harness.launch.ray.cluster 2"
 SIZE = "--num-cpus=16 --num-gpus=4"
 
 
-def render(
-    harness: Any, launcher: str, *options: str, command: tuple[str, ...] = PROGRAM
-) -> Any:
-    """Runs the verb."""
+def render(harness, launcher, *options, command=PROGRAM):
     return harness(
         "launch", "render", f"--launcher={launcher}", *options, "--", *command
     )
@@ -43,9 +34,7 @@ def render(
         ("slurm", [], "study.sbatch", "--gpus-per-task=4 python train.py --text 'a b'"),
     ],
 )
-def test_a_file_is_written_and_named(
-    harness: Any, tmp_path: Path, launcher: str, options: Any, name: str, text: str
-) -> None:
+def test_a_file_is_written_and_named(harness, tmp_path, launcher, options, name, text):
     """Nothing is submitted; what was edited since is not overwritten."""
     asked = (launcher, "--name=study", "--workers=2", "--gpus-per-worker=4", *options)
     code, out, err = render(harness, *asked, "--output=files")
@@ -61,9 +50,7 @@ def test_a_file_is_written_and_named(
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "ray", "jobset"])
-def test_what_a_driver_compiles_for_gpus_is_kept(
-    harness: Any, tmp_path: Path, launcher: str
-) -> None:
+def test_what_a_driver_compiles_for_gpus_is_kept(harness, tmp_path, launcher):
     """In the home that all nodes share, or on the claim; not where there is no GPU."""
     (tmp_path / "pod.yaml").write_text(json.dumps(template(claim="studies")))
     options = [IMAGE, "--pod-template=pod.yaml"] if launcher == "jobset" else []
@@ -120,9 +107,8 @@ def test_what_a_driver_compiles_for_gpus_is_kept(
     ],
 )
 def test_what_cannot_run_is_refused_in_one_line(
-    harness: Any, written: Any, launcher: str, options: tuple[str, ...], message: str
-) -> None:
-    """With exit code 2 and what to do, and nothing is written."""
+    harness, written, launcher, options, message
+):
     gang = overridden(("--workers=4", "--gpus-per-worker=2"), *options)
     code, out, err = render(harness, launcher, *gang)
 
@@ -132,7 +118,7 @@ def test_what_cannot_run_is_refused_in_one_line(
     assert [] == written()
 
 
-def test_a_command_is_needed(harness: Any) -> None:
+def test_a_command_is_needed(harness):
     """And how to write it."""
     code, _, err = render(harness, "slurm", command=())
 
@@ -178,9 +164,8 @@ def test_a_command_is_needed(harness: Any) -> None:
     ],
 )
 def test_what_is_no_template_or_contradicts_is_refused(
-    harness: Any, written: Any, tmp_path: Path, content: str | None, message: str
-) -> None:
-    """In one line, and nothing is written."""
+    harness, written, tmp_path, content, message
+):
     if content is not None:
         (tmp_path / "pod.yaml").write_text(content)
     own = ("--image=replicator:1", "--pod-template=pod.yaml")
@@ -191,7 +176,7 @@ def test_what_is_no_template_or_contradicts_is_refused(
     assert ["pod.yaml"] * (content is not None) == written()
 
 
-def test_limits_of_a_pod_come_from_the_options(harness: Any, tmp_path: Path) -> None:
+def test_limits_of_a_pod_come_from_the_options(harness, tmp_path):
     """Memory too, which only containers have."""
     (tmp_path / "pod.yaml").write_text(
         "spec: {containers: [{name: harness, resources: {limits: {memory: 64Gi}}}]}"
@@ -215,9 +200,7 @@ def test_limits_of_a_pod_come_from_the_options(harness: Any, tmp_path: Path) -> 
         (("--time-limit=90",), ['time="01:30:00"']),
     ],
 )
-def test_a_batch_file_says_what_is_needed(
-    harness: Any, tmp_path: Path, options: tuple[str, ...], lines: list[str]
-) -> None:
+def test_a_batch_file_says_what_is_needed(harness, tmp_path, options, lines):
     """A gang is one step."""
     render(harness, "slurm", *options, command=("sweep",))
     text = (tmp_path / "replicator.sbatch").read_text()
@@ -227,7 +210,7 @@ def test_a_batch_file_says_what_is_needed(
     assert text.endswith("sweep\n")
 
 
-def test_the_batch_file_of_a_sweep_is_valid_shell() -> None:
+def test_the_batch_file_of_a_sweep_is_valid_shell():
     """``bash -n`` reads it; it has to stop before the time limit."""
     job = Job(name="x", command=("sweep", "it's"))
     text = script.of_sweep(job, SlurmOptions(nodes=1), "ru ns")
@@ -241,7 +224,7 @@ def test_the_batch_file_of_a_sweep_is_valid_shell() -> None:
 
 
 @pytest.fixture
-def run(harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def run(harness, tmp_path, monkeypatch):
     """Renders a script and runs it with stubs of the programs, which print their words.
 
     ``make test PYTHON=...`` passes it on, and the script takes it for its own.
@@ -254,9 +237,7 @@ def run(harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("PYTHON", "MASTER_ADDR", "MPIRUN_FLAGS"):
         monkeypatch.delenv(name, raising=False)
 
-    def start(
-        launcher: str, *options: str, words: tuple[str, ...] = (), **variables: str
-    ) -> Any:
+    def start(launcher, *options, words=(), **variables):
         render(harness, launcher, *options, command=("sweep", "it's $HOME"))
         return subprocess.run(
             ["sh", f"replicator.{launcher}.sh", *words],
@@ -282,9 +263,7 @@ def run(harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ),
     ],
 )
-def test_every_host_of_a_ray_cluster_has_its_part(
-    run: Any, words: tuple[str, ...], expected: str
-) -> None:
+def test_every_host_of_a_ray_cluster_has_its_part(run, words, expected):
     """The number of GPUs and cores of a host is that of all of its workers."""
     size = ("--workers=4", "--gpus-per-worker=2", "--cores-per-worker=8", "--nodes=2")
     done = run("ray", *size, words=words)
@@ -292,8 +271,7 @@ def test_every_host_of_a_ray_cluster_has_its_part(
     assert (0, f"{expected} at \n", "") == (done.returncode, done.stdout, done.stderr)
 
 
-def test_without_a_part_the_usage_is_printed(run: Any) -> None:
-    """Nothing is started."""
+def test_without_a_part_the_usage_is_printed(run):
     done = run("ray")
 
     assert (2, "") == (done.returncode, done.stdout)

@@ -1,9 +1,6 @@
 """``sweep --launcher``: what is submitted, and what is refused before that."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
 
 import fake_slurm
 import pytest
@@ -14,10 +11,6 @@ from harness.launch.ray import cluster as ray_cluster
 from harness.launch.ray.cluster import RayHost
 from harness.launch.slurm import programs, srun
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
 SWEEP = (
     "sweep", "--workload=resnet50", "--preset=smoke", "--backends=multi_worker",
     "--replicas=2", "--mode=weak", "--repeats=3",
@@ -27,18 +20,14 @@ ON_RAY = (*SWEEP, "--launcher=ray")
 
 
 @pytest.fixture
-def slurm(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def slurm(tmp_path_factory, monkeypatch):
     """Puts programs into PATH that answer as Slurm's; returns what was submitted."""
     return fake_slurm.install(tmp_path_factory.mktemp("slurm"), monkeypatch)
 
 
 @pytest.fixture
-def set_hosts(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns a function that says how many hosts the Ray cluster has."""
-
-    def install(count: int) -> None:
+def set_hosts(monkeypatch):
+    def install(count):
         found = tuple(
             RayHost(node_id=str(i), address=f"10.0.0.{i}", num_cores=2, num_gpus=0)
             for i in range(count)
@@ -48,9 +37,7 @@ def set_hosts(monkeypatch: pytest.MonkeyPatch) -> Any:
     return install
 
 
-def test_outside_of_an_allocation_a_job_is_submitted(
-    harness: Any, slurm: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outside_of_an_allocation_a_job_is_submitted(harness, slurm, monkeypatch):
     """Its id is printed, and how to follow it; the job runs the same command."""
     argv = (*ON_SLURM, "--nodes=2", "--time-limit=60")
     monkeypatch.setattr("sys.argv", ["harness", *argv])
@@ -91,9 +78,8 @@ def test_outside_of_an_allocation_a_job_is_submitted(
     ],
 )
 def test_nothing_is_submitted_that_cannot_run(
-    harness: Any, slurm: Path, written: Any, options: tuple[str, ...], message: str
-) -> None:
-    """One line, exit code 2, and no file."""
+    harness, slurm, written, options, message
+):
     code, _, err = harness(*ON_SLURM, *options)
 
     assert 2 == code
@@ -124,13 +110,8 @@ def test_nothing_is_submitted_that_cannot_run(
     ],
 )
 def test_options_of_a_launcher_are_checked(
-    harness: Any,
-    set_hosts: Any,
-    written: Any,
-    launcher: str,
-    options: tuple[str, ...],
-    message: str,
-) -> None:
+    harness, set_hosts, written, launcher, options, message
+):
     """One line, exit code 2, and no file; none is ignored."""
     set_hosts(2)
     code, out, err = harness(*SWEEP, f"--launcher={launcher}", *options)
@@ -141,7 +122,7 @@ def test_options_of_a_launcher_are_checked(
     assert [] == written()
 
 
-def test_the_help_has_the_options_of_a_launcher_below_its_name(harness: Any) -> None:
+def test_the_help_has_the_options_of_a_launcher_below_its_name(harness):
     """So that everybody sees with which they can be given."""
     _, out, _ = harness("sweep", "--help")
     _, *launchers = out.split("Options of --launcher ")
@@ -167,13 +148,7 @@ def test_the_help_has_the_options_of_a_launcher_below_its_name(harness: Any) -> 
         ),
     ],
 )
-def test_what_slurm_has_to_have_is_named(
-    harness: Any,
-    finished: None,
-    monkeypatch: pytest.MonkeyPatch,
-    verb: tuple[str, ...],
-    message: str,
-) -> None:
+def test_what_slurm_has_to_have_is_named(harness, finished, monkeypatch, verb, message):
     """And where the command would work; a study that is continued is not submitted."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
@@ -184,12 +159,12 @@ def test_what_slurm_has_to_have_is_named(
 
 
 def test_a_step_that_slurm_takes_for_running_does_not_hold_up_the_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """It is cancelled once; then what is left of the trial is ended on every node."""
-    ran: list[tuple[str, ...]] = []
+    ran = []
 
-    def run(command: Sequence[str]) -> str:
+    def run(command):
         ran.append(tuple(command))
         return f"42.0 other\n42.1 {tmp_path.name}\n" if "squeue" in command else ""
 
@@ -205,11 +180,9 @@ def test_a_step_that_slurm_takes_for_running_does_not_hold_up_the_sweep(
 
 
 def test_without_a_cluster_of_ray_the_message_says_what_to_start(
-    harness: Any, monkeypatch: pytest.MonkeyPatch, written: Any
-) -> None:
-    """Nothing is written."""
-
-    def refuse() -> None:
+    harness, monkeypatch, written
+):
+    def refuse():
         raise LaunchError("--launcher ray: no response; start one with 'ray start'")
 
     monkeypatch.setattr(ray_cluster, "read_hosts", refuse)
@@ -220,7 +193,7 @@ def test_without_a_cluster_of_ray_the_message_says_what_to_start(
     assert [] == written()
 
 
-def test_several_hosts_are_part_of_the_identity(harness: Any, set_hosts: Any) -> None:
+def test_several_hosts_are_part_of_the_identity(harness, set_hosts):
     """Figures of one host and of two are never of the same case; one is as any."""
     options = ("--order=sequential", "--dry-run", "--json")
     set_hosts(2)

@@ -3,15 +3,13 @@
 The engine is a stand-in and its members are threads, so that every order can be had.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -26,10 +24,6 @@ from harness.trial import first_exit
 from harness.trial.first_exit import FirstExit
 from harness.trial.process_tree import MARKER
 
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
-
 Act = dict[str, Any]
 LONGEST_SEC = 30.0
 
@@ -37,10 +31,10 @@ LONGEST_SEC = 30.0
 class Members(Engine):
     """Members that send what a test says, each over a connection of its own."""
 
-    def __init__(self, made: Gang, acts: list[Act | None], code: int | None) -> None:
+    def __init__(self, made, acts, code):
         self.code = code
         self.num_cancels = 0
-        self.connections: list[socket.socket] = []
+        self.connections = []
         port = made.variables[channel.ADDRESS_VARIABLE].rpartition(":")[2]
         secret = made.variables[channel.SECRET_VARIABLE]
         for place, act in enumerate(acts):
@@ -51,15 +45,13 @@ class Members(Engine):
             if act is not None:
                 channel.send(connection, **own, **act)
 
-    def poll(self) -> int | None:
-        """What the test says."""
+    def poll(self):
         return self.code
 
-    def cancel(self) -> None:
-        """Counts the calls."""
+    def cancel(self):
         self.num_cancels += 1
 
-    def output(self) -> str:
+    def output(self):
         """Of a program that ended."""
         return "\nsaid by the engine\n"
 
@@ -67,15 +59,13 @@ class Members(Engine):
 class Launcher:
     """Starts such members, or refuses."""
 
-    def __init__(
-        self, *acts: Act | None, code: int | None = None, refusal: str = ""
-    ) -> None:
+    def __init__(self, *acts, code=None, refusal=""):
         self.acts = [*acts]
         self.code = code
         self.refusal = refusal
-        self.engine: Members | None = None
+        self.engine = None
 
-    def __call__(self, gang: Gang) -> Engine:
+    def __call__(self, gang):
         """Connects the members."""
         if self.refusal:
             raise LaunchError(self.refusal)
@@ -84,7 +74,7 @@ class Launcher:
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Callable[[Launcher], RunningGang]:
+def running(tmp_path):
     """Returns a function that starts a gang of two workers and a server."""
     GangPlan(
         members=(("worker", 0), ("worker", 1), ("ps", 0)),
@@ -94,7 +84,7 @@ def running(tmp_path: Path) -> Callable[[Launcher], RunningGang]:
         variables={"ROLES": "workers"},
     ).write(tmp_path)
 
-    def start(launcher: Launcher) -> RunningGang:
+    def start(launcher):
         made = RunningGang(launcher, tmp_path, {"A": "b"}, ("python",))
         made.start()
         return made
@@ -102,12 +92,11 @@ def running(tmp_path: Path) -> Callable[[Launcher], RunningGang]:
     return start
 
 
-def ended(code: int, tail: str = "") -> Act:
-    """What a member says when its process has ended."""
+def ended(code, tail=""):
     return {"exit_code": code, "tail": tail}
 
 
-def test_a_gang_ends_with_its_ranks(running: Any) -> None:
+def test_a_gang_ends_with_its_ranks(running):
     """The server need not end by itself."""
     launcher = Launcher(ended(0), ended(0), None)
     made = running(launcher)
@@ -124,9 +113,7 @@ def test_a_gang_ends_with_its_ranks(running: Any) -> None:
     assert launcher.engine.num_cancels
 
 
-def test_a_signal_is_the_cause_and_not_who_lost_the_rank(
-    running: Any, tmp_path: Path
-) -> None:
+def test_a_signal_is_the_cause_and_not_who_lost_the_rank(running, tmp_path):
     """Also when the other one was the first to report."""
     made = running(Launcher(ended(1, "lost rank 1"), ended(-signal.SIGSEGV), None))
     made.wait(LONGEST_SEC)
@@ -137,9 +124,7 @@ def test_a_signal_is_the_cause_and_not_who_lost_the_rank(
     assert "-- process 0 on n0:\nlost rank 1" in made.output
 
 
-def test_others_have_a_grace_period(
-    running: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_have_a_grace_period(running, tmp_path, monkeypatch):
     """To record what they observed, and no longer."""
     monkeypatch.setattr(gang, "GRACE_SEC", 0.5)
     made = running(Launcher(None, ended(3), None))
@@ -152,9 +137,7 @@ def test_others_have_a_grace_period(
     assert FirstExit(rank=1) == first_exit.read(tmp_path)
 
 
-def test_a_rank_whose_connection_is_lost_was_killed(
-    running: Any, tmp_path: Path
-) -> None:
+def test_a_rank_whose_connection_is_lost_was_killed(running, tmp_path):
     """The reason says which one, and on which host."""
     launcher = Launcher(ended(1), None, None)
     made = running(launcher)
@@ -177,9 +160,7 @@ def test_a_rank_whose_connection_is_lost_was_killed(
         (-99, "failed; the engine's own client ended with signal 99"),
     ],
 )
-def test_a_client_that_was_killed_is_named(
-    running: Any, tmp_path: Path, code: int | None, end: str
-) -> None:
+def test_a_client_that_was_killed_is_named(running, tmp_path, code, end):
     """Its members are then lost; it also fails when they are killed."""
     launcher = Launcher(ended(1), None, None, code=code)
     made = running(launcher)
@@ -191,7 +172,7 @@ def test_a_client_that_was_killed_is_named(
     assert first_exit.read(tmp_path).reason.endswith(end)
 
 
-def test_a_gang_that_runs_for_too_long_has_no_exit_code(running: Any) -> None:
+def test_a_gang_that_runs_for_too_long_has_no_exit_code(running):
     """The time limit is the harness's own."""
     made = running(Launcher(None, None, None))
 
@@ -214,13 +195,7 @@ def test_a_gang_that_runs_for_too_long_has_no_exit_code(running: Any) -> None:
         (Launcher(None, None, None, code=channel.REFUSED), r"^said by the engine$"),
     ],
 )
-def test_what_never_ran_is_refused(
-    running: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    launcher: Launcher,
-    reason: str,
-) -> None:
+def test_what_never_ran_is_refused(running, tmp_path, monkeypatch, launcher, reason):
     """No rank has failed, and the record has the reason."""
     monkeypatch.setattr(gang, "_SETTLE_SEC", 0.1)
     made = running(launcher)
@@ -234,9 +209,7 @@ def test_what_never_ran_is_refused(
         raise LaunchError(found.reason)
 
 
-def test_reports_after_the_end_of_the_engine_count(
-    running: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reports_after_the_end_of_the_engine_count(running, monkeypatch):
     """They can be on their way when its client has ended."""
     monkeypatch.setattr(gang, "_SETTLE_SEC", LONGEST_SEC)
     launcher = Launcher(ended(0), None, None, code=0)
@@ -254,7 +227,7 @@ def test_reports_after_the_end_of_the_engine_count(
 
 
 @pytest.mark.usefixtures("running")
-def test_the_record_of_a_failure_has_the_output(tmp_path: Path) -> None:
+def test_the_record_of_a_failure_has_the_output(tmp_path):
     """At the end of the file that the harness reads."""
     launcher = Launcher(ended(0), ended(3, "no paper"), None)
     planned = RunningGang(launcher, tmp_path, {}, ("python",))
@@ -268,7 +241,7 @@ def test_the_record_of_a_failure_has_the_output(tmp_path: Path) -> None:
     )
 
 
-def test_a_gang_is_what_its_client_reads() -> None:
+def test_a_gang_is_what_its_client_reads():
     """As a line of JSON, since its variables are for nobody's eyes."""
     made = Gang(
         trial_dir=Path("/runs/a"),

@@ -1,12 +1,9 @@
 """What the kernel counts for cores and processes is read from its files."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 
@@ -15,8 +12,7 @@ from harness.machine import core_clock
 TICK_SEC = core_clock.TICK_SEC
 
 
-def test_the_totals_of_the_trials_cores_are_summed(fake_root: Any) -> None:
-    """Other cores are not in it."""
+def test_the_totals_of_the_trials_cores_are_summed(fake_root):
     fake_root.cores((100, 0, 9, 1), (200, 0, 9, 2), (400, 0, 9, 4))
     clock = core_clock.read((0, 2), (), fake_root.path)
 
@@ -27,7 +23,7 @@ def test_the_totals_of_the_trials_cores_are_summed(fake_root: Any) -> None:
     assert 2 == clock.num_cores
 
 
-def test_interrupts_are_read_where_the_kernel_counts_them_apart(fake_root: Any) -> None:
+def test_interrupts_are_read_where_the_kernel_counts_them_apart(fake_root):
     """Recognized by irq above 0; otherwise they are in the time of processes."""
     fake_root.cores((0, 3, 9, 0))
     clock = core_clock.read((0,), (), fake_root.path)
@@ -36,7 +32,7 @@ def test_interrupts_are_read_where_the_kernel_counts_them_apart(fake_root: Any) 
     assert 12 * TICK_SEC == pytest.approx(clock.cores.interrupt_sec)
 
 
-def test_a_system_without_these_files_has_no_counters(fake_root: Any) -> None:
+def test_a_system_without_these_files_has_no_counters(fake_root):
     """Nothing is claimed where the kernel does not count."""
     clock = core_clock.read((0,), (7,), fake_root.path)
 
@@ -48,14 +44,14 @@ def test_a_system_without_these_files_has_no_counters(fake_root: Any) -> None:
     )
 
 
-def test_a_core_that_the_kernel_does_not_show_gives_no_totals(fake_root: Any) -> None:
+def test_a_core_that_the_kernel_does_not_show_gives_no_totals(fake_root):
     """It was switched off since planning: half of the cores would be too little."""
     fake_root.cores((1, 0, 0, 0))
 
     assert core_clock.read((0, 5), (), fake_root.path).cores is None
 
 
-def test_threads_of_all_processes_are_read(fake_root: Any) -> None:
+def test_threads_of_all_processes_are_read(fake_root):
     """Time on a core and time of waiting for one, in nanoseconds."""
     fake_root.thread(7, 7, 1.5, 0.25)
     fake_root.thread(7, 8, 0.5)
@@ -69,7 +65,7 @@ def test_threads_of_all_processes_are_read(fake_root: Any) -> None:
     assert "schedstat" == clock.process_source
 
 
-def test_a_thread_that_ends_while_it_is_read_is_left_out(fake_root: Any) -> None:
+def test_a_thread_that_ends_while_it_is_read_is_left_out(fake_root):
     """Its folder is listed, and its file no longer exists or is empty."""
     fake_root.thread(7, 7, 1.0)
     (fake_root.path / "proc/7/task/8").mkdir()
@@ -78,7 +74,7 @@ def test_a_thread_that_ends_while_it_is_read_is_left_out(fake_root: Any) -> None
     assert [(7, 7)] == [*core_clock.read((0,), (7,), fake_root.path).threads]
 
 
-def test_without_schedstat_the_ticks_of_processes_are_used(fake_root: Any) -> None:
+def test_without_schedstat_the_ticks_of_processes_are_used(fake_root):
     """The reading says so."""
     fake_root.process(7, 3, 4)
     (fake_root.path / "proc/7/task/7").mkdir(parents=True)
@@ -89,7 +85,7 @@ def test_without_schedstat_the_ticks_of_processes_are_used(fake_root: Any) -> No
 
 
 @pytest.mark.parametrize("folder", ["cpuacct", "cpu,cpuacct"])
-def test_the_exact_run_time_of_cores_is_read(fake_root: Any, folder: str) -> None:
+def test_the_exact_run_time_of_cores_is_read(fake_root, folder):
     """Version 1 of the control groups, in both of its usual mounts."""
     path = f"sys/fs/cgroup/{folder}/cpuacct.usage_percpu"
     fake_root.write(path, "1000000000 2500000000 7 \n")
@@ -113,10 +109,7 @@ def test_the_exact_run_time_of_cores_is_read(fake_root: Any, folder: str) -> Non
         ),
     ],
 )
-def test_throttling_by_a_quota_is_read(
-    fake_root: Any, group: str, path: str, text: str
-) -> None:
-    """Of both versions of control groups."""
+def test_throttling_by_a_quota_is_read(fake_root, group, path, text):
     fake_root.write("proc/self/cgroup", group + "\n")
     fake_root.write(path, text)
     throttling = core_clock.read((0,), (), fake_root.path).throttling
@@ -126,7 +119,7 @@ def test_throttling_by_a_quota_is_read(
     assert throttling.num_thermal is None
 
 
-def test_a_folder_of_two_names_is_counted_once(fake_root: Any) -> None:
+def test_a_folder_of_two_names_is_counted_once(fake_root):
     """``cpu`` is usually a link to ``cpu,cpuacct``."""
     fake_root.write("proc/self/cgroup", "4:cpu,cpuacct:/\n")
     fake_root.write("sys/fs/cgroup/cpu,cpuacct/cpu.stat", "nr_throttled 3\n")
@@ -135,8 +128,7 @@ def test_a_folder_of_two_names_is_counted_once(fake_root: Any) -> None:
     assert 3 == core_clock.read((0,), (), fake_root.path).throttling.num_quota
 
 
-def test_throttling_by_heat_is_read(fake_root: Any) -> None:
-    """Of the trial's cores and of their packages."""
+def test_throttling_by_heat_is_read(fake_root):
     for cpu, count in ((0, 1), (1, 2), (2, 100)):
         folder = f"sys/devices/system/cpu/cpu{cpu}/thermal_throttle"
         fake_root.write(f"{folder}/core_throttle_count", f"{count}\n")
@@ -146,7 +138,7 @@ def test_throttling_by_heat_is_read(fake_root: Any) -> None:
     assert 23 == throttling.num_thermal
 
 
-def test_this_kernel_has_what_a_reading_needs() -> None:
+def test_this_kernel_has_what_a_reading_needs():
     """A real reading of this process, between two of which it computes for 50 ms."""
     core = min(os.sched_getaffinity(0))
     start = core_clock.read((core,), (os.getpid(),))
@@ -164,7 +156,7 @@ def test_this_kernel_has_what_a_reading_needs() -> None:
     assert grown_sec > 0.05 - TICK_SEC
 
 
-def test_a_reading_while_threads_come_and_end_succeeds() -> None:
+def test_a_reading_while_threads_come_and_end_succeeds():
     """A child starts a thread that ends, again and again."""
     code = (
         "import threading\nprint(flush=True)\n"

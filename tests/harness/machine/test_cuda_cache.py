@@ -1,15 +1,8 @@
 """What of a build runs on a GPU, and where what is compiled is kept."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
 from harness.machine import cuda_cache
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WHEEL = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")
 """Of TensorFlow 2.21, as ``tf.sysconfig.get_build_info`` names them."""
@@ -29,20 +22,18 @@ WHEEL = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")
         ((12, 0), "compiled"),
     ],
 )
-def test_code_is_native_compiled_or_missing(
-    capability: tuple[int, int], code: str
-) -> None:
+def test_code_is_native_compiled_or_missing(capability, code):
     """A100 and L4 have code of their own; H100, B200 and what follows do not."""
     assert code == cuda_cache.code_for(capability, WHEEL)
 
 
-def test_code_of_one_chip_alone_runs_on_no_later_one() -> None:
+def test_code_of_one_chip_alone_runs_on_no_later_one():
     """The letter says that it uses what only that chip has."""
     assert "native" == cuda_cache.code_for((9, 0), ("sm_90a",))
     assert "none" == cuda_cache.code_for((9, 1), ("sm_90a", "compute_90a", "gfx90"))
 
 
-def test_what_the_user_has_set_stays() -> None:
+def test_what_the_user_has_set_stays():
     """Otherwise the folder is that of CUDA, with the largest size."""
     assert {
         "CUDA_CACHE_PATH": "/home/me/.nv/ComputeCache",
@@ -52,7 +43,7 @@ def test_what_the_user_has_set_stays() -> None:
     assert own == cuda_cache.variables({"HOME": "/home/me", **own})
 
 
-def test_a_note_is_kept_with_earlier_ones(tmp_path: Path) -> None:
+def test_a_note_is_kept_with_earlier_ones(tmp_path):
     """Of each GPU, driver and TensorFlow; what is damaged says nothing."""
     folder = tmp_path / "cache"
     h100, b200 = (cuda_cache.key(of, "570.86.15", "2.21.0") for of in ((9, 0), (10, 0)))
@@ -71,6 +62,6 @@ def test_a_note_is_kept_with_earlier_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "expected"), [("1", True), ("0", False), ("", False)]
 )
-def test_a_disabled_cache_is_seen(value: str, expected: Any) -> None:
+def test_a_disabled_cache_is_seen(value, expected):
     """CUDA takes 1 for it."""
     assert expected is cuda_cache.is_disabled({"CUDA_CACHE_DISABLE": value})

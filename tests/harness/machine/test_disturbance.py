@@ -1,14 +1,11 @@
 """A turn is void for what others did to its cores, and for nothing else."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import random
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 
@@ -20,7 +17,7 @@ TICK_SEC = core_clock.TICK_SEC
 NO_THROTTLING = Throttling(num_quota=0, quota_sec=0.0, num_thermal=0)
 
 
-def _clock(wall_sec: float, **fields: Any) -> CoreClock:
+def _clock(wall_sec, **fields):
     """A reading of two cores; ``idle``, ``stolen`` and ``own`` in seconds."""
     cores = CoreTimes(
         idle_sec=fields.pop("idle", 0.0),
@@ -29,7 +26,7 @@ def _clock(wall_sec: float, **fields: Any) -> CoreClock:
     )
     own_sec = fields.pop("own", 0.0)
     threads = {(7, 7): ThreadTimes(run_sec=own_sec, delay_sec=fields.pop("delay", 0.0))}
-    defaults: dict[str, Any] = {
+    defaults = {
         "num_cores": 2,
         "cores": cores,
         "run_sec": None,
@@ -42,8 +39,8 @@ def _clock(wall_sec: float, **fields: Any) -> CoreClock:
     return CoreClock(wall_sec=wall_sec, **(defaults | fields))
 
 
-def _disturbance(**fields: Any) -> Disturbance:
-    defaults: dict[str, Any] = {
+def _disturbance(**fields):
+    defaults = {
         "foreign_cpu_fraction": 0.0,
         "foreign_resolution": 0.0,
         "stolen_cpu_fraction": 0.0,
@@ -55,7 +52,7 @@ def _disturbance(**fields: Any) -> Disturbance:
     return Disturbance(**(defaults | fields))
 
 
-def test_foreign_time_is_of_the_cores_of_the_trial() -> None:
+def test_foreign_time_is_of_the_cores_of_the_trial():
     """10 s on 2 cores: 4 s idle, 1 s stolen, 12 s ours, so 3 of 20 s are foreign."""
     found = disturbance.between(
         _clock(100, idle=50, own=7), _clock(110, idle=54, stolen=1, own=19, delay=0.5)
@@ -68,7 +65,7 @@ def test_foreign_time_is_of_the_cores_of_the_trial() -> None:
     assert TICK_SEC / 10 == pytest.approx(found.stolen_resolution)
 
 
-def test_interrupts_and_the_reading_itself_are_not_foreign() -> None:
+def test_interrupts_and_the_reading_itself_are_not_foreign():
     """The trial's own traffic, where the kernel counts it apart, and our reading."""
     start = _clock(0, reading_sec=0.25)
     found = disturbance.between(start, _clock(1, own=1.25, interrupts=0.5))
@@ -76,7 +73,7 @@ def test_interrupts_and_the_reading_itself_are_not_foreign() -> None:
     assert 0.0 == pytest.approx(found.foreign_cpu_fraction)
 
 
-def test_the_exact_run_time_is_used_where_it_agrees_with_the_idle_time() -> None:
+def test_the_exact_run_time_is_used_where_it_agrees_with_the_idle_time():
     """0.004 s of others in 0.3 s on 2 cores: seen without rounding."""
     start = _clock(0, run_sec=5.0)
     end = _clock(0.3, run_sec=5.604, own=0.6)
@@ -86,7 +83,7 @@ def test_the_exact_run_time_is_used_where_it_agrees_with_the_idle_time() -> None
     assert 0.0 == found.foreign_resolution
 
 
-def test_a_run_time_of_the_container_alone_is_not_used() -> None:
+def test_a_run_time_of_the_container_alone_is_not_used():
     """It lacks the 0.3 s that ran outside of the container, which the idle time has."""
     start = _clock(0, run_sec=5.0)
     found = disturbance.between(start, _clock(0.3, run_sec=5.3, own=0.3))
@@ -95,14 +92,14 @@ def test_a_run_time_of_the_container_alone_is_not_used() -> None:
     assert TICK_SEC / 0.3 == pytest.approx(found.foreign_resolution)
 
 
-def test_rounding_is_not_negative_load() -> None:
+def test_rounding_is_not_negative_load():
     """More own time than busy time reads as no foreign load."""
     found = disturbance.between(_clock(0), _clock(1, idle=1.01, own=1))
 
     assert 0.0 == found.foreign_cpu_fraction
 
 
-def test_a_new_thread_with_an_old_id_counts_from_zero() -> None:
+def test_a_new_thread_with_an_old_id_counts_from_zero():
     """And one that did not exist at the start as well."""
     new = {
         (7, 7): ThreadTimes(run_sec=0.5, delay_sec=0.0),
@@ -113,7 +110,7 @@ def test_a_new_thread_with_an_old_id_counts_from_zero() -> None:
     assert 0.125 == pytest.approx(found.foreign_cpu_fraction)
 
 
-def test_time_of_a_thread_that_ended_is_ours() -> None:
+def test_time_of_a_thread_that_ended_is_ours():
     """Only the total of its process has it, in ticks."""
     start, end = _clock(0), _clock(1, threads={}, process_sec={7: 2.0})
     found = disturbance.between(start, end)
@@ -122,7 +119,7 @@ def test_time_of_a_thread_that_ended_is_ours() -> None:
     assert "" == disturbance.void_reason(found, 0)
 
 
-def test_without_schedstat_its_ticks_add_to_the_rounding() -> None:
+def test_without_schedstat_its_ticks_add_to_the_rounding():
     """User and system time of each process are rounded; run delay is unknown."""
     start = _clock(0, threads={}, process_source="stat")
     end = _clock(1, own=1, threads={}, process_source="stat")
@@ -133,7 +130,7 @@ def test_without_schedstat_its_ticks_add_to_the_rounding() -> None:
     assert found.run_delay_sec is None
 
 
-def test_what_the_kernel_does_not_count_is_none_and_voids_nothing() -> None:
+def test_what_the_kernel_does_not_count_is_none_and_voids_nothing():
     """Without counters nobody can say that a turn was disturbed."""
     unknown = Throttling(num_quota=None, quota_sec=None, num_thermal=None)
     start, end = (_clock(t, cores=None, throttling=unknown) for t in (0, 1))
@@ -144,7 +141,7 @@ def test_what_the_kernel_does_not_count_is_none_and_voids_nothing() -> None:
     assert "" == disturbance.void_reason(found, 0)
 
 
-def test_throttling_by_quota_and_by_heat_is_added() -> None:
+def test_throttling_by_quota_and_by_heat_is_added():
     """Where only one of them is counted, it is that one."""
     start = Throttling(num_quota=1, quota_sec=0.5, num_thermal=None)
     end = Throttling(num_quota=3, quota_sec=0.75, num_thermal=None)
@@ -199,9 +196,7 @@ def test_throttling_by_quota_and_by_heat_is_added() -> None:
         ({"run_delay_sec": 1e3}, 0, ""),
     ],
 )
-def test_the_reason_of_a_void_turn_is_one_phrase(
-    fields: dict[str, Any], num_retraces: int, reason: str
-) -> None:
+def test_the_reason_of_a_void_turn_is_one_phrase(fields, num_retraces, reason):
     """Each limit, at it and beyond it, with what can be rounding on top."""
     assert reason == disturbance.void_reason(_disturbance(**fields), num_retraces)
 
@@ -218,8 +213,8 @@ def test_the_reason_of_a_void_turn_is_one_phrase(
     ],
 )
 def test_an_endless_process_on_one_of_many_cores_voids_every_turn(
-    num_cores: int, *, is_exact: bool, turn_sec: float
-) -> None:
+    num_cores, *, is_exact, turn_sec
+):
     """It gets half of that core beside the trial's thread; 40 turns.
 
     The mean over 16 cores is 3.1 %, which ticks could be. With 48 cores half a core is
@@ -237,9 +232,7 @@ def test_an_endless_process_on_one_of_many_cores_voids_every_turn(
 
 @pytest.mark.parametrize("num_cores", [1, 2, 4, 16, 48])
 @pytest.mark.parametrize("is_exact", [True, False])
-def test_services_of_a_quiet_machine_void_no_turn(
-    num_cores: int, *, is_exact: bool
-) -> None:
+def test_services_of_a_quiet_machine_void_no_turn(num_cores, *, is_exact):
     """0.2 % of every core, and 2 % of one; 40 turns of 0.3 s at any tick."""
     load = 0.02 + 0.002 * num_cores
     turns = _turns(num_cores, load, is_exact=is_exact)
@@ -247,9 +240,7 @@ def test_services_of_a_quiet_machine_void_no_turn(
     assert not any(disturbance.void_reason(found, 0) for found in turns)
 
 
-def _turns(
-    num_cores: int, load: float, *, is_exact: bool, turn_sec: float = 0.3
-) -> list[Disturbance]:
+def _turns(num_cores, load, *, is_exact, turn_sec=0.3):
     """Turns in which others use so much of all cores together, of one core."""
     generator = random.Random(num_cores)
     found = []
@@ -273,10 +264,10 @@ def _turns(
 
 @pytest.mark.parametrize("offset", [0.0, 0.2, 0.5, 0.9, 0.999])
 @pytest.mark.parametrize("turn_sec", [0.3, 0.7, 3.0])
-def test_rounding_alone_never_voids_a_turn(turn_sec: float, offset: float) -> None:
+def test_rounding_alone_never_voids_a_turn(turn_sec, offset):
     """Quiet cores, wherever within a tick a turn begins."""
 
-    def shown(idle_sec: float) -> float:
+    def shown(idle_sec):
         return int((idle_sec + offset * TICK_SEC) / TICK_SEC) * TICK_SEC
 
     start = _clock(0, idle=2 * shown(0))
@@ -287,7 +278,7 @@ def test_rounding_alone_never_voids_a_turn(turn_sec: float, offset: float) -> No
 
 
 @pytest.mark.processes
-def test_a_hog_on_the_core_is_seen_within_three_percentage_points() -> None:
+def test_a_hog_on_the_core_is_seen_within_three_percentage_points():
     """What it used is foreign if it is not of the trial, and not if it is.
 
     The same span is read twice, so that other load of the machine is in both.

@@ -1,7 +1,5 @@
 """The share of the machine that others used is distinguished from the trial's own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
@@ -23,11 +21,11 @@ SPIN = (
 NUM_CPUS = 64
 
 
-def _clock(wall: float, busy: float, own: float, stolen: float = 0.0) -> CpuClock:
+def _clock(wall, busy, own, stolen=0.0):
     return CpuClock(wall_sec=wall, busy_sec=busy, stolen_sec=stolen, own_sec=own)
 
 
-def test_foreign_time_is_what_is_busy_and_not_ours() -> None:
+def test_foreign_time_is_what_is_busy_and_not_ours():
     """10 s on 2 CPUs with 12 s busy, 7 s of them ours: 5 of 20 s are foreign."""
     load = foreign_load.between(_clock(0, 100, 50), _clock(10, 112, 57, 2), 2)
 
@@ -35,14 +33,14 @@ def test_foreign_time_is_what_is_busy_and_not_ours() -> None:
     assert 0.1 == pytest.approx(load.stolen_fraction)
 
 
-def test_tick_rounding_is_not_negative_load() -> None:
+def test_tick_rounding_is_not_negative_load():
     """More own time than busy time reads as no foreign load."""
     load = foreign_load.between(_clock(0, 0, 0), _clock(1, 0.5, 0.51), 2)
 
     assert 0.0 == load.foreign_fraction
 
 
-def test_a_spinning_neighbour_is_seen_and_an_own_child_is_not() -> None:
+def test_a_spinning_neighbour_is_seen_and_an_own_child_is_not():
     """A child that was waited for is ours; one that still runs is foreign."""
     start = foreign_load.read_clock()
     subprocess.run([*SPIN, str(SPIN_SEC)], check=True, timeout=60)

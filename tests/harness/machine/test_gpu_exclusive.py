@@ -1,13 +1,10 @@
 """One sweep per GPU: locks that end with their process, and the driver's list."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_nvml import FakeGpu, FakeMig, make_gpus
@@ -28,9 +25,7 @@ with gpu_exclusive.hold([gpu], study="theirs"):
 
 
 @pytest.mark.processes
-def test_a_lock_keeps_other_processes_out_until_its_own_has_ended(
-    install_gpus: Any,
-) -> None:
+def test_a_lock_keeps_other_processes_out_until_its_own_has_ended(install_gpus):
     """Also when that was killed: no lock is left."""
     install_gpus(make_gpus(2))
     first, second = gpus.read_gpus()
@@ -58,7 +53,7 @@ def test_a_lock_keeps_other_processes_out_until_its_own_has_ended(
         pass
 
 
-def test_no_gpu_needs_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_gpu_needs_no_lock(monkeypatch):
     """Trials on CPUs take turns in a relay, and touch nothing here."""
     monkeypatch.setattr(gpu_exclusive, "lock_folder", None)
     with gpu_exclusive.hold((), study="ours"):
@@ -66,9 +61,7 @@ def test_no_gpu_needs_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "" == gpu_exclusive.wait_until_free(())
 
 
-def test_the_lock_of_another_user_can_be_read_only(
-    install_gpus: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lock_of_another_user_can_be_read_only(install_gpus, monkeypatch):
     """Then it says who holds it no better than that user wrote it."""
     install_gpus(make_gpus(1))
     (gpu,) = gpus.read_gpus()
@@ -76,7 +69,7 @@ def test_the_lock_of_another_user_can_be_read_only(
         pass
     opened = os.open
 
-    def refuse(path: Any, flags: int, *mode: int) -> int:
+    def refuse(path, flags, *mode):
         if flags & os.O_CREAT:
             raise PermissionError(13, "Permission denied")
         return opened(path, flags, *mode)
@@ -92,9 +85,7 @@ def test_the_lock_of_another_user_can_be_read_only(
         pass
 
 
-def test_a_link_in_place_of_a_lock_is_not_followed(
-    install_gpus: Any, tmp_path: Path
-) -> None:
+def test_a_link_in_place_of_a_lock_is_not_followed(install_gpus, tmp_path):
     """Its target is not ours to write."""
     install_gpus(make_gpus(1))
     (gpu,) = gpus.read_gpus()
@@ -131,16 +122,14 @@ def test_a_link_in_place_of_a_lock_is_not_followed(
         ),
     ],
 )
-def test_who_uses_a_gpu_before_a_trial_is_of_others(
-    install_gpus: Any, machine: list[FakeGpu], expected: str
-) -> None:
+def test_who_uses_a_gpu_before_a_trial_is_of_others(install_gpus, machine, expected):
     """Where the driver lists nobody, nobody is known."""
     install_gpus(machine)
 
     assert re.fullmatch(expected, gpu_exclusive.wait_until_free(gpus.read_gpus()))
 
 
-def test_a_gpu_that_cannot_be_read_is_not_free(install_gpus: Any) -> None:
+def test_a_gpu_that_cannot_be_read_is_not_free(install_gpus):
     """Nobody knows who uses it."""
     machine = make_gpus(1)
     install_gpus(machine)

@@ -1,9 +1,5 @@
 """How GPUs are set and connected, in the words of nvidia-smi."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from fake_nvml import FakeGpu, make_gpus
 
@@ -11,7 +7,7 @@ from harness.machine import gpu_settings, gpus
 from results.records.machines.gpu_settings import GpuSettings
 
 
-def test_settings_of_gpus_with_nvlink(install_gpus: Any) -> None:
+def test_settings_of_gpus_with_nvlink(install_gpus):
     """Every pair is connected over all links of one of them."""
     nvml = install_gpus(
         [
@@ -44,10 +40,7 @@ def test_settings_of_gpus_with_nvlink(install_gpus: Any) -> None:
         ([4, 0], [("X", "SYS"), ("SYS", "X")]),
     ],
 )
-def test_paths_over_pcie_are_to_the_gpus_of_the_trial(
-    install_gpus: Any, chosen: list[int], paths: list[tuple[str, ...]]
-) -> None:
-    """In their order."""
+def test_paths_over_pcie_are_to_the_gpus_of_the_trial(install_gpus, chosen, paths):
     install_gpus(make_gpus(8, num_nvlinks=0))
     visible = gpus.read_gpus()
     found = gpu_settings.read([visible[index] for index in chosen])
@@ -57,7 +50,7 @@ def test_paths_over_pcie_are_to_the_gpus_of_the_trial(
     assert {0, None} >= {of.num_nvlinks for of in found}
 
 
-def test_what_a_gpu_does_not_support_is_none(install_gpus: Any) -> None:
+def test_what_a_gpu_does_not_support_is_none(install_gpus):
     """Old and virtual ones say little; a lost one ends the question."""
     names = (
         "EnforcedPowerLimit",

@@ -1,12 +1,9 @@
 """GPUs are watched while a trial runs: others, heat, clock, power and energy."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 from fake_nvml import FakeGpu, FakeMig, make_gpus
@@ -25,8 +22,8 @@ STRANGER = 2**22 + 1
 """A process id that this system never gives."""
 
 
-def _reading(ns: int = 0, **fields: Any) -> GpuReading:
-    defaults: dict[str, Any] = {
+def _reading(ns=0, **fields):
+    defaults = {
         "clock_mhz": 1980,
         "power_watts": 600.0,
         "temperature_celsius": 60,
@@ -37,7 +34,7 @@ def _reading(ns: int = 0, **fields: Any) -> GpuReading:
     return GpuReading(ns=ns, **(defaults | fields))
 
 
-def test_no_gpu_needs_no_driver(install_gpus: Any) -> None:
+def test_no_gpu_needs_no_driver(install_gpus):
     """Trials on CPUs are watched in the same way."""
     install_gpus([], driver=None)
     with GpuWatch(()) as watch:
@@ -46,7 +43,7 @@ def test_no_gpu_needs_no_driver(install_gpus: Any) -> None:
     assert () == watch.uses()
 
 
-def test_a_trial_is_watched_from_its_start_to_its_end(install_gpus: Any) -> None:
+def test_a_trial_is_watched_from_its_start_to_its_end(install_gpus):
     """One record per GPU, from several readings; the driver is closed again."""
     nvml = install_gpus(make_gpus(8))
     with GpuWatch(gpus.read_gpus()[2:4], period_sec=0.01) as watch:
@@ -69,7 +66,7 @@ def test_a_trial_is_watched_from_its_start_to_its_end(install_gpus: Any) -> None
     assert 0 == nvml.num_open
 
 
-def test_a_process_of_others_is_seen_and_one_of_ours_is_not(install_gpus: Any) -> None:
+def test_a_process_of_others_is_seen_and_one_of_ours_is_not(install_gpus):
     """Children of the harness are its trials."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     machine = make_gpus(2)
@@ -87,7 +84,7 @@ def test_a_process_of_others_is_seen_and_one_of_ours_is_not(install_gpus: Any) -
     assert "1 other process used GPU 1" == void_reason(watch.uses())
 
 
-def test_children_of_a_trial_are_ours(install_gpus: Any) -> None:
+def test_children_of_a_trial_are_ours(install_gpus):
     """A worker may start processes of its own, which the driver lists as well."""
     grandchild = "import sys; sys.stdin.read()"
     code = (
@@ -130,14 +127,12 @@ def test_children_of_a_trial_are_ours(install_gpus: Any) -> None:
         ((5, STRANGER), (5, 6), 1),
     ],
 )
-def test_ids_of_another_name_space_can_be_ours(
-    users: tuple[int, ...], own: tuple[int, ...], expected: int
-) -> None:
+def test_ids_of_another_name_space_can_be_ours(users, own, expected):
     """In a container the driver may name processes as the host does."""
     assert expected == num_foreign(users, own, lambda pid: pid < STRANGER)
 
 
-def test_instances_of_a_gpu_are_watched_as_one(install_gpus: Any) -> None:
+def test_instances_of_a_gpu_are_watched_as_one(install_gpus):
     """They share its clock and its power."""
     install_gpus([FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])])
     with GpuWatch(gpus.read_gpus()) as watch:
@@ -146,7 +141,7 @@ def test_instances_of_a_gpu_are_watched_as_one(install_gpus: Any) -> None:
     assert [0] == [use.index for use in watch.uses()]
 
 
-def test_what_a_gpu_does_not_support_is_none(install_gpus: Any) -> None:
+def test_what_a_gpu_does_not_support_is_none(install_gpus):
     """Old and virtual GPUs answer a part of the questions."""
     names = (
         "ComputeRunningProcesses",
@@ -166,7 +161,7 @@ def test_what_a_gpu_does_not_support_is_none(install_gpus: Any) -> None:
     assert unknown == use
 
 
-def test_readings_of_a_window_are_chosen_by_time() -> None:
+def test_readings_of_a_window_are_chosen_by_time():
     """Of a window between two readings, the nearest one counts."""
     readings = [_reading(ns) for ns in (0, 100, 200, 300)]
 
@@ -175,7 +170,7 @@ def test_readings_of_a_window_are_chosen_by_time() -> None:
     assert readings[3:] == within(readings, 260, 290)
 
 
-def test_a_hot_gpu_is_void_and_one_at_its_power_limit_is_not() -> None:
+def test_a_hot_gpu_is_void_and_one_at_its_power_limit_is_not():
     """Under full load most GPUs run at their power limit."""
     capped = summarize(4, [_reading(), _reading(reasons=0x4, clock_mhz=1700)])
     hot = summarize(5, [_reading(reasons=0x1), _reading(reasons=0x20 | 0x8)])
@@ -190,7 +185,7 @@ def test_a_hot_gpu_is_void_and_one_at_its_power_limit_is_not() -> None:
     assert expected == void_reason([capped, hot])
 
 
-def test_gpus_are_a_cause_of_void_turns_of_their_own() -> None:
+def test_gpus_are_a_cause_of_void_turns_of_their_own():
     """Beside the load of the cores."""
     quiet = disturbance.Disturbance(
         foreign_cpu_fraction=0.0,
@@ -206,7 +201,7 @@ def test_gpus_are_a_cause_of_void_turns_of_their_own() -> None:
     assert "2 other processes used GPU 3" == disturbance.void_reason(quiet, 0)
 
 
-def test_energy_is_per_example_of_all_gpus() -> None:
+def test_energy_is_per_example_of_all_gpus():
     """Mean power over throughput; unknown where one GPU does not say."""
     ends = [
         _reading(0, energy_joules=100.0),
@@ -219,7 +214,7 @@ def test_energy_is_per_example_of_all_gpus() -> None:
     assert joules_per_example([], 2000.0) is None
 
 
-def test_a_gpu_that_is_lost_voids_what_follows(install_gpus: Any) -> None:
+def test_a_gpu_that_is_lost_voids_what_follows(install_gpus):
     """Not what was measured before; nobody knows who uses it then."""
     machine = make_gpus(2)
     install_gpus(machine)
@@ -238,7 +233,7 @@ def test_a_gpu_that_is_lost_voids_what_follows(install_gpus: Any) -> None:
     assert "" == void_reason(watch.uses(before_ns - 10_000_000, before_ns))
 
 
-def test_a_gpu_that_was_never_read_is_not_left_out(install_gpus: Any) -> None:
+def test_a_gpu_that_was_never_read_is_not_left_out(install_gpus):
     """Without a record of it, it would look free and quiet."""
     machine = make_gpus(1)
     install_gpus(machine)
@@ -252,7 +247,7 @@ def test_a_gpu_that_was_never_read_is_not_left_out(install_gpus: Any) -> None:
     assert "GPU 0 could not be read" in void_reason([use])
 
 
-def test_errors_of_the_memory_that_appear_void_a_trial(install_gpus: Any) -> None:
+def test_errors_of_the_memory_that_appear_void_a_trial(install_gpus):
     """Those from before it say nothing of it."""
     machine = make_gpus(2, uncorrected_errors=3)
     install_gpus(machine)
@@ -267,7 +262,7 @@ def test_errors_of_the_memory_that_appear_void_a_trial(install_gpus: Any) -> Non
     assert GpuUse.model_validate(second.model_dump()) == second
 
 
-def test_without_a_counter_of_errors_none_is_claimed(install_gpus: Any) -> None:
+def test_without_a_counter_of_errors_none_is_claimed(install_gpus):
     """GPUs for games have no ECC."""
     install_gpus(make_gpus(1, unsupported=frozenset({"nvmlDeviceGetTotalEccErrors"})))
     with GpuWatch(gpus.read_gpus()) as watch:

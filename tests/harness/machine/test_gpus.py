@@ -1,10 +1,7 @@
 """GPUs are read from the driver, and CUDA_VISIBLE_DEVICES chooses among them."""
 
-from __future__ import annotations
-
 import inspect
 import re
-from typing import TYPE_CHECKING, Any
 
 import pynvml
 import pytest
@@ -13,22 +10,19 @@ from fake_nvml import GIB, FakeGpu, FakeMig, FakeNvml, make_gpus
 from harness.errors import PlanError
 from harness.machine import gpu_choice, gpus, machine_state
 
-if TYPE_CHECKING:
-    from fake_root import FakeRoot
-
 MIXED = [
     *make_gpus(2),
     FakeGpu(uuid="GPU-a100", name="NVIDIA A100-SXM4-80GB"),
 ]
 
 
-def _visible(limit: str | None) -> list[str]:
+def _visible(limit):
     variables = {} if limit is None else {"CUDA_VISIBLE_DEVICES": limit}
     return [gpu.cuda_id for gpu in gpu_choice.visible_gpus(variables)]
 
 
 @pytest.mark.parametrize("count", [0, 1, 8])
-def test_every_gpu_of_the_driver_is_found(install_gpus: Any, count: int) -> None:
+def test_every_gpu_of_the_driver_is_found(install_gpus, count):
     """Numbered as the driver numbers them; the driver is closed again."""
     nvml = install_gpus(make_gpus(count))
     found = gpus.read_gpus()
@@ -38,8 +32,7 @@ def test_every_gpu_of_the_driver_is_found(install_gpus: Any, count: int) -> None
     assert 0 == nvml.num_open
 
 
-def test_without_a_driver_there_is_no_gpu(install_gpus: Any) -> None:
-    """Neither a GPU nor a version."""
+def test_without_a_driver_there_is_no_gpu(install_gpus):
     install_gpus([], driver=None)
 
     assert () == gpus.read_gpus()
@@ -47,8 +40,7 @@ def test_without_a_driver_there_is_no_gpu(install_gpus: Any) -> None:
     assert gpus.cuda_version() is None
 
 
-def test_versions_of_the_driver_are_recorded(install_gpus: Any) -> None:
-    """As nvidia-smi shows them."""
+def test_versions_of_the_driver_are_recorded(install_gpus):
     install_gpus(make_gpus(1), driver="570.86.15", cuda=12_080)
     state = machine_state.read_machine_state([0])
 
@@ -59,9 +51,7 @@ def test_versions_of_the_driver_are_recorded(install_gpus: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"), [("1\n", 1), ("-1\n", None), ("x", None), (None, None)]
 )
-def test_the_kernel_says_which_node_a_gpu_is_attached_to(
-    fake_root: FakeRoot, text: str | None, expected: int | None
-) -> None:
+def test_the_kernel_says_which_node_a_gpu_is_attached_to(fake_root, text, expected):
     """The driver writes eight digits of the PCI domain in capitals, the kernel four."""
     if text is not None:
         fake_root.write("sys/bus/pci/devices/0000:1b:00.0/numa_node", text)
@@ -69,7 +59,7 @@ def test_the_kernel_says_which_node_a_gpu_is_attached_to(
     assert expected == gpus.read_node("00000000:1B:00.0", fake_root.path)
 
 
-def test_instances_take_the_place_of_a_gpu_in_mig_mode(install_gpus: Any) -> None:
+def test_instances_take_the_place_of_a_gpu_in_mig_mode(install_gpus):
     """CUDA numbers them differently, so all are named by their UUIDs."""
     mig = [FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")]
     install_gpus([FakeGpu(uuid="GPU-a", mig=mig), FakeGpu(uuid="GPU-b")])
@@ -93,9 +83,7 @@ def test_instances_take_the_place_of_a_gpu_in_mig_mode(install_gpus: Any) -> Non
         ("GPU-01ab,GPU-00", ["1", "0"]),
     ],
 )
-def test_a_limit_on_visible_gpus_is_respected(
-    install_gpus: Any, limit: str | None, expected: list[str]
-) -> None:
+def test_a_limit_on_visible_gpus_is_respected(install_gpus, limit, expected):
     """As CUDA reads it, with the beginnings of UUIDs."""
     install_gpus(make_gpus(2))
 
@@ -122,9 +110,7 @@ def test_a_limit_on_visible_gpus_is_respected(
         ("0\n1", r"'0\\n1' is no GPU"),
     ],
 )
-def test_a_mistake_in_the_limit_is_an_error(
-    install_gpus: Any, limit: str, message: str
-) -> None:
+def test_a_mistake_in_the_limit_is_an_error(install_gpus, limit, message):
     """CUDA would hide GPUs without an error."""
     install_gpus(make_gpus(2))
     with pytest.raises(PlanError, match=message) as caught:
@@ -134,7 +120,7 @@ def test_a_mistake_in_the_limit_is_an_error(
     assert "\n" not in str(caught.value)
 
 
-def test_a_limit_is_not_read_where_there_is_no_gpu(install_gpus: Any) -> None:
+def test_a_limit_is_not_read_where_there_is_no_gpu(install_gpus):
     """Then the message is that there are none."""
     install_gpus([], driver=None)
 
@@ -172,15 +158,15 @@ def test_a_limit_is_not_read_where_there_is_no_gpu(install_gpus: Any) -> None:
     ],
 )
 def test_gpus_that_cannot_run_a_trial_are_an_error(
-    install_gpus: Any, machine: list[FakeGpu], num_replicas: int, message: str
-) -> None:
+    install_gpus, machine, num_replicas, message
+):
     """Too few, MIG instances, several models."""
     install_gpus(machine)
     with pytest.raises(PlanError, match=message):
         gpu_choice.choose(gpus.read_gpus(), num_replicas)
 
 
-def test_the_first_visible_gpus_are_a_trials(install_gpus: Any) -> None:
+def test_the_first_visible_gpus_are_a_trials(install_gpus):
     """One MIG instance, or equal GPUs of a machine that has others as well."""
     install_gpus(MIXED)
     assert ["0", "1"] == [g.cuda_id for g in gpu_choice.choose(gpus.read_gpus(), 2)]
@@ -189,7 +175,7 @@ def test_the_first_visible_gpus_are_a_trials(install_gpus: Any) -> None:
     assert ["MIG-1"] == [g.cuda_id for g in gpu_choice.choose(gpus.read_gpus(), 1)]
 
 
-def test_a_lost_gpu_is_no_free_one(install_gpus: Any) -> None:
+def test_a_lost_gpu_is_no_free_one(install_gpus):
     """It is named with what the driver says; another choice leaves it out."""
     machine = make_gpus(3)
     machine[1].is_lost = True
@@ -217,16 +203,16 @@ def test_a_lost_gpu_is_no_free_one(install_gpus: Any) -> None:
         (pynvml.NVML_ERROR_UNKNOWN, False),
     ],
 )
-def test_errors_of_the_driver_are_told_apart(number: int, is_none: bool) -> None:
+def test_errors_of_the_driver_are_told_apart(number, is_none):
     """What a GPU does not have is None; what is unknown is an error."""
 
     class Driver:
         NVMLError = pynvml.NVMLError
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name):
             return getattr(pynvml, name)
 
-        def nvmlDeviceGetTemperature(self) -> int:  # noqa: N802
+        def nvmlDeviceGetTemperature(self):  # noqa: N802
             raise pynvml.NVMLError(number)
 
     if is_none:
@@ -236,7 +222,7 @@ def test_errors_of_the_driver_are_told_apart(number: int, is_none: bool) -> None
         gpus.ask(Driver(), "nvmlDeviceGetTemperature")
 
 
-def test_the_stand_in_refuses_what_it_does_not_know(install_gpus: Any) -> None:
+def test_the_stand_in_refuses_what_it_does_not_know(install_gpus):
     """A new question to the driver needs an answer that somebody wrote."""
     nvml = install_gpus(make_gpus(1))
 
@@ -248,7 +234,7 @@ def test_the_stand_in_refuses_what_it_does_not_know(install_gpus: Any) -> None:
         nvml.nvmlDeviceGetCount()
 
 
-def test_the_stand_in_has_functions_of_the_real_library_only() -> None:
+def test_the_stand_in_has_functions_of_the_real_library_only():
     """With the same number of arguments, so that a wrong call fails here as well."""
     names = [name for name in vars(FakeNvml) if name.startswith("nvml")]
 

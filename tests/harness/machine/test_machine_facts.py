@@ -1,14 +1,11 @@
 """The environment record, the trial's variables, GPUs and the canary."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_root import FakeRoot
@@ -30,7 +27,7 @@ PLACE = Placement(
 )
 
 
-def test_the_record_has_versions_and_no_host_name() -> None:
+def test_the_record_has_versions_and_no_host_name():
     """Published records must not say whose machine it was."""
     kept = {"OMP_NUM_THREADS": "2", "TF_GPU_THREAD_MODE": "global"}
     others = {"HOSTNAME": "h", "TF_TOKEN_app": "s", "TF_CONFIG": "{}"}
@@ -46,9 +43,7 @@ def test_the_record_has_versions_and_no_host_name() -> None:
     )
 
 
-def test_packages_are_read_again_only_after_an_installation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_are_read_again_only_after_an_installation(tmp_path, monkeypatch):
     """A sweep of many trials looks once, and still sees an upgrade between two."""
     folder = tmp_path / "made_up-1.0.dist-info"
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -75,7 +70,7 @@ def test_packages_are_read_again_only_after_an_installation(
     assert {"made-up": "1.1"} == environment.read_packages()
 
 
-def test_the_fingerprint_is_of_the_machine_not_of_the_moment() -> None:
+def test_the_fingerprint_is_of_the_machine_not_of_the_moment():
     """Load and placement of one trial do not change it; another quota does."""
     other_place = PLACE.model_copy(update={"cpusets": ((1,),)})
     limited = PLACE.model_copy(update={"cgroup_quota_cores": 1.5})
@@ -87,10 +82,10 @@ def test_the_fingerprint_is_of_the_machine_not_of_the_moment() -> None:
     assert first == second != third
 
 
-def test_what_moves_performance_is_in_the_fingerprint() -> None:
+def test_what_moves_performance_is_in_the_fingerprint():
     """Variables of the user, settings of the kernel; not the commit of the code."""
 
-    def fingerprint(**fields: Any) -> str:
+    def fingerprint(**fields):
         return environment.read_environment(PLACE, {}, **fields).fingerprint
 
     state = MachineState(transparent_huge_pages="never")
@@ -106,7 +101,7 @@ def test_what_moves_performance_is_in_the_fingerprint() -> None:
     assert plain != fingerprint(state=code, inherited={"MALLOC_ARENA_MAX": "1"})
 
 
-def test_a_cpu_without_a_name_is_its_architecture(tmp_path: Path) -> None:
+def test_a_cpu_without_a_name_is_its_architecture(tmp_path):
     """As on many ARM machines."""
     assert environment.read_cpu_model(tmp_path)
     (tmp_path / "proc").mkdir()
@@ -115,7 +110,7 @@ def test_a_cpu_without_a_name_is_its_architecture(tmp_path: Path) -> None:
     assert environment.read_cpu_model(tmp_path) == "Z80 @ 4 MHz"
 
 
-def test_variables_of_a_trial_are_explicit(make_spec: Any, tmp_path: Path) -> None:
+def test_variables_of_a_trial_are_explicit(make_spec, tmp_path):
     """Threads, devices and hash seed are set; what would leak in is dropped."""
     base = {
         "OMP_NUM_THREADS": "64",
@@ -142,7 +137,7 @@ def test_variables_of_a_trial_are_explicit(make_spec: Any, tmp_path: Path) -> No
     assert "bin" == variables["PATH"]
 
 
-def test_a_gpu_trial_sees_its_gpus_only(make_spec: Any, tmp_path: Path) -> None:
+def test_a_gpu_trial_sees_its_gpus_only(make_spec, tmp_path):
     """More visible GPUs would change what TensorFlow does."""
     variables = trial_tree.trial_variables(
         make_spec(), PLACE, tmp_path, gpu_ids=("3", "5"), base={}
@@ -152,7 +147,7 @@ def test_a_gpu_trial_sees_its_gpus_only(make_spec: Any, tmp_path: Path) -> None:
     assert "PCI_BUS_ID" == variables["CUDA_DEVICE_ORDER"]
 
 
-def test_the_canary_gives_the_cores_back() -> None:
+def test_the_canary_gives_the_cores_back():
     """It is pinned while it runs, and only then."""
     before = os.sched_getaffinity(0)
     seconds = canary.run_canary(min(before))
@@ -172,8 +167,8 @@ def test_the_canary_gives_the_cores_back() -> None:
     ],
 )
 def test_out_of_memory_kills_are_those_of_the_own_control_group(
-    tmp_path: Path, group: str, name: str, text: str, expected: int | None
-) -> None:
+    tmp_path, group, name, text, expected
+):
     """Kills of others on the machine are none; without a counter nothing is claimed."""
     assert trial_tree.read_oom_kills(tmp_path) is None
     root = FakeRoot(tmp_path)
@@ -184,7 +179,7 @@ def test_out_of_memory_kills_are_those_of_the_own_control_group(
     assert expected == trial_tree.read_oom_kills(tmp_path)
 
 
-def test_the_death_signal_can_be_asked_for() -> None:
+def test_the_death_signal_can_be_asked_for():
     """In a child, since the request would hold for the test process too."""
     code = "from harness.trial import die_with_parent as d; d.request_death_signal()"
     command = [sys.executable, "-c", code]

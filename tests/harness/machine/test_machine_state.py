@@ -1,22 +1,16 @@
 """Settings of kernel and firmware, and the commit of the source code."""
 
-from __future__ import annotations
-
 import re
 import subprocess
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from harness.machine import containers, machine_state
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 CPU = "sys/devices/system/cpu"
 
 
-def test_a_system_without_settings_has_none(fake_root: Any, tmp_path: Path) -> None:
+def test_a_system_without_settings_has_none(fake_root, tmp_path):
     """As a container that hides ``/sys``; the C library is that of this process."""
     state = machine_state.read_machine_state(
         (0,), root=fake_root.path, source_root=tmp_path
@@ -26,7 +20,7 @@ def test_a_system_without_settings_has_none(fake_root: Any, tmp_path: Path) -> N
     assert {None} == set(read.values())
 
 
-def test_settings_are_read(fake_root: Any) -> None:
+def test_settings_are_read(fake_root):
     """Of the cores of the trial, where each has its own."""
     fake_root.write("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] x")
     for cpu, governor in enumerate(("powersave", "performance", "schedutil")):
@@ -53,29 +47,27 @@ def test_settings_are_read(fake_root: Any) -> None:
         ("cpufreq/boost", "what\n", None),
     ],
 )
-def test_boost_is_read_from_either_driver(
-    fake_root: Any, name: str, text: str, expected: bool | None
-) -> None:
+def test_boost_is_read_from_either_driver(fake_root, name, text, expected):
     """Intel's says the opposite of the others."""
     fake_root.write(f"{CPU}/{name}", text)
 
     assert expected is machine_state.read_boost(fake_root.path)
 
 
-def test_the_c_library_is_named() -> None:
+def test_the_c_library_is_named():
     """Its allocator moves performance."""
     version = machine_state.read_glibc_version()
 
     assert version is None or re.fullmatch(r"\d+\.\d+", version)
 
 
-def _git(folder: Path, *arguments: str) -> str:
+def _git(folder, *arguments):
     identity = ("-c", "user.name=a", "-c", "user.email=a@b")
     command = ["git", "-C", str(folder), *identity, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def test_the_commit_is_recorded_and_whether_code_differs(tmp_path: Path) -> None:
+def test_the_commit_is_recorded_and_whether_code_differs(tmp_path):
     """A changed or new Python file counts, a note does not."""
     (tmp_path / "harness").mkdir()
     module = tmp_path / "harness/__init__.py"
@@ -98,9 +90,7 @@ def test_the_commit_is_recorded_and_whether_code_differs(tmp_path: Path) -> None
     assert (commit, True) == machine_state.read_source_state(tmp_path)
 
 
-def test_without_git_there_is_no_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
     """The program may not be installed."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
@@ -131,9 +121,7 @@ IMAGE = "0123456789abcdef" * 4
         ({}, {"REPLICATOR_IMAGE": IMAGE}, f"container sha256:{IMAGE}"),
     ],
 )
-def test_a_container_is_recorded_with_its_image(
-    fake_root: Any, files: dict[str, str], environ: dict[str, str], expected: str | None
-) -> None:
+def test_a_container_is_recorded_with_its_image(fake_root, files, environ, expected):
     """By what its engine leaves in it; the image where somebody says it."""
     for name, text in files.items():
         fake_root.write(name, text)
@@ -141,9 +129,7 @@ def test_a_container_is_recorded_with_its_image(
     assert expected == containers.read(fake_root.path, environ)
 
 
-def test_an_image_without_an_id_is_refused(
-    harness: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_without_an_id_is_refused(harness, monkeypatch):
     """A name can be moved to another image, and names a registry."""
     monkeypatch.setenv("REPLICATOR_IMAGE", "trainer:latest")
     code, out, err = harness("sweep", "--dry-run", "--workload=resnet50")

@@ -1,9 +1,6 @@
 """Environment variables are recorded by name, and home folders never."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,9 +9,6 @@ from results.records import user_folders, variables
 from results.records.models import Environment, Failure, Placement, StatusRecord
 from results.store import record_file
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    import pathlib
 
 PLACE = Placement(
     cpusets=((0, 1),),
@@ -38,7 +32,7 @@ SECRETS = {
 
 
 @pytest.mark.parametrize("name", sorted(SECRETS))
-def test_a_variable_that_is_not_listed_is_never_recorded(name: str) -> None:
+def test_a_variable_that_is_not_listed_is_never_recorded(name):
     """Also where its prefix is that of a listed one."""
     assert {} == variables.recorded_variables({name: SECRETS[name]})
     assert {} == variables.identity_variables({name: SECRETS[name]})
@@ -61,7 +55,7 @@ def test_a_variable_that_is_not_listed_is_never_recorded(name: str) -> None:
         "XLA_FLAGS",
     ],
 )
-def test_what_moves_performance_is_identity_and_is_recorded(name: str) -> None:
+def test_what_moves_performance_is_identity_and_is_recorded(name):
     """Two trials that differ in it are two cases."""
     environ = {name: "7"} | SECRETS
 
@@ -69,9 +63,7 @@ def test_what_moves_performance_is_identity_and_is_recorded(name: str) -> None:
     assert {name: "7"} == variables.recorded_variables(environ)
 
 
-def test_what_the_harness_sets_or_removes_is_not_identity(
-    make_spec: Any, tmp_path: pathlib.Path
-) -> None:
+def test_what_the_harness_sets_or_removes_is_not_identity(make_spec, tmp_path):
     """A user's value of it never reaches a trial, so it must not refuse a resume."""
     set_by_us = trial_tree.trial_variables(make_spec(), PLACE, tmp_path, base={})
     removed = set(trial_tree._DROPPED_VARIABLES)
@@ -88,16 +80,14 @@ def test_what_the_harness_sets_or_removes_is_not_identity(
         ("", ""),
     ],
 )
-def test_a_preloaded_library_is_recorded_by_its_file_name(
-    value: str, expected: str
-) -> None:
+def test_a_preloaded_library_is_recorded_by_its_file_name(value, expected):
     """Not by its folder; both separators of the loader are understood."""
     found = variables.identity_variables({"LD_PRELOAD": value})
 
     assert {"LD_PRELOAD": expected} == found
 
 
-def test_values_are_printable_lines_without_user_folders() -> None:
+def test_values_are_printable_lines_without_user_folders():
     """A value can have any bytes."""
     found = variables.recorded_variables(
         {"XLA_FLAGS": "--xla_dump_to=/home/ada/x\n\x1b[31m \udcff"}
@@ -121,18 +111,14 @@ def test_values_are_printable_lines_without_user_folders() -> None:
         ("no path", "no path"),
     ],
 )
-def test_user_folders_are_shortened(
-    text: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_folders_are_shortened(text, expected, monkeypatch):
     """Wherever a path begins, but not within a longer one."""
     monkeypatch.setenv("HOME", "/home/eve")
 
     assert expected == user_folders.shortened(text)
 
 
-def test_an_unusual_user_folder_of_this_user_is_shortened(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unusual_user_folder_of_this_user_is_shortened(monkeypatch):
     """As on clusters; the folder of all files is none."""
     monkeypatch.setenv("HOME", "/data/people/ada")
     assert "~/x /data/people/adam" == user_folders.shortened(
@@ -142,16 +128,14 @@ def test_an_unusual_user_folder_of_this_user_is_shortened(
     assert "/data/x" == user_folders.shortened("/data/x")
 
 
-def _environment(tmp_path: pathlib.Path, synthetic: Any) -> tuple[pathlib.Path, Any]:
+def _environment(tmp_path, synthetic):
     shape = synthetic.Shape(modes=(synthetic.WEAK,), replicas=(1,), repeats=2)
     store = synthetic.make_store(tmp_path / "study", shape)
     path = store.trial_dir(store.trial_ids()[0]) / "env.json"
     return path, json.loads(path.read_text())
 
 
-def test_an_old_record_loses_what_may_not_be_recorded(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_an_old_record_loses_what_may_not_be_recorded(tmp_path, synthetic):
     """It was written when variables were chosen by prefix; the rest stays."""
     path, fields = _environment(tmp_path, synthetic)
     fields["environment_variables"] = SECRETS | {
@@ -170,8 +154,8 @@ def test_an_old_record_loses_what_may_not_be_recorded(
 
 @pytest.mark.parametrize("variables_value", [7, [], {"OMP_NUM_THREADS": 7}])
 def test_a_damaged_list_of_variables_is_still_reported(
-    tmp_path: pathlib.Path, synthetic: Any, variables_value: object
-) -> None:
+    tmp_path, synthetic, variables_value
+):
     """Cleaning changes only what it recognizes."""
     path, fields = _environment(tmp_path, synthetic)
     path.write_text(json.dumps(fields | {"environment_variables": variables_value}))
@@ -179,7 +163,7 @@ def test_a_damaged_list_of_variables_is_still_reported(
     assert 1 == len(Store.open(tmp_path / "study").read().problems)
 
 
-def test_a_traceback_is_stored_without_user_folders(tmp_path: pathlib.Path) -> None:
+def test_a_traceback_is_stored_without_user_folders(tmp_path):
     """Every text of a record but a plan and a spec, which name the data to read."""
     record = StatusRecord(
         trial_id="0" * 20,
@@ -203,9 +187,7 @@ def test_a_traceback_is_stored_without_user_folders(tmp_path: pathlib.Path) -> N
     assert 'Traceback:\n~/y\n  File "~/z.py"' == found.failure.traceback
 
 
-def test_the_command_of_a_plan_is_without_user_folders(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_the_command_of_a_plan_is_without_user_folders(tmp_path, synthetic):
     """It is shown only; the data that a plan names stays as it is."""
     store = synthetic.make_store(tmp_path / "study", synthetic.Shape(repeats=1))
     command = ("python", "-m", "harness", "--runs-dir=/home/ada/runs")

@@ -25,15 +25,11 @@ from harness.options.study_keys import keys_of
 
 
 class Colour(Enum):
-    """Two values."""
-
     RED = "red"
     BLUE = "blue"
 
 
 class FastOptions(Options):
-    """Of the engine ``fast``."""
-
     hosts: Annotated[
         Annotated[int, Field(ge=1, le=9)] | None, Option(help="Hosts of the job.")
     ] = None
@@ -69,7 +65,6 @@ class TryRequest(Options):
 
 
 def run(request, _call):
-    """Shows the request."""
     click.echo(repr(request))
     return 0
 
@@ -170,7 +165,6 @@ def test_a_kind_follows_from_the_type(annotation, text, value):
     ],
 )
 def test_a_value_of_another_type_is_refused(annotation, text, message):
-    """In one line, with what is allowed."""
     with pytest.raises(ParseError, match=message):
         kind_of(annotation).read(text, "--x")
 

@@ -1,7 +1,5 @@
 """Times have one notation, and a bare number means what each option says."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

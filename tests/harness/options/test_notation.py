@@ -1,9 +1,5 @@
 """Lists and ranges of counts parse, or say what is wrong."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +19,7 @@ from harness.options.notation import parse_counts, parse_names
         ("1..2, 8,2", (1, 2, 8)),
     ],
 )
-def test_counts_are_distinct_and_ascending(text: str, expected: Any) -> None:
+def test_counts_are_distinct_and_ascending(text, expected):
     """Lists, ranges and geometric ranges can be mixed."""
     counts = parse_counts(text, what="--replicas")
 
@@ -31,7 +27,7 @@ def test_counts_are_distinct_and_ascending(text: str, expected: Any) -> None:
 
 
 @given(st.lists(st.integers(1, 999), min_size=1))
-def test_any_list_of_counts_parses_to_its_set(counts: Any) -> None:
+def test_any_list_of_counts_parses_to_its_set(counts):
     """Order and repetition do not matter."""
     text = ",".join(str(count) for count in counts)
 
@@ -53,13 +49,12 @@ def test_any_list_of_counts_parses_to_its_set(counts: Any) -> None:
         ("1..99999999", r"'99999999' in .* is more than 65536"),
     ],
 )
-def test_bad_counts_say_what_is_wrong(text: str, message: str) -> None:
-    """The message has the part, the reason and what is allowed."""
+def test_bad_counts_say_what_is_wrong(text, message):
     with pytest.raises(ParseError, match=message):
         parse_counts(text, what="--replicas")
 
 
-def test_an_empty_name_is_refused() -> None:
+def test_an_empty_name_is_refused():
     """A doubled comma is a typing error."""
     with pytest.raises(ParseError, match=r"--backends: 'a,,b' has an empty name"):
         parse_names("a,,b", what="--backends")

@@ -1,9 +1,5 @@
 """Trials on GPUs launch kernels from threads of their own; pipelines get the rest."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 from fake_nvml import make_gpus
 from hypothesis import given
@@ -20,13 +16,10 @@ from harness.run import trial_tree
 from results.records import variables
 from results.records.models import Order
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 LAUNCHES = {"TF_GPU_THREAD_MODE": "gpu_private", "TF_GPU_THREAD_COUNT": "2"}
 
 
-def _place(num_cores: int, num_gpus: int, **options: Any) -> Any:
+def _place(num_cores, num_gpus, **options):
     topology = CpuTopology(cpus=tuple(LogicalCpu(cpu=c) for c in range(num_cores)))
     return allocation.place(
         topology,
@@ -36,7 +29,7 @@ def _place(num_cores: int, num_gpus: int, **options: Any) -> Any:
     )
 
 
-def test_a_trial_on_gpus_has_two_launch_threads_per_gpu_in_its_identity() -> None:
+def test_a_trial_on_gpus_has_two_launch_threads_per_gpu_in_its_identity():
     """Names that the identity knows, so that another number is another case."""
     found = gpu_threads.with_gpu_threads({"XLA_FLAGS": "x"}, "gpu")
 
@@ -46,17 +39,13 @@ def test_a_trial_on_gpus_has_two_launch_threads_per_gpu_in_its_identity() -> Non
 
 @pytest.mark.parametrize(("device", "expected"), [("gpu", LAUNCHES), ("cpu", {})])
 def test_a_sweep_plans_trials_with_gpu_threads(
-    device: Any,
-    expected: Any,
-    install_gpus: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+    device, expected, install_gpus, monkeypatch, tmp_path
+):
     """Every trial of a plan says so, and so does the identity of its case."""
     install_gpus(make_gpus(2))
     for name in LAUNCHES:
         monkeypatch.delenv(name, raising=False)
-    planned: list[Any] = []
+    planned = []
 
     commands.sweep(
         RunRequest(
@@ -79,21 +68,19 @@ def test_a_sweep_plans_trials_with_gpu_threads(
         assert expected == gpu_threads.of_gpu_threads(trial.spec.variables)
 
 
-def test_what_the_user_set_is_kept() -> None:
+def test_what_the_user_set_is_kept():
     """The number of launch threads may be what a study compares."""
     mine = {"TF_GPU_THREAD_COUNT": "4"}
 
     assert LAUNCHES | mine == gpu_threads.with_gpu_threads(mine, "gpu")
 
 
-def test_a_trial_on_the_cpu_has_none() -> None:
+def test_a_trial_on_the_cpu_has_none():
     """Its identity is what it was, so that its studies can be resumed."""
     assert {} == gpu_threads.with_gpu_threads({}, "cpu")
 
 
-def test_the_processes_of_a_trial_get_what_its_identity_says(
-    make_spec: Any, tmp_path: Path
-) -> None:
+def test_the_processes_of_a_trial_get_what_its_identity_says(make_spec, tmp_path):
     """Also after the user's own variables have changed: a plan is what is run."""
     place = _place(4, 1, device="gpu")
     spec = make_spec(device="gpu", variables=LAUNCHES)
@@ -104,9 +91,7 @@ def test_the_processes_of_a_trial_get_what_its_identity_says(
     assert LAUNCHES == gpu_threads.of_gpu_threads(found)
 
 
-def test_a_trial_on_the_cpu_gets_no_launch_threads(
-    make_spec: Any, tmp_path: Path
-) -> None:
+def test_a_trial_on_the_cpu_gets_no_launch_threads(make_spec, tmp_path):
     """Nothing of its environment changes."""
     place = _place(4, 1, device="cpu")
 
@@ -119,9 +104,7 @@ def test_a_trial_on_the_cpu_gets_no_launch_threads(
     ("num_cores", "num_gpus", "intra", "inter"),
     [(64, 8, 6, 48), (16, 1, 14, 14), (8, 8, 1, 8), (16, 8, 1, 8), (24, 8, 1, 8)],
 )
-def test_pools_get_the_cores_that_launches_leave(
-    num_cores: int, num_gpus: int, intra: int, inter: int
-) -> None:
+def test_pools_get_the_cores_that_launches_leave(num_cores, num_gpus, intra, inter):
     """Of 64 cores with 8 GPUs, 16 launch and 48 read and decode."""
     place = _place(num_cores, num_gpus, device="gpu")
 
@@ -129,7 +112,7 @@ def test_pools_get_the_cores_that_launches_leave(
 
 
 @given(st.integers(1, 8), st.integers(3, 32))
-def test_launches_and_pools_fit_on_the_cores(num_gpus: int, cores: int) -> None:
+def test_launches_and_pools_fit_on_the_cores(num_gpus, cores):
     """With three cores per GPU or more, no thread waits for a core."""
     place = _place(num_gpus * cores, num_gpus, device="gpu")
     num_launch = gpu_threads.LAUNCH_THREADS_PER_GPU * num_gpus
@@ -138,7 +121,7 @@ def test_launches_and_pools_fit_on_the_cores(num_gpus: int, cores: int) -> None:
     assert cores == place.num_intra_op_threads + gpu_threads.LAUNCH_THREADS_PER_GPU
 
 
-def test_a_process_of_a_cluster_serves_one_gpu() -> None:
+def test_a_process_of_a_cluster_serves_one_gpu():
     """Of its 8 cores, 2 launch and 6 are for pipelines."""
     processes = processes_of(catalog.backend("multi_worker"), 4)
     place = _place(32, 4, device="gpu", processes=processes)
@@ -146,7 +129,7 @@ def test_a_process_of_a_cluster_serves_one_gpu() -> None:
     assert 6 == place.num_inter_op_threads == place.num_intra_op_threads
 
 
-def test_a_process_of_a_cluster_can_communicate_while_it_computes() -> None:
+def test_a_process_of_a_cluster_can_communicate_while_it_computes():
     """Two threads between operations, however few its cores."""
     processes = processes_of(catalog.backend("multi_worker"), 4)
     place = _place(8, 4, device="gpu", processes=processes)
@@ -154,7 +137,7 @@ def test_a_process_of_a_cluster_can_communicate_while_it_computes() -> None:
     assert (1, 2) == (place.num_intra_op_threads, place.num_inter_op_threads)
 
 
-def test_threads_of_trials_on_the_cpu_are_as_before() -> None:
+def test_threads_of_trials_on_the_cpu_are_as_before():
     """One per replica between operations, all cores of a replica within one."""
     place = _place(16, 4, device="cpu")
 

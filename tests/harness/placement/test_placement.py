@@ -1,9 +1,5 @@
 """Replicas get equal, disjoint, sensible cores."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,16 +12,8 @@ from harness.machine.topology import (
 )
 from harness.placement import allocation as placement
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def topology_of(
-    num_nodes: Any = 1,
-    num_cores: Any = 4,
-    num_threads: Any = 1,
-    quota: float | None = None,
-) -> Any:
+def topology_of(num_nodes=1, num_cores=4, num_threads=1, quota=None):
     """Returns a topology whose second threads are numbered after all first ones."""
     cpus = []
     for thread in range(num_threads):
@@ -36,8 +24,7 @@ def topology_of(
     return CpuTopology(cpus=tuple(cpus), quota_cores=quota)
 
 
-def cpuset_of(topology: Any, num_replicas: Any, cores: Any) -> Any:
-    """Returns the cpuset of a trial."""
+def cpuset_of(topology, num_replicas, cores):
     place = placement.place(
         topology, num_replicas=num_replicas, cores_per_replica=cores, device="cpu"
     )
@@ -55,8 +42,8 @@ def cpuset_of(topology: Any, num_replicas: Any, cores: Any) -> Any:
     ],
 )
 def test_the_largest_case_that_fits_fills_the_machine(
-    num_available: Any, replicas: Any, expected: Any
-) -> None:
+    num_available, replicas, expected
+):
     """Cores per replica follow from the largest N that is not oversubscribed."""
     assert expected == placement.cores_per_replica(num_available, replicas)
 
@@ -71,8 +58,8 @@ def test_the_largest_case_that_fits_fills_the_machine(
     ],
 )
 def test_each_device_of_a_replica_has_its_cores_and_threads(
-    num_available: Any, replicas: Any, cores: Any, intra: Any, inter: Any
-) -> None:
+    num_available, replicas, cores, intra, inter
+):
     """One thread inside an operation per core of a stage, as many between as stages."""
     found = placement.cores_per_replica(num_available, replicas, 2)
     place = placement.place(
@@ -90,7 +77,7 @@ def test_each_device_of_a_replica_has_its_cores_and_threads(
     )
 
 
-def test_physical_cores_come_first_when_they_suffice() -> None:
+def test_physical_cores_come_first_when_they_suffice():
     """Two replicas of one core never share a physical core of four."""
     topology = topology_of(num_cores=4, num_threads=2)
 
@@ -98,7 +85,7 @@ def test_physical_cores_come_first_when_they_suffice() -> None:
     assert (0, 1, 2, 3, 4) == cpuset_of(topology, 5, 1)
 
 
-def test_siblings_stay_together_when_replicas_need_them() -> None:
+def test_siblings_stay_together_when_replicas_need_them():
     """A replica of two cores is one physical core with both threads."""
     topology = topology_of(num_cores=4, num_threads=2)
 
@@ -106,7 +93,7 @@ def test_siblings_stay_together_when_replicas_need_them() -> None:
     assert (0, 1, 4, 5) == cpuset_of(topology, 2, 2)
 
 
-def test_a_quota_below_the_physical_cores_leaves_siblings_idle() -> None:
+def test_a_quota_below_the_physical_cores_leaves_siblings_idle():
     """Under a quota of 4, four whole cores are better than two shared ones."""
     topology = topology_of(num_cores=4, num_threads=2, quota=4.0)
 
@@ -114,7 +101,7 @@ def test_a_quota_below_the_physical_cores_leaves_siblings_idle() -> None:
     assert (0, 1, 2, 3) == cpuset_of(topology, 2, 2)
 
 
-def test_numa_nodes_are_filled_one_after_the_other() -> None:
+def test_numa_nodes_are_filled_one_after_the_other():
     """A replica stays on one node while that node has room."""
     topology = topology_of(num_nodes=2, num_cores=2)
 
@@ -123,9 +110,7 @@ def test_numa_nodes_are_filled_one_after_the_other() -> None:
 
 
 @given(st.integers(1, 2), st.integers(1, 8), st.integers(1, 2), st.integers(1, 40))
-def test_more_replicas_than_cores_are_marked(
-    num_nodes: Any, num_cores: Any, threads: Any, replicas: Any
-) -> None:
+def test_more_replicas_than_cores_are_marked(num_nodes, num_cores, threads, replicas):
     """Oversubscription is allowed, and never silent."""
     topology = topology_of(num_nodes, num_cores, threads)
     cores = placement.cores_per_replica(topology.num_available_cores, [replicas])
@@ -139,7 +124,7 @@ def test_more_replicas_than_cores_are_marked(
     assert place.num_inter_op_threads <= len(place.cpusets[0])
 
 
-def test_virtual_devices_share_and_gpus_do_not() -> None:
+def test_virtual_devices_share_and_gpus_do_not():
     """The report's warning hangs on this."""
     topology = topology_of()
     places = {
@@ -153,8 +138,7 @@ def test_virtual_devices_share_and_gpus_do_not() -> None:
     assert places["gpu"].device_sharing == "exclusive"
 
 
-def write(root: Path, name: str, text: str) -> None:
-    """Writes a faked kernel file."""
+def write(root, name, text):
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -204,9 +188,7 @@ def write(root: Path, name: str, text: str) -> None:
         ),
     ],
 )
-def test_cgroup_quotas_of_both_versions_are_read(
-    tmp_path: Path, files: Any, expected: Any
-) -> None:
+def test_cgroup_quotas_of_both_versions_are_read(tmp_path, files, expected):
     """The tightest limit over all ancestors rules."""
     for name, text in files.items():
         write(tmp_path, name, text)
@@ -215,14 +197,12 @@ def test_cgroup_quotas_of_both_versions_are_read(
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(None, 4), (2.9, 2), (0.5, 1), (9, 4)])
-def test_available_cores_are_limited_by_the_quota(
-    quota: float | None, expected: Any
-) -> None:
+def test_available_cores_are_limited_by_the_quota(quota, expected):
     """Half a core is still one core to run on."""
     assert expected == topology_of(quota=quota).num_available_cores
 
 
-def test_topology_is_read_from_sysfs(tmp_path: Path) -> None:
+def test_topology_is_read_from_sysfs(tmp_path):
     """Node, package and core come from the kernel's files; the mask limits."""
     for cpu, (node, core) in enumerate([(0, 0), (1, 0), (0, 0), (1, 0)]):
         base = f"sys/devices/system/cpu/cpu{cpu}"
@@ -239,6 +219,6 @@ def test_topology_is_read_from_sysfs(tmp_path: Path) -> None:
     assert topology.num_physical_cores == 2
 
 
-def test_without_sysfs_every_cpu_is_a_core(tmp_path: Path) -> None:
+def test_without_sysfs_every_cpu_is_a_core(tmp_path):
     """Unreadable facts fall back to one core per CPU, not to one core."""
     assert read_topology(tmp_path, frozenset({2, 5})).num_physical_cores == 2

@@ -1,9 +1,5 @@
 """Which processes a trial has, what each gets, and how a cluster's end is judged."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,8 +18,7 @@ from harness.placement.processes import (
 from results.records.models import Control
 
 
-def backend_of(processes: str, not_swept_because: str = "") -> Any:
-    """Returns a backend of a kind."""
+def backend_of(processes, not_swept_because=""):
     return catalog.BackendInfo(
         name="some",
         target="m:C",
@@ -34,8 +29,7 @@ def backend_of(processes: str, not_swept_because: str = "") -> Any:
     )
 
 
-def place(processes: Any, num_replicas: Any, cores: Any, num_available: Any) -> Any:
-    """Returns the placement of a trial."""
+def place(processes, num_replicas, cores, num_available):
     cpus = tuple(LogicalCpu(cpu=i, core=i) for i in range(num_available))
     return placement.place(
         CpuTopology(cpus=cpus),
@@ -46,7 +40,7 @@ def place(processes: Any, num_replicas: Any, cores: Any, num_available: Any) -> 
     )
 
 
-def test_one_process_has_no_cluster() -> None:
+def test_one_process_has_no_cluster():
     """All replicas in one rank, as many as there may be."""
     found = processes_of(backend_of(catalog.ONE_PROCESS), 4)
 
@@ -54,7 +48,7 @@ def test_one_process_has_no_cluster() -> None:
     assert 1 == found.num_ranks
 
 
-def test_every_worker_of_between_graph_replication_is_measured() -> None:
+def test_every_worker_of_between_graph_replication_is_measured():
     """Rank r is worker r."""
     found = processes_of(backend_of(catalog.WORKERS), 3)
 
@@ -62,14 +56,14 @@ def test_every_worker_of_between_graph_replication_is_measured() -> None:
     assert [0, 1, 2] == [found.rank(member) for member in found.members]
 
 
-def test_workers_that_serve_are_not_measured() -> None:
+def test_workers_that_serve_are_not_measured():
     """Worker 0 runs the program; its times are those of all replicas."""
     found = processes_of(backend_of(catalog.SERVED_WORKERS), 3)
 
     assert [0, None, None] == [found.rank(member) for member in found.members]
 
 
-def test_parameter_servers_come_with_a_chief_that_is_measured() -> None:
+def test_parameter_servers_come_with_a_chief_that_is_measured():
     """The chief starts every step, so it sees every duration."""
     found = processes_of(backend_of(catalog.PARAMETER_SERVERS), 2)
 
@@ -89,15 +83,13 @@ def test_parameter_servers_come_with_a_chief_that_is_measured() -> None:
         (catalog.PARAMETER_SERVERS, 0),
     ],
 )
-def test_replicas_of_a_measured_process(kind: str, expected: int) -> None:
+def test_replicas_of_a_measured_process(kind, expected):
     """None where processes compute that are not measured."""
     assert expected == processes_of(backend_of(kind), 3).num_replicas_here(3)
 
 
 @given(num_replicas=st.integers(1, 6), cores=st.integers(1, 3))
-def test_workers_have_cores_of_their_own_while_they_suffice(
-    num_replicas: int, cores: int
-) -> None:
+def test_workers_have_cores_of_their_own_while_they_suffice(num_replicas, cores):
     """Disjoint, equal, and together what one process would have had."""
     processes = processes_of(backend_of(catalog.WORKERS), num_replicas)
 
@@ -108,7 +100,7 @@ def test_workers_have_cores_of_their_own_while_they_suffice(
     assert not found.is_oversubscribed
 
 
-def test_too_many_workers_take_turns_and_it_is_said() -> None:
+def test_too_many_workers_take_turns_and_it_is_said():
     """Four workers on two cores: two on each."""
     processes = processes_of(backend_of(catalog.WORKERS), 4)
 
@@ -118,7 +110,7 @@ def test_too_many_workers_take_turns_and_it_is_said() -> None:
     assert found.is_oversubscribed
 
 
-def test_coordinators_and_servers_may_use_all_cores_and_add_none() -> None:
+def test_coordinators_and_servers_may_use_all_cores_and_add_none():
     """They wait most of the time; a trial has the cores of its replicas."""
     processes = processes_of(backend_of(catalog.PARAMETER_SERVERS), 2)
 
@@ -131,9 +123,7 @@ def test_coordinators_and_servers_may_use_all_cores_and_add_none() -> None:
     ("num_replicas", "share", "expected"),
     [(4, 2, (2, 2)), (4, 4, (1, 4)), (1, 4, (1, 1)), (6, 2, (3, 2))],
 )
-def test_workers_divide_the_replicas(
-    num_replicas: int, share: int, expected: tuple[int, int]
-) -> None:
+def test_workers_divide_the_replicas(num_replicas, share, expected):
     """A trial with fewer replicas than a worker could run has one worker."""
     found = processes_of(
         backend_of(catalog.WORKERS), num_replicas, replicas_per_worker=share
@@ -144,9 +134,7 @@ def test_workers_divide_the_replicas(
     assert expected[1] == found.num_replicas_here(num_replicas)
 
 
-def test_a_worker_has_cores_for_each_of_its_replicas_and_a_thread_to_communicate() -> (
-    None
-):
+def test_a_worker_has_cores_for_each_of_its_replicas_and_a_thread_to_communicate():
     """Two workers of two replicas with two cores each, on eight cores."""
     processes = processes_of(backend_of(catalog.WORKERS), 4, replicas_per_worker=2)
 
@@ -157,7 +145,7 @@ def test_a_worker_has_cores_for_each_of_its_replicas_and_a_thread_to_communicate
     assert not found.is_oversubscribed
 
 
-def test_solo_has_a_program_per_replica_whatever_a_worker_runs() -> None:
+def test_solo_has_a_program_per_replica_whatever_a_worker_runs():
     """They show what replicas reach that share nothing but the machine."""
     found = processes_of(backend_of(catalog.WORKERS), 4, Control.SOLO, 2)
 
@@ -165,9 +153,7 @@ def test_solo_has_a_program_per_replica_whatever_a_worker_runs() -> None:
 
 
 @pytest.mark.parametrize("share", [1, 2, 8])
-def test_the_identity_of_a_trial_says_what_a_worker_runs(
-    make_spec: Any, share: int
-) -> None:
+def test_the_identity_of_a_trial_says_what_a_worker_runs(make_spec, share):
     """So that figures of different shares are never of the same case."""
     variables = share_identity(share)
     spec = make_spec(backend="multi_worker", num_replicas=8, variables=variables)
@@ -186,8 +172,8 @@ def test_the_identity_of_a_trial_says_what_a_worker_runs(
     ],
 )
 def test_a_share_that_workers_cannot_run_is_refused(
-    backends: list[str], replicas: list[int], device: str, message: str
-) -> None:
+    backends, replicas, device, message
+):
     """Before anything is written; the message says what can be done."""
     with pytest.raises(PlanError, match=message):
         check_share(
@@ -205,9 +191,7 @@ def test_a_share_that_workers_cannot_run_is_refused(
         (["tf_multi_worker"], [2, 4], "gpu"),
     ],
 )
-def test_a_share_that_workers_can_run_is_accepted(
-    backends: list[str], replicas: list[int], device: str
-) -> None:
+def test_a_share_that_workers_can_run_is_accepted(backends, replicas, device):
     """Beside backends without workers as well, which it does not change."""
     check_share(
         share_identity(2),
@@ -217,10 +201,7 @@ def test_a_share_that_workers_can_run_is_accepted(
     )
 
 
-def test_a_backend_that_cannot_be_started_here_is_refused_with_its_reason(
-    monkeypatch: Any,
-) -> None:
-    """Before anything is planned."""
+def test_a_backend_that_cannot_be_started_here_is_refused_with_its_reason(monkeypatch):
     made = backend_of(catalog.WORKERS, not_swept_because="start it with mpirun")
     monkeypatch.setitem(catalog.BACKENDS, "some", made)
 
@@ -228,7 +209,7 @@ def test_a_backend_that_cannot_be_started_here_is_refused_with_its_reason(
         catalog.backend("some")
 
 
-def test_solo_is_a_process_per_replica_whatever_the_backend() -> None:
+def test_solo_is_a_process_per_replica_whatever_the_backend():
     """They are all measured, and know nothing of each other."""
     found = processes_of(backend_of(catalog.ONE_PROCESS), 3, Control.SOLO)
 
@@ -239,7 +220,7 @@ def test_solo_is_a_process_per_replica_whatever_the_backend() -> None:
     assert not found.is_cluster
 
 
-def test_each_program_of_solo_has_the_cores_of_one_replica_for_itself() -> None:
+def test_each_program_of_solo_has_the_cores_of_one_replica_for_itself():
     """And one inter-op thread, as a trial with one replica has."""
     processes = processes_of(backend_of(catalog.ONE_PROCESS), 2, Control.SOLO)
 

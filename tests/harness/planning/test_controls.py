@@ -1,9 +1,6 @@
 """Controls are planned beside the case that they explain, or a line says why not."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 
@@ -13,15 +10,14 @@ from harness.planning import cases, checked, plan, resuming, study
 from harness.planning.controls import with_order
 from harness.planning.request import SweepRequest
 from harness.sources import code_digest
-from results.records.models import Control, Order, Plan, ScalingMode
+from results.records.models import Control, Order, ScalingMode
 
 BOTH = (ScalingMode.WEAK, ScalingMode.STRONG)
 ALL = (Control.NOSYNC, Control.SOLO, Control.SYNTHETIC)
 
 
-def check(num_available_cores: int = 2, **fields: Any) -> checked.CheckedSweep:
-    """Returns a smoke request in a relay with all controls."""
-    defaults: dict[str, Any] = {
+def check(num_available_cores=2, **fields):
+    defaults = {
         "preset": "smoke",
         "replicas": (1, 2),
         "repeats": 2,
@@ -34,13 +30,11 @@ def check(num_available_cores: int = 2, **fields: Any) -> checked.CheckedSweep:
     )
 
 
-def plan_of(num_available_cores: int = 2, **fields: Any) -> plan.PlannedSweep:
-    """Returns its plan."""
+def plan_of(num_available_cores=2, **fields):
     return plan.arrange(check(num_available_cores, **fields))
 
 
-def controls_of(planned: plan.PlannedSweep) -> list[tuple[str, str, int, int]]:
-    """Returns the controls of the first generation, without the twin."""
+def controls_of(planned):
     return [
         (s.control.value, s.backend, s.num_replicas, s.per_replica_batch_size)
         for s in (trial.spec for trial in planned.trials)
@@ -48,7 +42,7 @@ def controls_of(planned: plan.PlannedSweep) -> list[tuple[str, str, int, int]]:
     ]
 
 
-def test_controls_are_those_of_the_first_backend_at_the_most_replicas() -> None:
+def test_controls_are_those_of_the_first_backend_at_the_most_replicas():
     """Also one replica with one batch, which the input of one replica needs."""
     planned = plan_of(
         num_available_cores=4, replicas=(1, 2, 4, 8), per_replica_batch_size=8
@@ -66,12 +60,12 @@ def test_controls_are_those_of_the_first_backend_at_the_most_replicas() -> None:
     )
 
 
-def test_there_are_no_controls_unless_they_are_asked_for() -> None:
+def test_there_are_no_controls_unless_they_are_asked_for():
     """They take turns from the cases."""
     assert [] == controls_of(plan_of(controls=()))
 
 
-def test_the_pipelines_alone_are_planned_for_the_case_only() -> None:
+def test_the_pipelines_alone_are_planned_for_the_case_only():
     """At the most replicas, with the code of its backend."""
     planned = plan_of(
         num_available_cores=4, replicas=(1, 2, 4), controls=(Control.INPUT_ONLY,)
@@ -82,7 +76,7 @@ def test_the_pipelines_alone_are_planned_for_the_case_only() -> None:
     assert "controls input_only: of in_graph x4, weak scaling" in planned.notes
 
 
-def test_every_generation_has_the_controls() -> None:
+def test_every_generation_has_the_controls():
     """They are cases of the relay like any other."""
     planned = plan_of(repeats=3)
     in_each = [
@@ -97,7 +91,7 @@ def test_every_generation_has_the_controls() -> None:
     assert in_each[0] == in_each[1] == in_each[2]
 
 
-def test_solo_has_the_code_of_the_backend_single() -> None:
+def test_solo_has_the_code_of_the_backend_single():
     """Its batch is that of all programs."""
     (solo,) = [
         trial.spec
@@ -109,12 +103,12 @@ def test_solo_has_the_code_of_the_backend_single() -> None:
     assert 2 * solo.per_replica_batch_size == solo.global_batch_size
 
 
-def test_controls_do_not_change_the_name_of_the_study() -> None:
+def test_controls_do_not_change_the_name_of_the_study():
     """The same cases are measured."""
     assert plan.digest_of(check()) == plan.digest_of(check(controls=()))
 
 
-def test_the_first_backend_with_several_replicas_is_explained() -> None:
+def test_the_first_backend_with_several_replicas_is_explained():
     """One that runs a single replica has nothing to explain."""
     planned = plan_of(backends=("single", "tf_mirrored"))
 
@@ -122,7 +116,7 @@ def test_the_first_backend_with_several_replicas_is_explained() -> None:
     assert {"solo"} == {c[0] for c in controls_of(planned) if c[1] == "single"}
 
 
-def test_a_backend_without_a_control_is_said_with_its_reason() -> None:
+def test_a_backend_without_a_control_is_said_with_its_reason():
     """The others are measured."""
     planned = plan_of(backends=("async",), num_available_cores=2)
     reason = catalog.backend("async").no_control_because
@@ -147,28 +141,24 @@ def test_a_backend_without_a_control_is_said_with_its_reason() -> None:
         ({"replicas": (2,)}, r"^--controls .* against 1 replica of the same backend"),
     ],
 )
-def test_controls_without_anything_to_explain_are_an_error(
-    fields: Any, message: str
-) -> None:
-    """One line says what is missing and what to do."""
+def test_controls_without_anything_to_explain_are_an_error(fields, message):
     with pytest.raises(PlanError) as caught:
         plan_of(**fields)
 
     assert re.search(message, str(caught.value))
 
 
-def record_of(**fields: Any) -> Plan:
-    """Returns the plan record of a relay."""
+def record_of(**fields):
     request = SweepRequest(workload="resnet50", preset="smoke", **fields)
     return study.make_plan(plan_of(**fields), request, study="some", command=("x",))
 
 
-def test_a_stored_plan_with_solo_can_be_resumed() -> None:
+def test_a_stored_plan_with_solo_can_be_resumed():
     """Its backend runs one replica, and each of its programs has one."""
     study.check_trials(record_of())
 
 
-def test_a_control_cannot_be_added_to_a_relay() -> None:
+def test_a_control_cannot_be_added_to_a_relay():
     """It would have no turns beside the others."""
     with pytest.raises(
         DifferentStudyError,
@@ -178,7 +168,7 @@ def test_a_control_cannot_be_added_to_a_relay() -> None:
         resuming.reconcile(record_of(controls=()), record_of())
 
 
-def test_trials_that_run_in_sequence_have_no_controls_and_say_so() -> None:
+def test_trials_that_run_in_sequence_have_no_controls_and_say_so():
     """As where the processes of a relay do not fit into memory."""
     request = SweepRequest(workload="resnet50", controls=ALL)
 

@@ -5,13 +5,10 @@ starts, what others have published or what is the same on CPUs; an estimate that
 trials, or what grows with GPUs, is far from it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_nvml import FakeNvml, make_gpus
@@ -31,8 +28,7 @@ REPLICA_TRACE = 3.0
 IMAGES_PER_SEC = 2375.0
 
 
-def seconds(spec: dict[str, Any]) -> float:
-    """What one trial takes by the clock of the stand-in."""
+def seconds(spec):
     num_gpus = spec["num_replicas"]
     num_steps = spec["num_warmup_steps"] + spec["num_measured_steps"]
     steps = num_steps * spec["per_replica_batch_size"] / IMAGES_PER_SEC
@@ -41,14 +37,14 @@ def seconds(spec: dict[str, Any]) -> float:
 
 
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> Any:
+def plan(monkeypatch, tmp_path, capsys):
     """Returns a function that plans make's sweep on some GPUs."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     (flags,) = re.findall(r"^SWEEP_GPU_FLAGS \?= (.+)$", makefile, re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def run(num_gpus: int) -> Any:
+    def run(num_gpus):
         monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(num_gpus)))
         code = cli.main(
             ["sweep", "--dry-run", "--json", "--device=gpu", *flags.split()]
@@ -69,9 +65,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> Any:
         (8, "in_graph, weak scaling, x8 / x1"),
     ],
 )
-def test_the_question_is_scaling_and_the_time_is_right(
-    plan: Any, num_gpus: int, question: str
-) -> None:
+def test_the_question_is_scaling_and_the_time_is_right(plan, num_gpus, question):
     """To a factor of 1.3, with the trials that match replicas, which are not timed."""
     found = plan(num_gpus)
     trials = [*found["trials"], *found["matching"]["trials"]]
@@ -86,7 +80,7 @@ def test_the_question_is_scaling_and_the_time_is_right(
     )
 
 
-def test_eight_gpus_take_more_than_half_an_hour(plan: Any) -> None:
+def test_eight_gpus_take_more_than_half_an_hour(plan):
     """Of 27 trials, and 7 that match; of CPUs, 30 s each are assumed."""
     found = plan(8)
 

@@ -1,12 +1,9 @@
 """The same request has the same plan, byte for byte, as it had when it was kept."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_nvml import FakeNvml, make_gpus
@@ -28,7 +25,7 @@ _LEFT_OUT = (
 
 
 @pytest.fixture
-def plan(harness: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def plan(harness, monkeypatch):
     """Returns a function that plans on a machine of four cores and two GPUs.
 
     Code, versions of workloads and variables are those of no real machine.
@@ -43,7 +40,7 @@ def plan(harness: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name, info in WORKLOADS.items():
         monkeypatch.setitem(WORKLOADS, name, dataclasses.replace(info, version="1"))
 
-    def run(command: str) -> Any:
+    def run(command):
         code, out, err = harness(*command.split())
         assert exit_codes.OK == code, err
         return json.loads(out)
@@ -52,7 +49,7 @@ def plan(harness: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("command", KEPT)
-def test_a_request_has_the_plan_that_was_kept(plan: Any, command: str) -> None:
+def test_a_request_has_the_plan_that_was_kept(plan, command):
     """Ids of trials and cases, name of the study, seeds, and everything recorded."""
     found = plan(command)
     recorded = {k: v for k, v in found.items() if k not in _LEFT_OUT}

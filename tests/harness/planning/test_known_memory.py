@@ -1,9 +1,6 @@
 """A batch that ran out of memory before is not started again by mistake."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 from command_words import overridden
@@ -28,15 +25,10 @@ SWEEP = (
 
 
 @pytest.fixture
-def sweep(
-    harness: Any,
-    gpu_overrides: Any,
-    install_gpus: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Any:
+def sweep(harness, gpu_overrides, install_gpus, monkeypatch):
     """Returns a function that sweeps with a batch, which fits or does not."""
 
-    def run(size: int, study: str, *options: str, behavior: str = "", **fields: Any):
+    def run(size, study, *options, behavior="", **fields):
         install_gpus(make_gpus(2, **fields))
         monkeypatch.setenv("FAKE_BEHAVIOR", behavior)
         own = (f"--per-replica-batch-size={size}", f"--study={study}", "--replicas=1")
@@ -46,7 +38,7 @@ def sweep(
     return run
 
 
-def test_what_did_not_fit_is_refused_with_what_does(sweep: Any, written: Any) -> None:
+def test_what_did_not_fit_is_refused_with_what_does(sweep, written):
     """The message names the study, and the largest batch that fitted."""
     assert exit_codes.OK == sweep(4, "small")[0]
     assert exit_codes.NOTHING_MEASURED == sweep(64, "big", behavior="*:*:oom")[0]
@@ -63,7 +55,7 @@ def test_what_did_not_fit_is_refused_with_what_does(sweep: Any, written: Any) ->
     assert before == written()
 
 
-def test_without_one_that_fitted_it_is_an_upper_limit(sweep: Any) -> None:
+def test_without_one_that_fitted_it_is_an_upper_limit(sweep):
     """Nothing is claimed about smaller ones."""
     sweep(64, "big", behavior="*:*:oom")
     _, _, err = sweep(64, "again")
@@ -71,7 +63,7 @@ def test_without_one_that_fitted_it_is_an_upper_limit(sweep: Any) -> None:
     assert "; use less than --per-replica-batch-size 64, or --retry failed" in err
 
 
-def test_what_may_fit_is_run(sweep: Any) -> None:
+def test_what_may_fit_is_run(sweep):
     """Smaller batches, other models, the study itself, and a second try."""
     sweep(64, "big", behavior="*:*:oom")
 
@@ -81,7 +73,7 @@ def test_what_may_fit_is_run(sweep: Any) -> None:
     assert exit_codes.NOTHING_MEASURED == sweep(64, "big")[0]
 
 
-def test_memory_that_two_gpus_lack_says_nothing_of_one(sweep: Any) -> None:
+def test_memory_that_two_gpus_lack_says_nothing_of_one(sweep):
     """Collectives need buffers: only as many GPUs or more are refused."""
     sweep(64, "big", "--replicas=1,2", behavior="*:2:oom")
     _, _, err = sweep(64, "again", "--replicas=1,2")

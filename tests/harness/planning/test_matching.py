@@ -1,9 +1,6 @@
 """Which trials match N replicas with one, and why others are not checked."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,9 +9,6 @@ from harness.planning import cases, matching, plan, resuming
 from harness.planning import study as study_module
 from results.records.models import Control, Order, ScalingMode
 from results.study.matching import NUM_STEPS
-
-if TYPE_CHECKING:
-    from harness.planning.request import SweepRequest
 
 
 @pytest.mark.parametrize(
@@ -28,19 +22,16 @@ if TYPE_CHECKING:
         ((7, 8, 9), {7: 21, 8: 16, 9: 18}),
     ],
 )
-def test_all_sizes_share_one_replica_where_they_can(
-    counts: tuple[int, ...], sizes: dict[int, int]
-) -> None:
+def test_all_sizes_share_one_replica_where_they_can(counts, sizes):
     """A replica has two examples or more, and a global batch sixteen."""
     assert sizes == matching.global_batch_sizes(counts)
 
 
-def planned(request: SweepRequest) -> plan.PlannedSweep:
-    """Returns the plan of a request on four cores."""
+def planned(request):
     return plan.plan_sweep(request, cases.Machine(num_available_cores=4))
 
 
-def test_every_backend_and_size_is_matched_once(small_request: SweepRequest) -> None:
+def test_every_backend_and_size_is_matched_once(small_request):
     """Whatever the modes and repetitions; with one replica of ``single``; untimed."""
     request = small_request.model_copy(
         update={
@@ -70,9 +61,7 @@ def test_every_backend_and_size_is_matched_once(small_request: SweepRequest) -> 
     assert {} == found.not_checked
 
 
-def test_what_is_not_matched_has_a_reason(
-    small_request: SweepRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_matched_has_a_reason(small_request, monkeypatch):
     """Asynchronous training, a workload that does not say how, and a request."""
     request = small_request.model_copy(update={"backends": ("async",)})
     of_async = planned(request)
@@ -96,19 +85,17 @@ def test_what_is_not_matched_has_a_reason(
         assert () == found.trials
 
 
-def test_one_replica_needs_no_match(small_request: SweepRequest) -> None:
+def test_one_replica_needs_no_match(small_request):
     """There is nothing to match with itself."""
     found = planned(small_request.model_copy(update={"replicas": (1,)})).matching
 
     assert ((), {}) == (found.trials, found.not_checked)
 
 
-def test_a_study_that_is_extended_matches_the_new_sizes(
-    small_request: SweepRequest,
-) -> None:
+def test_a_study_that_is_extended_matches_the_new_sizes(small_request):
     """The trials of both plans are kept, and reasons only where nothing matches."""
 
-    def plan_of(**fields: Any) -> Any:
+    def plan_of(**fields):
         request = small_request.model_copy(update=fields)
         return study_module.make_plan(
             planned(request), request, study="s", command=("sweep",)

@@ -1,9 +1,6 @@
 """A plan has distinct, interleaved, paired trials, or says why there is none."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -20,20 +17,17 @@ TWO_CORES = cases.Machine(num_available_cores=2)
 DEFAULTS = {"preset": "smoke", "order": Order.SEQUENTIAL}
 
 
-def check(num_available_cores: Any = 8, num_gpus: Any = None, **fields: Any) -> Any:
-    """Returns a smoke request that was checked."""
+def check(num_available_cores=8, num_gpus=None, **fields):
     request = SweepRequest(workload="resnet50", **(DEFAULTS | fields))
     machine = cases.Machine(num_available_cores=num_available_cores, num_gpus=num_gpus)
     return checked.check(request, machine)
 
 
-def plan_of(*machine: Any, **fields: Any) -> Any:
-    """Returns the plan of a smoke request."""
+def plan_of(*machine, **fields):
     return plan.arrange(check(*machine, **fields))
 
 
-def digest_of(**fields: Any) -> str:
-    """Returns the digest of a smoke request."""
+def digest_of(**fields):
     return plan.digest_of(check(**fields))
 
 
@@ -54,8 +48,7 @@ requests = st.fixed_dictionaries(
 
 
 @given(requests)
-def test_trials_are_distinct_and_repetitions_are_complete(fields: Any) -> None:
-    """Every repetition has every case exactly once."""
+def test_trials_are_distinct_and_repetitions_are_complete(fields):
     planned = plan_of(**fields)
     ids = [trial.trial_id for trial in planned.trials]
     cases = {trial.case_id for trial in planned.trials}
@@ -71,7 +64,7 @@ def test_trials_are_distinct_and_repetitions_are_complete(fields: Any) -> None:
 
 
 @given(requests)
-def test_repetitions_are_blocks_in_alternating_direction(fields: Any) -> None:
+def test_repetitions_are_blocks_in_alternating_direction(fields):
     """ABBA: a linear drift affects every case equally over a pair of blocks."""
     planned = plan_of(**fields)
     blocks = [
@@ -87,7 +80,7 @@ def test_repetitions_are_blocks_in_alternating_direction(fields: Any) -> None:
 
 
 @given(requests)
-def test_seeds_pair_the_cases_of_a_repetition_and_no_others(fields: Any) -> None:
+def test_seeds_pair_the_cases_of_a_repetition_and_no_others(fields):
     """One seed per repetition, never reused by another."""
     planned = plan_of(**fields)
     pairs = {(trial.spec.repetition_index, trial.spec.seed) for trial in planned.trials}
@@ -97,7 +90,7 @@ def test_seeds_pair_the_cases_of_a_repetition_and_no_others(fields: Any) -> None
 
 
 @given(requests)
-def test_each_mode_keeps_what_it_must_keep(fields: Any) -> None:
+def test_each_mode_keeps_what_it_must_keep(fields):
     """Weak keeps the per-replica batch, strong the global one, exactly."""
     planned = plan_of(**fields)
     size = fields["per_replica_batch_size"]
@@ -113,7 +106,7 @@ def test_each_mode_keeps_what_it_must_keep(fields: Any) -> None:
 
 
 @given(requests)
-def test_cores_per_replica_are_constant(fields: Any) -> None:
+def test_cores_per_replica_are_constant(fields):
     """A ratio of two cases compares equal replicas."""
     planned = plan_of(**fields)
 
@@ -121,13 +114,12 @@ def test_cores_per_replica_are_constant(fields: Any) -> None:
 
 
 @given(requests)
-def test_planning_is_a_function_of_the_request(fields: Any) -> None:
-    """The same request gives the same trials and digest."""
+def test_planning_is_a_function_of_the_request(fields):
     assert plan_of(**fields) == plan_of(**fields)
     assert digest_of(**fields) == digest_of(**fields)
 
 
-def test_both_modes_share_the_baseline() -> None:
+def test_both_modes_share_the_baseline():
     """At the baseline, weak and strong are the same case."""
     planned = plan_of(replicas=(1, 2), modes=BOTH, repeats=1, backends=("in_graph",))
 
@@ -140,7 +132,7 @@ def test_both_modes_share_the_baseline() -> None:
     ]
 
 
-def test_another_global_batch_has_a_baseline_of_its_own() -> None:
+def test_another_global_batch_has_a_baseline_of_its_own():
     """With --global-batch-size, the modes need not meet."""
     planned = plan_of(replicas=(1,), global_batch_size=12, repeats=1)
     sizes = {(t.modes, t.spec.global_batch_size) for t in planned.trials}
@@ -148,7 +140,7 @@ def test_another_global_batch_has_a_baseline_of_its_own() -> None:
     assert {(BOTH[:1], 4), (BOTH[1:], 12)} == sizes
 
 
-def test_a_batch_that_is_not_divisible_names_both_numbers_and_what_works() -> None:
+def test_a_batch_that_is_not_divisible_names_both_numbers_and_what_works():
     """Nothing is rounded."""
     message = (
         r"global batch 8 is not divisible by 3 replicas \(remainder 2\); use"
@@ -158,20 +150,20 @@ def test_a_batch_that_is_not_divisible_names_both_numbers_and_what_works() -> No
         plan_of(replicas=(1, 3), global_batch_size=8)
 
 
-def test_a_batch_smaller_than_the_replicas_says_what_works() -> None:
+def test_a_batch_smaller_than_the_replicas_says_what_works():
     """Zero examples per replica are not offered."""
     message = r"global batch 4 .* 8 replicas .* --global-batch-size 8, or 4 replicas"
     with pytest.raises(PlanError, match=message):
         plan_of(replicas=(1, 8), modes=BOTH)
 
 
-def test_a_global_batch_without_strong_scaling_is_refused() -> None:
+def test_a_global_batch_without_strong_scaling_is_refused():
     """It would be ignored silently."""
     with pytest.raises(PlanError, match=r"--global-batch-size 8 has no effect"):
         plan_of(modes=BOTH[:1], global_batch_size=8)
 
 
-def test_single_is_planned_at_one_replica_and_said_so() -> None:
+def test_single_is_planned_at_one_replica_and_said_so():
     """A backend that cannot replicate is measured where it can be."""
     planned = plan_of(backends=("single", "in_graph"), replicas=(1, 2), repeats=1)
     counts = {(trial.spec.backend, trial.spec.num_replicas) for trial in planned.trials}
@@ -180,7 +172,7 @@ def test_single_is_planned_at_one_replica_and_said_so() -> None:
     assert "backend single: planned at 1 replica(s) only" in planned.notes[0]
 
 
-def test_single_without_one_replica_is_refused() -> None:
+def test_single_without_one_replica_is_refused():
     """There would be nothing to run."""
     with pytest.raises(PlanError, match=r"'single' runs at most 1 .* smallest .* is 2"):
         plan_of(backends=("single",), replicas=(2,))
@@ -197,10 +189,7 @@ def test_single_without_one_replica_is_refused() -> None:
         ({"modes": ()}, r"no scaling mode was requested; allowed are weak, strong"),
     ],
 )
-def test_unknown_names_are_refused_with_what_is_known(
-    fields: Any, message: str
-) -> None:
-    """Each message lists what is allowed."""
+def test_unknown_names_are_refused_with_what_is_known(fields, message):
     request = SweepRequest(**({"workload": "resnet50"} | fields))
     with pytest.raises(PlanError, match=message):
         plan.plan_sweep(request, TWO_CORES)
@@ -215,9 +204,7 @@ def test_unknown_names_are_refused_with_what_is_known(
         (64, BOTH[:1], {1, 2, 4, 8}),
     ],
 )
-def test_default_replicas_fit_the_machine_and_the_batch(
-    num_cores: Any, modes: Any, expected: Any
-) -> None:
+def test_default_replicas_fit_the_machine_and_the_batch(num_cores, modes, expected):
     """Powers of two up to the cores, 8, and what divides 4 examples."""
     planned = plan_of(num_available_cores=num_cores, modes=modes)
 
@@ -231,8 +218,7 @@ def test_default_replicas_fit_the_machine_and_the_batch(
         (2, r"--replicas needs 4 GPUs, but this machine shows 2"),
     ],
 )
-def test_more_gpus_than_there_are_is_refused(num_gpus: Any, message: str) -> None:
-    """Both numbers are named."""
+def test_more_gpus_than_there_are_is_refused(num_gpus, message):
     with pytest.raises(PlanError, match=message):
         plan_of(device="gpu", num_gpus=num_gpus, replicas=(1, 4), preset="gpu")
 
@@ -245,14 +231,14 @@ def test_more_gpus_than_there_are_is_refused(num_gpus: Any, message: str) -> Non
         ({"device": "gpu", "num_gpus": 2, "replicas": (1,), "preset": "gpu"}, 10),
     ],
 )
-def test_steps_are_queued_on_gpus(fields: Any, expected: int) -> None:
+def test_steps_are_queued_on_gpus(fields, expected):
     """On CPUs a step has ended when its call returns, so nothing is gained."""
     planned = plan_of(**fields)
 
     assert {expected} == {trial.spec.steps_per_sync for trial in planned.trials}
 
 
-def test_steps_whose_results_the_host_uses_are_not_queued() -> None:
+def test_steps_whose_results_the_host_uses_are_not_queued():
     """Asking for it is refused; the default of GPUs does not apply."""
     request = SweepRequest(
         workload="d4pg", preset="gpu", device="gpu", replicas=(1,), budget="none"
@@ -268,7 +254,7 @@ def test_steps_whose_results_the_host_uses_are_not_queued() -> None:
         )
 
 
-def test_a_gpu_sweep_takes_the_gpu_preset() -> None:
+def test_a_gpu_sweep_takes_the_gpu_preset():
     """The default preset fits the device."""
     planned = plan_of(device="gpu", num_gpus=2, preset=None)
 
@@ -279,7 +265,7 @@ def test_a_gpu_sweep_takes_the_gpu_preset() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"), [({}, "never"), ({"external_writes": "detect"}, "detect")]
 )
-def test_what_a_preset_promises_is_recorded(options: Any, expected: str) -> None:
+def test_what_a_preset_promises_is_recorded(options, expected):
     """In every trial, whatever its backend; the user's option holds."""
     planned = plan_of(device="gpu", num_gpus=1, preset=None, options=options)
 
@@ -293,16 +279,14 @@ def test_what_a_preset_promises_is_recorded(options: Any, expected: str) -> None
     ("fields", "expected"),
     [({}, True), ({"data": "synthetic"}, False), ({"is_evaluated": False}, False)],
 )
-def test_quality_is_measured_unless_the_data_has_none(
-    fields: Any, expected: Any
-) -> None:
+def test_quality_is_measured_unless_the_data_has_none(fields, expected):
     """Synthetic data has no held-out split."""
     planned = plan_of(**fields)
 
     assert {expected} == {trial.spec.is_evaluated for trial in planned.trials}
 
 
-def test_other_code_gives_other_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_code_gives_other_trials(monkeypatch):
     """Results of other code are never reused."""
     before = digest_of()
     monkeypatch.setattr("harness.sources.code_digest.of_trial", lambda *_: "another")
@@ -311,7 +295,7 @@ def test_other_code_gives_other_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(requests, st.integers(0, 3))
-def test_another_seed_gives_other_trials(fields: Any, seed: Any) -> None:
+def test_another_seed_gives_other_trials(fields, seed):
     """The sweep's seed is part of every trial."""
     assume(fields["seed"] != seed)
     other = SweepRequest(workload="resnet50", seed=seed)
@@ -322,7 +306,7 @@ def test_another_seed_gives_other_trials(fields: Any, seed: Any) -> None:
     assert first.isdisjoint(second)
 
 
-def test_a_backend_that_cannot_compile_is_refused_with_those_that_can() -> None:
+def test_a_backend_that_cannot_compile_is_refused_with_those_that_can():
     """Only where the option needs it."""
     (name, *_) = (
         n for n, info in catalog.BACKENDS.items() if "compiled_functions" in info.lacks

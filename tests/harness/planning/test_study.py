@@ -1,16 +1,13 @@
 """A study is resumed or extended by what fits, and refuses what does not."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.errors import DifferentStudyError, PlanError, StudyError
 from harness.planning import cases, checked, plan, resuming, study
 from harness.planning.request import SweepRequest
-from results.records.models import Order, Plan, ScalingMode
+from results.records.models import Order, ScalingMode
 
 MACHINE = cases.Machine(num_available_cores=4)
 BASE = SweepRequest(
@@ -22,19 +19,17 @@ BASE = SweepRequest(
 )
 
 
-def plan_of(**changes: Any) -> Plan:
-    """Returns the plan record of a changed base request."""
+def plan_of(**changes):
     request = BASE.model_copy(update=changes)
     planned = plan.plan_sweep(request, MACHINE)
     return study.make_plan(planned, request, study="s", command=("harness",))
 
 
-def ids_of(made: Plan) -> list[str]:
-    """Returns the ids of a plan's trials, in order."""
+def ids_of(made):
     return [trial.trial_id for trial in made.trials]
 
 
-def test_the_same_request_resumes_unchanged() -> None:
+def test_the_same_request_resumes_unchanged():
     """Nothing is written again, though the second plan was made later."""
     first = plan_of()
     reconciled = resuming.reconcile(first, plan_of())
@@ -44,7 +39,7 @@ def test_the_same_request_resumes_unchanged() -> None:
     assert reconciled.note == "study s: resumed"
 
 
-def test_fewer_repeats_resume_and_keep_the_plan() -> None:
+def test_fewer_repeats_resume_and_keep_the_plan():
     """Only what was requested runs; the plan forgets nothing."""
     first, fewer = plan_of(), plan_of(repeats=1)
     reconciled = resuming.reconcile(first, fewer)
@@ -62,7 +57,7 @@ def test_fewer_repeats_resume_and_keep_the_plan() -> None:
         {"modes": (ScalingMode.WEAK, ScalingMode.STRONG)},
     ],
 )
-def test_more_of_the_same_extends(changes: Any) -> None:
+def test_more_of_the_same_extends(changes):
     """Old trials stay first and keep their ids."""
     if "replicas" in changes:
         # Cores per replica follow from the largest N: only a full machine extends.
@@ -79,7 +74,7 @@ def test_more_of_the_same_extends(changes: Any) -> None:
     assert "extended by" in reconciled.note
 
 
-def test_an_added_mode_is_added_to_the_shared_baseline() -> None:
+def test_an_added_mode_is_added_to_the_shared_baseline():
     """The baseline's trials are reused, and serve both modes from now on."""
     both = (ScalingMode.WEAK, ScalingMode.STRONG)
     reconciled = resuming.reconcile(plan_of(), plan_of(modes=both))
@@ -102,13 +97,12 @@ def test_an_added_mode_is_added_to_the_shared_baseline() -> None:
         ),
     ],
 )
-def test_another_setting_is_refused_by_name(changes: Any, message: str) -> None:
-    """The message has the field and both values."""
+def test_another_setting_is_refused_by_name(changes, message):
     with pytest.raises(DifferentStudyError, match=message):
         resuming.reconcile(plan_of(), plan_of(**changes))
 
 
-def test_another_strong_batch_is_refused_by_name() -> None:
+def test_another_strong_batch_is_refused_by_name():
     """Strong scaling's constant is a setting of the study."""
     modes = (ScalingMode.STRONG,)
     with pytest.raises(
@@ -119,7 +113,7 @@ def test_another_strong_batch_is_refused_by_name() -> None:
         )
 
 
-def test_the_default_name_is_that_of_the_same_sweep() -> None:
+def test_the_default_name_is_that_of_the_same_sweep():
     """The same command resumes itself, another one does not collide."""
     names = [
         study.default_name(checked.check(BASE.model_copy(update={"seed": s}), MACHINE))
@@ -131,19 +125,18 @@ def test_the_default_name_is_that_of_the_same_sweep() -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "a/b", "..", "-x", "a" * 101, "."])
-def test_a_study_name_cannot_leave_the_runs_directory(name: str) -> None:
-    """The message says what is allowed."""
+def test_a_study_name_cannot_leave_the_runs_directory(name):
     with pytest.raises(StudyError, match=r"is not a study name; allowed are up to 100"):
         study.check_name(name)
 
 
-def test_an_empty_study_argument_is_refused() -> None:
+def test_an_empty_study_argument_is_refused():
     """An unset shell variable is not the current directory."""
     with pytest.raises(StudyError, match=r"study '' is empty; name a study in 'runs'"):
         study.find_study("", Path("runs"))
 
 
-def test_a_study_is_found_by_name_or_by_path(tmp_path: Path) -> None:
+def test_a_study_is_found_by_name_or_by_path(tmp_path):
     """The name below the runs directory goes first."""
     (tmp_path / "runs" / "a").mkdir(parents=True)
     (tmp_path / "b").mkdir()
@@ -153,28 +146,25 @@ def test_a_study_is_found_by_name_or_by_path(tmp_path: Path) -> None:
     assert tmp_path / "runs/c" == study.find_study("c", tmp_path / "runs")
 
 
-def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+def test_a_file_in_the_way_is_named(tmp_path):
     """A study is a directory."""
     (tmp_path / "s").write_text("")
     with pytest.raises(StudyError, match=r"'.*/s' is a file, but a study is a direct"):
         study.read_existing_plan(tmp_path / "s")
 
 
-def test_a_directory_of_something_else_is_not_taken_over(tmp_path: Path) -> None:
-    """Its content is named."""
+def test_a_directory_of_something_else_is_not_taken_over(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(StudyError, match=r"not a study: it has 'thesis.tex' but no"):
         study.read_existing_plan(tmp_path)
 
 
-def test_an_empty_directory_can_become_a_study(tmp_path: Path) -> None:
+def test_an_empty_directory_can_become_a_study(tmp_path):
     """There is nothing to lose in it."""
     assert study.read_existing_plan(tmp_path) is None
 
 
-def test_where_data_is_belongs_to_the_plan_but_not_to_its_trials(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_data_is_belongs_to_the_plan_but_not_to_its_trials(tmp_path, monkeypatch):
     """The same trials run where the sets have moved to; resuming finds them again."""
     monkeypatch.chdir(tmp_path)
     for name in ("here", "there"):
@@ -188,15 +178,14 @@ def test_where_data_is_belongs_to_the_plan_but_not_to_its_trials(
     assert str(tmp_path / "there") == reconciled.plan.data_dir
 
 
-def test_a_data_directory_that_is_none_is_refused(tmp_path: Path) -> None:
-    """Before anything is written."""
+def test_a_data_directory_that_is_none_is_refused(tmp_path):
     with pytest.raises(
         PlanError, match=r"--data-dir '.*nowhere' is not a directory; g"
     ):
         plan_of(data_dir=tmp_path / "nowhere")
 
 
-def test_resuming_an_empty_plan_is_reported(small_plan: Plan) -> None:
+def test_resuming_an_empty_plan_is_reported(small_plan):
     """Nothing was requested."""
     with pytest.raises(StudyError, match=r"'small' has no trials, so there is no"):
         study.check_trials(small_plan.model_copy(update={"trials": ()}))
@@ -214,8 +203,8 @@ def test_resuming_an_empty_plan_is_reported(small_plan: Plan) -> None:
     ],
 )
 def test_resuming_what_cannot_be_started_here_is_reported_before(
-    small_plan: Plan, fields: Any, message: str
-) -> None:
+    small_plan, fields, message
+):
     """Not after the trials before it."""
     trial = small_plan.trials[1]
     changed = trial.model_copy(update={"spec": trial.spec.model_copy(update=fields)})
@@ -224,7 +213,7 @@ def test_resuming_what_cannot_be_started_here_is_reported_before(
         study.check_trials(plan)
 
 
-def test_adding_to_a_plan_of_two_batch_sizes_is_refused(small_plan: Plan) -> None:
+def test_adding_to_a_plan_of_two_batch_sizes_is_refused(small_plan):
     """Weak scaling keeps the batch of a replica; such a plan was not made here."""
     trial = small_plan.trials[0]
     spec = trial.spec.model_copy(update={"per_replica_batch_size": 9})

@@ -1,9 +1,6 @@
 """Batches that count tokens are whole sequences, in cases and in matches."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,18 +9,15 @@ from harness.planning import cases, plan
 from harness.planning import study as study_module
 from results.records.models import ScalingMode
 
-if TYPE_CHECKING:
-    from harness.planning.request import SweepRequest
-
 LENGTH = 64  # of the preset smoke
 STAGES = {"pipeline_stages": 2, "num_microbatches": 8, "recompute": True}
 
 
 @pytest.fixture
-def make(small_request: SweepRequest) -> Any:
+def make(small_request):
     """Plans a sweep of the language model on four cores."""
 
-    def made(**fields: Any) -> Any:
+    def made(**fields):
         request = small_request.model_copy(
             update={
                 "workload": "transformer",
@@ -39,7 +33,7 @@ def make(small_request: SweepRequest) -> Any:
     return made
 
 
-def test_a_match_has_whole_sequences(make: Any) -> None:
+def test_a_match_has_whole_sequences(make):
     """Sixteen of them, of the length that is asked for."""
     for options, length in (
         ({}, LENGTH),
@@ -51,7 +45,7 @@ def test_a_match_has_whole_sequences(make: Any) -> None:
         assert {16 * length} == {spec.global_batch_size for spec in specs}
 
 
-def test_default_replicas_share_the_sequences_of_a_global_batch(make: Any) -> None:
+def test_default_replicas_share_the_sequences_of_a_global_batch(make):
     """Two sequences are for two replicas, on a machine of four cores."""
     found = make(
         replicas=None, modes=(ScalingMode.STRONG,), global_batch_size=2 * LENGTH
@@ -103,15 +97,13 @@ def test_default_replicas_share_the_sequences_of_a_global_batch(make: Any) -> No
         ),
     ],
 )
-def test_parts_of_sequences_are_refused(
-    make: Any, fields: dict[str, Any], message: str
-) -> None:
+def test_parts_of_sequences_are_refused(make, fields, message):
     """Before anything is written, with the nearest batches that are whole."""
     with pytest.raises(PlanError, match=re.escape(message)):
         make(**fields)
 
 
-def test_stages_match_one_device_without_a_pipeline(make: Any) -> None:
+def test_stages_match_one_device_without_a_pipeline(make):
     """Also at one replica; two sequences of each micro-batch for each replica."""
     found = make(replicas=(1, 2), options=STAGES, backends=("in_graph", "single"))[1]
     reference, *others = (trial.spec for trial in found.matching.trials)
@@ -131,7 +123,7 @@ def test_stages_match_one_device_without_a_pipeline(make: Any) -> None:
     ) == found.matching.remarks["in_graph"]
 
 
-def test_a_replica_has_a_core_for_each_stage(make: Any) -> None:
+def test_a_replica_has_a_core_for_each_stage(make):
     """Four cores are two replicas of two stages, and so the default goes to two."""
     found = make(
         replicas=None,
@@ -146,9 +138,7 @@ def test_a_replica_has_a_core_for_each_stage(make: Any) -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_losses_of_backends_are_compared_unless_values_are_dropped(
-    make: Any, dropout: float
-) -> None:
+def test_losses_of_backends_are_compared_unless_values_are_dropped(make, dropout):
     """Each backend drops others, so their losses differ as they may."""
     request, planned = make(options={"dropout": dropout})
     made = study_module.make_plan(planned, request, study="s", command=("sweep",))
@@ -157,7 +147,7 @@ def test_losses_of_backends_are_compared_unless_values_are_dropped(
 
 
 @pytest.mark.parametrize("workload", ["keras_fit", "resnet50"])
-def test_a_plan_says_whether_models_amplify_rounding(make: Any, workload: str) -> None:
+def test_a_plan_says_whether_models_amplify_rounding(make, workload):
     """Those of keras.applications do at their initial weights, ours does not."""
     request, planned = make(workload=workload)
     made = study_module.make_plan(planned, request, study="s", command=("sweep",))

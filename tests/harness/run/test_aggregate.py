@@ -1,19 +1,13 @@
 """The figures of a trial from what its ranks have written."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import threading
 import time
-from typing import TYPE_CHECKING, Any
 
 from harness.run import aggregate
 from harness.run.trial_tree import TrialExit
 from results.records.models import Phase, TrialStatus
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECOND = 1_000_000_000
 GOOD_EXIT = TrialExit(
@@ -22,11 +16,9 @@ GOOD_EXIT = TrialExit(
 TRIAL_ID = "0" * 20
 
 
-def write_rank(
-    folder: Path, rank: int, *, start: int, step: int, num_steps: int = 6
-) -> None:
+def write_rank(folder, rank, *, start, step, num_steps=6):
     """Writes a complete rank file; the first step is at ``start`` seconds."""
-    lines: list[dict[str, Any]] = [
+    lines = [
         {"kind": "facts", "num_parameters": 5, "example_unit": "images"}
         | {"global_batch_size": 8},
         {"kind": "first_step_done", "time_to_first_step_sec": 3.0},
@@ -47,14 +39,11 @@ def write_rank(
     (folder / f"rank_{rank}.jsonl").write_text(text)
 
 
-def conclude(folder: Path, spec: Any, **fields: Any) -> aggregate.Conclusion:
-    """Concludes a trial of two ranks."""
+def conclude(folder, spec, **fields):
     return aggregate.conclude(TRIAL_ID, spec, folder, GOOD_EXIT, num_ranks=2, **fields)
 
 
-def test_the_window_is_from_latest_start_to_latest_end(
-    tmp_path: Path, make_spec: Any
-) -> None:
+def test_the_window_is_from_latest_start_to_latest_end(tmp_path, make_spec):
     """Throughput is not one rank's times the number of ranks."""
     write_rank(tmp_path, 0, start=0, step=1)
     write_rank(tmp_path, 1, start=1, step=2)
@@ -67,7 +56,7 @@ def test_the_window_is_from_latest_start_to_latest_end(
     assert [4, 4] == [len(rank.step_time_sec) for rank in result.ranks]
 
 
-def test_a_rank_with_too_few_steps_is_no_result(tmp_path: Path, make_spec: Any) -> None:
+def test_a_rank_with_too_few_steps_is_no_result(tmp_path, make_spec):
     """The other rank's numbers are not enough."""
     write_rank(tmp_path, 0, start=0, step=1)
     write_rank(tmp_path, 1, start=0, step=1, num_steps=5)
@@ -79,9 +68,7 @@ def test_a_rank_with_too_few_steps_is_no_result(tmp_path: Path, make_spec: Any) 
     assert "rank 1 has steps [0, 1, 2, 3, 4], expected 0 to 5" in made.failure.reason
 
 
-def test_a_rank_without_a_file_is_the_one_behind(
-    tmp_path: Path, make_spec: Any
-) -> None:
+def test_a_rank_without_a_file_is_the_one_behind(tmp_path, make_spec):
     """A failure names the rank that got least far."""
     write_rank(tmp_path, 0, start=0, step=1)
     made = conclude(tmp_path, make_spec())
@@ -91,9 +78,7 @@ def test_a_rank_without_a_file_is_the_one_behind(
     assert "rank 1 was in phase launch" in made.failure.reason
 
 
-def test_a_rank_file_that_appears_late_is_waited_for(
-    tmp_path: Path, make_spec: Any
-) -> None:
+def test_a_rank_file_that_appears_late_is_waited_for(tmp_path, make_spec):
     """A network file system shows what another host wrote after a while."""
     write_rank(tmp_path, 0, start=0, step=1)
     late = threading.Timer(0.3, write_rank, (tmp_path, 1), {"start": 0, "step": 1})
@@ -104,9 +89,7 @@ def test_a_rank_file_that_appears_late_is_waited_for(
     assert made.status is TrialStatus.OK
 
 
-def test_a_rank_file_that_never_appears_is_waited_for_only_so_long(
-    tmp_path: Path, make_spec: Any
-) -> None:
+def test_a_rank_file_that_never_appears_is_waited_for_only_so_long(tmp_path, make_spec):
     """And not at all where the trial has failed."""
     write_rank(tmp_path, 0, start=0, step=1)
     start = time.monotonic()
@@ -126,9 +109,7 @@ def test_a_rank_file_that_never_appears_is_waited_for_only_so_long(
     assert time.monotonic() - start < 20
 
 
-def test_a_broken_rank_file_is_a_failure_not_a_crash(
-    tmp_path: Path, make_spec: Any
-) -> None:
+def test_a_broken_rank_file_is_a_failure_not_a_crash(tmp_path, make_spec):
     """One bad trial does not end a sweep."""
     (tmp_path / "rank_0.jsonl").write_text("what\n")
     made = conclude(tmp_path, make_spec())

@@ -1,7 +1,5 @@
 """Memory that a trial frees stays its own, where the allocator is to keep it."""
 
-from __future__ import annotations
-
 import functools
 import os
 import platform
@@ -65,12 +63,7 @@ needs_glibc = pytest.mark.skipif(
 )
 
 
-def printed(
-    allocator: Allocator,
-    program: str = PROGRAM,
-    *arguments: str,
-    has_huge_pages: bool = False,
-) -> int:
+def printed(allocator, program=PROGRAM, *arguments, has_huge_pages=False):
     """Returns what a program prints under the variables of an allocator.
 
     Without huge pages page faults count the pages of 4 KiB that were not there.
@@ -91,7 +84,7 @@ def printed(
 
 @pytest.mark.processes
 @needs_glibc
-def test_buffers_that_are_freed_are_not_faulted_in_again() -> None:
+def test_buffers_that_are_freed_are_not_faulted_in_again():
     """All but a few of the pages; by its own rules glibc faults in most of them."""
     num_pages = 5 * 2 * (607 << 18) // 4096
 
@@ -101,7 +94,7 @@ def test_buffers_that_are_freed_are_not_faulted_in_again() -> None:
 
 @pytest.mark.processes
 @needs_glibc
-def test_a_heap_that_was_reserved_grows_without_faults() -> None:
+def test_a_heap_that_was_reserved_grows_without_faults():
     """The pages of later growth are there before anything is timed."""
     num_pages = (40 << 20) // 4096
 
@@ -112,9 +105,7 @@ def test_a_heap_that_was_reserved_grows_without_faults() -> None:
 @pytest.mark.processes
 @needs_glibc
 @pytest.mark.parametrize(("moment", "used"), [("unused", 0), ("used", 40 << 20)])
-def test_what_the_heap_has_not_grown_into_is_no_memory_of_the_program(
-    moment: str, used: int
-) -> None:
+def test_what_the_heap_has_not_grown_into_is_no_memory_of_the_program(moment, used):
     """It is known at the end of the window, and the peak is without it."""
     assert pytest.approx(used, abs=1 << 20) == printed(Allocator.KEEP, GROWING, moment)
 
@@ -124,14 +115,14 @@ def test_what_the_heap_has_not_grown_into_is_no_memory_of_the_program(
     read_huge_pages() != "madvise" or platform.libc_ver() < ("glibc", "2.35"),
     reason="the kernel or glibc does not give huge pages on request",
 )
-def test_the_heap_has_huge_pages() -> None:
+def test_the_heap_has_huge_pages():
     """A fault for 2 MiB in place of 512."""
     grown = functools.partial(printed, Allocator.KEEP, GROWING, "grown")
 
     assert grown(has_huge_pages=True) < grown(has_huge_pages=False) / 4
 
 
-def test_tunables_of_the_user_stay() -> None:
+def test_tunables_of_the_user_stay():
     """Glibc reads all of them from one variable."""
     base = {"GLIBC_TUNABLES": "glibc.cpu.x86_ibt=off"}
     found = trial_tree.allocator_variables(Allocator.KEEP, base)

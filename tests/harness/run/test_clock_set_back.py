@@ -1,13 +1,10 @@
 """The wall clock is set back within a sweep: it names times, and measures none."""
 
-from __future__ import annotations
-
 import ast
 import datetime as dt
 import itertools
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from loads import QUIET
@@ -27,7 +24,7 @@ WALL = {("time", "time"), ("time", "time_ns")} | {
 LIKE_WALL = re.compile(rf"\.\s*(?:{'|'.join({call for _, call in WALL})})\s*\(")
 
 
-def wall_clocks_of(path: Path) -> set[str]:
+def wall_clocks_of(path):
     """Returns the calls of a module that read the wall clock."""
     text = path.read_text(encoding="utf-8")
     if not LIKE_WALL.search(text):
@@ -44,7 +41,7 @@ def wall_clocks_of(path: Path) -> set[str]:
     }
 
 
-def test_one_module_reads_the_clock_of_the_wall() -> None:
+def test_one_module_reads_the_clock_of_the_wall():
     """Whatever is a duration, or an order, comes from a monotonic clock."""
     found = {
         path.relative_to(ROOT).as_posix()
@@ -67,17 +64,13 @@ def test_one_module_reads_the_clock_of_the_wall() -> None:
     ids=["sequential", "relay"],
 )
 def test_a_clock_that_is_set_back_changes_no_figure(
-    order: tuple[str, ...],
-    harness: Any,
-    overrides: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+    order, harness, overrides, monkeypatch, tmp_path
+):
     """An hour at every look: durations and figures are as they would have been."""
     hours = itertools.count()
     start = dt.datetime(2026, 3, 29, 3, tzinfo=dt.timezone.utc)
 
-    def now_text() -> str:
+    def now_text():
         return (start - dt.timedelta(hours=next(hours))).isoformat()
 
     monkeypatch.setattr(trial_runner, "now_text", now_text)

@@ -1,11 +1,8 @@
 """What is measured again stays until it is, and afterwards, beside the new attempt."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from ended import finished_in, observed_in
@@ -20,9 +17,6 @@ from results.errors import UnavailableRecordError
 from results.store import earlier, manifest
 from results.store.study_store import Store
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 SWEEP = (
     "sweep", "--workload=resnet50", "--preset=smoke", "--replicas=1", "--mode=weak",
     "--repeats=2", "--no-match", "--budget=none", "--study=s", "--order=relay",
@@ -30,19 +24,15 @@ SWEEP = (
 )  # fmt: skip
 
 
-def interrupt(*_: Any) -> None:
+def interrupt(*_):
     """Ends a sweep as Ctrl-C does."""
     raise Interrupted("SIGINT")
 
 
 @pytest.mark.processes
 def test_a_generation_that_is_measured_again_is_kept_until_it_is_complete(
-    tmp_path: Path,
-    harness: Any,
-    overrides: Any,
-    forked_trials: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path, harness, overrides, forked_trials, monkeypatch
+):
     """And beside it afterwards; ``verify`` tells that from a trial that was removed."""
     monkeypatch.setattr(disturbance, "between", lambda *_: QUIET)
     root = tmp_path / "runs" / "s"
@@ -75,9 +65,7 @@ def test_a_generation_that_is_measured_again_is_kept_until_it_is_complete(
     assert 3 == json.loads(harness("status", "s", "--json")[1])["num_earlier_attempts"]
 
 
-def test_a_removed_trial_is_no_earlier_attempt(
-    finished: None, tmp_path: Path, harness: Any
-) -> None:
+def test_a_removed_trial_is_no_earlier_attempt(finished, tmp_path, harness):
     """Nor is one whose observations are others than those that were listed."""
     root = tmp_path / "runs" / "s"
     trial_dir = next((root / "trials").iterdir())
@@ -99,9 +87,7 @@ def test_a_removed_trial_is_no_earlier_attempt(
         ("env.json", "{}", False),
     ],
 )
-def test_what_observed_nothing_is_removed(
-    tmp_path: Path, name: str, text: str, is_measured: bool
-) -> None:
+def test_what_observed_nothing_is_removed(tmp_path, name, text, is_measured):
     """A step, a number or a failure is kept, whatever else is there."""
     trial_dir = tmp_path / "trials" / "a"
     for number in (1, 2):
@@ -120,7 +106,7 @@ def test_what_observed_nothing_is_removed(
     assert [] == earlier.attempts(tmp_path, "b")
 
 
-def test_nothing_is_moved_out_of_the_study(tmp_path: Path) -> None:
+def test_nothing_is_moved_out_of_the_study(tmp_path):
     """One line, where a link is in the way."""
     trial_dir = tmp_path / "trials" / "a"
     trial_dir.mkdir(parents=True)
@@ -136,9 +122,7 @@ def test_nothing_is_moved_out_of_the_study(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".", "status.json"])
-def test_one_failed_look_removes_and_mixes_nothing(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_failed_look_removes_and_mixes_nothing(name, tmp_path, monkeypatch):
     """A trial that is not seen would run among the files of the attempt before.
 
     And the checkpoint of a failure would be that of an attempt that was cut off.
@@ -149,8 +133,8 @@ def test_one_failed_look_removes_and_mixes_nothing(
     (trial_dir / "status.json").write_text("{}")
     before = sorted(trial_dir.rglob("*"))
 
-    def failing(real: Any) -> Any:
-        def look(path: Any, *args: Any, **options: Any) -> Any:
+    def failing(real):
+        def look(path, *args, **options):
             if os.fspath(path) == str(trial_dir / name):
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
             return real(path, *args, **options)

@@ -5,11 +5,8 @@ a relay its generation. ``READ_FAULTS`` sets how many are drawn; ``make faults``
 400. Verbs that only read have ``tests/harness/hostile/test_failed_calls.py``.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
-from typing import TYPE_CHECKING, Any
 
 import drawn
 import pytest
@@ -21,9 +18,6 @@ from harness.cli import exit_codes, running
 from harness.cli import main as cli
 from harness.machine import disturbance
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.processes
 
@@ -41,12 +35,8 @@ NUM_FAULTS = int(os.environ.get("READ_FAULTS", "4"))
 @pytest.mark.usefixtures("forked_trials")
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_failed_read_loses_nothing_of_what_was_measured(
-    order: str,
-    tmp_path: Path,
-    overrides: Any,
-    capsys: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    order, tmp_path, overrides, capsys, monkeypatch
+):
     """One line that names the file, or the whole study; then the same command ends."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(running, "_conclude", lambda _store, *, is_json: None)
@@ -56,7 +46,7 @@ def test_a_failed_read_loses_nothing_of_what_was_measured(
     faults = FailingReads(root)
     faults.install(monkeypatch)
 
-    def run(place: int = -1) -> tuple[int, str]:
+    def run(place=-1):
         faults.place, faults.count, faults.failed = place, 0, ""
         code = cli.main(arguments, run_overrides=overrides)
         faults.place = -1

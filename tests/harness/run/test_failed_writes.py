@@ -6,12 +6,9 @@ finishes the study. ``WRITE_FAULTS`` sets how many are drawn; ``make faults`` dr
 1,000.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
-from typing import TYPE_CHECKING, Any
 
 import drawn
 import pytest
@@ -29,9 +26,6 @@ from results.records.models import TrialStatus
 from results.store.atomic import TEMPORARY_PREFIX
 from results.store.study_store import Store
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytestmark = pytest.mark.processes
 
 SWEEP = (
@@ -47,7 +41,7 @@ NUM_FAULTS = int(os.environ.get("WRITE_FAULTS", "6"))
 
 
 @pytest.fixture
-def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FailingWrites:
+def faults(tmp_path, monkeypatch):
     """Returns what lets calls fail that write to the study."""
     found = FailingWrites(tmp_path / "runs")
     found.install(monkeypatch)
@@ -56,21 +50,15 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FailingWrites:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_failed_write_loses_nothing(
-    order: str,
-    tmp_path: Path,
-    faults: FailingWrites,
-    overrides: Any,
-    forked_trials: None,
-    capsys: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    order, tmp_path, faults, overrides, forked_trials, capsys, monkeypatch
+):
     """One line with what failed, or all figures; then the same command finishes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(running, "_conclude", lambda _store, *, is_json: None)
     root = tmp_path / "runs" / "s"
     arguments = (*SWEEP, *ORDERS[order])
 
-    def run(place: int = -1) -> tuple[int, str]:
+    def run(place=-1):
         faults.place, faults.count, faults.failed = place, 0, ""
         code = cli.main(arguments, run_overrides=overrides)
         faults.place = -1
@@ -84,8 +72,8 @@ def test_a_failed_write_loses_nothing(
     for number in range(NUM_FAULTS // len(ORDERS)):
         shutil.rmtree(root, ignore_errors=True)
         faults.number = ERRNOS[number % len(ERRNOS)]
-        before: dict[str, bytes] = {}
-        observed: set[str] = set()
+        before = {}
+        observed = set()
         is_lost, ends = False, []
         for _ in range(1 + number % 2):  # a second one hits what the first has left
             code, err = run(random_places.randrange(num_calls))
@@ -112,7 +100,7 @@ def test_a_failed_write_loses_nothing(
     assert [] == wrong
 
 
-def is_said(code: int, err: str) -> bool:
+def is_said(code, err):
     """Whether a sweep ended well, or with a line that says why it did not."""
     is_line = (err.splitlines() or [""])[-1].startswith("error: ")
     is_end = code == exit_codes.OK or (code == exit_codes.USAGE and is_line)
@@ -121,8 +109,8 @@ def is_said(code: int, err: str) -> bool:
 
 
 def test_what_a_killed_writer_left_is_removed(
-    tmp_path: Path, harness: Any, overrides: Any, forked_trials: None
-) -> None:
+    tmp_path, harness, overrides, forked_trials
+):
     """Also within folders of trials, as soon as the study is locked."""
     arguments = (*SWEEP, *ORDERS["sequential"])
     assert exit_codes.OK == harness(*arguments, overrides=overrides)[0]
@@ -137,11 +125,11 @@ def test_what_a_killed_writer_left_is_removed(
     assert before == finished_in(root)
 
 
-def _write_losses(trial_dir: Path, spec: Any) -> None:
+def _write_losses(trial_dir, spec):
     first_losses.write(trial_dir, spec, [1.0, 2.0], "in_graph x1", "float32")
 
 
-def _write_gang(trial_dir: Path, _spec: Any) -> None:
+def _write_gang(trial_dir, _spec):
     plan = GangPlan(
         members=(("worker", 0),),
         cpusets=((0,),),
@@ -154,8 +142,8 @@ def _write_gang(trial_dir: Path, _spec: Any) -> None:
 
 @pytest.mark.parametrize("write", [_write_losses, _write_gang])
 def test_what_a_trial_is_told_names_its_file_where_it_cannot_be_written(
-    write: Any, tmp_path: Path, make_spec: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    write, tmp_path, make_spec, monkeypatch
+):
     """The error of a write has no path, and would be taken for one of stdout."""
     faults = FailingWrites(tmp_path, number=errno.ENOSPC)
     faults.install(monkeypatch)
@@ -169,8 +157,7 @@ def test_what_a_trial_is_told_names_its_file_where_it_cannot_be_written(
         assert str(tmp_path) in str(found.value.filename)
 
 
-def test_a_turn_that_cannot_be_written_names_its_file(tmp_path: Path) -> None:
-    """The error of a write has no path, and would be taken for one of stdout."""
+def test_a_turn_that_cannot_be_written_names_its_file(tmp_path):
     (tmp_path / turn_file.TURNS_NAME).symlink_to("/dev/full")
     load = Disturbance(
         foreign_cpu_fraction=0.0,

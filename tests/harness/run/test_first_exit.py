@@ -1,9 +1,6 @@
 """The rank that ended badly first is the one that a failure names."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,19 +10,16 @@ from harness.trial import first_exit
 from harness.trial.first_exit import FirstExit
 from results.records.models import Phase, TrialStatus
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @pytest.fixture
-def conclude(tmp_path: Path, make_spec: Any) -> Any:
+def conclude(tmp_path, make_spec):
     """Returns a function that concludes a trial whose two ranks were killed."""
     phases = [{"kind": "phase", "phase": name, "ns": 1} for name in ("launch", "build")]
     for rank, lines in enumerate((phases[:1], phases)):
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (tmp_path / f"rank_{rank}.jsonl").write_text(text)
 
-    def run(first: FirstExit | None, exit_code: int = -11) -> Any:
+    def run(first, exit_code=-11):
         if first is not None:
             first_exit.write(tmp_path, first)
         ended = TrialExit(
@@ -40,7 +34,7 @@ def conclude(tmp_path: Path, make_spec: Any) -> Any:
     return run
 
 
-def test_the_first_one_is_named(conclude: Any) -> None:
+def test_the_first_one_is_named(conclude):
     """Although the other one was further behind."""
     failure = conclude(FirstExit(rank=1)).failure
 
@@ -48,12 +42,12 @@ def test_the_first_one_is_named(conclude: Any) -> None:
     assert "signal SIGSEGV: rank 1 was in phase build" in failure.reason
 
 
-def test_without_a_record_it_is_the_one_that_is_furthest_behind(conclude: Any) -> None:
+def test_without_a_record_it_is_the_one_that_is_furthest_behind(conclude):
     """As before there were such records."""
     assert "rank 0 was in phase launch" in conclude(None).failure.reason
 
 
-def test_a_known_reason_is_no_guess(conclude: Any) -> None:
+def test_a_known_reason_is_no_guess(conclude):
     """A lost host is not taken for the kernel's out-of-memory killer."""
     found = conclude(FirstExit(rank=1, reason="the connection was lost"), -9)
 
@@ -61,7 +55,7 @@ def test_a_known_reason_is_no_guess(conclude: Any) -> None:
     assert "the connection was lost: rank 1 was in phase build" == found.failure.reason
 
 
-def test_where_nothing_was_started_no_rank_is_blamed(conclude: Any) -> None:
+def test_where_nothing_was_started_no_rank_is_blamed(conclude):
     """The engine, or a host, refused."""
     failure = conclude(FirstExit(reason="host 'a' cannot read the trial"), 78).failure
 
@@ -70,7 +64,7 @@ def test_where_nothing_was_started_no_rank_is_blamed(conclude: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"rank": "x"', "\xff"])
-def test_a_damaged_file_says_nothing(tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_says_nothing(tmp_path, text):
     """It is written by a process that can be killed."""
     (tmp_path / "first_exit.json").write_text(text, encoding="latin-1")
 

@@ -3,14 +3,11 @@
 The disk is real, a file system in memory of 1 MB; mounting one needs root.
 """
 
-from __future__ import annotations
-
 import collections
 import os
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from command_words import overridden
@@ -20,17 +17,12 @@ from harness.cli import exit_codes
 from results.records.models import TrialStatus
 from results.store.study_store import Store
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 pytestmark = pytest.mark.processes
 
 SMALL_KIB, LARGE_KIB = 1024, 65536
 
 
-def mount(folder: Path, *options: str) -> str:
-    """Mounts a file system in memory; returns what went wrong."""
+def mount(folder, *options):
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", ",".join(options), "none", str(folder)],
         capture_output=True,
@@ -41,8 +33,7 @@ def mount(folder: Path, *options: str) -> str:
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """Returns a small disk that is empty."""
+def disk(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root")
     folder = tmp_path / "disk"
@@ -56,7 +47,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def fill(folder: Path, free_kib: int) -> Path:
+def fill(folder, free_kib):
     """Leaves so much space, and returns the file that takes the rest."""
     filler = folder / "filler"
     usage = os.statvfs(folder)
@@ -66,14 +57,7 @@ def fill(folder: Path, free_kib: int) -> Path:
 
 
 @pytest.fixture
-def sweep(
-    disk: Path,
-    harness: Any,
-    small: tuple[str, ...],
-    overrides: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Any:
-    """Returns a function that runs a sweep on the disk; each start is counted."""
+def sweep(disk, harness, small, overrides, monkeypatch):
     monkeypatch.setenv("FAKE_COUNT_FILE", str(disk.parent / "count"))
     args = ("sweep", *small, f"--runs-dir={disk / 'runs'}", "--study=s")
     args = overridden(args, "--repeats=1")
@@ -89,9 +73,7 @@ def sweep(
         pytest.param(60, (), marks=pytest.mark.full),
     ],
 )
-def test_a_full_disk_is_one_line_and_loses_no_trial(
-    disk: Path, free_kib: int, options: tuple[str, ...], sweep: Any
-) -> None:
+def test_a_full_disk_is_one_line_and_loses_no_trial(disk, free_kib, options, sweep):
     """With space again, the same command continues, and repeats nothing.
 
     The full run fills it at two more moments.
@@ -101,14 +83,12 @@ def test_a_full_disk_is_one_line_and_loses_no_trial(
 
 @pytest.mark.full
 @pytest.mark.usefixtures("with_pages")
-def test_a_disk_that_is_full_at_the_report_loses_no_trial(
-    disk: Path, sweep: Any
-) -> None:
+def test_a_disk_that_is_full_at_the_report_loses_no_trial(disk, sweep):
     """The last moment of a sweep, which only the full run has."""
     check_full(disk, 400, lambda *more: sweep("--repeats=2", *more), num_trials=8)
 
 
-def check_full(disk: Path, free_kib: int, sweep: Any, num_trials: int = 4) -> None:
+def check_full(disk, free_kib, sweep, num_trials=4):
     """Fills the disk, sweeps, makes room, and sweeps again."""
     root = disk / "runs" / "s"
     filler = fill(disk, free_kib)
@@ -134,12 +114,8 @@ def check_full(disk: Path, free_kib: int, sweep: Any, num_trials: int = 4) -> No
 
 
 def test_a_study_that_cannot_be_written_can_be_read(
-    disk: Path,
-    harness: Any,
-    template: Path,
-    overrides: Any,
-    tmp_path: Path,
-) -> None:
+    disk, harness, template, overrides, tmp_path
+):
     """Its tables and its page; what would write into it is refused in one line."""
     mount(disk, "remount", f"size={LARGE_KIB}k")
     runs = f"--runs-dir={disk / 'runs'}"

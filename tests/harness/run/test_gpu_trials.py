@@ -1,12 +1,9 @@
 """Trials on GPUs: which they get, what is recorded of them, what makes them void."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fake_nvml import FakeGpu, FakeMig, FakeNvml, make_gpus
@@ -17,7 +14,7 @@ from harness.machine import gpu_exclusive
 from harness.machine.gpus import Gpu
 from results.figures import frame
 from results.records.machines.gpu_record import GpuUse
-from results.records.models import Environment, Phase, TrialStatus, Turn
+from results.records.models import Phase, TrialStatus, Turn
 from results.store.study_store import Store
 from results.verify.against_raw import verify
 
@@ -37,13 +34,11 @@ SWEEP = (
 STRANGERS = [1]
 
 
-def gpus_of(machine: list[FakeGpu]) -> list[Gpu]:
-    """Returns what the harness knows of some GPUs."""
+def gpus_of(machine):
     return [Gpu(index=i, uuid=g.uuid, name=g.name) for i, g in enumerate(machine)]
 
 
-def _environments(folder: Path) -> dict[int, Environment]:
-    """Returns the environment records by number of replicas."""
+def _environments(folder):
     return {
         trial.spec.num_replicas: trial.env
         for trial in Store.open(folder / "runs" / "s").trials()
@@ -52,19 +47,15 @@ def _environments(folder: Path) -> dict[int, Environment]:
 
 
 @pytest.fixture
-def sweep(harness: Any, gpu_overrides: Any, install_gpus: Any) -> Any:
-    """Returns a function that sweeps over GPUs with the fake worker."""
-
-    def run(machine: list[FakeGpu], *options: str, **overrides: Any) -> Any:
+def sweep(harness, gpu_overrides, install_gpus):
+    def run(machine, *options, **overrides):
         install_gpus(machine)
         return harness(*SWEEP, *options, overrides=gpu_overrides | overrides)
 
     return run
 
 
-def test_eight_gpus_are_measured_and_each_trial_lists_its_own(
-    sweep: Any, tmp_path: Path
-) -> None:
+def test_eight_gpus_are_measured_and_each_trial_lists_its_own(sweep, tmp_path):
     """The record has the GPUs of the trial, not those of the machine."""
     code, _, err = sweep(make_gpus(8), "--backends=in_graph", "--replicas=1,2,8")
     environments = _environments(tmp_path)
@@ -90,7 +81,7 @@ def test_eight_gpus_are_measured_and_each_trial_lists_its_own(
         assert "570.86.15" == env.machine_state.gpu_driver
 
 
-def test_energy_per_example_is_a_column(sweep: Any, tmp_path: Path) -> None:
+def test_energy_per_example_is_a_column(sweep, tmp_path):
     """Mean power of all GPUs over throughput."""
     sweep(make_gpus(2), "--backends=in_graph", "--replicas=1,2")
     store = Store.open(tmp_path / "runs" / "s")
@@ -107,9 +98,7 @@ def test_energy_per_example_is_a_column(sweep: Any, tmp_path: Path) -> None:
         assert expected == pytest.approx(row.joules_per_example)
 
 
-def test_a_matrix_product_on_each_gpu_is_recorded_with_the_trial(
-    sweep: Any, tmp_path: Path
-) -> None:
+def test_a_matrix_product_on_each_gpu_is_recorded_with_the_trial(sweep, tmp_path):
     """As the canary of the cores is, for each GPU that the trial has."""
     code, _, err = sweep(make_gpus(2), "--backends=in_graph", "--replicas=1,2")
     found = {
@@ -122,9 +111,7 @@ def test_a_matrix_product_on_each_gpu_is_recorded_with_the_trial(
 
 
 @pytest.mark.processes
-def test_processes_of_a_cluster_record_a_product_each(
-    sweep: Any, tmp_path: Path
-) -> None:
+def test_processes_of_a_cluster_record_a_product_each(sweep, tmp_path):
     """Each has one GPU; together they have those of the trial, in order."""
     code, _, err = sweep(make_gpus(2), "--backends=multi_worker", "--replicas=2")
     (env,) = _environments(tmp_path).values()
@@ -133,9 +120,7 @@ def test_processes_of_a_cluster_record_a_product_each(
     assert [600.0, 600.0] == [use.product_tflops for use in env.gpu_uses]
 
 
-def test_a_trial_without_memory_for_the_product_counts(
-    sweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_without_memory_for_the_product_counts(sweep, tmp_path, monkeypatch):
     """The rates are unknown, and the reason is in the file of the process."""
     monkeypatch.setenv("FAKE_NO_PRODUCT", "1")
     code, _, err = sweep(make_gpus(1), "--backends=single", "--replicas=1")
@@ -147,7 +132,7 @@ def test_a_trial_without_memory_for_the_product_counts(
     assert '"reason": "OOM when allocating tensor"' in rank.read_text()
 
 
-def test_one_gpu_is_enough(sweep: Any, tmp_path: Path) -> None:
+def test_one_gpu_is_enough(sweep, tmp_path):
     """Default replica counts follow from the GPUs."""
     code, _, err = sweep(make_gpus(1), "--backends=single")
 
@@ -156,9 +141,7 @@ def test_one_gpu_is_enough(sweep: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_workers_of_a_cluster_share_the_gpus_of_their_trial(
-    sweep: Any, tmp_path: Path
-) -> None:
+def test_workers_of_a_cluster_share_the_gpus_of_their_trial(sweep, tmp_path):
     """Each process of a replica has cores of its own, near its GPU where known."""
     code, _, err = sweep(make_gpus(2), "--backends=multi_worker", "--replicas=2")
     (env,) = _environments(tmp_path).values()
@@ -169,7 +152,7 @@ def test_workers_of_a_cluster_share_the_gpus_of_their_trial(
     assert {0} == {use.num_foreign_processes for use in env.gpu_uses}
 
 
-def test_one_mig_instance_is_enough(sweep: Any, tmp_path: Path) -> None:
+def test_one_mig_instance_is_enough(sweep, tmp_path):
     """It is named by its UUID, and only there."""
     mig = [FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")]
     code, _, err = sweep([FakeGpu(mig=mig)], "--backends=single", "--replicas=1")
@@ -205,14 +188,12 @@ def test_one_mig_instance_is_enough(sweep: Any, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_trial_that_others_or_heat_disturbed_is_void(
-    sweep: Any, tmp_path: Path, change: dict[str, Any], reason: str
-) -> None:
+def test_a_trial_that_others_or_heat_disturbed_is_void(sweep, tmp_path, change, reason):
     """GPU 1 is disturbed after the sweep has begun: trials without it are ok."""
     machine = make_gpus(2)
     num_calls = 0
 
-    def canary(_core: int | None) -> float:
+    def canary(_core):
         nonlocal num_calls
         num_calls += 1
         if num_calls == 3:  # before the second trial, which has both GPUs
@@ -232,15 +213,13 @@ def test_a_trial_that_others_or_heat_disturbed_is_void(
     assert [] == differences
 
 
-def test_a_trial_whose_gpu_is_in_use_is_not_started(
-    sweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_whose_gpu_is_in_use_is_not_started(sweep, tmp_path, monkeypatch):
     """It would take its time, and not count."""
     machine = make_gpus(1)
     started = tmp_path / "started"
     monkeypatch.setenv("FAKE_COUNT_FILE", str(started))
 
-    def canary(_core: int | None) -> float:
+    def canary(_core):
         machine[0].users = STRANGERS
         return 0.2
 
@@ -254,9 +233,7 @@ def test_a_trial_whose_gpu_is_in_use_is_not_started(
     assert not started.exists()
 
 
-def test_a_process_that_is_about_to_end_is_waited_for(
-    sweep: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_is_about_to_end_is_waited_for(sweep, monkeypatch):
     """The driver can list that of the trial before for a few seconds."""
     machine = make_gpus(1)
     answers = iter([[], STRANGERS, STRANGERS])  # before the sweep, before the trial
@@ -264,7 +241,7 @@ def test_a_process_that_is_about_to_end_is_waited_for(
     monkeypatch.setattr(gpu_exclusive, "_PERIOD_SEC", 0.01)
     listed = FakeNvml.nvmlDeviceGetComputeRunningProcesses
 
-    def leave(nvml: FakeNvml, handle: FakeGpu) -> Any:
+    def leave(nvml, handle):
         handle.users = next(answers, [])
         return listed(nvml, handle)
 
@@ -276,15 +253,15 @@ def test_a_process_that_is_about_to_end_is_waited_for(
 
 
 def test_a_second_sweep_on_the_same_gpus_is_one_line(
-    sweep: Any, harness: Any, gpu_overrides: Any, tmp_path: Path, written: Any
-) -> None:
+    sweep, harness, gpu_overrides, tmp_path, written
+):
     """Also between two trials, and where the driver lists no process."""
-    found: list[Any] = []
+    found = []
     machine = make_gpus(
         4, unsupported=frozenset({"nvmlDeviceGetComputeRunningProcesses"})
     )
 
-    def canary(_core: int | None) -> float:  # no trial has a process now
+    def canary(_core):  # no trial has a process now
         if not found:
             before = written()
             second = [part for part in SWEEP if part != "--study=s"]
@@ -307,9 +284,7 @@ def test_a_second_sweep_on_the_same_gpus_is_one_line(
     )
 
 
-def test_sweeps_on_different_gpus_do_not_exclude_each_other(
-    sweep: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweeps_on_different_gpus_do_not_exclude_each_other(sweep, monkeypatch):
     """And a lock is gone with its sweep."""
     machine = make_gpus(2)
     with gpu_exclusive.hold(gpus_of(machine)[:1], study="other"):
@@ -321,9 +296,7 @@ def test_sweeps_on_different_gpus_do_not_exclude_each_other(
     assert exit_codes.OK == sweep(machine, "--backends=single", "--replicas=1")[0]
 
 
-def test_a_lock_that_cannot_be_made_is_one_line(
-    sweep: Any, written: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_cannot_be_made_is_one_line(sweep, written, monkeypatch):
     """Nothing is measured without it."""
     folder = Path("/nonexistent")
     monkeypatch.setattr(gpu_exclusive, "lock_folder", lambda: folder)
@@ -338,9 +311,7 @@ def test_a_lock_that_cannot_be_made_is_one_line(
     assert [] == written()
 
 
-def test_a_gpu_at_its_power_limit_is_recorded_and_ok(
-    sweep: Any, tmp_path: Path
-) -> None:
+def test_a_gpu_at_its_power_limit_is_recorded_and_ok(sweep, tmp_path):
     """Most GPUs run at theirs under full load."""
     code, _, err = sweep(make_gpus(1, reasons=0x4), "--backends=single", "--replicas=1")
     (env,) = _environments(tmp_path).values()
@@ -349,7 +320,7 @@ def test_a_gpu_at_its_power_limit_is_recorded_and_ok(
     assert ("power limit",) == env.gpu_uses[0].slowed_by
 
 
-def test_a_record_without_gpus_is_as_it_was(finished: Any, tmp_path: Path) -> None:
+def test_a_record_without_gpus_is_as_it_was(finished, tmp_path):
     """Also sources of an older revision read it, which a gate measures."""
     store = Store.open(tmp_path / "runs" / "s")
     texts = [path.read_text() for path in store.root.rglob("*.json")]
@@ -360,7 +331,7 @@ def test_a_record_without_gpus_is_as_it_was(finished: Any, tmp_path: Path) -> No
     assert {()} == {trial.env.gpu_uses for trial in store.trials()}
 
 
-def test_a_turn_without_gpus_is_as_it_was() -> None:
+def test_a_turn_without_gpus_is_as_it_was():
     """And one with GPUs is read again as it was written."""
     turn = Turn(round_index=0, attempt=0, start_ns=0, end_ns=5, num_steps=1)
     used = turn.model_copy(update={"gpus": (GpuUse(index=3, num_samples=2),)})

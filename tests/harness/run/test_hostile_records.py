@@ -1,7 +1,5 @@
 """Studies that are damaged or hostile: reported in lines, in seconds."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io
@@ -11,7 +9,6 @@ import os
 import shutil
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
 
 import covering
 import drawn
@@ -29,9 +26,6 @@ from reports.charts.drawing import svg
 from results.records import identity
 from results.records.limits import MAX_REAL, MAX_SEC, MAX_TOTAL, MIN_SEC
 from results.records.models import TrialSpec
-
-if TYPE_CHECKING:
-    import pathlib
 
 DRAWN_HERE = "24" if covering.is_full() else "6"
 NUM_CASES = int(os.environ.get("HOSTILE_RECORDS", DRAWN_HERE))
@@ -54,7 +48,7 @@ OTHERS = (
 RECORDS = ("spec.json", "env.json", "result.json", "status.json")
 MANY_DIGITS = int("9" * 4000)
 
-NUMBERS: tuple[Any, ...] = (
+NUMBERS = (
     *(0, -0.0, -1, 1, 2, 3, 0.5, 1e-9, 1e-300, 5e-324, 1e300, 1.7e308, 1e100, -1e100),
     *(float("nan"), float("inf"), float("-inf"), True, False, 2**31, 2**53 + 1, 2**63),
     *(-(2**63), 10**18, 10**19, MANY_DIGITS, -MANY_DIGITS, 65536, 65537, 10**6, 10**9),
@@ -109,9 +103,9 @@ BYTES = (
 PLACES = ("directory", "loop", "dangling", "pipe", "endless", "removed", "huge")
 
 
-def pick(value: Any, chance: int) -> tuple[Any, ...]:
+def pick(value, chance):
     """Returns the path of a part of a JSON value, a list as likely as a number."""
-    path: list[Any] = []
+    path = []
     while value and isinstance(value, dict | list):
         chance, place = divmod(chance, len(value))
         path.append(sorted(value)[place] if isinstance(value, dict) else place)
@@ -122,7 +116,7 @@ def pick(value: Any, chance: int) -> tuple[Any, ...]:
     return tuple(path)
 
 
-def like(value: Any, path: tuple[Any, ...], chance: int, new: Any) -> Any:
+def like(value, path, chance, new):
     """Returns a number for a number, a string for a string, or anything."""
     for key in path:
         value = value[key]
@@ -133,7 +127,7 @@ def like(value: Any, path: tuple[Any, ...], chance: int, new: Any) -> Any:
     return TEXTS[chance // 4 % len(TEXTS)] if isinstance(value, str) else new
 
 
-def change(value: Any, path: tuple[Any, ...], how: str, new: Any) -> Any:
+def change(value, path, how, new):
     """Returns a JSON value with one node set, removed, doubled, renamed or emptied."""
     if not path:
         return new
@@ -154,14 +148,14 @@ def change(value: Any, path: tuple[Any, ...], how: str, new: Any) -> Any:
     return value
 
 
-def load(path: pathlib.Path) -> Any:
+def load(path):
     """Returns what a plain file of a usual size holds; a pipe would not end."""
     if not path.is_file() or path.stat().st_size > 2**24:
         raise OSError(f"{path} was damaged before")
     return json.loads(path.read_text())
 
 
-def rename(root: pathlib.Path, name: str, spec: dict[str, Any]) -> None:
+def rename(root, name, spec):
     """Gives the trial ``name`` another spec, and the ids that follow, everywhere."""
     try:
         ids = identity.ids(TrialSpec.model_validate(spec))
@@ -183,7 +177,7 @@ def rename(root: pathlib.Path, name: str, spec: dict[str, Any]) -> None:
 
 
 @st.composite
-def damages(draw: Any) -> Any:
+def damages(draw):
     """Returns a function that damages a study directory, in one to three places."""
     return draw(st.lists(st.tuples(
         st.sampled_from(("set", "set", "set", "set", "remove", "double", "rename",
@@ -192,8 +186,7 @@ def damages(draw: Any) -> Any:
     ), min_size=1, max_size=3))  # fmt: skip
 
 
-def damage(root: pathlib.Path, kind: str, *what: Any) -> None:
-    """Damages one record of a study."""
+def damage(root, kind, *what):
     first, second, new, content, thing = what
     files = sorted(
         p for p in root.rglob("*.json") if p.is_file() and p.stat().st_size < 2**24
@@ -235,20 +228,19 @@ def damage(root: pathlib.Path, kind: str, *what: Any) -> None:
 class Logged(logging.Handler):
     """Collects what libraries warn of, by logging."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(logging.WARNING)
-        self.lines: list[str] = []
+        self.lines = []
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Notes the message."""
+    def emit(self, record):
         self.lines.append(record.getMessage())
 
 
-def draw_once(patch: pytest.MonkeyPatch, drawn: dict[bytes, Any]) -> None:
+def draw_once(patch, drawn):
     """Draws figures that are the same in thousands of cases only once."""
 
-    def once(draw: Any) -> Any:
-        def drawing(*args: Any, **kwargs: Any) -> Any:
+    def once(draw):
+        def drawing(*args, **kwargs):
             # Functions write what is described; what they draw is in a partial.
             shown = [getattr(arg, "keywords", arg) for arg in args]
             named = {k: v for k, v in kwargs.items() if not callable(v)}
@@ -264,10 +256,10 @@ def draw_once(patch: pytest.MonkeyPatch, drawn: dict[bytes, Any]) -> None:
         patch.setattr(place, "draw", once(place.draw))
 
 
-DRAWN: dict[bytes, Any] = {}
+DRAWN = {}
 
 
-def run(*arguments: str) -> tuple[int, str, str]:
+def run(*arguments):
     """Runs a verb and checks what holds of any: no fault, no warning, soon."""
     out, err, logged = io.StringIO(), io.StringIO(), Logged()
     fake = trial_tree.TrialExit(
@@ -298,7 +290,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def check_reader(root: pathlib.Path, words: tuple[str, ...]) -> None:
+def check_reader(root, words):
     """Runs another verb that reads the study, beside one that is whole."""
     written = root.parent / "written"
     shutil.rmtree(written, ignore_errors=True)
@@ -315,7 +307,7 @@ def check_reader(root: pathlib.Path, words: tuple[str, ...]) -> None:
         assert is_shown or not written.exists(), words
 
 
-def check_study(root: pathlib.Path) -> None:
+def check_study(root):
     """Runs the three verbs over a study and checks that what is wrong is named."""
     for arguments in (("status",), ("status", "--json"), ("report", "--json")):
         code, out, err = run(*arguments, str(root))
@@ -340,11 +332,8 @@ def check_study(root: pathlib.Path) -> None:
     version=st.sampled_from((5, 4)), places=damages(), reader=st.sampled_from(OTHERS)
 )
 def test_damaged_studies_are_reported_in_lines(
-    old_and_new_studies: dict[int, pathlib.Path],
-    version: int,
-    places: Any,
-    reader: tuple[str, ...],
-) -> None:
+    old_and_new_studies, version, places, reader
+):
     """Bytes, keys, types, values and files: of all versions, by each verb that reads.
 
     The full run draws more of them.

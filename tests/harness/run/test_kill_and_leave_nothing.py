@@ -1,14 +1,11 @@
 """The harness is killed or interrupted again and again: nothing of it is left."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import covering
 import drawn
@@ -44,7 +41,7 @@ NUM_TRIALS = {"sequential": 4, "relay": 6}
 HIT_BY_A_KILL = {"sequential": 1, "relay": 3}
 
 
-def processes_of(folder: Path) -> list[psutil.Process]:
+def processes_of(folder):
     """Returns the living processes of all trials below a folder."""
     found = []
     for process in psutil.process_iter():
@@ -56,7 +53,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def wait_until_gone(folder: Path) -> None:
+def wait_until_gone(folder):
     """Waits for the processes of a killed harness, which find out by themselves.
 
     One that is just being started has no environment for a moment: it takes two looks.
@@ -70,7 +67,7 @@ def wait_until_gone(folder: Path) -> None:
         time.sleep(0.05)
 
 
-def held(path: Path) -> bool:
+def held(path):
     """Whether a living process has a file open or mapped: then it is no leftover."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -82,7 +79,7 @@ def held(path: Path) -> bool:
 
 
 @pytest.fixture
-def whole(harness: Any, overrides: Any, tables: Any, tmp_path: Path) -> Any:
+def whole(harness, overrides, tables, tmp_path):
     """Returns the tables of a study that nobody disturbed, in sequence."""
     options = ("--order=sequential", f"--runs-dir={tmp_path / 'whole'}")
     assert exit_codes.OK == harness(*SWEEP, *options, overrides=overrides)[0]
@@ -90,8 +87,8 @@ def whole(harness: Any, overrides: Any, tables: Any, tmp_path: Path) -> Any:
 
 
 def test_kills_at_random_moments_leave_nothing_and_lose_nothing(
-    start_harness: Any, tables: Any, whole: Any, tmp_path: Path
-) -> None:
+    start_harness, tables, whole, tmp_path
+):
     """SIGKILL, SIGTERM, SIGINT: no process, no memory, no trial lost or run twice.
 
     And its tables are those of a study that nobody disturbed. The full run kills more

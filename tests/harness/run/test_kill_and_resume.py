@@ -1,11 +1,8 @@
 """The harness is killed at any moment, and resumed to the same tables."""
 
-from __future__ import annotations
-
 import collections
 import random
 import time
-from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -15,9 +12,6 @@ from ended import ended_ids
 from harness.cli import exit_codes
 from harness.trial.process_tree import find_tree
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.processes
 forked = pytest.mark.usefixtures("forked_trials")
@@ -40,8 +34,8 @@ SEED = 20190201
 
 @pytest.mark.full
 def test_killed_at_random_points_it_resumes_to_the_same_tables(
-    start_harness: Any, tmp_path: Path, tables: Any
-) -> None:
+    start_harness, tmp_path, tables
+):
     """Kill -9 at random moments: no trial is lost, none runs twice to its end.
 
     Only the full run kills one study six times; every run kills others twice each
@@ -50,7 +44,7 @@ def test_killed_at_random_points_it_resumes_to_the_same_tables(
     runs = {name: tmp_path / name for name in ("whole", "killed")}
     counts = {name: tmp_path / f"{name}.count" for name in runs}
 
-    def start(name: str) -> Any:
+    def start(name):
         return start_harness(
             *SWEEP,
             "--backends=in_graph",
@@ -90,13 +84,11 @@ def test_killed_at_random_points_it_resumes_to_the_same_tables(
     assert sum(started.values()) <= NUM_TRIALS + NUM_KILLS
 
 
-def test_a_killed_harness_takes_its_trial_along(
-    start_harness: Any, tmp_path: Path
-) -> None:
+def test_a_killed_harness_takes_its_trial_along(start_harness, tmp_path):
     """Kill -9 of the parent ends the worker too, with nobody there to do it."""
     process = start_harness(*SWEEP, "--no-match", FAKE_BEHAVIOR="*:*:hang")
     trials = tmp_path / "runs" / "s" / "trials"
-    workers: list[psutil.Process] = []
+    workers = []
     deadline = time.monotonic() + 120
     while not workers or not list(trials.glob("*/rank_0.jsonl")):
         assert time.monotonic() < deadline
@@ -113,13 +105,8 @@ def test_a_killed_harness_takes_its_trial_along(
 
 @forked
 def test_resume_runs_what_is_missing_and_only_that(
-    finished: None,
-    harness: Any,
-    overrides: Any,
-    tables: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    finished, harness, overrides, tables, tmp_path, monkeypatch
+):
     """A removed trial is missing; the others are kept as they are."""
     store = Store.open(tmp_path / "runs" / "s")
     before = tables(store)
@@ -137,12 +124,8 @@ def test_resume_runs_what_is_missing_and_only_that(
 
 @forked
 def test_more_repeats_extend_a_study(
-    finished: None,
-    harness: Any,
-    overrides: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    finished, harness, overrides, tmp_path, monkeypatch
+):
     """What is there is reused; only the new repetition runs."""
     count = tmp_path / "count"
     monkeypatch.setenv("FAKE_COUNT_FILE", str(count))

@@ -1,10 +1,7 @@
 """A sweep matches N replicas with one before it measures, and says what it found."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from command_words import overridden
@@ -13,23 +10,19 @@ from harness.cli import exit_codes
 from results.records.models import TrialStatus
 from results.store.study_store import Store
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
 ONE_BACKEND = "--backends=in_graph"
 
 
 @pytest.fixture
-def sweep(harness: Any, small: tuple[str, ...], overrides: Any) -> Any:
-    """Returns a function that runs a sweep of four trials with the fake worker."""
+def sweep(harness, small, overrides):
     return lambda *args: harness(
         *("sweep", *overridden(small, "--repeats=1", "--study=s", *args)),
         overrides=overrides,
     )
 
 
-def test_a_sweep_matches_before_it_measures(sweep: Any, tmp_path: Path) -> None:
+def test_a_sweep_matches_before_it_measures(sweep, tmp_path):
     """One replica and two of each backend, side by side, apart from the trials."""
     code, _, err = sweep()
     store = Store.open(tmp_path / "runs" / "s")
@@ -48,9 +41,7 @@ def test_a_sweep_matches_before_it_measures(sweep: Any, tmp_path: Path) -> None:
         assert trial.status.ended_at <= min(of_trials)
 
 
-def test_replicas_that_do_not_match_are_not_sane(
-    sweep: Any, harness: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replicas_that_do_not_match_are_not_sane(sweep, harness, monkeypatch):
     """Exit code 4; their figures are absent, and ``verify`` recomputes it."""
     monkeypatch.setenv("FAKE_UNMATCHED", "in_graph:2")
     code, out, err = sweep("--json")
@@ -74,9 +65,7 @@ def test_replicas_that_do_not_match_are_not_sane(
     assert exit_codes.OK == verified
 
 
-def test_verify_sees_a_match_that_was_changed(
-    sweep: Any, harness: Any, tmp_path: Path
-) -> None:
+def test_verify_sees_a_match_that_was_changed(sweep, harness, tmp_path):
     """A sketch in the raw observations that the record does not have."""
     sweep(ONE_BACKEND)
     store = Store.open(tmp_path / "runs" / "s")
@@ -95,9 +84,7 @@ def test_verify_sees_a_match_that_was_changed(
     )
 
 
-def test_a_match_that_gives_no_answer_is_a_failure(
-    sweep: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_match_that_gives_no_answer_is_a_failure(sweep, monkeypatch):
     """Exit code 4 and a reason; the numbers stay, and repeating runs it again."""
     monkeypatch.setenv("FAKE_MATCH_FAILS", "single:1")
     code, _, err = sweep(ONE_BACKEND)
@@ -115,8 +102,8 @@ def test_a_match_that_gives_no_answer_is_a_failure(
 
 
 def test_what_an_interrupt_left_is_matched_when_the_study_is_resumed(
-    sweep: Any, harness: Any, tmp_path: Path, overrides: Any
-) -> None:
+    sweep, harness, tmp_path, overrides
+):
     """Nothing that was matched is run again."""
     sweep(ONE_BACKEND)
     store = Store.open(tmp_path / "runs" / "s")
@@ -133,7 +120,7 @@ def test_what_an_interrupt_left_is_matched_when_the_study_is_resumed(
     assert kept == status["in_graph"].stat().st_mtime_ns
 
 
-def test_no_match_says_so(sweep: Any, tmp_path: Path) -> None:
+def test_no_match_says_so(sweep, tmp_path):
     """The numbers count, and the reason is printed."""
     code, _, err = sweep(ONE_BACKEND, "--no-match")
 

@@ -1,17 +1,11 @@
 """Trials that match run where measured ones do: an engine starts their members."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any
 
 from harness.launch.local import LocalLauncher
 from harness.run import match_runs
 from results.records import identity
 from results.records.models import PlannedTrial, ScalingMode
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Gang:
@@ -21,36 +15,30 @@ class Gang:
     output = ("a member said this",)
     num_oom_kills = None
 
-    def __init__(self) -> None:
-        self.calls: list[str] = []
+    def __init__(self):
+        self.calls = []
 
-    def start(self) -> None:
-        """Counts the start."""
+    def start(self):
         self.calls.append("start")
 
-    def wait(self, _timeout_sec: float) -> None:
-        """Counts the wait."""
+    def wait(self, _timeout_sec):
         self.calls.append("wait")
 
-    def end(self) -> None:
-        """Counts the end."""
+    def end(self):
         self.calls.append("end")
 
 
 class Launcher(LocalLauncher):
     """Has such a gang for every trial."""
 
-    def __init__(self) -> None:
-        self.gangs: dict[Path, Gang] = {}
+    def __init__(self):
+        self.gangs = {}
 
-    def gang(self, trial_dir: Path, *_: Any) -> Any:
-        """Returns a new one."""
+    def gang(self, trial_dir, *_):
         return self.gangs.setdefault(trial_dir, Gang())
 
 
-def test_matches_are_gangs_where_trials_are(
-    store: Any, make_spec: Any, settings: Any
-) -> None:
+def test_matches_are_gangs_where_trials_are(store, make_spec, settings):
     """They were started as processes of this machine, which has not all of them."""
     trials = []
     for seed in (1, 2):

@@ -1,25 +1,17 @@
 """A trial runs the sources that it is planned with, wherever the harness is started."""
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from harness.run import trial_tree
 from harness.trial import process_tree
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytestmark = pytest.mark.processes
 PROBE = "import pathlib, sys\npathlib.Path(sys.argv[-1], 'said').write_text({name!r})\n"
 
 
-def test_the_current_folder_does_not_replace_the_sources(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_current_folder_does_not_replace_the_sources(tmp_path, monkeypatch):
     """Python looks there first; a gate would have compared a tree with itself."""
     for name in ("here", "planned"):
         (tmp_path / name).mkdir()
@@ -44,8 +36,8 @@ def test_the_current_folder_does_not_replace_the_sources(
 
 
 def test_paths_of_the_environment_are_absolute(
-    make_spec: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_core: Any
-) -> None:
+    make_spec, tmp_path, monkeypatch, one_core
+):
     """A trial has another current folder than the user who set them."""
     from harness.placement import allocation
 

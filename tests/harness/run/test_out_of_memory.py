@@ -1,18 +1,11 @@
 """Failed allocations of CUDA, cuDNN, cuBLAS and NCCL count as out of memory."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
 from harness.run import aggregate
 from harness.run.out_of_memory import is_out_of_memory
 from harness.run.trial_tree import TrialExit
 from results.records.models import Failure, Phase, TrialStatus
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GRAPH = "Graph execution error:"
 NCCL = (
@@ -38,9 +31,7 @@ NCCL = (
     ],
 )
 @pytest.mark.parametrize("is_in_graph", [False, True])
-def test_a_failed_allocation_is_out_of_memory(
-    exception_type: str, message: str, *, is_in_graph: bool
-) -> None:
+def test_a_failed_allocation_is_out_of_memory(exception_type, message, *, is_in_graph):
     """Also where the first line is only the one of a graph."""
     reason = GRAPH if is_in_graph else message
     failure = Failure(
@@ -62,7 +53,7 @@ def test_a_failed_allocation_is_out_of_memory(
         "failed to allocate a port",
     ],
 )
-def test_other_failures_of_the_same_libraries_are_not(message: str) -> None:
+def test_other_failures_of_the_same_libraries_are_not(message):
     """More memory would not help."""
     failure = Failure(
         phase=Phase.WARMUP,
@@ -74,9 +65,7 @@ def test_other_failures_of_the_same_libraries_are_not(message: str) -> None:
     assert not is_out_of_memory(failure)
 
 
-def test_a_process_that_a_library_ended_is_out_of_memory(
-    make_spec: Any, tmp_path: Path
-) -> None:
+def test_a_process_that_a_library_ended_is_out_of_memory(make_spec, tmp_path):
     """Some abort where they cannot allocate; their last words are in the log."""
     text = "F0000 cuda_dnn.cc:1234] Check failed: CUDNN_STATUS_ALLOC_FAILED\n"
     (tmp_path / "stderr.log").write_text(text, encoding="utf-8")
@@ -111,9 +100,7 @@ def test_a_process_that_a_library_ended_is_out_of_memory(
         ),
     ],
 )
-def test_an_unexplained_sigkill_is_a_failure(
-    make_spec: Any, tmp_path: Path, count: int | None, status: TrialStatus, said: str
-) -> None:
+def test_an_unexplained_sigkill_is_a_failure(make_spec, tmp_path, count, status, said):
     """Somebody sent it; that memory was short is said where the kernel counted it."""
     ended = TrialExit(
         exit_code=-9,

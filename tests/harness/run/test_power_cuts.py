@@ -5,10 +5,7 @@ listed with is on the disk then; the same command finishes the study, which veri
 ``POWER_CUTS`` sets how many; ``make faults`` cuts a hundred times.
 """
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING, Any
 
 import drawn
 import ext4_disk
@@ -22,12 +19,6 @@ from harness.cli import main as cli
 from harness.machine import disturbance
 from results.store import heartbeat, manifest
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from ext4_disk import Disk
 
 pytestmark = pytest.mark.processes
 
@@ -45,8 +36,7 @@ NUM_CUTS = int(os.environ.get("POWER_CUTS", "2"))
 
 
 @pytest.fixture(scope="module")
-def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
-    """Returns a disk whose power can be cut."""
+def disk(tmp_path_factory):
     if os.geteuid() != 0:
         pytest.skip("mounting a disk needs root")
     try:
@@ -56,15 +46,13 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
         pytest.skip(f"no ext4 can be made and mounted here: {error}")
 
 
-def evidence_of(root: Path, ids: Any) -> dict[str, dict[str, str]]:
+def evidence_of(root, ids):
     """The digests of what figures are made of, by the id of a trial."""
     store = Store(root)
     return {name: manifest.evidence_in(store.trial_dir(name)) for name in ids}
 
 
-def found_after_a_cut(
-    root: Path, kept: Any, observed: Any, sweep: tuple[str, ...], run: Any
-) -> list[str]:
+def found_after_a_cut(root, kept, observed, sweep, run):
     """What is wrong with the study that is on the disk, and when it is continued."""
     problems = []
     if kept != evidence_of(root, kept):
@@ -85,14 +73,8 @@ def found_after_a_cut(
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_cut_of_the_power_damages_no_finished_trial(
-    order: str,
-    disk: Disk,
-    tmp_path: Path,
-    overrides: Any,
-    forked_trials: None,
-    capsys: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    order, disk, tmp_path, overrides, forked_trials, capsys, monkeypatch
+):
     """Also as another kernel sees it, which the same machine has after a cut."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(running, "_conclude", lambda _store, *, is_json: None)
@@ -102,11 +84,11 @@ def test_a_cut_of_the_power_damages_no_finished_trial(
     sweep = (*SWEEP, *ORDERS[order], f"--runs-dir={runs}")
     writes = FailingWrites(runs)
     writes.install(monkeypatch, is_synced=True)
-    before: dict[str, dict[str, str]] = {}
-    observed: set[str] = set()
+    before = {}
+    observed = set()
     write_status = Store.write_status
 
-    def written(store: Store, *what: Any) -> None:
+    def written(store, *what):
         write_status(store, *what)
         # From now on, and not while the name of a status may still be unsynced.
         before.update(evidence_of(root, finished_in(root)))
@@ -114,7 +96,7 @@ def test_a_cut_of_the_power_damages_no_finished_trial(
 
     monkeypatch.setattr(Store, "write_status", written)
 
-    def run(*words: str) -> tuple[int, str]:
+    def run(*words):
         code = cli.main(words, run_overrides=overrides)
         said = capsys.readouterr()
         return code, (said.out + said.err)[-500:]

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import os
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -31,19 +31,13 @@ from results.records.models import (
 )
 from results.store.study_store import Store
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from harness.run.trial_runner import RunSettings
-
 pytestmark = pytest.mark.processes
 forked = pytest.mark.usefixtures("forked_trials")
 ROUNDS = 3
 
 
 @pytest.fixture
-def relay_plan() -> Plan:
+def relay_plan():
     """Returns the plan of two backends at one and two replicas, with a twin."""
     request = SweepRequest(
         workload="resnet50",
@@ -68,17 +62,15 @@ def relay_plan() -> Plan:
 
 
 @pytest.fixture
-def relay_store(tmp_path: Path, relay_plan: Plan) -> Store:
-    """Returns a new study of ``relay_plan``."""
+def relay_store(tmp_path, relay_plan):
     made = Store.create(tmp_path / "runs" / "relay")
     made.write_plan(relay_plan)
     return made
 
 
-def first_generation(store: Store, **fields: Any) -> Generation:
-    """Returns the generation with index 0."""
+def first_generation(store, **fields):
     trials = [t for t in store.read_plan().trials if t.spec.repetition_index == 0]
-    defaults: dict[str, Any] = {
+    defaults = {
         "trials": trials,
         "index": 0,
         "duration_sec": None,
@@ -88,13 +80,13 @@ def first_generation(store: Store, **fields: Any) -> Generation:
     return Generation(**(defaults | fields))
 
 
-def those_of_two(store: Store) -> list[PlannedTrial]:
+def those_of_two(store):
     """Returns its trials of two replicas: of two backends, and a twin."""
     trials = first_generation(store).trials
     return [trial for trial in trials if trial.spec.num_replicas == 2]
 
 
-def run(store: Store, settings: RunSettings, **fields: Any) -> Sequence[Any]:
+def run(store, settings, **fields):
     """Runs the first generation; returns what the store says of its trials."""
     generation = first_generation(store, **fields)
     run_generation(store, generation, settings, lambda _text, _left: None)
@@ -102,9 +94,7 @@ def run(store: Store, settings: RunSettings, **fields: Any) -> Sequence[Any]:
 
 
 @forked
-def test_every_case_takes_one_turn_per_round(
-    relay_store: Store, settings: RunSettings
-) -> None:
+def test_every_case_takes_one_turn_per_round(relay_store, settings):
     """All are recorded, with the steps of their turns and nothing else."""
     trials = run(relay_store, settings)
 
@@ -122,9 +112,7 @@ def test_every_case_takes_one_turn_per_round(
 
 
 @forked
-def test_a_generation_whose_code_is_edited_does_not_count(
-    relay_store: Store, settings: RunSettings
-) -> None:
+def test_a_generation_whose_code_is_edited_does_not_count(relay_store, settings):
     """All its trials fail, and the code is looked at once."""
     looks = iter(["uncommitted train.py 'none' / 'ab'"])
     settings = dataclasses.replace(settings, changed_code=lambda: next(looks))
@@ -137,7 +125,7 @@ def test_a_generation_whose_code_is_edited_does_not_count(
 
 
 @pytest.fixture
-def solo_trial(relay_plan: Plan) -> PlannedTrial:
+def solo_trial(relay_plan):
     """Returns the control solo of two programs."""
     first = relay_plan.trials[0].spec
     batch = first.per_replica_batch_size
@@ -157,8 +145,8 @@ def solo_trial(relay_plan: Plan) -> PlannedTrial:
 
 @forked
 def test_the_programs_of_solo_take_each_turn_together(
-    relay_store: Store, settings: RunSettings, solo_trial: PlannedTrial
-) -> None:
+    relay_store, settings, solo_trial
+):
     """Each is a rank; the batch of the trial is that of all."""
     others = first_generation(relay_store).trials
     trials = run(relay_store, settings, trials=[others[0], solo_trial])
@@ -174,11 +162,8 @@ def test_the_programs_of_solo_take_each_turn_together(
 
 
 def test_a_program_of_solo_that_is_killed_fails_the_control_only(
-    relay_store: Store,
-    settings: RunSettings,
-    solo_trial: PlannedTrial,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    relay_store, settings, solo_trial, monkeypatch
+):
     """The cases take all their turns; no program of it is left."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "single:2:rank1_sigkill")
     others = first_generation(relay_store).trials
@@ -202,22 +187,22 @@ class Waiting:
 
 
 def test_the_order_of_turns_is_drawn_from_the_seed_in_every_round(
-    relay_store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    relay_store, monkeypatch
+):
     """The same seed gives the same order, which differs between rounds."""
-    orders: list[list[tuple[int, str]]] = []
+    orders = []
 
     monkeypatch.setattr(rounds, "_case_of", lambda resident: resident.trial_id)
     monkeypatch.setattr(rounds, "whole_blocks", lambda number, _: number)
 
-    def note(resident: Any, round_index: int, *_: Any) -> None:
+    def note(resident, round_index, *_):
         orders[-1].append((round_index, resident.trial_id))
 
     monkeypatch.setattr(rounds, "_take_turn", note)
     for seed in (7, 7, 8):
         orders.append([])
         generation = first_generation(relay_store, seed=seed)
-        waiting: Any = [
+        waiting = [
             Waiting(trial.trial_id, SimpleNamespace(trial=trial))
             for trial in generation.trials
         ]
@@ -233,21 +218,19 @@ def test_the_order_of_turns_is_drawn_from_the_seed_in_every_round(
     assert 1 == len({tuple(sorted(block)) for block in found})
 
 
-def test_a_case_has_turns_of_one_number_of_steps(
-    relay_store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_case_has_turns_of_one_number_of_steps(relay_store, monkeypatch):
     """Its twin has it too, and later generations, however long a warm-up step took.
 
     The first processes take 0.11 s and 0.09 s for a step, those of the next 0.2 s.
     """
-    taken: dict[str, set[int]] = {}
+    taken = {}
 
-    def note(resident: Any, _: int, num_steps: int, *_rest: Any) -> None:
+    def note(resident, _, num_steps, *_rest):
         taken.setdefault(resident.trial_id, set()).add(num_steps)
 
     monkeypatch.setattr(rounds, "_take_turn", note)
     trials = relay_store.read_plan().trials
-    known: dict[str, int] = {}
+    known = {}
     for index in (0, 1):
         of = [
             trial
@@ -256,7 +239,7 @@ def test_a_case_has_turns_of_one_number_of_steps(
             and (trial.spec.backend, trial.spec.num_replicas) == ("in_graph", 2)
         ]
         assert {Control.NONE, Control.TWIN} == {trial.spec.control for trial in of}
-        waiting: Any = [
+        waiting = [
             Waiting(trial.trial_id, SimpleNamespace(trial=trial), step_time_sec=sec)
             for trial, sec in zip(
                 of, (0.11, 0.09) if index == 0 else (0.2, 0.2), strict=True
@@ -276,15 +259,15 @@ def test_a_case_has_turns_of_one_number_of_steps(
             for trial in of
             for number in taken[trial.trial_id]
         ]
-        known = rounds.steps_of_turns(recorded)  # type: ignore[arg-type]  # a part
+        known = rounds.steps_of_turns(recorded)  # a part
 
     assert 4 == len(taken)
     assert [{4}] * 4 == list(taken.values())
 
 
 def test_a_process_that_ended_before_its_first_step_sets_no_number_of_steps(
-    relay_store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    relay_store, monkeypatch
+):
     """It has no step time; 0 s would ask the others for 300,000 steps of 0.1 s."""
     taken = []
     monkeypatch.setattr(
@@ -292,7 +275,7 @@ def test_a_process_that_ended_before_its_first_step_sets_no_number_of_steps(
     )
     generation = first_generation(relay_store)
     prepared = SimpleNamespace(trial=generation.trials[0])
-    waiting: Any = [
+    waiting = [
         Waiting("a", prepared, step_time_sec=0.1),
         Waiting("b", prepared, step_time_sec=0.0, is_alive=False),
     ]
@@ -302,13 +285,11 @@ def test_a_process_that_ended_before_its_first_step_sets_no_number_of_steps(
 
 
 @forked
-def test_a_void_turn_is_kept_and_repeated_up_to_twice(
-    relay_store: Store, settings: RunSettings
-) -> None:
+def test_a_void_turn_is_kept_and_repeated_up_to_twice(relay_store, settings):
     """The first turn of each round is void, then all of one round are."""
     calls = itertools.count()
 
-    def void_reason(_load: Any, _retraces: int) -> str:
+    def void_reason(_load, _retraces):
         call = next(calls)
         return "others were busy" if call in (0, 2, 3, 4) else ""
 
@@ -330,9 +311,7 @@ def test_a_void_turn_is_kept_and_repeated_up_to_twice(
 
 
 @forked
-def test_a_trial_whose_turns_are_all_void_gives_no_number(
-    relay_store: Store, settings: RunSettings
-) -> None:
+def test_a_trial_whose_turns_are_all_void_gives_no_number(relay_store, settings):
     """Its status is its own, and its reason is that of its last turn."""
     settings = dataclasses.replace(settings, void_reason=lambda *_: "others were busy")
     generation = first_generation(relay_store)
@@ -357,13 +336,8 @@ def test_a_trial_whose_turns_are_all_void_gives_no_number(
     ],
 )
 def test_one_failure_does_not_end_the_generation(
-    relay_store: Store,
-    settings: RunSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    behavior: str,
-    status: TrialStatus,
-    phase: str,
-) -> None:
+    relay_store, settings, monkeypatch, behavior, status, phase
+):
     """It is recorded with its phase, and the others finish all rounds.
 
     The full run has more ways to end within a turn.
@@ -378,9 +352,7 @@ def test_one_failure_does_not_end_the_generation(
     assert all(ROUNDS == len(t.result.rates) for t in trials if t not in bad)
 
 
-def test_a_turn_without_an_end_is_a_timeout(
-    relay_store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_turn_without_an_end_is_a_timeout(relay_store, settings, monkeypatch):
     """The time limit holds for each turn; nothing of the trial remains."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "tf_mirrored:2:hang")
     settings = dataclasses.replace(settings, timeout_sec=3.0)
@@ -397,8 +369,8 @@ def test_a_turn_without_an_end_is_a_timeout(
 
 
 def test_processes_that_do_not_fit_into_memory_are_refused_with_numbers(
-    relay_store: Store, settings: RunSettings
-) -> None:
+    relay_store, settings
+):
     """Before the next ones start; nothing is recorded, nobody is left."""
     generation = first_generation(relay_store)
     with pytest.raises(
@@ -415,9 +387,7 @@ def test_processes_that_do_not_fit_into_memory_are_refused_with_numbers(
 
 
 @forked
-def test_little_time_still_gives_the_fewest_rounds(
-    relay_store: Store, settings: RunSettings
-) -> None:
+def test_little_time_still_gives_the_fewest_rounds(relay_store, settings):
     """Start-up can use up all of it; the rounds that are needed come nevertheless."""
     generation = first_generation(relay_store)
     (trial,) = run(
@@ -431,7 +401,7 @@ def test_little_time_still_gives_the_fewest_rounds(
     assert rounds.MIN_ROUNDS == len(trial.result.rates)
 
 
-def test_a_plan_of_a_relay_names_twin_and_primary_contrast(relay_plan: Plan) -> None:
+def test_a_plan_of_a_relay_names_twin_and_primary_contrast(relay_plan):
     """The contrast is that of the backends at the most replicas; one twin each."""
     twins = [t for t in relay_plan.trials if t.spec.control is Control.TWIN]
     measuring = relay_plan.measuring
@@ -450,8 +420,8 @@ def test_a_plan_of_a_relay_names_twin_and_primary_contrast(relay_plan: Plan) -> 
     reason="needs two cores: with one, processes start one at a time",
 )
 def test_processes_start_side_by_side_and_warm_up_alone(
-    relay_store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    relay_store, settings, monkeypatch
+):
     """Two start at once on two cores, the next when one is ready.
 
     The last warm-up steps run one by one. The time to the first step is then no
@@ -459,9 +429,9 @@ def test_processes_start_side_by_side_and_warm_up_alone(
     """
     first, second = (LogicalCpu(cpu=cpu) for cpu in sorted(os.sched_getaffinity(0))[:2])
     two_cores = CpuTopology(cpus=(first, second))
-    said: list[str] = []
+    said = []
 
-    def send(resident: Resident, command: str, **fields: Any) -> None:
+    def send(resident, command, **fields):
         said.append(command)
         original(resident, command, **fields)
 
@@ -469,11 +439,11 @@ def test_processes_start_side_by_side_and_warm_up_alone(
     monkeypatch.setattr(Resident, "send", send)
     start, poll = Resident.start, Resident.poll
 
-    def note_start(resident: Resident) -> None:
+    def note_start(resident):
         said.append("start")
         start(resident)
 
-    def note_built(resident: Resident) -> Any:
+    def note_built(resident):
         answers = poll(resident)
         if answers is not None and resident.awaited == "built":
             said.append("built")

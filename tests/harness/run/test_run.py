@@ -1,13 +1,10 @@
 """Trials end as they end, and every end is recorded with phase and reason."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -20,24 +17,17 @@ from harness.run.trial_runner import run_trial
 from harness.trial import process_tree
 from results.records.models import Phase, TrialStatus
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from harness.run.trial_runner import RunSettings
-    from results.store.study_store import Store
-
 pytestmark = pytest.mark.processes
 forked = pytest.mark.usefixtures("forked_trials")
 
 
-def run_one(store: Store, settings: RunSettings, index: Any = 0) -> Any:
-    """Runs one trial of the small plan; returns what the store says of it."""
+def run_one(store, settings, index=0):
     trial = store.read_plan().trials[index]
     run_trial(store, trial, settings)
     return store.read_trial(trial.trial_id)
 
 
-def is_running(pid: int) -> Any:
+def is_running(pid):
     """Says whether a process runs; a dead one that init has not reaped does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -45,7 +35,7 @@ def is_running(pid: int) -> Any:
         return False
 
 
-def test_an_ok_trial_has_everything(store: Store, settings: RunSettings) -> None:
+def test_an_ok_trial_has_everything(store, settings):
     """Spec, environment with both canaries, result and status."""
     trial = run_one(store, settings)
     (rank,) = trial.result.ranks
@@ -82,14 +72,8 @@ def test_an_ok_trial_has_everything(store: Store, settings: RunSettings) -> None
     ],
 )
 def test_each_way_to_fail_is_recorded(
-    store: Store,
-    settings: RunSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    behavior: str,
-    status: str,
-    phase: str,
-    reason: str,
-) -> None:
+    store, settings, monkeypatch, behavior, status, phase, reason
+):
     """Failures are data: status, phase and a reason of one line."""
     monkeypatch.setenv("FAKE_BEHAVIOR", f"*:*:{behavior}")
     trial = run_one(store, settings)
@@ -102,9 +86,7 @@ def test_each_way_to_fail_is_recorded(
 
 
 @forked
-def test_a_failure_keeps_type_and_traceback(
-    store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_keeps_type_and_traceback(store, settings, monkeypatch):
     """Enough to fix it without running it again."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:fail")
     failure = run_one(store, settings).status.failure
@@ -115,9 +97,7 @@ def test_a_failure_keeps_type_and_traceback(
 
 
 @forked
-def test_a_crash_keeps_the_tail_of_stderr(
-    store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_keeps_the_tail_of_stderr(store, settings, monkeypatch):
     """A process that cannot say why it ended may have said it before."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:exit3")
 
@@ -125,9 +105,7 @@ def test_a_crash_keeps_the_tail_of_stderr(
 
 
 @forked
-def test_a_nan_loss_ends_the_recorded_losses(
-    store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_nan_loss_ends_the_recorded_losses(store, settings, monkeypatch):
     """Records hold finite numbers only; the check says where it happened."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:nan")
     trial = run_one(store, settings)
@@ -136,9 +114,7 @@ def test_a_nan_loss_ends_the_recorded_losses(
     assert not trial.result.quality
 
 
-def test_a_worker_that_cannot_start_fails_in_launch(
-    store: Store, settings: RunSettings
-) -> None:
+def test_a_worker_that_cannot_start_fails_in_launch(store, settings):
     """The reason does not hide in a log."""
     command = ("/bin/sh", "-c", "echo no module named harness >&2; exit 1")
     settings = dataclasses.replace(settings, worker_command=command)
@@ -149,11 +125,8 @@ def test_a_worker_that_cannot_start_fails_in_launch(
 
 
 def test_a_timeout_kills_grandchildren_that_left_the_session(
-    store: Store,
-    settings: RunSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+    store, settings, monkeypatch, tmp_path
+):
     """Nothing of a trial survives it, not even one that ignores SIGTERM."""
     pid_file = tmp_path / "grandchild"
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:hang_with_grandchild")
@@ -161,7 +134,7 @@ def test_a_timeout_kills_grandchildren_that_left_the_session(
     # The clock starts once the grandchild is there, however long that takes.
     start = trial_tree.ProcessTree.start
 
-    def start_with_grandchild(tree: Any) -> None:
+    def start_with_grandchild(tree):
         start(tree)
         deadline = time.monotonic() + 60
         while not (pid_file.exists() and pid_file.read_text()):
@@ -184,18 +157,15 @@ def test_a_timeout_kills_grandchildren_that_left_the_session(
 
 @forked
 def test_failures_do_not_stop_a_sweep_and_are_finished(
-    store: Store,
-    settings: RunSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+    store, settings, monkeypatch, tmp_path
+):
     """A recorded failure runs again only when asked."""
     monkeypatch.setenv("FAKE_COUNT_FILE", str(tmp_path / "count"))
     monkeypatch.setenv("FAKE_BEHAVIOR", "tf_mirrored:2:build_fail")
     trials = store.read_plan().trials[:4]
     stream = io.StringIO()
 
-    def sweep(retry: bool) -> Any:
+    def sweep(retry):
         (tmp_path / "count").write_text("")
         run.run_trials(
             store,
@@ -227,9 +197,7 @@ def test_failures_do_not_stop_a_sweep_and_are_finished(
 
 @forked
 @pytest.mark.parametrize("num_same", [2, 3], ids=["between two", "while one runs"])
-def test_a_sweep_stops_when_its_code_is_edited(
-    store: Store, settings: RunSettings, num_same: int
-) -> None:
+def test_a_sweep_stops_when_its_code_is_edited(store, settings, num_same):
     """What ran before is kept; what ran meanwhile fails; what is left does not run."""
     trials = store.read_plan().trials[:4]
     looks = iter([""] * num_same + ["uncommitted train.py 'none' / 'ab'"] * 9)
@@ -260,9 +228,7 @@ def test_a_sweep_stops_when_its_code_is_edited(
     assert "with --retry failed, or choose another --study" in said
 
 
-def test_a_half_written_trial_is_cleaned_with_its_processes(
-    store: Store, settings: RunSettings, tmp_path: Path
-) -> None:
+def test_a_half_written_trial_is_cleaned_with_its_processes(store, settings, tmp_path):
     """What a killed harness left is neither trusted nor left running."""
     trial = store.read_plan().trials[0]
     trial_dir = store.trial_dir(trial.trial_id)
@@ -279,16 +245,14 @@ def test_a_half_written_trial_is_cleaned_with_its_processes(
     assert done.status.status is TrialStatus.OK
 
 
-def test_an_interrupt_kills_the_tree_and_leaves_no_status(
-    store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_kills_the_tree_and_leaves_no_status(store, settings, monkeypatch):
     """The current trial is missing afterwards, not failed."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:hang")
     trial = store.read_plan().trials[0]
     trial_dir = store.trial_dir(trial.trial_id)
     before = signal.getsignal(signal.SIGALRM)
 
-    def interrupt(_number: Any, _frame: Any) -> None:
+    def interrupt(_number, _frame):
         if (trial_dir / "rank_0.jsonl").exists():
             signal.setitimer(signal.ITIMER_REAL, 0)
             raise run.Interrupted("SIGALRM")

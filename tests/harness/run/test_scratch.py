@@ -1,11 +1,8 @@
 """Temporary files of a trial end with it, also where its processes are killed."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tempfile
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +10,6 @@ from harness.errors import StudyError
 from harness.launch import member
 from harness.run import clearing, scratch, trial_tree
 from harness.trial import process_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Says where its temporary file is, and cannot remove it.
 KILLED = """
@@ -27,14 +21,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture(autouse=True)
-def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _temporary(tmp_path, monkeypatch):
     (tmp_path / "tmp").mkdir()
     (tmp_path / "trial").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
 
 
 @pytest.mark.processes
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_removed(tmp_path):
     """The file was in the folder of the trial, which is gone."""
     trial_dir = tmp_path / "trial"
     variables = {
@@ -49,7 +43,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     assert [] == [*(tmp_path / "tmp").iterdir()]
 
 
-def test_the_next_run_removes_what_a_killed_run_left(tmp_path: Path) -> None:
+def test_the_next_run_removes_what_a_killed_run_left(tmp_path):
     """Which had no time for it; other trials keep theirs."""
     for name in ("trial", "other"):
         scratch.make(tmp_path / name)
@@ -60,15 +54,14 @@ def test_the_next_run_removes_what_a_killed_run_left(tmp_path: Path) -> None:
     assert (scratch.folder_of(tmp_path / "other") / "file").exists()
 
 
-def test_only_this_user_can_read_it(tmp_path: Path) -> None:
+def test_only_this_user_can_read_it(tmp_path):
     """Temporary files may hold what others must not see."""
     scratch.make(tmp_path / "trial")
 
     assert 0o700 == scratch.folder_of(tmp_path / "trial").stat().st_mode & 0o777
 
 
-def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
-    """In one line, with what to do."""
+def test_what_is_in_the_way_is_named(tmp_path):
     folder = scratch.folder_of(tmp_path / "trial")
     folder.touch()
 
@@ -80,9 +73,7 @@ def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
         scratch.make(tmp_path / "trial")
 
 
-def test_members_of_one_host_have_a_folder_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_members_of_one_host_have_a_folder_each(tmp_path, monkeypatch):
     """The harness removes it with its own; on another host, the member does."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     with member._temporary_folder("worker_1") as shared:

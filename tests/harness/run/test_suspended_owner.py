@@ -1,11 +1,8 @@
 """The owner of a study is suspended, and another machine takes over: both end well."""
 
-from __future__ import annotations
-
 import hashlib
 import signal
 import time
-from typing import TYPE_CHECKING, Any
 
 import filelock
 import pytest
@@ -15,9 +12,6 @@ from harness.cli import main as cli
 from results.records.models import TrialStatus
 from results.store import heartbeat
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.processes
 
@@ -36,18 +30,17 @@ STOPPED_SEC = 0.5
 class NoLock:
     """The lock of a kernel that does not see those of others."""
 
-    def __init__(self, *_: object, **__: object) -> None:
+    def __init__(self, *_, **__):
         """Takes what a lock does."""
 
-    def acquire(self) -> None:
+    def acquire(self):
         """Is never refused."""
 
-    def release(self) -> None:
+    def release(self):
         """Has nothing to release."""
 
 
-def digests(root: Path) -> dict[str, str]:
-    """What a study holds, by path."""
+def digests(root):
     return {
         str(path.relative_to(root)): hashlib.blake2b(path.read_bytes()).hexdigest()
         for path in sorted(root.rglob("*"))
@@ -57,14 +50,8 @@ def digests(root: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_an_owner_that_was_suspended_writes_over_nothing(
-    order: str,
-    start_harness: Any,
-    overrides: Any,
-    forked_trials: None,
-    tmp_path: Path,
-    capsys: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    order, start_harness, overrides, forked_trials, tmp_path, capsys, monkeypatch
+):
     """It says in one line who has the study now; the other one's study is whole."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(running, "_conclude", lambda _store, *, is_json: None)

@@ -1,10 +1,7 @@
 """What is said about the time of a relay agrees with itself, before and during it."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,10 +19,6 @@ from results.records.models import (
     TrialStatus,
 )
 
-if TYPE_CHECKING:
-    from results.records.models import Plan
-    from results.store.study_store import Store
-
 GATE = GateDesign(metric="throughput", baseline="main", delta=0.05, alpha=0.05)
 FIXED = Measuring(order=Order.RELAY, minutes=2.0, generation_sec=60.0, max_rounds=23)
 LOOKS = FIXED.model_copy(
@@ -35,7 +28,7 @@ TARGET = FIXED.model_copy(update={"minutes": 30.0, "target": 0.03})
 
 
 @pytest.fixture
-def relayed(small_plan: Plan) -> Plan:
+def relayed(small_plan):
     """Two generations of four trials, in a relay."""
     trials = []
     for trial in small_plan.trials:
@@ -46,7 +39,7 @@ def relayed(small_plan: Plan) -> Plan:
     return small_plan.model_copy(update={"trials": tuple(trials), "measuring": FIXED})
 
 
-def test_a_plan_says_the_time_that_its_relay_is_given(relayed: Plan) -> None:
+def test_a_plan_says_the_time_that_its_relay_is_given(relayed):
     """``--minutes 2`` is two minutes, not 30 s for each of eight trials."""
     found = estimate.estimate(relayed.trials, estimate.Durations(), FIXED)
 
@@ -56,7 +49,7 @@ def test_a_plan_says_the_time_that_its_relay_is_given(relayed: Plan) -> None:
     assert (120.0, None) == (found.total_sec, found.most_sec)
 
 
-def test_earlier_trials_make_a_relay_shorter_and_never_longer(relayed: Plan) -> None:
+def test_earlier_trials_make_a_relay_shorter_and_never_longer(relayed):
     """They took 5 s each, of which a generation has four; or 100 s."""
     texts = []
     for sec in (5.0, 100.0):
@@ -76,9 +69,7 @@ def test_earlier_trials_make_a_relay_shorter_and_never_longer(relayed: Plan) -> 
         (TARGET, "2 min 00 s to 30 min 00 s (2 or more generations of 1 min 00 s, "),
     ],
 )
-def test_a_plan_that_may_go_on_says_until_when(
-    relayed: Plan, measuring: Measuring, expected: str
-) -> None:
+def test_a_plan_that_may_go_on_says_until_when(relayed, measuring, expected):
     """A gate and a target have a shortest and a longest time."""
     found = estimate.estimate(relayed.trials, estimate.Durations(), measuring)
 
@@ -88,26 +79,21 @@ def test_a_plan_that_may_go_on_says_until_when(
 class Listener(progress.PlainProgress):
     """Keeps what is shown as time left."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(io.StringIO())
-        self.shown: list[tuple[float, bool]] = []
+        self.shown = []
 
-    def stage(
-        self, _text: str, eta_sec: float | None, *, is_most: bool = False
-    ) -> None:
-        """Keeps it."""
+    def stage(self, _text, eta_sec, *, is_most=False):
         assert eta_sec is not None
         self.shown.append((eta_sec, is_most))
 
 
-def _generations(
-    monkeypatch: pytest.MonkeyPatch, store: Store, plan: Plan, measuring: Measuring
-) -> list[list[tuple[float, bool]]]:
+def _generations(monkeypatch, store, plan, measuring):
     """Runs two generations that take 20 s, although 60 s are allowed."""
     now = [1000.0]
     monkeypatch.setattr(sweep.time, "monotonic", lambda: now[0])
 
-    def generation(*args: Any) -> list[StatusRecord]:
+    def generation(*args):
         stage = args[3]
         stage("starting", None)
         now[0] += 5
@@ -136,9 +122,7 @@ def _generations(
     return found
 
 
-def test_the_time_left_goes_on_where_a_generation_ended(
-    relayed: Plan, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_left_goes_on_where_a_generation_ended(relayed, store, monkeypatch):
     """The second takes what the first one took, not what it may take."""
     first, second = _generations(monkeypatch, store, relayed, FIXED)
 
@@ -155,12 +139,8 @@ def test_the_time_left_goes_on_where_a_generation_ended(
     ],
 )
 def test_what_may_go_on_says_how_long_at_most(
-    relayed: Plan,
-    store: Store,
-    monkeypatch: pytest.MonkeyPatch,
-    measuring: Measuring,
-    expected: list[tuple[float, bool]],
-) -> None:
+    relayed, store, monkeypatch, measuring, expected
+):
     """The planned generations are only those until the next look."""
     _, second = _generations(monkeypatch, store, relayed, measuring)
 
@@ -168,7 +148,7 @@ def test_what_may_go_on_says_how_long_at_most(
     assert "at most 3 min 40 s left" == progress.left_text(220.0, is_most=True)
 
 
-def _ends(store: Store, plan: Plan, status: TrialStatus) -> list[StatusRecord]:
+def _ends(store, plan, status):
     """Records the first generation of a relay, all of which ended alike."""
     failure = Failure(
         phase=Phase.MEASURE, reason="all 3 turns are void; the last one: busy"
@@ -190,17 +170,12 @@ def _ends(store: Store, plan: Plan, status: TrialStatus) -> list[StatusRecord]:
     return records
 
 
-def test_a_relay_stops_where_no_turn_counts(
-    relayed: Plan,
-    store: Store,
-    settings: RunSettings,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_relay_stops_where_no_turn_counts(relayed, store, settings, monkeypatch):
     """One line says why and what to do, and the machine is the reason of the code."""
     store.write_plan(relayed)
-    calls: list[int] = []
+    calls = []
 
-    def generation(*_: Any) -> list[StatusRecord]:
+    def generation(*_):
         calls.append(1)
         return _ends(store, relayed, TrialStatus.VOID)
 

@@ -1,7 +1,5 @@
 """A trial compares the GPUs that TensorFlow sees with those it was given."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,7 +7,6 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,13 +22,13 @@ MOST_CPU_SEC = 15.0
 """Of the process, until it fails: most of it is the import of TensorFlow."""
 
 
-def _cpu_sec() -> float:
+def _cpu_sec():
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 @pytest.fixture
-def trial_dir(tmp_path: Path, make_spec: Any) -> Path:
+def trial_dir(tmp_path, make_spec):
     """Returns the directory of a trial on two GPUs, ready to run."""
     place = Placement(
         cpusets=((min(os.sched_getaffinity(0)),),),
@@ -50,7 +47,7 @@ def trial_dir(tmp_path: Path, make_spec: Any) -> Path:
 
 
 @pytest.mark.processes
-def test_a_trial_without_its_gpus_fails_before_it_builds(trial_dir: Path) -> None:
+def test_a_trial_without_its_gpus_fails_before_it_builds(trial_dir):
     """This machine's TensorFlow sees none: the worker says so, within 15 s."""
     before = _cpu_sec()
     with subprocess.Popen(
@@ -78,7 +75,7 @@ def test_a_trial_without_its_gpus_fails_before_it_builds(trial_dir: Path) -> Non
 
 
 @pytest.mark.processes
-def test_a_process_of_its_own_says_what_tensorflow_sees() -> None:
+def test_a_process_of_its_own_says_what_tensorflow_sees():
     """Here it sees no GPU, whatever it is given."""
     seen = gpu_probe.probe(["0", "1"])
 
@@ -87,9 +84,7 @@ def test_a_process_of_its_own_says_what_tensorflow_sees() -> None:
         gpu_probe.check(seen, ["0", "1"])
 
 
-def test_a_tensorflow_that_cannot_be_imported_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_tensorflow_that_cannot_be_imported_is_one_line(monkeypatch, tmp_path):
     """The last line that it wrote says why."""
     (tmp_path / "tensorflow.py").write_text("raise ImportError('no libcudart\\n.so')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -103,7 +98,7 @@ def test_a_tensorflow_that_cannot_be_imported_is_one_line(
     )
 
 
-def test_enough_gpus_are_no_complaint() -> None:
+def test_enough_gpus_are_no_complaint():
     """Exactly those that were given."""
     seen = TensorFlowGpus(num_gpus=2, is_built_with_cuda=True)
 
@@ -115,9 +110,7 @@ def test_enough_gpus_are_no_complaint() -> None:
     ("value", "expected"),
     [(None, ()), ("", ()), ("-1", ()), ("3", ("3",)), ("MIG-1,2", ("MIG-1", "2"))],
 )
-def test_a_process_that_only_serves_was_given_none(
-    value: str | None, expected: tuple[str, ...]
-) -> None:
+def test_a_process_that_only_serves_was_given_none(value, expected):
     """Coordinators and parameter servers compute nothing."""
     variables = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
 
@@ -134,9 +127,7 @@ def test_a_process_that_only_serves_was_given_none(
         (("ps", 0), "-1"),
     ],
 )
-def test_each_process_of_a_cluster_sees_its_own_gpu(
-    monkeypatch: pytest.MonkeyPatch, member: tuple[str, int], expected: str
-) -> None:
+def test_each_process_of_a_cluster_sees_its_own_gpu(monkeypatch, member, expected):
     """Those that coordinate or store see none, and are not compared."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,MIG-7")
     addresses = {
@@ -154,9 +145,7 @@ def test_each_process_of_a_cluster_sees_its_own_gpu(
 @pytest.mark.parametrize(
     ("index", "expected"), [(0, "4,5"), (1, "6,MIG-7"), (2, "4,5")]
 )
-def test_a_worker_of_several_replicas_sees_a_gpu_for_each(
-    monkeypatch: pytest.MonkeyPatch, index: int, expected: str
-) -> None:
+def test_a_worker_of_several_replicas_sees_a_gpu_for_each(monkeypatch, index, expected):
     """Those of a host in the order of its workers; the third is the first elsewhere."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,MIG-7")
     config = ClusterConfig(
@@ -167,8 +156,7 @@ def test_a_worker_of_several_replicas_sees_a_gpu_for_each(
     assert expected == os.environ["CUDA_VISIBLE_DEVICES"]
 
 
-def test_what_it_prints_is_what_it_reads(capsys: Any, monkeypatch: Any) -> None:
-    """One line of JSON."""
+def test_what_it_prints_is_what_it_reads(capsys, monkeypatch):
     seen = TensorFlowGpus(
         num_gpus=2,
         is_built_with_cuda=True,

@@ -1,27 +1,21 @@
 """The version of NCCL is that of the library in memory."""
 
-from __future__ import annotations
-
 import subprocess
-from typing import TYPE_CHECKING
 
 import pytest
 
 from harness.trial import loaded_nccl
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @pytest.mark.parametrize(
     ("code", "text"), [(22501, "2.25.1"), (22100, "2.21.0"), (2804, "2.8.4")]
 )
-def test_a_code_is_written_as_people_do(code: int, text: str) -> None:
+def test_a_code_is_written_as_people_do(code, text):
     """Its digits have changed with 2.9."""
     assert text == loaded_nccl.version_text(code)
 
 
-def test_the_library_in_memory_is_asked(tmp_path: Path) -> None:
+def test_the_library_in_memory_is_asked(tmp_path):
     """A library of that name, which the linker of this machine makes."""
     source, library = tmp_path / "nccl.c", tmp_path / "libnccl.so.2"
     source.write_text("int ncclGetVersion(int* v) { *v = 22304; return 0; }\n")
@@ -40,7 +34,7 @@ def test_the_library_in_memory_is_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["", "7f00-7f01 r-xp 0 08:01 1  /gone/libnccl.so.2\n"])
-def test_without_a_library_nothing_is_known(tmp_path: Path, line: str) -> None:
+def test_without_a_library_nothing_is_known(tmp_path, line):
     """Also of one that cannot be opened again, and where nothing can be read."""
     maps = tmp_path / "maps"
     assert loaded_nccl.loaded_version(maps) is None

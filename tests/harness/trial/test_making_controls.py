@@ -1,12 +1,9 @@
 """The worker makes what a control leaves out, and programs of solo join no cluster."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 import types
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import synthetic_trial
@@ -15,21 +12,18 @@ from harness.trial import worker
 from results.records.models import Control
 from workloads.reused_batch import ReusingReplicator
 
-if TYPE_CHECKING:
-    import pathlib
-
 
 @pytest.fixture
-def created(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+def created(monkeypatch):
     """Returns the calls of ``replicator.create``, which makes nothing."""
-    calls: list[tuple[str, dict[str, Any]]] = []
+    calls = []
 
-    def create(name: str, **options: Any) -> str:
+    def create(name, **options):
         calls.append((name, options))
         return "a replicator"
 
     module = types.SimpleNamespace(create=create)
-    monkeypatch.setitem(sys.modules, "replicator", module)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "replicator", module)
     return calls
 
 
@@ -38,8 +32,8 @@ def created(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]
     [(Control.NONE, False), (Control.TWIN, False), (Control.NOSYNC, True)],
 )
 def test_only_nosync_is_without_communication(
-    created: Any, make_spec: Any, control: Control, is_without_communication: bool
-) -> None:
+    created, make_spec, control, is_without_communication
+):
     """A twin is the case itself."""
     assert "a replicator" == worker._create(make_spec(control=control))
     options = {
@@ -60,8 +54,8 @@ def test_only_nosync_is_without_communication(
     ],
 )
 def test_the_policy_for_writes_reaches_backends_that_look_for_them(
-    created: Any, make_spec: Any, backend: str, control: Control, takes: bool
-) -> None:
+    created, make_spec, backend, control, takes
+):
     """Others have nothing to look for, and no such option."""
     options = {"external_writes": "never"}
     worker._create(make_spec(backend=backend, control=control, options=options))
@@ -71,7 +65,7 @@ def test_the_policy_for_writes_reaches_backends_that_look_for_them(
     assert "never" == given.get("external_writes", "never")
 
 
-def test_synthetic_repeats_its_first_batch(created: Any, make_spec: Any) -> None:
+def test_synthetic_repeats_its_first_batch(created, make_spec):
     """All else is that of the case."""
     made = worker._create(make_spec(control=Control.SYNTHETIC))
 
@@ -80,7 +74,7 @@ def test_synthetic_repeats_its_first_batch(created: Any, make_spec: Any) -> None
     assert 2 == created[0][1]["num_replicas"]
 
 
-def test_a_program_of_solo_has_one_replica(created: Any, make_spec: Any) -> None:
+def test_a_program_of_solo_has_one_replica(created, make_spec):
     """The number of replicas of the trial is that of its programs."""
     worker._create(make_spec(backend="single", control=Control.SOLO))
 
@@ -88,8 +82,8 @@ def test_a_program_of_solo_has_one_replica(created: Any, make_spec: Any) -> None
 
 
 def test_a_program_of_solo_knows_its_rank_and_no_cluster(
-    tmp_path: pathlib.Path, make_spec: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, make_spec, monkeypatch
+):
     """It is started like a member of a cluster, and would wait for the others."""
     spec = make_spec(backend="single", control=Control.SOLO)
     env = synthetic_trial.environment(spec, "5f0c")
@@ -99,7 +93,7 @@ def test_a_program_of_solo_knows_its_rank_and_no_cluster(
     addresses = {"worker": ["localhost:20001", "localhost:20002"]}
     config = json.dumps({"cluster": addresses, "task": task})
     monkeypatch.setenv("TF_CONFIG", config)
-    seen: list[bool] = []
+    seen = []
     monkeypatch.setattr(
         worker,
         "measure_spec",

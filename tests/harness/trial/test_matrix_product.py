@@ -1,10 +1,7 @@
 """The matrix product of a trial tells how fast its GPUs are, and disturbs nothing."""
 
-from __future__ import annotations
-
 import json
 import time
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,19 +9,15 @@ from harness.client.scaling_client import RankFile
 from harness.trial import matrix_product
 from harness.trial.rank_file import rank_path, read_rank
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @pytest.fixture
-def writer(tmp_path: Path) -> Any:
-    """Returns the writer of rank 0 in the test's directory."""
+def writer(tmp_path):
     made = RankFile(rank_path(tmp_path, 0), time.monotonic_ns)
     yield made
     made.close()
 
 
-def test_a_rate_is_recorded_for_each_device(writer: Any, tmp_path: Path) -> None:
+def test_a_rate_is_recorded_for_each_device(writer, tmp_path):
     """Here on the CPU, twice; the random numbers of the trial stay as they were."""
     import tensorflow as tf
 
@@ -41,12 +34,12 @@ def test_a_rate_is_recorded_for_each_device(writer: Any, tmp_path: Path) -> None
 
 
 def test_a_device_without_memory_for_it_does_not_end_the_trial(
-    writer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    writer, tmp_path, monkeypatch
+):
     """The reason is recorded; there is no rate."""
     import tensorflow as tf
 
-    def fail(*_: Any) -> float:
+    def fail(*_):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating\nmore")
 
     monkeypatch.setattr(matrix_product, "tflops", fail)
@@ -62,7 +55,7 @@ def test_a_device_without_memory_for_it_does_not_end_the_trial(
     assert [] == read_rank(tmp_path, 0).gpu_tflops
 
 
-def test_a_process_without_gpus_records_nothing(writer: Any, tmp_path: Path) -> None:
+def test_a_process_without_gpus_records_nothing(writer, tmp_path):
     """Trials on CPUs, and processes that coordinate."""
     matrix_product.write_tflops(writer, [])
     writer.sync()

@@ -7,7 +7,6 @@ import dataclasses
 import gc
 import json
 import math
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,14 +19,11 @@ from harness.trial.rank_file import (
 )
 from results.records.models import Phase
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 SECOND = 1_000_000_000
 
 
 @pytest.fixture(autouse=True)
-def _quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(request, monkeypatch):
     """Only tests of the collector use it: it looks at all objects of all tests."""
     if "collector" not in request.node.name:
         monkeypatch.setattr(measure, "quiet_collector", contextlib.nullcontext)
@@ -59,65 +55,58 @@ class FakeProgram:
     per_replica_batch_size = 4
     global_batch_size = 8
 
-    def __init__(
-        self, clock: Any, *, is_sane: int = True, bad_step: int | None = None
-    ) -> None:
+    def __init__(self, clock, *, is_sane=True, bad_step=None):
         self.clock = clock
         self.bad_step = bad_step
-        self.events: list[str] = []
+        self.events = []
         self.is_sane = is_sane
         self.num_steps = 0
         self.num_evaluations = 0
         self.was_collecting = []
 
-    def run(self, num_steps: Any = 1) -> Any:
-        """One step."""
+    def run(self, num_steps=1):
         self.clock.now += num_steps * SECOND
         self.num_steps += 1
         self.was_collecting.append(gc.isenabled())
         return 1.0 / self.num_steps
 
-    def dispatch(self) -> Any:
+    def dispatch(self):
         """A tenth of a second to start a step, and a second to wait for it."""
         self.clock.now += SECOND // 10
         self.num_steps += 1
         number = self.num_steps
         self.events.append(f"start {number}")
 
-        def read() -> float:
+        def read():
             self.clock.now += SECOND
             self.events.append(f"read {number}")
             return math.nan if number == self.bad_step else 1.0 / number
 
         return read
 
-    def losses_of_replicas(self) -> Any:
+    def losses_of_replicas(self):
         """The second is that of the bad step, if it is asked in time."""
         self.events.append("ask")
         return (1.0, math.nan)
 
-    def save(self, directory: str) -> None:
+    def save(self, directory):
         """Has nothing to keep."""
 
-    def sanity(self) -> Any:
-        """One check."""
+    def sanity(self):
         return (Check("in_sync", self.is_sane, "said so"),)
 
-    def evaluate(self) -> Any:
-        """No metric."""
+    def evaluate(self):
         self.num_evaluations += 1
         return ()
 
-    def start_window(self) -> None:
+    def start_window(self):
         """Remembers the moment."""
         self.window_start = self.clock.now, self.num_steps
 
-    def window_metrics(self) -> Any:
-        """The steps since then."""
+    def window_metrics(self):
         return (Count("steps", self.num_steps - self.window_start[1]),)
 
-    def explain(self) -> str:
-        """A string."""
+    def explain(self):
         return "all-reduce"
 
 
@@ -126,8 +115,7 @@ class FakeClock:
 
     now = 5 * SECOND
 
-    def __call__(self) -> Any:
-        """Reads the clock."""
+    def __call__(self):
         return self.now
 
 
@@ -136,27 +124,24 @@ class FakeMemory:
 
     method = "faked"
 
-    def __init__(self, clock: Any) -> None:
+    def __init__(self, clock):
         self.clock = clock
 
-    def start(self) -> None:
+    def start(self):
         """Does nothing."""
 
-    def sample(self) -> None:
-        """Takes time between steps."""
+    def sample(self):
         self.clock.now += 2 * SECOND
 
-    def peak_bytes(self) -> int:
-        """A mebibyte."""
+    def peak_bytes(self):
         return 2**20
 
 
-def measured(tmp_path: Path, spec: Any, **program_fields: Any) -> Any:
-    """Measures a fake program; returns it and the log."""
+def measured(tmp_path, spec, **program_fields):
     clock = FakeClock()
     program = FakeProgram(clock, **program_fields)
 
-    def build() -> Any:
+    def build():
         clock.now += 10 * SECOND
         return program
 
@@ -174,7 +159,7 @@ def measured(tmp_path: Path, spec: Any, **program_fields: Any) -> Any:
     return program, read_rank(tmp_path, 0)
 
 
-def test_steps_are_apart_by_phase(tmp_path: Path, make_spec: Any) -> None:
+def test_steps_are_apart_by_phase(tmp_path, make_spec):
     """The first step is the first warmup step; the number is fixed."""
     _, log = measured(tmp_path, make_spec(num_warmup_steps=3, num_measured_steps=4))
     phases = [step.phase for step in log.steps]
@@ -186,9 +171,7 @@ def test_steps_are_apart_by_phase(tmp_path: Path, make_spec: Any) -> None:
     assert log.phase is Phase.REPORT
 
 
-def test_the_arithmetic_of_an_example_is_recorded(
-    tmp_path: Path, make_spec: Any
-) -> None:
+def test_the_arithmetic_of_an_example_is_recorded(tmp_path, make_spec):
     """Or that it was not counted; records from before it existed have none."""
     spec = make_spec(num_warmup_steps=1, num_measured_steps=2)
     _, log = measured(tmp_path, spec)
@@ -200,7 +183,7 @@ def test_the_arithmetic_of_an_example_is_recorded(
     assert make_result("0" * 20, spec, [log]).flops_per_example is None
 
 
-def test_the_peak_rate_is_recorded(tmp_path: Path, make_spec: Any) -> None:
+def test_the_peak_rate_is_recorded(tmp_path, make_spec):
     """In the number type of the program; records from before it existed have none."""
     spec = make_spec(num_warmup_steps=1, num_measured_steps=2)
     _, log = measured(tmp_path, spec)
@@ -213,9 +196,7 @@ def test_the_peak_rate_is_recorded(tmp_path: Path, make_spec: Any) -> None:
     assert rank.peak_flops_per_sec is None
 
 
-def test_steps_between_two_syncs_are_started_together(
-    tmp_path: Path, make_spec: Any
-) -> None:
+def test_steps_between_two_syncs_are_started_together(tmp_path, make_spec):
     """They share their time to the nanosecond; a last block may be shorter."""
     spec = make_spec(num_warmup_steps=2, num_measured_steps=5, steps_per_sync=3)
     program, log = measured(tmp_path, spec)
@@ -232,9 +213,7 @@ def test_steps_between_two_syncs_are_started_together(
     assert int(3.3 * SECOND) == steps[2].end_ns - steps[0].start_ns
 
 
-def test_a_bad_loss_between_two_syncs_is_named_when_it_is_read(
-    tmp_path: Path, make_spec: Any
-) -> None:
+def test_a_bad_loss_between_two_syncs_is_named_when_it_is_read(tmp_path, make_spec):
     """Before the next loss is read, whose replicas would be the ones that are asked."""
     spec = make_spec(num_warmup_steps=1, num_measured_steps=3, steps_per_sync=3)
     program, log = measured(tmp_path, spec, bad_step=3)
@@ -244,9 +223,7 @@ def test_a_bad_loss_between_two_syncs_is_named_when_it_is_read(
     assert check["detail"] == "nan in step 2, seen by replica 1 of 2"
 
 
-def test_what_a_program_counts_is_of_the_measured_window(
-    tmp_path: Path, make_spec: Any
-) -> None:
+def test_what_a_program_counts_is_of_the_measured_window(tmp_path, make_spec):
     """It begins right before the first measured step, and ends after the last."""
     program, log = measured(
         tmp_path, make_spec(num_warmup_steps=3, num_measured_steps=4)
@@ -256,7 +233,7 @@ def test_what_a_program_counts_is_of_the_measured_window(
     assert (log.steps[3].start_ns, 3) == program.window_start
 
 
-def test_one_warmup_step_is_the_first_step(tmp_path: Path, make_spec: Any) -> None:
+def test_one_warmup_step_is_the_first_step(tmp_path, make_spec):
     """There is always a step before the window."""
     _, log = measured(tmp_path, make_spec(num_warmup_steps=1, num_measured_steps=2))
 
@@ -265,15 +242,13 @@ def test_one_warmup_step_is_the_first_step(tmp_path: Path, make_spec: Any) -> No
     ]
 
 
-def test_what_runs_before_warmup_is_in_no_figure(
-    tmp_path: Path, make_spec: Any
-) -> None:
+def test_what_runs_before_warmup_is_in_no_figure(tmp_path, make_spec):
     """A matrix product on the GPUs takes 100 s here; the program is in memory then."""
     clock = FakeClock()
     program = FakeProgram(clock)
     seen = []
 
-    def multiply() -> None:
+    def multiply():
         clock.now += 100 * SECOND
         seen.append((program.num_steps, hasattr(program, "window_start")))
 
@@ -296,16 +271,14 @@ def test_what_runs_before_warmup_is_in_no_figure(
     assert 7 == len(log.steps)
 
 
-def test_time_to_first_step_has_build_and_step(tmp_path: Path, make_spec: Any) -> None:
+def test_time_to_first_step_has_build_and_step(tmp_path, make_spec):
     """Ten seconds of build and one of step, and no more."""
     _, log = measured(tmp_path, make_spec())
 
     assert log.time_to_first_step_sec == 11.0
 
 
-def test_the_collector_is_off_in_the_window_only(
-    tmp_path: Path, make_spec: Any
-) -> None:
+def test_the_collector_is_off_in_the_window_only(tmp_path, make_spec):
     """And on again afterwards, with nothing left frozen."""
     assert gc.isenabled()
     was_frozen = gc.get_freeze_count() > 0
@@ -322,8 +295,8 @@ def test_the_collector_is_off_in_the_window_only(
     ("is_evaluated", "is_sane", "expected"), [(1, 1, 1), (0, 1, 0), (1, 0, 0)]
 )
 def test_quality_is_measured_when_asked_and_sane(
-    tmp_path: Path, make_spec: Any, is_evaluated: int, is_sane: int, expected: Any
-) -> None:
+    tmp_path, make_spec, is_evaluated, is_sane, expected
+):
     """The quality of an insane program is not a result either."""
     spec = make_spec(is_evaluated=bool(is_evaluated))
     program, log = measured(tmp_path, spec, is_sane=bool(is_sane))
@@ -332,16 +305,14 @@ def test_quality_is_measured_when_asked_and_sane(
     assert [True, bool(is_sane)] == [check["is_passed"] for check in log.sanity]
 
 
-def test_a_program_with_another_batch_is_refused(
-    tmp_path: Path, make_spec: Any
-) -> None:
+def test_a_program_with_another_batch_is_refused(tmp_path, make_spec):
     """The spec says what is measured; a program that differs is not measured."""
     spec = make_spec(num_replicas=1, per_replica_batch_size=4, global_batch_size=4)
     with pytest.raises(ValueError, match=r"has global_batch_size 8, the trial 4"):
         measured(tmp_path, spec)
 
 
-def test_a_cut_last_line_is_skipped(tmp_path: Path, make_spec: Any) -> None:
+def test_a_cut_last_line_is_skipped(tmp_path, make_spec):
     """A killed process leaves what it had."""
     measured(tmp_path, make_spec())
     path = rank_path(tmp_path, 0)
@@ -353,7 +324,7 @@ def test_a_cut_last_line_is_skipped(tmp_path: Path, make_spec: Any) -> None:
     assert len(log.steps) == 6
 
 
-def test_non_finite_losses_survive_strict_json(tmp_path: Path) -> None:
+def test_non_finite_losses_survive_strict_json(tmp_path):
     """The file stays standard JSON."""
     writer = RankFile(rank_path(tmp_path, 0), FakeClock())
     for index, loss in enumerate((float("nan"), float("-inf"), 0.5)):

@@ -1,28 +1,20 @@
 """Peak memory is that of the measured window."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 from harness.client.scaling_client import (
     RESET_METHOD,
     SAMPLED_METHOD,
     ResidentMemory,
 )
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def fake_proc(tmp_path: Path, peak_kib: Any, size_kib: Any) -> Any:
-    """Makes a faked /proc/self."""
+def fake_proc(tmp_path, peak_kib, size_kib):
     (tmp_path / "status").write_text(
         f"Name:\tx\nVmHWM:\t{peak_kib} kB\nVmRSS:\t{size_kib} kB\n"
     )
     return tmp_path
 
 
-def test_peak_memory_is_of_the_window(tmp_path: Path) -> None:
+def test_peak_memory_is_of_the_window(tmp_path):
     """After the reset, the mark is the kernel's."""
     probe = ResidentMemory(fake_proc(tmp_path, 100, 100))
     probe.start()
@@ -33,7 +25,7 @@ def test_peak_memory_is_of_the_window(tmp_path: Path) -> None:
     assert (tmp_path / "clear_refs").read_text() == "5"
 
 
-def test_without_a_reset_the_size_is_sampled(tmp_path: Path) -> None:
+def test_without_a_reset_the_size_is_sampled(tmp_path):
     """A mark from before the window would be a wrong number."""
     probe = ResidentMemory(fake_proc(tmp_path, 900, 100))
     probe.start()
@@ -45,7 +37,7 @@ def test_without_a_reset_the_size_is_sampled(tmp_path: Path) -> None:
     assert 300 * 1024 == probe.peak_bytes()
 
 
-def test_the_real_peak_is_seen_and_forgotten() -> None:
+def test_the_real_peak_is_seen_and_forgotten():
     """On this kernel: a large array before the window does not count."""
     probe = ResidentMemory()
     before = bytearray(200 * 2**20)

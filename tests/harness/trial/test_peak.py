@@ -1,7 +1,5 @@
 """The measured peak is one that a program cannot beat, and that TensorFlow reaches."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np
@@ -11,7 +9,7 @@ from harness.trial import peak
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_peak_is_that_of_matrix_products(dtype: str) -> None:
+def test_the_peak_is_that_of_matrix_products(dtype):
     """Within an order of magnitude of NumPy's; the method says what was done."""
     found, method = peak.measure_peak(dtype, num_replicas=1)
     matrix = np.random.default_rng(1).normal(size=(512, 512)).astype("float32")
@@ -29,9 +27,7 @@ def test_the_peak_is_that_of_matrix_products(dtype: str) -> None:
     )
 
 
-def test_replicas_of_a_process_compute_at_the_same_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_replicas_of_a_process_compute_at_the_same_time(monkeypatch):
     """Their rates add up; the fastest run counts."""
     rates = iter([1.0] * 3 + [2.0] * 3 + [5.0, 6.0, 7.0] + [3.0] * 3)
     monkeypatch.setattr(peak.matrix_product, "rate", lambda *_: next(rates))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import Any
 
 import pytest
 from command_words import overridden
@@ -47,18 +46,15 @@ def test_none_is_no_budget():
 
 @pytest.mark.parametrize("text", ["60", "s", "0s", "-5s", "3 epochs", "1e3s"])
 def test_what_is_no_budget_is_refused(text):
-    """The message says what was passed and what is allowed."""
     with pytest.raises(ParseError, match=r"--budget '.*' is not a budget; allowed are"):
         budgets.parse_budget(text, num_evaluations=3)
 
 
-def plan_of(**fields: Any) -> Any:
-    """Plans a laptop sweep on two cores."""
+def plan_of(**fields):
     return plan.plan_sweep(SweepRequest(workload="resnet50", **fields), TWO_CORES)
 
 
-def quality_trials(planned: Any) -> list[Any]:
-    """The specs of the quality runs."""
+def quality_trials(planned):
     return [t.spec for t in planned.trials if t.spec.budget is not None]
 
 
@@ -120,8 +116,6 @@ def test_a_budget_that_makes_no_sense_is_refused(fields, message):
 
 @dataclasses.dataclass
 class Metric:
-    """Quality of the fake program."""
-
     name: str
     value: float
 
@@ -135,33 +129,30 @@ class FakeProgram:
     said: list[int] = dataclasses.field(default_factory=list)
     other: int | None = None
 
-    def evaluate(self) -> list[Metric]:
-        """Returns how often it was asked."""
+    def evaluate(self):
         return [Metric("top_1", float(len(self.said)))]
 
-    def samples(self) -> None:
+    def samples(self):
         """Makes no pictures."""
 
-    def num_environment_steps(self) -> int:
+    def num_environment_steps(self):
         """Returns ten for each time it was given a limit."""
         return 10 * len(self.said)
 
-    def agree(self, value: int) -> int:
-        """Returns what the first process said."""
+    def agree(self, value):
         self.said.append(value)
         return value if self.other is None else self.other
 
 
-def train(program: FakeProgram, budget: Budget, num_before: int) -> list[dict]:
-    """Trains the fake program; returns its points."""
+def train(program, budget, num_before):
     progress = training.TrainingProgress(
         # The first step traces: ten times as long, and not counted.
         step_time_sec=[10 * program.step_time_sec]
         + [program.step_time_sec] * (num_before - 1),
         global_batch_size=program.global_batch_size,
     )
-    points: list[dict] = []
-    saved_after: list[int] = []
+    points = []
+    saved_after = []
     training.train(
         program,
         budget,
@@ -262,7 +253,6 @@ def test_a_quality_run_records_its_curve(overrides, tmp_path):
 
 
 def run_quality_sweep(overrides, tmp_path, *more):
-    """Runs the sweep; returns its code and its quality runs by replicas."""
     arguments = overridden(QUALITY_SWEEP, f"--runs-dir={tmp_path}", *more)
     code = cli.main(arguments, run_overrides=overrides)
     store = Store.open(tmp_path / "s")

@@ -1,9 +1,6 @@
 """Trials of several processes: all ranks are read, and the first cause is recorded."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -13,10 +10,6 @@ from harness.run.trial_runner import run_trial
 from harness.trial.ending import cause_of
 from results.records import identity
 from results.records.models import Phase, PlannedTrial, ScalingMode, TrialStatus
-
-if TYPE_CHECKING:
-    from harness.run.trial_runner import RunSettings
-    from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 
@@ -30,18 +23,16 @@ pytestmark = pytest.mark.processes
         ({0: 1, 2: -11, 1: -9}, 2),  # the first of them
     ],
 )
-def test_the_cause_is_the_first_kill_or_the_first_end(
-    bad: dict[int, int], cause: int
-) -> None:
+def test_the_cause_is_the_first_kill_or_the_first_end(bad, cause):
     """The others fail because they lost it; exit codes do not say which one it was."""
     assert cause == cause_of(bad)
 
 
 @pytest.fixture
-def run_cluster(store: Store, settings: RunSettings, make_spec: Any) -> Any:
+def run_cluster(store, settings, make_spec):
     """Returns a function that runs a trial of two workers; it returns its record."""
 
-    def run_it() -> Any:
+    def run_it():
         spec = make_spec(backend="multi_worker")
         trial = PlannedTrial(
             trial_id=identity.trial_id(spec),
@@ -55,7 +46,7 @@ def run_cluster(store: Store, settings: RunSettings, make_spec: Any) -> Any:
     return run_it
 
 
-def test_every_worker_is_a_rank_with_times_of_its_own(run_cluster: Any) -> None:
+def test_every_worker_is_a_rank_with_times_of_its_own(run_cluster):
     """Two rank files make one result; throughput counts the global batch once."""
     trial = run_cluster()
 
@@ -85,12 +76,8 @@ def test_every_worker_is_a_rank_with_times_of_its_own(run_cluster: Any) -> None:
     ],
 )
 def test_the_cause_is_recorded_and_not_its_consequence(
-    run_cluster: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    behavior: str,
-    status: str,
-    reason: str,
-) -> None:
+    run_cluster, monkeypatch, behavior, status, reason
+):
     """Rank 0 loses rank 1 and says so; what happened to rank 1 is the failure.
 
     The full run has the other signal and the other exception.
@@ -105,9 +92,7 @@ def test_the_cause_is_recorded_and_not_its_consequence(
     assert reason in trial.status.failure.reason
 
 
-def test_a_lost_worker_without_a_cause_is_recorded_as_that(
-    run_cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_worker_without_a_cause_is_recorded_as_that(run_cluster, monkeypatch):
     """Nobody died and nobody failed otherwise: what the rank says is all there is."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:lose")
 
@@ -118,11 +103,8 @@ def test_a_lost_worker_without_a_cause_is_recorded_as_that(
 
 
 def test_a_stuck_rank_is_killed_with_all_others(
-    store: Store,
-    settings: RunSettings,
-    make_spec: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    store, settings, make_spec, monkeypatch
+):
     """The timeout of a trial holds for its cluster; no process is left."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:hang")
     spec = make_spec(backend="multi_worker")

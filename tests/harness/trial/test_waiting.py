@@ -1,29 +1,23 @@
 """The end of a process is seen at once, within a time limit, and on any kernel."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from harness.trial import waiting
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LONG_SEC = 60.0
 FOREVER = 1e9
 
 
 @pytest.fixture(params=["descriptor", "no descriptor", "refused"])
-def start(request: Any, monkeypatch: Any) -> Callable[[str], subprocess.Popen[bytes]]:
+def start(request, monkeypatch):
     """Starts a shell, on kernels with and without descriptors of processes."""
 
-    def refuse(_pid: int) -> int:
+    def refuse(_pid):
         raise OSError("not supported")
 
     if request.param == "no descriptor":
@@ -34,7 +28,7 @@ def start(request: Any, monkeypatch: Any) -> Callable[[str], subprocess.Popen[by
 
 
 @pytest.mark.parametrize("timeout_sec", [LONG_SEC, FOREVER])
-def test_the_exit_code_is_returned(start: Any, timeout_sec: float) -> None:
+def test_the_exit_code_is_returned(start, timeout_sec):
     """Also if the process has ended before, and with a limit of many years."""
     process = start("sleep 0.1; exit 3")
 
@@ -42,14 +36,14 @@ def test_the_exit_code_is_returned(start: Any, timeout_sec: float) -> None:
     assert 3 == waiting.wait(process, timeout_sec)
 
 
-def test_a_signal_is_negative(start: Any) -> None:
+def test_a_signal_is_negative(start):
     """As of Popen."""
     process = start("kill -TERM $$")
 
     assert -signal.SIGTERM == waiting.wait(process, LONG_SEC)
 
 
-def test_a_process_that_runs_on_is_a_timeout(start: Any) -> None:
+def test_a_process_that_runs_on_is_a_timeout(start):
     """It is left running, after the time and not before."""
     process = start("exec sleep 60")
     begin = time.monotonic()
@@ -62,11 +56,11 @@ def test_a_process_that_runs_on_is_a_timeout(start: Any) -> None:
     assert -signal.SIGKILL == waiting.wait(process, LONG_SEC)
 
 
-def test_an_interrupt_ends_the_wait(start: Any) -> None:
+def test_an_interrupt_ends_the_wait(start):
     """A signal handler that raises is not put off until the process ends."""
     process = start("exec sleep 60")
 
-    def interrupt(*_: Any) -> None:
+    def interrupt(*_):
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
