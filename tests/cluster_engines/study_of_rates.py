@@ -6,8 +6,6 @@ Rates are in Mbit/s; each is a study of its own in --runs-dir, which 'report' co
 Needs root, Slurm, and a kernel with the queueing discipline tbf.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess
@@ -21,7 +19,7 @@ sys.path[:0] = [str(ROOT / "tests" / "support" / "machines")]
 import slurm_cluster  # noqa: E402 (its folder is added above)
 
 
-def main() -> None:
+def main():
     """Runs the sweeps."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rates", default="100,1000")

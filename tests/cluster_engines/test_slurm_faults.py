@@ -12,6 +12,7 @@ import time
 
 import drawn
 import pytest
+from command_words import smoke_sweep
 
 from results.records.models import TrialStatus
 from results.store import atomic
@@ -20,12 +21,10 @@ from results.store.study_store import Store
 pytestmark = pytest.mark.processes
 
 NUM_TRIALS = 3
-SWEEP = (
-    "sweep", "--workload=resnet50", "--preset=smoke", "--backends=multi_worker",
-    "--replicas=2", "--mode=weak", "--launcher=slurm", "--nodes=2", "--no-match",
-    "--budget=none", "--order=sequential", "--timeout=40",
-    "--study=s",
-)  # fmt: skip
+SWEEP = smoke_sweep(
+    "--backends=multi_worker --replicas=2 --mode=weak --launcher=slurm --nodes=2 "
+    "--no-match --budget=none --order=sequential --timeout=40 --study=s"
+)
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 DETECTED_SEC = 16.0
 """A node without a sign of life for ``SlurmdTimeout`` (10 s) is down."""

@@ -1,26 +1,18 @@
 """Starts a sweep of two-worker trials by each launcher, on an engine made for it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("local", "slurm", "ray")
 
 
 @contextlib.contextmanager
-def started(
-    name: str, sweep: Sequence[str], log: Path, temporary: Path
-) -> Iterator[subprocess.Popen[bytes]]:
+def started(name, sweep, log, temporary):
     """Runs the engine and the sweep on it while the ``with`` block runs."""
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
     start = {"local": _local, "slurm": _slurm, "ray": _ray}[name]
@@ -32,14 +24,12 @@ def started(
             process.wait(60)
 
 
-def _command(sweep: Sequence[str]) -> list[str]:
+def _command(sweep):
     return [sys.executable, "-m", "harness", *sweep]
 
 
 @contextlib.contextmanager
-def _local(
-    sweep: Sequence[str], log: Path, variables: Mapping[str, str]
-) -> Iterator[subprocess.Popen[bytes]]:
+def _local(sweep, log, variables):
     with log.open("wb") as out:
         yield subprocess.Popen(
             _command(sweep), stdout=out, stderr=subprocess.STDOUT, env=variables
@@ -47,9 +37,7 @@ def _local(
 
 
 @contextlib.contextmanager
-def _ray(
-    sweep: Sequence[str], log: Path, variables: Mapping[str, str]
-) -> Iterator[subprocess.Popen[bytes]]:
+def _ray(sweep, log, variables):
     # Whatever token this user has; Ray reads the variable when it is imported.
     os.environ["RAY_AUTH_MODE"] = "disabled"
     from ray.cluster_utils import Cluster
@@ -76,9 +64,7 @@ def _ray(
 
 
 @contextlib.contextmanager
-def _slurm(
-    sweep: Sequence[str], log: Path, variables: Mapping[str, str]
-) -> Iterator[subprocess.Popen[bytes]]:
+def _slurm(sweep, log, variables):
     sys.path.insert(0, str(ROOT / "tests" / "support" / "machines"))
     import slurm_cluster
 

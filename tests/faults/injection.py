@@ -11,16 +11,12 @@ import json
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from harness.trial.process_tree import find_tree
 from harness.trial.rank_file import rank_path
 from results.records.models import Phase, TrialStatus
-
-if TYPE_CHECKING:
-    import random
 
 TIMEOUT_SEC = 45.0
 BOUND_SEC = TIMEOUT_SEC + 45.0
@@ -44,7 +40,7 @@ class Fault:
     signal: signal.Signals  # The signal.
 
     @classmethod
-    def draw(cls, rng: random.Random, launcher: str) -> Fault:
+    def draw(cls, rng, launcher):
         """Returns a random one: mostly of a worker."""
         others = (FIRST,) if launcher == "local" else (FIRST, MEMBER)
         return cls(
@@ -55,14 +51,14 @@ class Fault:
             signal=rng.choice(SIGNALS),
         )
 
-    def __str__(self) -> str:
+    def __str__(self):
         return (
             f"{self.signal.name} to {self.target} {self.rank}, {self.delay_sec:g} s"
             f" into {self.phase.value}"
         )
 
 
-def is_due(fault: Fault, trial_dir: Path) -> bool:
+def is_due(fault, trial_dir):
     """Whether the worker has entered the phase."""
     if fault.phase is Phase.LAUNCH:
         return find(fault, trial_dir) is not None
@@ -73,7 +69,7 @@ def is_due(fault: Fault, trial_dir: Path) -> bool:
     return f'{{"kind": "phase", "phase": "{fault.phase.value}"' in text
 
 
-def find(fault: Fault, trial_dir: Path) -> psutil.Process | None:
+def find(fault, trial_dir):
     """Returns the process that gets the signal, if it runs."""
     for process in find_tree(str(trial_dir.resolve())):
         try:
@@ -91,14 +87,14 @@ def find(fault: Fault, trial_dir: Path) -> psutil.Process | None:
     return None
 
 
-def rank_of(variables: dict[str, str]) -> int | None:
+def rank_of(variables):
     """Returns the rank of a process, as its launcher says it."""
     if "TF_CONFIG" in variables:
         return int(json.loads(variables["TF_CONFIG"])["task"]["index"])
     return int(variables["SLURM_PROCID"]) if "SLURM_PROCID" in variables else None
 
 
-def inject(fault: Fault, trial_dir: Path) -> float | None:
+def inject(fault, trial_dir):
     """Waits for the moment and sends the signal; None if the trial ended before."""
     while not is_due(fault, trial_dir):
         if (trial_dir / "status.json").exists():
@@ -115,7 +111,7 @@ def inject(fault: Fault, trial_dir: Path) -> float | None:
     return time.monotonic()
 
 
-def mistakes(fault: Fault, trial: Any, trial_dir: Path, took_sec: float) -> list[str]:
+def mistakes(fault, trial, trial_dir, took_sec):
     """Returns what is wrong with the record of a trial that had a fault."""
     found = []
     status, failure = trial.status.status, trial.status.failure

@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import engines
 from injection import BOUND_SEC, TIMEOUT_SEC, Fault, inject, mistakes
@@ -30,10 +29,6 @@ from injection import BOUND_SEC, TIMEOUT_SEC, Fault, inject, mistakes
 from harness.trial.process_tree import find_tree
 from results.records.models import TrialStatus
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Iterator
 
 _POLL_SEC = 0.02
 _FIRST_TRIAL_SEC = 120.0
@@ -49,7 +44,7 @@ class Outcome:
     wrong: list[str]  # What is wrong with it.
 
 
-def main() -> int:
+def main():
     """Runs one sweep, prints the result of each of its trials."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("launcher", choices=engines.NAMES)
@@ -62,7 +57,7 @@ def main() -> int:
     temporary.mkdir()
     segments = set(_SHARED_MEMORY.glob("*"))
     rng = random.Random(arguments.seed)
-    outcomes: collections.Counter[str] = collections.Counter()
+    outcomes = collections.Counter()
     num_wrong, seen, left = 0, [], []
     with engines.started(
         arguments.launcher,
@@ -100,7 +95,7 @@ def main() -> int:
     return 0
 
 
-def _sweep(runs: Path, num_trials: int, *, has_faults: bool) -> tuple[str, ...]:
+def _sweep(runs, num_trials, *, has_faults):
     # Faults need steps in which to strike; without them, a slow machine is no failure.
     steps, timeout_sec = (200, TIMEOUT_SEC) if has_faults else (20, 10 * TIMEOUT_SEC)
     return (
@@ -113,7 +108,7 @@ def _sweep(runs: Path, num_trials: int, *, has_faults: bool) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _watch(trial_dir: Path, fault: Fault | None) -> Outcome:
+def _watch(trial_dir, fault):
     """Follows a trial to its end, and injects its fault."""
     started = time.monotonic()
     sent = None if fault is None else inject(fault, trial_dir)
@@ -138,11 +133,9 @@ def _watch(trial_dir: Path, fault: Fault | None) -> Outcome:
     return Outcome(text=text, name=name, wrong=wrong)
 
 
-def _trials(
-    runs: Path, num_trials: int, process: subprocess.Popen[bytes]
-) -> Iterator[Path]:
+def _trials(runs, num_trials, process):
     """Yields the directory of each trial once it is started, until the sweep ends."""
-    seen: set[Path] = set()
+    seen = set()
     while len(seen) < num_trials:
         trial_dir = _next_trial(runs, seen, process)
         if trial_dir is None:
@@ -151,9 +144,7 @@ def _trials(
         yield trial_dir
 
 
-def _next_trial(
-    runs: Path, seen: set[Path], process: subprocess.Popen[bytes]
-) -> Path | None:
+def _next_trial(runs, seen, process):
     deadline = time.monotonic() + _FIRST_TRIAL_SEC
     while time.monotonic() < deadline:
         for path in runs.glob("s/trials/*"):

@@ -17,16 +17,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from harness.client.scaling_client import Channel, RankFile, rank_path
 from harness.placement.processes import processes_of_trial
 from harness.trial import die_with_parent, measure
 from results.records import identity
 from results.records.models import Control, Environment, TrialSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class ResourceExhaustedError(Exception):
@@ -66,7 +62,7 @@ class Clock:
 
     now_ns = 1_000_000_000
 
-    def __call__(self) -> int:
+    def __call__(self):
         """Reads the clock."""
         return self.now_ns
 
@@ -78,7 +74,7 @@ class Program:
     flops_per_example = 12_000_000_000
     compute_dtype = "float32"
 
-    def __init__(self, spec: TrialSpec, behavior: str, clock: Clock) -> None:
+    def __init__(self, spec, behavior, clock):
         self.per_replica_batch_size = spec.per_replica_batch_size
         self.global_batch_size = spec.global_batch_size
         if spec.control is Control.SOLO:
@@ -93,7 +89,7 @@ class Program:
         jitter = int(text[:4], 16) / 0xFFFF
         self._step_ns = int(1e9 * (0.1 + 0.01 * jitter) * spec.global_batch_size / 8)
 
-    def run(self, num_steps: int = 1) -> float:
+    def run(self, num_steps=1):
         """Lets time pass."""
         assert num_steps == 1
         self._num_steps += 1
@@ -108,16 +104,16 @@ class Program:
         )
         return float("nan") if is_bad else 2.3 / self._num_steps
 
-    def dispatch(self) -> Callable[[], float]:
+    def dispatch(self):
         """Runs a step, and returns a function that returns its loss."""
         loss = self.run()
         return lambda: loss
 
-    def losses_of_replicas(self) -> list[float]:
+    def losses_of_replicas(self):
         """Says that the last replica saw it."""
         return [2.3] * (self._num_replicas - 1) + [float("nan")]
 
-    def save(self, directory: str) -> str:
+    def save(self, directory):
         """Writes a file that says after how many steps; all ranks may."""
         if self._behavior == "bad_weights" and self._num_steps > 10:
             raise FloatingPointError("variable 'stem/kernel' is not finite")
@@ -126,50 +122,50 @@ class Program:
         prefix.with_suffix(".index").write_text(str(self._num_steps), encoding="utf-8")
         return str(prefix)
 
-    def sanity(self) -> list[Check]:
+    def sanity(self):
         """Passes, unless it is to be insane."""
         is_passed = self._behavior != "insane"
         return [Check("in_sync", is_passed, "variables of replica 1 differ")]
 
-    def evaluate(self) -> list[Metric]:
+    def evaluate(self):
         """Returns a metric that grows with the number of steps."""
         top_1 = 0.5 if self._num_steps <= 6 else 1 - 3 / self._num_steps
         low, high = top_1 - 0.05, top_1 + 0.05
         return [Metric("top_1", top_1, "", 359, low, high, 0.95, "Wilson")]
 
-    def samples(self) -> bytes:
+    def samples(self):
         """Returns what stands for a picture."""
         return f"picture after {self._num_steps}".encode()
 
-    def pause(self) -> None:
+    def pause(self):
         """Does nothing between turns."""
 
-    def resume(self) -> None:
+    def resume(self):
         """Does nothing between turns."""
 
-    def start_window(self) -> None:
+    def start_window(self):
         """Remembers where the window begins."""
         self._first_of_window = self._num_steps
 
-    def window_metrics(self) -> list[Metric]:
+    def window_metrics(self):
         """Returns how many steps the window had."""
         count = self._num_steps - self._first_of_window
         return [Metric("steps_in_window", count, "", count, count, count, 0.95, "")]
 
-    def num_environment_steps(self) -> int:
+    def num_environment_steps(self):
         """Every step has seven."""
         return 7 * self._num_steps
 
-    def agree(self, value: int) -> int:
+    def agree(self, value):
         """There is one process, or all have the same clock."""
         return value
 
-    def explain(self) -> str:
+    def explain(self):
         """Returns a string."""
         return "no collectives"
 
 
-def misbehave(what: str) -> None:
+def misbehave(what):
     """Does what the directory requests; other behaviors have no effect here."""
     if what == "fail":
         raise RuntimeError("the reducer is out of paper\nsecond line")
@@ -206,7 +202,7 @@ def misbehave(what: str) -> None:
         time.sleep(600)
 
 
-def behavior_of(spec: TrialSpec) -> str:
+def behavior_of(spec):
     """Returns what ``FAKE_BEHAVIOR`` says of this trial."""
     if spec.control is Control.MATCH:  # rules are about what is measured
         name = f"{spec.backend}:{spec.num_replicas}"
@@ -221,7 +217,7 @@ def behavior_of(spec: TrialSpec) -> str:
     return "ok"
 
 
-def changes_of(spec: TrialSpec) -> list[dict[str, object]]:
+def changes_of(spec):
     """Returns what the first steps change; wrong for the case ``FAKE_UNMATCHED``."""
     is_wrong = os.environ.get("FAKE_UNMATCHED") == (
         f"{spec.backend}:{spec.num_replicas}"
@@ -235,7 +231,7 @@ def changes_of(spec: TrialSpec) -> list[dict[str, object]]:
     ]
 
 
-def prepare(trial_dir: Path) -> None:
+def prepare(trial_dir):
     """Does what variables ask for before the trial begins."""
     if (counter := os.environ.get("FAKE_COUNT_FILE")) is not None:
         with Path(counter).open("a", encoding="utf-8") as file:
@@ -247,7 +243,7 @@ def prepare(trial_dir: Path) -> None:
         start_actor()
 
 
-def start_actor() -> None:
+def start_actor():
     """Starts a process that shares memory with this one, as actors of D4PG do."""
     # Imports NumPy, which takes a third of the time of a fake trial.
     from workloads.d4pg.replay.shared_memory import SharedArrays
@@ -271,18 +267,18 @@ class Memory:
 
     method = "faked"
 
-    def start(self) -> None:
+    def start(self):
         """Does nothing."""
 
-    def sample(self) -> None:
+    def sample(self):
         """Does nothing."""
 
-    def peak_bytes(self) -> int:
+    def peak_bytes(self):
         """Returns one GiB, of which a relay subtracts pages that it made itself."""
         return 2**30
 
 
-def write_products(writer: RankFile, spec: TrialSpec) -> None:
+def write_products(writer, spec):
     """Writes what a matrix product on each GPU of this process would: the last is slow.
 
     ``FAKE_NO_PRODUCT`` stands for a program that leaves no memory for it.
@@ -301,7 +297,7 @@ def write_products(writer: RankFile, spec: TrialSpec) -> None:
         writer.write("nccl", version="2.25.1")
 
 
-def rank_of_several() -> int | None:
+def rank_of_several():
     """Returns the rank of this process, or None if it is the only one."""
     if (config := os.environ.get("TF_CONFIG")) is not None:
         return int(json.loads(config)["task"]["index"])
@@ -314,7 +310,7 @@ def rank_of_several() -> int | None:
     return None
 
 
-def main() -> int:
+def main():
     """Runs one fake trial."""
     trial_dir = Path(sys.argv[1])
     own = rank_of_several()
@@ -335,7 +331,7 @@ def main() -> int:
         behavior = behavior.removeprefix("rank1_") if rank == 1 else "lose"
     writer = RankFile(rank_path(trial_dir, rank), clock)
 
-    def build() -> Program:
+    def build():
         clock.now_ns += 5_000_000_000
         if behavior.startswith("build_"):
             misbehave(behavior.removeprefix("build_"))

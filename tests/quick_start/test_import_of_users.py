@@ -3,7 +3,7 @@
 All other tests import it without scikit-learn, Matplotlib and pandas
 (``sitecustomize.py``), as no user does. So these files run once more, in a process of
 their own that hides nothing; they are those that need Keras and little time. In the
-full run a sweep imports as users do (``tests/e2e/test_sweep_to_report.py``).
+full run a sweep imports as users do (``tests/e2e/test_real_sweeps.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TIMEOUT_SEC = 600
 FILES = {
     "replicator": "tests/replicator/contract/test_summary.py",
     "workloads": "tests/workloads/common/test_lars.py",
-    "harness": "tests/harness/trial/test_peak.py",
+    "harness": "tests/harness/trial/test_readings.py",
     "results": "tests/results/figures/test_frames.py",
     "reports": "tests/reports/words/test_axes.py",
 }

@@ -18,3 +18,8 @@ def overridden(words: Iterable[str], *more: str) -> tuple[str, ...]:
         if word.partition("=")[0] not in given - repeatable or not word.startswith("--")
     )
     return (*kept, *more)
+
+
+def smoke_sweep(options: str) -> tuple[str, ...]:
+    """Returns the words of a smoke sweep of resnet50 with options."""
+    return ("sweep", "--workload=resnet50", "--preset=smoke", *options.split())

@@ -7,6 +7,7 @@ import random
 import re
 
 import pytest
+from command_words import smoke_sweep
 
 from harness.cli import exit_codes
 from harness.machine import disturbance
@@ -16,15 +17,8 @@ from results.store.study_store import Store
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
 QUIET, BUSY = 0.001, 0.3
-SWEEP = (
-    "sweep",
-    "--workload=resnet50",
-    "--preset=smoke",
-    "--backends=in_graph",
-    "--replicas=1,2",
-    "--budget=none",
-    "--no-match",
-    "--study=s",
+SWEEP = smoke_sweep(
+    "--backends=in_graph --replicas=1,2 --budget=none --no-match --study=s"
 )
 
 

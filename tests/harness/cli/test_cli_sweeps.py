@@ -13,10 +13,9 @@ from harness.cli import exit_codes
 from results.records.models import SCHEMA_VERSION
 from results.store.study_store import Store
 
-pytestmark = pytest.mark.usefixtures("forked_trials")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
 
 
-@pytest.mark.processes
 @pytest.mark.usefixtures("with_pages")
 def test_a_sweep_ends_with_table_and_report(
     harness, overrides, tmp_path, small, monkeypatch
@@ -41,7 +40,6 @@ def test_a_sweep_ends_with_table_and_report(
     assert "made anew" == report.read_text()
 
 
-@pytest.mark.processes
 def test_another_setting_in_the_same_study_is_refused(
     finished, harness, written, small
 ):
@@ -54,7 +52,6 @@ def test_another_setting_in_the_same_study_is_refused(
     assert before == written()
 
 
-@pytest.mark.processes
 def test_a_corrupt_record_is_named_and_the_rest_is_readable(
     finished, harness, tmp_path, small
 ):
@@ -76,7 +73,6 @@ def test_a_corrupt_record_is_named_and_the_rest_is_readable(
     assert "remove its folder and measure it again" in swept[2]
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("verb", ["sweep", "sweep --study", "status", "report"])
 def test_a_newer_store_is_refused_with_an_instruction(
     finished, harness, tmp_path, verb, small
@@ -94,7 +90,6 @@ def test_a_newer_store_is_refused_with_an_instruction(
     )
 
 
-@pytest.mark.processes
 def test_report_goes_where_it_is_asked_to(finished, harness, tmp_path, monkeypatch):
     """The path is data, so it is on stdout."""
     monkeypatch.setattr("reports.page.build.build_report", lambda *_: "a page\n")
@@ -104,7 +99,6 @@ def test_report_goes_where_it_is_asked_to(finished, harness, tmp_path, monkeypat
     assert "a page\n" == (tmp_path / "elsewhere" / "r.html").read_text()
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("behavior", "expected"),
     [
@@ -127,7 +121,6 @@ def test_failures_have_exit_codes_of_their_own(
     assert "failed in build: the reducer is out of paper" in out
 
 
-@pytest.mark.processes
 def test_plan_estimates_from_earlier_trials(finished, harness, small):
     _, out, _ = harness("sweep", "--dry-run", *small, "--study=t", "--seed=5")
 
@@ -135,7 +128,6 @@ def test_plan_estimates_from_earlier_trials(finished, harness, small):
     assert "from earlier trials like these" in out
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_exits_130_and_says_how_to_resume(
     start_harness, number, tmp_path, small
@@ -164,7 +156,6 @@ def wait_until(condition):
         time.sleep(0.02)
 
 
-@pytest.mark.processes
 def test_two_harnesses_on_one_study_the_second_is_refused(
     start_harness, harness, tmp_path, small
 ):

@@ -1,26 +1,21 @@
-"""Requests for GPUs that cannot be carried out are one line, and write nothing."""
+"""Sweeps on GPUs that cannot be carried out or continued are one line each."""
 
 import re
+import shutil
 
 import pytest
+from command_words import overridden, smoke_sweep
 from fake_nvml import FakeGpu, FakeMig, make_gpus
 
 from harness.cli import exit_codes
+from harness.machine import gpu_exclusive, gpus
 from harness.trial.gpu_probe import TensorFlowGpus
 
-SWEEP = (
-    "sweep",
-    "--workload=resnet50",
-    "--preset=smoke",
-    "--device=gpu",
-    "--backends=in_graph",
-    "--mode=weak",
-    "--repeats=1",
-)
+SWEEP = smoke_sweep("--device=gpu --backends=in_graph --mode=weak --repeats=1")
 MIG = [FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])]
 MIXED = [*make_gpus(2), FakeGpu(uuid="GPU-a", name="NVIDIA A100-SXM4-80GB")]
 BUSY = [*make_gpus(2), FakeGpu(uuid="GPU-b", users=[1, 2])]
-HIDDEN = [
+HIDES_ITS_USER = [
     FakeGpu(
         utilization=40,
         unsupported=frozenset({"nvmlDeviceGetComputeRunningProcesses"}),
@@ -117,7 +112,7 @@ HIDDEN = [
             ),
         ),
         (
-            HIDDEN,
+            HIDES_ITS_USER,
             "1",
             None,
             exit_codes.UNFIT,
@@ -208,3 +203,180 @@ def test_a_plan_does_not_ask_tensorflow(harness, install_gpus, written):
     assert exit_codes.OK == code
     assert "in_graph" in out
     assert [] == written()
+
+
+TWO_MODELS = [FakeGpu(uuid="GPU-1"), FakeGpu(uuid="GPU-2", name="NVIDIA A100")]
+ONE_BUSY = [FakeGpu(uuid="GPU-1"), FakeGpu(uuid="GPU-2", users=[1])]
+HIDES_ITS_USERS = [
+    FakeGpu(
+        uuid=f"GPU-{i}",
+        utilization=90,
+        unsupported=frozenset({"nvmlDeviceGetComputeRunningProcesses"}),
+    )
+    for i in range(2)
+]
+
+
+@pytest.fixture(scope="module")
+def failed_study(tmp_path_factory):
+    """Returns where the first test leaves its study for the others."""
+    return tmp_path_factory.mktemp("failed") / "runs"
+
+
+@pytest.fixture
+def resume(harness, gpu_overrides, install_gpus, failed_study, tmp_path, monkeypatch):
+    """Returns a function that resumes a study of two GPUs, whose trials failed."""
+    install_gpus(make_gpus(2))
+    if failed_study.exists():
+        shutil.copytree(failed_study, tmp_path / "runs")
+    else:
+        monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:fail")
+        options = ("--backends=in_graph", "--replicas=1,2", "--repeats=1")
+        options = (*options, "--budget=none", "--no-match")
+        sweep = ("sweep", "--workload=resnet50", "--preset=smoke", "--device=gpu")
+        sweep = (*sweep, *options, "--mode=weak", "--study=s")
+        code, _, err = harness(*sweep, overrides=gpu_overrides)
+        assert exit_codes.NOTHING_MEASURED == code, err
+        monkeypatch.delenv("FAKE_BEHAVIOR")
+        shutil.copytree(tmp_path / "runs", failed_study)
+
+    def run(machine, **overrides):
+        install_gpus(machine)
+        return harness(
+            "sweep",
+            "--study",
+            "s",
+            "--retry=failed",
+            overrides=gpu_overrides | overrides,
+        )
+
+    return run
+
+
+@pytest.mark.usefixtures("forked_trials")
+def test_a_study_is_continued_on_gpus_that_are_free(resume):
+    """The same study, which the tests below cannot continue."""
+    code, _, err = resume(make_gpus(8))
+
+    assert exit_codes.OK == code, err
+
+
+@pytest.mark.usefixtures("forked_trials")
+@pytest.mark.parametrize(
+    ("machine", "limit", "code", "message"),
+    [
+        ([], None, exit_codes.USAGE, r"needs 2 GPUs, but this machine shows 0; cont"),
+        (make_gpus(1), None, exit_codes.USAGE, r"needs 2 GPUs, but .* shows 1; cont"),
+        (make_gpus(2), "1,1", exit_codes.USAGE, r"=1,1 names GPU 1 twice"),
+        (make_gpus(2), "0,7", exit_codes.USAGE, r"'7' is no GPU of this machine"),
+        (MIG, None, exit_codes.USAGE, r"this machine's are in MIG mode"),
+        (TWO_MODELS, None, exit_codes.USAGE, r"2 replicas need 2 GPUs of one model"),
+        (ONE_BUSY, None, exit_codes.UNFIT, r"GPU 1 .* is used by 1 other process, but"),
+        (HIDES_ITS_USERS, None, exit_codes.UNFIT, r"GPU 0 .* is 90 % busy, but"),
+    ],
+)
+def test_gpus_that_cannot_continue_a_study_are_one_line(
+    resume, written, monkeypatch, machine, limit, code, message
+):
+    if limit is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", limit)
+    before = written()
+    found, out, err = resume(machine)
+
+    assert (code, "") == (found, out)
+    assert re.fullmatch(rf"error: .*{message}.*\n", err)
+    assert before == written()
+
+
+@pytest.mark.usefixtures("forked_trials")
+def test_a_tensorflow_without_cuda_does_not_continue_a_study(resume, written):
+    """It would continue it on the CPU."""
+    blind = TensorFlowGpus(num_gpus=0, is_built_with_cuda=False)
+    before = written()
+    code, _, err = resume(make_gpus(2), probe=lambda _ids: blind)
+
+    assert exit_codes.UNFIT == code
+    assert re.fullmatch(r"error: TensorFlow sees 0 GPUs, .* make setup-gpu .*\n", err)
+    assert before == written()
+
+
+@pytest.mark.usefixtures("forked_trials")
+def test_a_study_is_not_continued_beside_another_sweep(resume, written, install_gpus):
+    """The second GPU is enough."""
+    install_gpus(make_gpus(2))
+    before = written()
+    with gpu_exclusive.hold(gpus.read_gpus()[1:], study="other"):
+        code, _, err = resume(make_gpus(2))
+
+    assert exit_codes.UNFIT == code
+    assert re.fullmatch(
+        r"error: GPU 1 .* used by another sweep \(study 'other'.*\n", err
+    )
+    assert before == written()
+
+
+WITHOUT_MATCH = smoke_sweep(
+    "--device=gpu --backends=in_graph --mode=weak --repeats=1 --order=sequential "
+    "--budget=none --no-match"
+)
+
+
+@pytest.fixture
+def sweep(harness, gpu_overrides, install_gpus, monkeypatch):
+    """Returns a function that sweeps with a batch, which fits or does not."""
+
+    def run(size, study, *options, behavior="", **fields):
+        install_gpus(make_gpus(2, **fields))
+        monkeypatch.setenv("FAKE_BEHAVIOR", behavior)
+        own = (f"--per-replica-batch-size={size}", f"--study={study}", "--replicas=1")
+        words = (*WITHOUT_MATCH, *overridden(own, *options))
+        return harness(*words, overrides=gpu_overrides)
+
+    return run
+
+
+@pytest.mark.usefixtures("forked_trials")
+def test_what_did_not_fit_is_refused_with_what_does(sweep, written):
+    """The message names the study, and the largest batch that fitted."""
+    assert exit_codes.OK == sweep(4, "small")[0]
+    assert exit_codes.NOTHING_MEASURED == sweep(64, "big", behavior="*:*:oom")[0]
+    before = written()
+    code, out, err = sweep(128, "bigger")
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert re.fullmatch(
+        r"error: 1 x 128 examples do not fit with backend 'in_graph': 1 x 64 ran out of"
+        r" memory on NVIDIA H100 80GB HBM3 in study 'big'; 4 fits: use"
+        r" --per-replica-batch-size 4, or --retry failed to try it again\n",
+        err,
+    )
+    assert before == written()
+
+
+@pytest.mark.usefixtures("forked_trials")
+def test_without_one_that_fitted_it_is_an_upper_limit(sweep):
+    """Nothing is claimed about smaller ones."""
+    sweep(64, "big", behavior="*:*:oom")
+    _, _, err = sweep(64, "again")
+
+    assert "; use less than --per-replica-batch-size 64, or --retry failed" in err
+
+
+@pytest.mark.usefixtures("forked_trials")
+def test_what_may_fit_is_run(sweep):
+    """Smaller batches, other models, the study itself, and a second try."""
+    sweep(64, "big", behavior="*:*:oom")
+
+    assert exit_codes.OK == sweep(32, "smaller")[0]
+    assert exit_codes.OK == sweep(64, "other", name="NVIDIA H200")[0]
+    assert exit_codes.OK == sweep(64, "third", "--retry=failed")[0]
+    assert exit_codes.NOTHING_MEASURED == sweep(64, "big")[0]
+
+
+@pytest.mark.usefixtures("forked_trials")
+def test_memory_that_two_gpus_lack_says_nothing_of_one(sweep):
+    """Collectives need buffers: only as many GPUs or more are refused."""
+    sweep(64, "big", "--replicas=1,2", behavior="*:2:oom")
+    _, _, err = sweep(64, "again", "--replicas=1,2")
+
+    assert err.startswith("error: 2 x 64 examples do not fit")

@@ -1,4 +1,4 @@
-"""A verb that gets too little memory: its answer, or one line and no answer.
+"""Too little memory: an answer or one line of a verb; a relay in sequence.
 
 The verb runs in a fork of this process, whose address space may grow by some kilobytes
 or megabytes only, so an allocation fails somewhere within it.
@@ -21,19 +21,20 @@ from pathlib import Path
 import covering
 import forked_trials
 import pytest
+from command_words import smoke_sweep
 from ended import finished_in
 
 from harness.cli import arguments, exit_codes, running
 from harness.cli import main as cli
-from harness.errors import causes
+from harness.errors import DoesNotFitError, causes
+from harness.run import starting
+from results.records.models import Order, TrialStatus
+from results.store.study_store import Store
 
-pytestmark = pytest.mark.processes
-
-SWEEP = (
-    "sweep", "--workload=resnet50", "--preset=smoke", "--replicas=1,2", "--mode=weak",
-    "--backends=in_graph", "--repeats=2", "--no-match", "--budget=none",
-    "--order=sequential", "--study=s",
-)  # fmt: skip
+SWEEP = smoke_sweep(
+    "--replicas=1,2 --mode=weak --backends=in_graph --repeats=2 --no-match "
+    "--budget=none --order=sequential --study=s"
+)
 VERBS = {
     "status": ("status", "s"),
     "report": ("report", "s", "--format=text"),
@@ -120,6 +121,7 @@ def digests(root):
 
 
 # A fork of a process with threads may wait for a lock of theirs for ever.
+@pytest.mark.processes
 @pytest.mark.full
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_without_memory_says_so_in_one_line(
@@ -162,6 +164,7 @@ def test_a_verb_without_memory_says_so_in_one_line(
     assert exit_codes.OK == cli.main(VERBS[verb], run_overrides=overrides)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "error",
     [
@@ -191,6 +194,7 @@ def test_too_little_memory_is_told_whatever_error_a_library_makes_of_it(
     )
 
 
+@pytest.mark.processes
 def test_an_error_that_is_its_own_cause_is_read_once():
     """As one of a lost disk is that is raised again, instead of what it caused."""
     lost = OSError(errno.EIO, "Input/output error", "lock")
@@ -199,3 +203,54 @@ def test_an_error_that_is_its_own_cause_is_read_once():
 
     assert not arguments.is_out_of_memory(lost)
     assert [other, lost] == list(causes(other))
+
+
+RELAY = smoke_sweep(
+    "--backends=in_graph --replicas=1,2 --mode=weak --repeats=1 --budget=none "
+    "--no-match --study=s"
+)
+
+
+@pytest.fixture(autouse=True)
+def full(monkeypatch):
+    """No process fits."""
+
+    def check(*_):
+        raise DoesNotFitError("3 processes do not fit into memory at once")
+
+    monkeypatch.setattr(starting, "_check_memory", check)
+
+
+@pytest.mark.usefixtures("forked_trials")
+@pytest.mark.processes
+def test_trials_run_in_sequence_and_a_note_says_why(harness, overrides, tmp_path):
+    """Nothing of the command needs a relay."""
+    code, _, err = harness(*RELAY, overrides=overrides)
+
+    assert exit_codes.OK == code
+    assert "do not fit into memory at once: the trials run in sequence instead" in err
+    store = Store.open(tmp_path / "runs" / "s")
+    assert Order.SEQUENTIAL is store.read_plan().measuring.order
+    assert {TrialStatus.OK} == {trial.status.status for trial in store.trials()}
+
+
+@pytest.mark.usefixtures("forked_trials")
+@pytest.mark.parametrize(
+    ("option", "fewer"),
+    [
+        ("--controls=all", "fewer --controls, --mode,"),
+        ("--minutes=3", "fewer --mode,"),
+        ("--rounds=4", "fewer --mode,"),
+        ("--order=relay", "fewer --mode,"),
+    ],
+)
+def test_what_needs_a_relay_is_an_error(harness, overrides, option, fewer):
+    """The trials in sequence could not give what was requested."""
+    code, _, err = harness(*RELAY, option, overrides=overrides)
+
+    assert exit_codes.USAGE == code
+    assert (
+        "error: 3 processes do not fit into memory at once; free some memory, or use"
+        f" --order sequential, or {fewer} --backends or --replicas\n"
+    ) in err
+    assert "in sequence" not in err

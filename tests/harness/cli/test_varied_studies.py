@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+from command_words import smoke_sweep
 
 from harness.cli import exit_codes
 from harness.errors import ParseError
@@ -12,10 +13,7 @@ from harness.planning import vary
 from results.store import manifest, varied
 from results.store.study_store import Store
 
-SWEEP = (
-    "sweep", "--workload=resnet50", "--preset=smoke", "--replicas=1,2", "--repeats=2",
-    "--order=sequential", "--no-match",
-)  # fmt: skip
+SWEEP = smoke_sweep("--replicas=1,2 --repeats=2 --order=sequential --no-match")
 BATCHES = (*SWEEP, "--mode=strong", "--study=s", "--vary=global-batch-size=8,16")
 FIRST, SECOND = "s/global-batch-size-8", "s/global-batch-size-16"
 

@@ -1,20 +1,24 @@
-"""A program with five lines of the client takes turns, and is recorded in full."""
+"""A program with five lines of the client takes turns, is recorded, and is judged."""
 
 import dataclasses
 import io
+import json
 import re
+import subprocess
 import sys
+from pathlib import Path
 from unittest import mock
 
 import pytest
 
-from harness.cli import progress
+from harness.cli import exit_codes, progress
 from harness.planning import estimate, extend
 from harness.run import rounds, sweep
 from harness.run.resident import Resident
 from harness.trial import process_tree
 from results.records.client import protocol as client_protocol
-from results.records.models import Control, TrialStatus
+from results.records.models import Control, Order, TrialStatus
+from results.store.study_store import Store
 from results.verify import raw_trial
 
 pytestmark = pytest.mark.processes
@@ -214,3 +218,66 @@ def test_a_relay_whose_turns_are_all_void_goes_on(
     assert {0, 1} == {of.spec.repetition_index for of in ended}
     assert {TrialStatus.VOID} == {of.status.status for of in ended}
     assert "stopped" not in stream.getvalue()
+
+
+CLIENT = Path(__file__).resolve().parents[3] / "harness" / "client"
+PROGRAM = """
+import time
+
+import scaling_client
+
+run = scaling_client.connect()
+for step in run.steps():
+    time.sleep(SECONDS)
+    step.done(examples=4)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A repository whose last commit made each step take three times as long."""
+    monkeypatch.setenv("PYTHONPATH", str(CLIENT))
+    monkeypatch.setattr("reports.page.build.write_report", lambda *_: None)
+    monkeypatch.setattr(rounds, "MIN_TURN_SEC", 0.02)
+    monkeypatch.setattr(rounds, "SUSTAINED_SEC", 0.1)
+    who = ("git", "-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    (tmp_path / ".gitignore").write_text("runs\n")
+    for seconds in (0.004, 0.012):
+        (tmp_path / "train.py").write_text(f"SECONDS = {seconds}\n{PROGRAM}")
+        subprocess.run([*who, "add", "--all"], cwd=tmp_path, check=True)
+        message = f"Take {seconds} s"
+        subprocess.run(
+            [*who, "commit", "--quiet", "-m", message], cwd=tmp_path, check=True
+        )
+    return tmp_path
+
+
+def test_a_slower_commit_of_a_client_regresses(harness, own, overrides):
+    """In a relay of both revisions with a twin, as for a workload of this project."""
+    code, out, err = harness(
+        "gate",
+        "--command=python3 train.py {replicas}",
+        "--metric=client",
+        *("--per-replica-batch-size=4", "--replicas=1", "--mode=weak"),
+        *("--repeats=3", "--rounds=5", "--baseline=HEAD^", "--study=g"),
+        "--format=json",
+        overrides=overrides,
+    )
+
+    assert exit_codes.REGRESSION == code, err
+    (case,) = json.loads(out)["cases"]
+    assert 2 < case["slowdown"]["value"] < 4
+    plan = Store.open(own / "runs" / "g").read_plan()
+    assert Order.RELAY is plan.measuring.order
+    assert 3 * 3 == len(plan.trials)
+
+
+def test_a_workload_does_not_connect(harness):
+    """For one of this project the word is no metric."""
+    code, _, err = harness(
+        "gate", "--workload=resnet50", "--baseline=HEAD", "--metric=client"
+    )
+
+    assert exit_codes.USAGE == code
+    assert "unknown metric 'client'; allowed are throughput," in err

@@ -8,7 +8,7 @@ import textwrap
 import psutil
 import pytest
 
-from harness.command import kept_output
+from harness.command import kept_output, supervised
 from harness.run import trial_runner, trial_tree
 from harness.run.trial_runner import RunSettings
 from harness.trial import process_tree
@@ -302,3 +302,25 @@ def test_output_has_limits(ran, tmp_path):
     assert b"bytes left out" in text
     assert kept.last_bytes.endswith(b"\nthe end")
     assert os.sep not in kept.tail
+
+
+def test_no_processes_are_looked_through(monkeypatch, tmp_path):
+    """Others have their turns meanwhile. A program without clients fails as ever."""
+    asked = []
+
+    class Ended:
+        """A run that ended well; a real one ends all children of this process."""
+
+        exit_code = 0
+
+        def __init__(self, **how):
+            asked.append(how)
+
+        def run(self, *_):
+            """Does nothing."""
+
+    monkeypatch.setattr(supervised, "Run", Ended)
+
+    assert 1 == supervised.run(["true"], tmp_path, {}, tmp_path)
+    assert [{"is_sampled": False}] == asked
+    assert "no process of it had connected" in (tmp_path / "rank_0.jsonl").read_text()

@@ -1,13 +1,18 @@
-"""GPUs that others use, or whose clock is lowered, are found."""
+"""GPUs that others use, that are slow, or that TensorFlow does not see are found."""
 
+import functools
+import os
 import re
 
 import pytest
 from fake_nvml import FakeGpu, FakeMig, make_gpus
 
-from harness.doctor import gpu, gpu_state
+from harness.cli import exit_codes
+from harness.cli.verbs import doctor_verb
+from harness.doctor import diagnose, gpu, gpu_canary, gpu_state
 from harness.doctor.gpu_state import GpuState
-from harness.machine import gpus
+from harness.errors import DoctorError
+from harness.machine import gpu_exclusive, gpus
 from harness.trial.gpu_probe import MissingGpuError, TensorFlowGpus
 
 
@@ -283,3 +288,185 @@ def test_a_tensorflow_that_does_not_answer_is_a_finding(install_gpus):
 
     findings = gpu.check_set(gpus.read_gpus(), driver="1", cuda="12.8", probe=refuse)
     assert ("TensorFlow", "bad") == (findings[-1].check, findings[-1].level)
+
+
+MIXED = [*make_gpus(2), FakeGpu(uuid="GPU-a", name="NVIDIA A100-SXM4-80GB")]
+BUSY = [*make_gpus(1), FakeGpu(uuid="GPU-b", users=[1])]
+MIG = [FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])]
+LIMITED = make_gpus(2, power_limit_watts=400.0)
+
+
+def _multiply(ids, _devices):
+    return {"alone": [9.0] * len(ids), "together": [9.0] * len(ids)}
+
+
+@pytest.fixture
+def doctor(install_gpus, monkeypatch, capsys):
+    """Returns a function that runs the verb's checks of GPUs, and none of cores."""
+    check = functools.partial(gpu_canary.check_gpus, multiply=_multiply)
+    monkeypatch.setattr(gpu_canary, "check_gpus", check)
+    monkeypatch.setattr(
+        diagnose,
+        "diagnose",
+        lambda measures: [
+            *gpu.check_gpus(gpu_state.read_gpu_states(os.getpid())),
+            *measures[-1]([0]),
+        ],
+    )
+
+    def run(machine, num_seen=None, **fields):
+        def probe(ids):
+            return TensorFlowGpus(
+                num_gpus=len(ids) if num_seen is None else num_seen,
+                is_built_with_cuda=True,
+                cuda_version="12.5.1",
+                cudnn_version="9",
+            )
+
+        install_gpus(machine, **fields)
+        code = doctor_verb.doctor(is_json=False, relay_sec=0, device="gpu", probe=probe)
+        return code, capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_equal_and_idle_gpus_are_fit(doctor, count):
+    code, out = doctor(make_gpus(count))
+
+    assert exit_codes.OK == code, out
+    assert count == len(re.findall(r"product on GPU \d+ +ok", out))
+    assert out.endswith("fit for timings\n")
+
+
+@pytest.mark.parametrize(
+    ("machine", "fields", "found", "advice"),
+    [
+        ([], {}, r"GPUs +bad +none visible, driver 570", "install the NVIDIA driver"),
+        ([], {"driver": None}, r"GPUs +bad +none", "install the NVIDIA driver"),
+        (BUSY, {}, r"GPU 1 +bad .*1 other process", "end its other users"),
+        (make_gpus(2, reasons=0x20), {}, r"slowed by heat", "let it cool"),
+        (make_gpus(2, reasons=0x80), {}, r"slowed by power", "let it cool"),
+        (LIMITED, {}, r"limited to 400 of 700 W", "nvidia-smi -i 0 -pl 700"),
+        (make_gpus(1, uncorrected_errors=3), {}, r"3 uncorrected", "--gpu-reset"),
+        (MIG, {}, r"MIG +bad +on, 2 instances", "nvidia-smi -mig 0"),
+        (MIXED, {}, r"GPU models +bad .*A100", "hide those of other models"),
+        (make_gpus(2), {"cuda": 11_080}, r"driver +bad", "a driver for CUDA 12.5"),
+        (make_gpus(2), {"num_seen": 1}, r"TensorFlow +bad +TensorFlow sees 1", "skips"),
+        (
+            make_gpus(2),
+            {"num_seen": 0},
+            r"TensorFlow +bad +.* sees 0",
+            "make setup-gpu",
+        ),
+    ],
+)
+def test_what_makes_gpus_unfit_is_found_with_its_remedy(
+    doctor, machine, fields, found, advice
+):
+    """Exit code 6; the table may break lines, so words are compared."""
+    code, out = doctor(machine, **fields)
+    text = " ".join(out.split())
+
+    assert exit_codes.UNFIT == code, out
+    assert re.search(found, text), out
+    assert set(advice.split()) <= set(re.split(r"[ ,()]", text)), out
+    assert re.search(r"unfit for timings: ", out)
+
+
+def test_gpus_of_a_sweep_are_not_timed(doctor, install_gpus):
+    """That would make its trials void."""
+    install_gpus(make_gpus(2))
+    with gpu_exclusive.hold(gpus.read_gpus()[1:], study="s"):
+        code, out = doctor(make_gpus(2))
+
+    assert exit_codes.UNFIT == code
+    assert "product on GPU" not in out
+    assert re.search(r"other sweeps +bad +GPU 1 .* is used by another sweep", out)
+
+
+def _probe(ids):
+    return TensorFlowGpus(num_gpus=len(ids), is_built_with_cuda=True)
+
+
+def test_a_slow_gpu_is_bad_and_a_shared_limit_is_a_caution():
+    """Alone against the median; together against alone."""
+    rates = {
+        "alone": [600.0, 610.0, 500.0, 600.0],
+        "together": [590.0, 500.0, 495, 598],
+    }
+    findings = gpu_canary.check_rates(rates, operations=1e12)
+
+    assert ["ok", "caution", "bad", "ok"] == [f.level for f in findings]
+    expected = "500 TFLOP/s, 0.83 of the median, 0.99 of it when all run"
+    assert expected == findings[2].found
+    assert "product on GPU 2" == findings[2].check
+    assert re.match("every step would wait for it", findings[2].advice)
+    assert re.match("GPUs share power", findings[1].advice)
+
+
+def test_one_gpu_has_no_others_to_compare_with():
+    (finding,) = gpu_canary.check_rates({"alone": [3.0], "together": [3.0]}, 1e12)
+
+    assert ("ok", "3 TFLOP/s") == (finding.level, finding.found)
+
+
+def test_all_visible_gpus_are_timed(install_gpus, monkeypatch):
+    """By the ids of CUDA_VISIBLE_DEVICES, and as TensorFlow numbers them."""
+    install_gpus(make_gpus(4))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
+    calls = []
+
+    def multiply(ids, devices):
+        calls.append((ids, devices))
+        return {"alone": [9.0, 9.0], "together": [9.0, 9.0]}
+
+    findings = gpu_canary.check_gpus([0], probe=_probe, multiply=multiply)
+
+    assert [(["1", "3"], ["GPU:0", "GPU:1"])] == calls
+    assert {"ok"} == {f.level for f in findings}
+    assert "product on GPU 1" == findings[-1].check
+
+
+@pytest.mark.parametrize(
+    "machine", [[], [FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])]]
+)
+def test_what_cannot_be_used_is_not_timed(install_gpus, machine):
+    """The finding before says why."""
+    install_gpus(machine)
+    findings = gpu_canary.check_gpus([0], probe=_probe, multiply=None)
+
+    assert "bad" in {f.level for f in findings}
+
+
+@pytest.mark.processes
+def test_the_product_runs_on_any_device():
+    """Here on the CPU, twice; all rates are those of real products."""
+    rates = gpu_canary.multiply([], ["CPU:0", "CPU:0"], size=64, turn_sec=0.05)
+
+    assert [2, 2] == [len(rates["alone"]), len(rates["together"])]
+    assert all(rate > 1 for rate in (*rates["alone"], *rates["together"]))
+
+
+@pytest.mark.processes
+def test_a_product_that_fails_is_one_line(tmp_path, monkeypatch):
+    """It says which product failed, and the last line says why."""
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('no libcudart\\n.so')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(
+        DoctorError,
+        match=r"^the matrix product on GPU:0 failed: [^\n]*\.so; see [^\n]*$",
+    ):
+        gpu_canary.multiply(["0"], ["GPU:0"])
+
+
+@pytest.mark.full
+@pytest.mark.processes
+def test_a_device_that_does_not_exist_is_one_line():
+    """TensorFlow takes no other in its place, which only the full run tries."""
+    with pytest.raises(
+        DoctorError, match=r"the matrix product on GPU:7 failed: .*;"
+    ) as e:
+        gpu_canary.multiply([], ["GPU:7"], size=64, turn_sec=0.05)
+
+    assert "\n" not in str(e.value)

@@ -15,6 +15,7 @@ import covering
 import drawn
 import pytest
 import read_files
+from command_words import smoke_sweep
 from damaged import damage, put
 from hung import Hung, at_most
 from loads import QUIET
@@ -37,10 +38,7 @@ CODES = {
     if name.isupper() and name not in ("INTERNAL_FAULT", "INTERRUPTED")
 }
 NOTES = ("error: ", "left out: ", "report: ", "note: ", "study ")
-SMALL = (
-    "sweep", "--workload=resnet50", "--preset=smoke", "--backends=in_graph",
-    "--replicas=1,2", "--mode=weak", "--budget=none",
-)  # fmt: skip
+SMALL = smoke_sweep("--backends=in_graph --replicas=1,2 --mode=weak --budget=none")
 TOML = """
 workload = "resnet50"
 preset = "smoke"

@@ -2,7 +2,7 @@
 
 For each verb, each call and each errno. Never another output with code 0, an internal
 error, half an output, or a study that is not what it was before. What sweeps write
-has ``tests/harness/run/test_failed_writes.py``.
+has ``tests/harness/run/test_failed_calls_of_sweeps.py``.
 """
 
 import errno

@@ -1,15 +1,19 @@
-"""Command lines that nobody means: each ends in one line, soon, and writes nothing."""
+"""Command lines that nobody means, outputs that cannot be written: one line, soon."""
 
 import contextlib
 import io
 import os
 import re
 import shutil
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import click
 import covering
 import drawn
+import published_studies
 import pytest
 from hung import at_most
 from hypothesis import HealthCheck, given, settings
@@ -210,16 +214,6 @@ def command_lines(draw):
     return line + [text for text in more if is_inside(text)]
 
 
-def test_every_verb_is_drawn_from_what_click_declares():
-    """Also those of groups; each with its own options."""
-    names = {" ".join(words) for words in PARAMS}
-
-    assert {"sweep", "gate", "verify", "launch render"} <= names
-    assert {of.name for of in cli.VERBS} == {words[0] for words in PARAMS}
-    assert len(PARAMS["sweep",]) > 30
-    assert {0, 1, 2, 3, 4, 5, 6, 130} == DOCUMENTED
-
-
 @pytest.fixture(scope="module")
 def place(template, tmp_path_factory):
     """Makes a directory with a study and with everything that is no study in it."""
@@ -400,3 +394,42 @@ def test_a_hostile_value_is_reported_in_one_line(harness, tmp_path, arguments, m
     assert re.search(message, err), err
     assert ["loop"] == [path.name for path in tmp_path.iterdir()]
     assert time.monotonic() - start < REFUSED_SEC
+
+
+ROOT = Path(__file__).resolve().parents[3]
+STUDY = published_studies.study("d4pg")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("verb", ["status {} --json", "list"])
+def test_a_full_disk_behind_stdout_is_one_line(verb, tmp_path):
+    """As in ``status --json > file`` on a full disk; exit code 2."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "harness", *verb.format(STUDY).split()],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    assert exit_codes.USAGE == done.returncode, done.stderr
+    assert done.stderr == (
+        "error: cannot write the output: No space left on device; free space, or"
+        " redirect it\n"
+    )
+
+
+@pytest.mark.parametrize("output", ["/proc/x", "/dev/null", "file"])
+def test_files_that_cannot_be_rendered_are_one_line(harness, tmp_path, output):
+    """A folder of the kernel's, a device, a file; exit code 2."""
+    (tmp_path / "file").touch()
+    code, out, err = harness(
+        *("launch", "render", "--launcher", "slurm", "-o", output, "--", "true")
+    )
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert err.startswith("error: cannot write ")
+    assert 1 == err.count("\n")

@@ -5,14 +5,11 @@ packages that run, and what a step has in ``counted.json``, so two revisions dif
 what their trees hold. Steps of one process vary by less than 1 %.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -22,11 +19,6 @@ import harness
 from harness.trial import measure
 from harness.trial.step_counts import exact_metric
 from results.records.models import Control
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from results.records.models import TrialSpec
 
 _ROOT = Path(harness.__file__).resolve().parents[1]
 _FILE = _ROOT / "slowdown.txt"
@@ -38,21 +30,21 @@ _OF_STEPS = {"graph_nodes": 100, "collective_bytes": 1030}
 class Program(fake_worker.Program):
     """A program whose step takes 0.1 s times the factor of its sources."""
 
-    def __init__(self, spec: TrialSpec, *arguments: Any) -> None:
+    def __init__(self, spec, *arguments):
         super().__init__(spec, *arguments)
         factor = float(_FILE.read_text()) if _FILE.is_file() else 1.0
         # Generations vary so that no twin can differ from its case by chance.
         is_slower = (spec.repetition_index + (spec.control is Control.TWIN)) % 2
         self._step_ns = round(0.1e9 * (1.005 if is_slower else 1.0) * factor)
 
-    def evaluate(self) -> list[fake_worker.Metric]:
+    def evaluate(self):
         """Returns the accuracy, times a factor of the sources."""
         factor = float(_LEARNED.read_text()) if _LEARNED.is_file() else 1.0
         (metric,) = super().evaluate()
         return [dataclasses.replace(metric, value=metric.value * factor)]
 
 
-def run_counted(run_step: Callable[[], int]) -> list[dict[str, object]]:
+def run_counted(run_step):
     """Runs a step; returns what the sources say that it has."""
     run_step()
     found = json.loads(_COUNTED.read_text()) if _COUNTED.is_file() else _OF_STEPS
@@ -62,7 +54,7 @@ def run_counted(run_step: Callable[[], int]) -> list[dict[str, object]]:
     ]
 
 
-def main() -> int:
+def main():
     """Runs one trial."""
     measure.measure_trial = functools.partial(
         measure.measure_trial, run_counted=run_counted

@@ -1,14 +1,12 @@
 """A program of a gang that only says who it is, in one line of JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 
 from replicator.cluster import environment
 
 
-def main() -> int:
+def main():
     """Prints what the environment says; the test compares all processes."""
     config = environment.detect().config()
     answer = {

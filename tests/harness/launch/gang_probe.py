@@ -6,8 +6,6 @@ It sums the ranks of its workers, which count from 1, by connections between the
 addresses that the workers were given.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -20,7 +18,7 @@ _HOLDS_SEC = 1.5
 """So long that a gang on the same nodes would be seen."""
 
 
-def met(addresses: list[str], index: int) -> float:
+def met(addresses, index):
     """Returns the sum of the ranks of two workers, each of which hears the other's."""
     places = [
         (host, int(port)) for host, _, port in (a.rpartition(":") for a in addresses)
@@ -43,7 +41,7 @@ def met(addresses: list[str], index: int) -> float:
                 return float(index + 1 + heard.recv(1)[0])
 
 
-def main() -> int:
+def main():
     """Writes ``probe_<index>`` into the directory of the trial."""
     (directory,) = sys.argv[1:]
     config = json.loads(os.environ["TF_CONFIG"])

@@ -1,7 +1,5 @@
 """A program of a gang that sums the ranks of its workers, in TensorFlow."""
 
-from __future__ import annotations
-
 import sys
 
 import tensorflow as tf
@@ -9,14 +7,14 @@ import tensorflow as tf
 import replicator
 
 
-def sum_of_ranks() -> tuple[float, int]:
+def sum_of_ranks():
     """Returns the sum, which every worker has, and which worker this is.
 
     The ranks count from 1.
     """
     repl = replicator.create("multi_worker", num_replicas=2, timeout_sec=60.0)
 
-    def step(_: object) -> tf.Tensor:
+    def step(_):
         rank = tf.cast(replicator.get_replica_context().replica_id, tf.float32)
         return replicator.all_sum(rank + 1.0)
 
@@ -27,7 +25,7 @@ def sum_of_ranks() -> tuple[float, int]:
     return float(result), repl.worker_id
 
 
-def main() -> int:
+def main():
     """Prints the sum."""
     total, worker_id = sum_of_ranks()
     sys.stdout.write(f"sum {total:g} on worker {worker_id}\n")

@@ -57,14 +57,6 @@ def parsed(
     return manifest
 
 
-def test_the_published_schema_is_one_and_refuses_what_is_wrong():
-    """A schema that accepts everything would check nothing."""
-    VALIDATOR.check_schema(SCHEMA)
-    manifest = parsed()
-
-    assert not VALIDATOR.is_valid({**manifest, "spec": {"replicatedJobs": "x"}})
-
-
 def pod_of(manifest):
     """The pod of the only replicated job."""
     (replicated,) = manifest["spec"]["replicatedJobs"]
@@ -162,13 +154,6 @@ def test_kubernetes_changes_no_word_of_a_command(word):
     (container,) = pod_of(parsed(command=("echo", word)))["containers"]
 
     assert word == expanded(container["command"][1], {"HOME": "/root"})
-
-
-def test_the_expansion_of_this_test_is_that_of_kubernetes():
-    """The examples of its documentation and of its source."""
-    assert ["$(A)", "b", "$$", "$(X", "$ x"] == [
-        expanded(word, {"A": "b"}) for word in ("$$(A)", "$(A)", "$$$$", "$(X", "$ x")
-    ]
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,56 @@
-"""``sweep --launcher``: what is submitted, and what is refused before that."""
+"""Launchers are found by name; what is submitted, and what is refused before that."""
 
 import re
 
 import fake_slurm
 import pytest
+from command_words import smoke_sweep
 
-from harness.errors import LaunchError
+from harness.errors import LaunchError, PlanError
 from harness.launch import catalog
+from harness.launch.contract import HOSTS_VARIABLE
 from harness.launch.ray import cluster as ray_cluster
 from harness.launch.ray.cluster import RayHost
 from harness.launch.slurm import programs, srun
 
-SWEEP = (
-    "sweep", "--workload=resnet50", "--preset=smoke", "--backends=multi_worker",
-    "--replicas=2", "--mode=weak", "--repeats=3",
-)  # fmt: skip
+
+def test_the_default_is_this_machine():
+    """It leaves no trace in the identity of a trial."""
+    launcher = catalog.start(catalog.DEFAULT)
+
+    assert "local" == launcher.name
+    assert 1 == launcher.num_hosts
+    assert {} == launcher.identity()
+
+
+def test_an_unknown_launcher_gets_the_nearest_name():
+    with pytest.raises(
+        PlanError, match=r"unknown launcher 'locale'; known are local.*did you mean"
+    ):
+        catalog.info("locale")
+
+
+@pytest.mark.parametrize("name", catalog.LAUNCHERS)
+def test_every_launcher_is_described(name):
+    """The help prints the line; its folder has its name."""
+    assert name == catalog.info(name).name
+    assert name == type(catalog.info(name)).__module__.split(".")[2]
+    assert catalog.info(name).summary
+
+
+def test_trials_of_several_hosts_do_not_run_on_one(make_spec):
+    """Figures of both would be of the same case."""
+    spec = make_spec(variables={HOSTS_VARIABLE: "2"})
+
+    with pytest.raises(
+        PlanError,
+        match=r"--launcher local: the trials are planned for 2 hosts, but 1 .*"
+        r"allocation of 2",
+    ):
+        catalog.start("local").check([spec])
+
+
+SWEEP = smoke_sweep("--backends=multi_worker --replicas=2 --mode=weak --repeats=3")
 ON_SLURM = (*SWEEP, "--launcher=slurm")
 ON_RAY = (*SWEEP, "--launcher=ray")
 

@@ -9,7 +9,6 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,6 @@ from harness.trial import first_exit
 from harness.trial.first_exit import FirstExit
 from harness.trial.process_tree import MARKER
 
-Act = dict[str, Any]
 LONGEST_SEC = 30.0
 
 

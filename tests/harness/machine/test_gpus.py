@@ -1,14 +1,14 @@
-"""GPUs are read from the driver, and CUDA_VISIBLE_DEVICES chooses among them."""
+"""GPUs are read from the driver: which there are, their settings, what runs there."""
 
 import inspect
-import re
 
 import pynvml
 import pytest
 from fake_nvml import GIB, FakeGpu, FakeMig, FakeNvml, make_gpus
 
 from harness.errors import PlanError
-from harness.machine import gpu_choice, gpus, machine_state
+from harness.machine import cuda_cache, gpu_choice, gpu_settings, gpus, machine_state
+from results.records.machines.gpu_settings import GpuSettings
 
 MIXED = [
     *make_gpus(2),
@@ -127,45 +127,6 @@ def test_a_limit_is_not_read_where_there_is_no_gpu(install_gpus):
     assert [] == _visible("0,0")
 
 
-@pytest.mark.parametrize(
-    ("machine", "num_replicas", "message"),
-    [
-        (
-            make_gpus(2),
-            4,
-            r"the trial needs 4 GPUs, but this machine shows 2; continue the study on",
-        ),
-        (
-            [FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])],
-            2,
-            (
-                r"2 replicas need 2 GPUs, but this machine's are in MIG mode, and CUDA"
-                r" gives"
-                r" a process one MIG instance at most; use --replicas 1, or switch MIG"
-                r" off"
-            ),
-        ),
-        (
-            MIXED,
-            3,
-            (
-                r"3 replicas need 3 GPUs of one model, but GPU 0\+1 are NVIDIA H100"
-                r" 80GB"
-                r" HBM3, GPU 2 is NVIDIA A100-SXM4-80GB; choose equal ones with"
-                r" CUDA_VISIBLE_DEVICES, such as CUDA_VISIBLE_DEVICES=0,1$"
-            ),
-        ),
-    ],
-)
-def test_gpus_that_cannot_run_a_trial_are_an_error(
-    install_gpus, machine, num_replicas, message
-):
-    """Too few, MIG instances, several models."""
-    install_gpus(machine)
-    with pytest.raises(PlanError, match=message):
-        gpu_choice.choose(gpus.read_gpus(), num_replicas)
-
-
 def test_the_first_visible_gpus_are_a_trials(install_gpus):
     """One MIG instance, or equal GPUs of a machine that has others as well."""
     install_gpus(MIXED)
@@ -222,18 +183,6 @@ def test_errors_of_the_driver_are_told_apart(number, is_none):
         gpus.ask(Driver(), "nvmlDeviceGetTemperature")
 
 
-def test_the_stand_in_refuses_what_it_does_not_know(install_gpus):
-    """A new question to the driver needs an answer that somebody wrote."""
-    nvml = install_gpus(make_gpus(1))
-
-    with pytest.raises(AssertionError, match="nvmlDeviceGetFanSpeed"):
-        nvml.nvmlDeviceGetFanSpeed(0)
-    with pytest.raises(
-        nvml.NVMLError, match=re.compile("uninitialized", re.IGNORECASE)
-    ):
-        nvml.nvmlDeviceGetCount()
-
-
 def test_the_stand_in_has_functions_of_the_real_library_only():
     """With the same number of arguments, so that a wrong call fails here as well."""
     names = [name for name in vars(FakeNvml) if name.startswith("nvml")]
@@ -244,3 +193,135 @@ def test_the_stand_in_has_functions_of_the_real_library_only():
         own = list(inspect.signature(getattr(FakeNvml, name)).parameters)[1:]
         required = [p for p in real.values() if p.default is inspect.Parameter.empty]
         assert len(required) <= len(own) <= len(real), name
+
+
+def test_settings_of_gpus_with_nvlink(install_gpus):
+    """Every pair is connected over all links of one of them."""
+    nvml = install_gpus(
+        [
+            *make_gpus(1, corrected_errors=2, power_limit_watts=500.0),
+            FakeGpu(uuid="b", is_persistent=False),
+        ]
+    )
+    first, second = gpu_settings.read(gpus.read_gpus())
+
+    assert first == GpuSettings(
+        index=0,
+        power_limit_watts=500.0,
+        is_persistent=True,
+        is_ecc_enabled=True,
+        num_corrected_errors=2,
+        num_uncorrected_errors=0,
+        pcie_generation=5,
+        pcie_width=16,
+        num_nvlinks=18,
+        paths=("X", "NV18"),
+    )
+    assert (("NV18", "X"), False) == (second.paths, second.is_persistent)
+    assert 0 == nvml.num_open
+
+
+@pytest.mark.parametrize(
+    ("chosen", "paths"),
+    [
+        ([0, 1, 2, 4], [("X", "PIX", "NODE", "SYS"), ("PIX", "X", "NODE", "SYS")]),
+        ([4, 0], [("X", "SYS"), ("SYS", "X")]),
+    ],
+)
+def test_paths_over_pcie_are_to_the_gpus_of_the_trial(install_gpus, chosen, paths):
+    install_gpus(make_gpus(8, num_nvlinks=0))
+    visible = gpus.read_gpus()
+    found = gpu_settings.read([visible[index] for index in chosen])
+
+    assert chosen == [of.index for of in found]
+    assert paths == [of.paths for of in found[:2]]
+    assert {0, None} >= {of.num_nvlinks for of in found}
+
+
+def test_a_setting_that_a_gpu_does_not_support_is_none(install_gpus):
+    """Old and virtual ones say little; a lost one ends the question."""
+    names = (
+        "EnforcedPowerLimit",
+        "PersistenceMode",
+        "EccMode",
+        "TotalEccErrors",
+        "MaxPcieLinkGeneration",
+        "CurrPcieLinkWidth",
+        "NvLinkState",
+        "P2PStatus",
+        "TopologyCommonAncestor",
+    )
+    unsupported = frozenset(f"nvmlDeviceGet{name}" for name in names)
+    machine = make_gpus(2, unsupported=unsupported)
+    install_gpus(machine)
+    visible = gpus.read_gpus()
+
+    assert (
+        GpuSettings(index=0, paths=("X", "?")),
+        GpuSettings(index=1, paths=("?", "X")),
+    ) == gpu_settings.read(visible)
+    machine[1].is_lost = True
+    assert () == gpu_settings.read(visible)
+
+
+WHEEL = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")
+"""Of TensorFlow 2.21, as ``tf.sysconfig.get_build_info`` names them."""
+
+
+@pytest.mark.parametrize(
+    ("capability", "code"),
+    [
+        ((5, 2), "none"),
+        ((6, 1), "native"),
+        ((7, 5), "native"),
+        ((8, 0), "native"),
+        ((8, 6), "native"),
+        ((8, 9), "native"),
+        ((9, 0), "compiled"),
+        ((10, 0), "compiled"),
+        ((12, 0), "compiled"),
+    ],
+)
+def test_code_is_native_compiled_or_missing(capability, code):
+    """A100 and L4 have code of their own; H100, B200 and what follows do not."""
+    assert code == cuda_cache.code_for(capability, WHEEL)
+
+
+def test_code_of_one_chip_alone_runs_on_no_later_one():
+    """The letter says that it uses what only that chip has."""
+    assert "native" == cuda_cache.code_for((9, 0), ("sm_90a",))
+    assert "none" == cuda_cache.code_for((9, 1), ("sm_90a", "compute_90a", "gfx90"))
+
+
+def test_what_the_user_has_set_stays():
+    """Otherwise the folder is that of CUDA, with the largest size."""
+    assert {
+        "CUDA_CACHE_PATH": "/home/me/.nv/ComputeCache",
+        "CUDA_CACHE_MAXSIZE": "4294967296",
+    } == cuda_cache.variables({"HOME": "/home/me"})
+    own = {"CUDA_CACHE_PATH": "/x", "CUDA_CACHE_MAXSIZE": "7"}
+    assert own == cuda_cache.variables({"HOME": "/home/me", **own})
+
+
+def test_a_note_is_kept_with_earlier_ones(tmp_path):
+    """Of each GPU, driver and TensorFlow; what is damaged says nothing."""
+    folder = tmp_path / "cache"
+    h100, b200 = (cuda_cache.key(of, "570.86.15", "2.21.0") for of in ((9, 0), (10, 0)))
+    assert () == cuda_cache.noted(folder)
+    cuda_cache.note(folder, h100)
+    cuda_cache.note(folder, b200)
+
+    assert {h100, b200} == set(cuda_cache.noted(folder))
+    assert cuda_cache.num_bytes(folder) > 50
+    (note,) = folder.iterdir()
+    for text in ("{", "{}", "7"):
+        note.write_text(text)
+        assert () == cuda_cache.noted(folder)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("1", True), ("0", False), ("", False)]
+)
+def test_a_disabled_cache_is_seen(value, expected):
+    """CUDA takes 1 for it."""
+    assert expected is cuda_cache.is_disabled({"CUDA_CACHE_DISABLE": value})

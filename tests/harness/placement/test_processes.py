@@ -1,4 +1,4 @@
-"""Which processes a trial has, what each gets, and how a cluster's end is judged."""
+"""Which processes a trial has, on one host or several, and what each gets."""
 
 import pytest
 from hypothesis import given
@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from harness import catalog
 from harness.errors import PlanError
 from harness.machine.topology import CpuTopology, LogicalCpu
+from harness.placement import allocation, hosts
 from harness.placement import allocation as placement
 from harness.placement.processes import (
     check_share,
@@ -29,7 +30,7 @@ def backend_of(processes, not_swept_because=""):
     )
 
 
-def place(processes, num_replicas, cores, num_available):
+def placed(processes, num_replicas, cores, num_available):
     cpus = tuple(LogicalCpu(cpu=i, core=i) for i in range(num_available))
     return placement.place(
         CpuTopology(cpus=cpus),
@@ -93,7 +94,7 @@ def test_workers_have_cores_of_their_own_while_they_suffice(num_replicas, cores)
     """Disjoint, equal, and together what one process would have had."""
     processes = processes_of(backend_of(catalog.WORKERS), num_replicas)
 
-    found = place(processes, num_replicas, cores, num_replicas * cores)
+    found = placed(processes, num_replicas, cores, num_replicas * cores)
 
     assert [cores] * num_replicas == [len(cpuset) for cpuset in found.cpusets]
     assert num_replicas * cores == len({c for cpuset in found.cpusets for c in cpuset})
@@ -104,7 +105,7 @@ def test_too_many_workers_take_turns_and_it_is_said():
     """Four workers on two cores: two on each."""
     processes = processes_of(backend_of(catalog.WORKERS), 4)
 
-    found = place(processes, 4, 1, 2)
+    found = placed(processes, 4, 1, 2)
 
     assert ((0,), (1,), (0,), (1,)) == found.cpusets
     assert found.is_oversubscribed
@@ -114,7 +115,7 @@ def test_coordinators_and_servers_may_use_all_cores_and_add_none():
     """They wait most of the time; a trial has the cores of its replicas."""
     processes = processes_of(backend_of(catalog.PARAMETER_SERVERS), 2)
 
-    found = place(processes, 2, 1, 4)
+    found = placed(processes, 2, 1, 4)
 
     assert ((0, 1), (0,), (1,), (0, 1)) == found.cpusets
 
@@ -138,7 +139,7 @@ def test_a_worker_has_cores_for_each_of_its_replicas_and_a_thread_to_communicate
     """Two workers of two replicas with two cores each, on eight cores."""
     processes = processes_of(backend_of(catalog.WORKERS), 4, replicas_per_worker=2)
 
-    found = place(processes, 4, 2, 8)
+    found = placed(processes, 4, 2, 8)
 
     assert ((0, 1, 2, 3), (4, 5, 6, 7)) == found.cpusets
     assert (3, 2) == (found.num_inter_op_threads, found.num_intra_op_threads)
@@ -224,7 +225,84 @@ def test_each_program_of_solo_has_the_cores_of_one_replica_for_itself():
     """And one inter-op thread, as a trial with one replica has."""
     processes = processes_of(backend_of(catalog.ONE_PROCESS), 2, Control.SOLO)
 
-    found = place(processes, 2, 2, 4)
+    found = placed(processes, 2, 2, 4)
 
     assert ((0, 1), (2, 3)) == found.cpusets
     assert (1, 2) == (found.num_inter_op_threads, found.num_intra_op_threads)
+
+
+@pytest.fixture
+def four_cores():
+    return CpuTopology(cpus=tuple(LogicalCpu(cpu=cpu, core=cpu) for cpu in range(4)))
+
+
+@pytest.mark.parametrize(
+    ("num_members", "num_hosts", "block"),
+    [(2, 2, 1), (3, 2, 2), (4, 2, 2), (1, 4, 1), (0, 2, 1), (16, 2, 8)],
+)
+def test_hosts_get_blocks_of_consecutive_members(num_members, num_hosts, block):
+    """The last host may have fewer."""
+    assert block == hosts.members_per_host(num_members, num_hosts)
+
+
+def test_each_host_starts_again_at_its_first_core(make_spec, four_cores):
+    """Four workers of two cores on two hosts do not share any."""
+    spec = make_spec(backend="multi_worker", num_replicas=4, cores_per_replica=2)
+    processes = processes_of(catalog.backend("multi_worker"), 4)
+
+    place = hosts.place(four_cores, spec, processes, num_hosts=2)
+
+    assert ((0, 1), (2, 3), (0, 1), (2, 3)) == place.cpusets
+    assert not place.is_oversubscribed
+    assert 2 == hosts.num_replicas_on_first(processes, 4, 2)
+
+
+def test_a_host_has_the_cores_and_gpus_of_all_replicas_of_its_workers(
+    make_spec, four_cores
+):
+    """Two workers of four replicas on two hosts: one worker fills a host."""
+    spec = make_spec(
+        backend="multi_worker", num_replicas=8, variables=share_identity(4)
+    )
+    processes = processes_of_trial(spec)
+
+    place = hosts.place(four_cores, spec, processes, num_hosts=2)
+
+    assert ((0, 1, 2, 3), (0, 1, 2, 3)) == place.cpusets
+    assert not place.is_oversubscribed
+    assert 4 == hosts.num_replicas_on_first(processes, 8, 2)
+
+
+def test_servers_share_the_cores_of_the_host_that_they_are_on(make_spec, four_cores):
+    """A coordinator on the first host may use the cores of the worker beside it."""
+    backend = "async"
+    spec = make_spec(backend=backend, num_replicas=2, cores_per_replica=2)
+    processes = processes_of(catalog.backend(backend), 2)
+
+    place = hosts.place(four_cores, spec, processes, num_hosts=2)
+
+    assert (("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0)) == processes.members
+    assert ((0, 1), (0, 1), (0, 1), (0, 1)) == place.cpusets
+
+
+@pytest.mark.parametrize("backend", ["in_graph", "multi_worker"])
+def test_one_host_is_placed_as_without_hosts(make_spec, four_cores, backend):
+    """Nothing changes for trials of one machine."""
+    spec = make_spec(backend=backend, num_replicas=2)
+    processes = processes_of(catalog.backend(backend), 2)
+
+    assert allocation.place(
+        four_cores,
+        num_replicas=2,
+        cores_per_replica=1,
+        device="cpu",
+        processes=processes,
+    ) == hosts.place(four_cores, spec, processes)
+
+
+def test_too_few_cores_on_one_of_the_hosts_is_oversubscribed(make_spec, four_cores):
+    """Nine workers of one core on two hosts of four cores."""
+    spec = make_spec(backend="multi_worker", num_replicas=9, cores_per_replica=1)
+    processes = processes_of(catalog.backend("multi_worker"), 9)
+
+    assert hosts.place(four_cores, spec, processes, num_hosts=2).is_oversubscribed

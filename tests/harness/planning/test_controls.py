@@ -5,7 +5,8 @@ import re
 import pytest
 
 from harness import catalog
-from harness.errors import DifferentStudyError, PlanError
+from harness.errors import DifferentStudyError, ParseError, PlanError
+from harness.options.option import declared
 from harness.planning import cases, checked, plan, resuming, study
 from harness.planning.controls import with_order
 from harness.planning.request import SweepRequest
@@ -60,11 +61,6 @@ def test_controls_are_those_of_the_first_backend_at_the_most_replicas():
     )
 
 
-def test_there_are_no_controls_unless_they_are_asked_for():
-    """They take turns from the cases."""
-    assert [] == controls_of(plan_of(controls=()))
-
-
 def test_the_pipelines_alone_are_planned_for_the_case_only():
     """At the most replicas, with the code of its backend."""
     planned = plan_of(
@@ -74,21 +70,6 @@ def test_the_pipelines_alone_are_planned_for_the_case_only():
 
     assert ("input_only", "in_graph", 4) == found[:3]
     assert "controls input_only: of in_graph x4, weak scaling" in planned.notes
-
-
-def test_every_generation_has_the_controls():
-    """They are cases of the relay like any other."""
-    planned = plan_of(repeats=3)
-    in_each = [
-        sorted(
-            trial.case_id
-            for trial in planned.trials
-            if trial.spec.repetition_index == g
-        )
-        for g in range(3)
-    ]
-
-    assert in_each[0] == in_each[1] == in_each[2]
 
 
 def test_solo_has_the_code_of_the_backend_single():
@@ -176,3 +157,37 @@ def test_trials_that_run_in_sequence_have_no_controls_and_say_so():
 
     assert (Order.SEQUENTIAL, ()) == (found.order, found.controls)
     assert ["no controls (nosync, solo, synthetic): they need a relay"] == notes
+
+
+(KIND,) = (of.kind for of in declared(SweepRequest) if of.field == "controls")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("none", []),
+        ("all", ["nosync", "solo", "synthetic", "input_only", "no_update"]),
+        ("synthetic,nosync", ["nosync", "synthetic"]),
+        ("solo", ["solo"]),
+        ("input_only", ["input_only"]),
+        ("no_update", ["no_update"]),
+    ],
+)
+def test_controls_are_parsed_in_one_order(text, names):
+    """So that the same controls are the same plan."""
+    assert names == [control.value for control in KIND.read(text, "--controls")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("twin", r"^--controls: unknown control 'twin'; allowed are nosync, solo, "),
+        ("all,solo", r"^--controls: 'all' stands beside other names in 'all,solo'; "),
+        ("solo,", r"^--controls: 'solo,' has an empty name; "),
+    ],
+)
+def test_other_names_are_an_error(text, message):
+    with pytest.raises(ParseError) as caught:
+        KIND.read(text, "--controls")
+
+    assert re.search(message, str(caught.value))

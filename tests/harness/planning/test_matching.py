@@ -1,10 +1,12 @@
-"""Which trials match N replicas with one, and why others are not checked."""
+"""Which trials match N replicas with one, and batches that are whole sequences."""
 
 import dataclasses
+import re
 
 import pytest
 
 from harness import catalog
+from harness.errors import PlanError
 from harness.planning import cases, matching, plan, resuming
 from harness.planning import study as study_module
 from results.records.models import Control, Order, ScalingMode
@@ -107,3 +109,149 @@ def test_a_study_that_is_extended_matches_the_new_sizes(small_request):
     assert both is not None
     assert {1, 2, 4} == {trial.spec.num_replicas for trial in both.trials}
     assert {} == both.not_checked
+
+
+LENGTH = 64  # of the preset smoke
+STAGES = {"pipeline_stages": 2, "num_microbatches": 8, "recompute": True}
+
+
+@pytest.fixture
+def make(small_request):
+    """Plans a sweep of the language model on four cores."""
+
+    def made(**fields):
+        request = small_request.model_copy(
+            update={
+                "workload": "transformer",
+                "data": None,
+                "per_replica_batch_size": None,
+                "options": {},
+                **fields,
+            }
+        )
+        machine = cases.Machine(num_available_cores=4)
+        return request, plan.plan_sweep(request, machine)
+
+    return made
+
+
+def test_a_match_has_whole_sequences(make):
+    """Sixteen of them, of the length that is asked for."""
+    for options, length in (
+        ({}, LENGTH),
+        ({"sequence_length": 32}, 32),
+    ):
+        matched = make(replicas=(1, 2), options=options)[1].matching.trials
+        specs = [trial.spec for trial in matched]
+
+        assert {16 * length} == {spec.global_batch_size for spec in specs}
+
+
+def test_default_replicas_share_the_sequences_of_a_global_batch(make):
+    """Two sequences are for two replicas, on a machine of four cores."""
+    found = make(
+        replicas=None, modes=(ScalingMode.STRONG,), global_batch_size=2 * LENGTH
+    )[1]
+
+    assert {1, 2} == {trial.spec.num_replicas for trial in found.trials}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"per_replica_batch_size": 100},
+            (
+                "1 replica(s) of 100 tokens each: a batch of transformer is a multiple "
+                "of sequence_length 64; use 64 or 128 tokens per replica"
+            ),
+        ),
+        (
+            {"modes": (ScalingMode.STRONG,), "global_batch_size": 96, "replicas": (2,)},
+            (
+                "2 replica(s) of 48 tokens each: a batch of transformer is a multiple "
+                "of sequence_length 64; use 64 tokens per replica "
+                "(--per-replica-batch-size, or --global-batch-size 128 with strong "
+                "scaling), or another --option sequence_length=N"
+            ),
+        ),
+        (
+            {"per_replica_batch_size": 100, "options": {"num_microbatches": 8}},
+            (
+                "1 replica(s) of 100 tokens each: a batch of transformer is a multiple "
+                "of sequence_length 64 times num_microbatches 8; use 512 tokens per "
+                "replica (--per-replica-batch-size, or --global-batch-size 512 with "
+                "strong scaling), or another --option sequence_length=N, --option "
+                "num_microbatches=N"
+            ),
+        ),
+        (
+            {"options": STAGES, "backends": ("tf_mirrored",)},
+            (
+                "option pipeline_stages=2 does not work on backend 'tf_mirrored': a "
+                "replica of tf.distribute is one device here; use --backends single,"
+                "in_graph,"
+            ),
+        ),
+        (
+            {"options": {"pipeline_stages": 9}},
+            "option pipeline_stages=9 is more than the 6 parts of a model",
+        ),
+    ],
+)
+def test_parts_of_sequences_are_refused(make, fields, message):
+    """Before anything is written, with the nearest batches that are whole."""
+    with pytest.raises(PlanError, match=re.escape(message)):
+        make(**fields)
+
+
+def test_stages_match_one_device_without_a_pipeline(make):
+    """Also at one replica; two sequences of each micro-batch for each replica."""
+    found = make(replicas=(1, 2), options=STAGES, backends=("in_graph", "single"))[1]
+    reference, *others = (trial.spec for trial in found.matching.trials)
+
+    assert ("single", 1, {}) == (
+        reference.backend,
+        reference.num_replicas,
+        reference.options,
+    )
+    assert {("in_graph", 1), ("in_graph", 2), ("single", 1)} == {
+        (spec.backend, spec.num_replicas) for spec in others
+    }
+    assert all(spec.options == STAGES for spec in others)
+    assert {32 * LENGTH} == {spec.global_batch_size for spec in (reference, *others)}
+    assert (
+        "without dropout; the one replica is on one device, without a pipeline"
+    ) == found.matching.remarks["in_graph"]
+
+
+def test_a_replica_has_a_core_for_each_stage(make):
+    """Four cores are two replicas of two stages, and so the default goes to two."""
+    found = make(
+        replicas=None,
+        options=STAGES,
+        backends=("in_graph",),
+        per_replica_batch_size=16 * LENGTH,
+    )[1]
+
+    assert {1, 2} == {trial.spec.num_replicas for trial in found.trials}
+    assert {2} == {trial.spec.cores_per_replica for trial in found.trials}
+    assert {2, 4} == {trial.spec.num_devices for trial in found.trials}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_losses_of_backends_are_compared_unless_values_are_dropped(make, dropout):
+    """Each backend drops others, so their losses differ as they may."""
+    request, planned = make(options={"dropout": dropout})
+    made = study_module.make_plan(planned, request, study="s", command=("sweep",))
+
+    assert made.draws_random_numbers is bool(dropout)
+
+
+@pytest.mark.parametrize("workload", ["keras_fit", "resnet50"])
+def test_a_plan_says_whether_models_amplify_rounding(make, workload):
+    """Those of keras.applications do at their initial weights, ours does not."""
+    request, planned = make(workload=workload)
+    made = study_module.make_plan(planned, request, study="s", command=("sweep",))
+
+    assert made.amplifies_rounding is (workload == "keras_fit")

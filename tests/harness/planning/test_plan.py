@@ -119,35 +119,12 @@ def test_planning_is_a_function_of_the_request(fields):
     assert digest_of(**fields) == digest_of(**fields)
 
 
-def test_both_modes_share_the_baseline():
-    """At the baseline, weak and strong are the same case."""
-    planned = plan_of(replicas=(1, 2), modes=BOTH, repeats=1, backends=("in_graph",))
-
-    assert [
-        (1, BOTH, 4),
-        (2, BOTH[:1], 8),
-        (2, BOTH[1:], 4),
-    ] == [
-        (t.spec.num_replicas, t.modes, t.spec.global_batch_size) for t in planned.trials
-    ]
-
-
 def test_another_global_batch_has_a_baseline_of_its_own():
     """With --global-batch-size, the modes need not meet."""
     planned = plan_of(replicas=(1,), global_batch_size=12, repeats=1)
     sizes = {(t.modes, t.spec.global_batch_size) for t in planned.trials}
 
     assert {(BOTH[:1], 4), (BOTH[1:], 12)} == sizes
-
-
-def test_a_batch_that_is_not_divisible_names_both_numbers_and_what_works():
-    """Nothing is rounded."""
-    message = (
-        r"global batch 8 is not divisible by 3 replicas \(remainder 2\); use"
-        r" --global-batch-size 6 or 9, or 2 or 4 replicas"
-    )
-    with pytest.raises(PlanError, match=message):
-        plan_of(replicas=(1, 3), global_batch_size=8)
 
 
 def test_a_batch_smaller_than_the_replicas_says_what_works():
@@ -209,18 +186,6 @@ def test_default_replicas_fit_the_machine_and_the_batch(num_cores, modes, expect
     planned = plan_of(num_available_cores=num_cores, modes=modes)
 
     assert expected == {trial.spec.num_replicas for trial in planned.trials}
-
-
-@pytest.mark.parametrize(
-    ("num_gpus", "message"),
-    [
-        (0, r"--device gpu: this machine shows 0 GPUs"),
-        (2, r"--replicas needs 4 GPUs, but this machine shows 2"),
-    ],
-)
-def test_more_gpus_than_there_are_is_refused(num_gpus, message):
-    with pytest.raises(PlanError, match=message):
-        plan_of(device="gpu", num_gpus=num_gpus, replicas=(1, 4), preset="gpu")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import os
 
 import pytest
+from command_words import smoke_sweep
 from ended import finished_in, observed_in
 from loads import QUIET
 
@@ -17,11 +18,10 @@ from results.errors import UnavailableRecordError
 from results.store import earlier, manifest
 from results.store.study_store import Store
 
-SWEEP = (
-    "sweep", "--workload=resnet50", "--preset=smoke", "--replicas=1", "--mode=weak",
-    "--repeats=2", "--no-match", "--budget=none", "--study=s", "--order=relay",
-    "--rounds=2", "--backends=single,in_graph",
-)  # fmt: skip
+SWEEP = smoke_sweep(
+    "--replicas=1 --mode=weak --repeats=2 --no-match --budget=none --study=s "
+    "--order=relay --rounds=2 --backends=single,in_graph"
+)
 
 
 def interrupt(*_):

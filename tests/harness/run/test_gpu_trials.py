@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from command_words import smoke_sweep
 from fake_nvml import FakeGpu, FakeMig, FakeNvml, make_gpus
 
 from harness.cli import exit_codes
@@ -20,16 +21,8 @@ from results.verify.against_raw import verify
 
 pytestmark = pytest.mark.usefixtures("forked_trials")
 
-SWEEP = (
-    "sweep",
-    "--workload=resnet50",
-    "--preset=smoke",
-    "--device=gpu",
-    "--mode=weak",
-    "--repeats=1",
-    "--budget=none",
-    "--no-match",
-    "--study=s",
+SWEEP = smoke_sweep(
+    "--device=gpu --mode=weak --repeats=1 --budget=none --no-match --study=s"
 )
 STRANGERS = [1]
 

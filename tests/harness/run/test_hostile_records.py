@@ -45,7 +45,6 @@ OTHERS = (
     ("publish", "{}", "-o", "written"),
 )
 """Other readers of a study, of which each case has one."""
-RECORDS = ("spec.json", "env.json", "result.json", "status.json")
 MANY_DIGITS = int("9" * 4000)
 
 NUMBERS = (

@@ -11,6 +11,7 @@ import covering
 import drawn
 import psutil
 import pytest
+from command_words import smoke_sweep
 from ended import ended_ids, observed_in
 
 from harness.cli import exit_codes
@@ -22,19 +23,12 @@ pytestmark = pytest.mark.processes
 
 NUM_KILLS = int(os.environ.get("HARNESS_KILLS", "8" if covering.is_full() else "3"))
 # Of one study, so that each order has its share.
-MOST_KILLS = max(2, NUM_KILLS // 4)
+MOST_KILLS = max(2, min(NUM_KILLS // 2, 25))
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 GONE_SEC = 60.0
 SHARED_MEMORY = Path("/dev/shm")
-SWEEP = (
-    "sweep",
-    "--workload=resnet50",
-    "--preset=smoke",
-    "--backends=in_graph",
-    "--replicas=1,2",
-    "--mode=weak",
-    "--repeats=2",
-    "--study=s",
+SWEEP = smoke_sweep(
+    "--backends=in_graph --replicas=1,2 --mode=weak --repeats=2 --study=s"
 )
 # By order: trials of the sweep, and those that one kill can hit.
 NUM_TRIALS = {"sequential": 4, "relay": 6}

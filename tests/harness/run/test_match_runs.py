@@ -1,5 +1,6 @@
 """A sweep matches N replicas with one before it measures, and says what it found."""
 
+import dataclasses
 import json
 import re
 
@@ -7,10 +8,14 @@ import pytest
 from command_words import overridden
 
 from harness.cli import exit_codes
-from results.records.models import TrialStatus
+from harness.launch.local import LocalLauncher
+from harness.run import match_runs
+from results.records import identity
+from results.records.models import PlannedTrial, ScalingMode, TrialStatus
 from results.store.study_store import Store
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
+pytestmark = pytest.mark.processes
+
 ONE_BACKEND = "--backends=in_graph"
 
 
@@ -22,6 +27,7 @@ def sweep(harness, small, overrides):
     )
 
 
+@pytest.mark.usefixtures("forked_trials")
 def test_a_sweep_matches_before_it_measures(sweep, tmp_path):
     """One replica and two of each backend, side by side, apart from the trials."""
     code, _, err = sweep()
@@ -41,6 +47,7 @@ def test_a_sweep_matches_before_it_measures(sweep, tmp_path):
         assert trial.status.ended_at <= min(of_trials)
 
 
+@pytest.mark.usefixtures("forked_trials")
 def test_replicas_that_do_not_match_are_not_sane(sweep, harness, monkeypatch):
     """Exit code 4; their figures are absent, and ``verify`` recomputes it."""
     monkeypatch.setenv("FAKE_UNMATCHED", "in_graph:2")
@@ -65,6 +72,7 @@ def test_replicas_that_do_not_match_are_not_sane(sweep, harness, monkeypatch):
     assert exit_codes.OK == verified
 
 
+@pytest.mark.usefixtures("forked_trials")
 def test_verify_sees_a_match_that_was_changed(sweep, harness, tmp_path):
     """A sketch in the raw observations that the record does not have."""
     sweep(ONE_BACKEND)
@@ -84,6 +92,7 @@ def test_verify_sees_a_match_that_was_changed(sweep, harness, tmp_path):
     )
 
 
+@pytest.mark.usefixtures("forked_trials")
 def test_a_match_that_gives_no_answer_is_a_failure(sweep, monkeypatch):
     """Exit code 4 and a reason; the numbers stay, and repeating runs it again."""
     monkeypatch.setenv("FAKE_MATCH_FAILS", "single:1")
@@ -101,6 +110,7 @@ def test_a_match_that_gives_no_answer_is_a_failure(sweep, monkeypatch):
     assert exit_codes.OK == repeated, again
 
 
+@pytest.mark.usefixtures("forked_trials")
 def test_what_an_interrupt_left_is_matched_when_the_study_is_resumed(
     sweep, harness, tmp_path, overrides
 ):
@@ -120,6 +130,7 @@ def test_what_an_interrupt_left_is_matched_when_the_study_is_resumed(
     assert kept == status["in_graph"].stat().st_mtime_ns
 
 
+@pytest.mark.usefixtures("forked_trials")
 def test_no_match_says_so(sweep, tmp_path):
     """The numbers count, and the reason is printed."""
     code, _, err = sweep(ONE_BACKEND, "--no-match")
@@ -129,3 +140,56 @@ def test_no_match_says_so(sweep, tmp_path):
         r"in_graph x2 is not checked against one replica: --no-match was given", err
     )
     assert not (tmp_path / "runs" / "s" / "match").exists()
+
+
+class Gang:
+    """A gang whose members end at once, with an exit code."""
+
+    exit_code = 3
+    output = ("a member said this",)
+    num_oom_kills = None
+
+    def __init__(self):
+        self.calls = []
+
+    def start(self):
+        self.calls.append("start")
+
+    def wait(self, _timeout_sec):
+        self.calls.append("wait")
+
+    def end(self):
+        self.calls.append("end")
+
+
+class Launcher(LocalLauncher):
+    """Has such a gang for every trial."""
+
+    def __init__(self):
+        self.gangs = {}
+
+    def gang(self, trial_dir, *_):
+        return self.gangs.setdefault(trial_dir, Gang())
+
+
+def test_matches_are_gangs_where_trials_are(store, make_spec, settings):
+    """They were started as processes of this machine, which has not all of them."""
+    trials = []
+    for seed in (1, 2):
+        spec = make_spec(backend="in_graph", seed=seed)
+        trial_id, case_id = identity.ids(spec)
+        trials.append(
+            PlannedTrial(
+                trial_id=trial_id, case_id=case_id, modes=(ScalingMode.WEAK,), spec=spec
+            )
+        )
+    launcher = Launcher()
+    match_runs._run_together(
+        store.matching, trials, dataclasses.replace(settings, launcher=launcher)
+    )
+
+    assert [["start", "wait", "end"]] * 2 == [g.calls for g in launcher.gangs.values()]
+    for trial in trials:
+        failure = store.matching.read_trial(trial.trial_id).status.failure
+        assert "exit code 3" in failure.reason
+        assert "a member said this" in failure.traceback

@@ -1,4 +1,4 @@
-"""The measuring loop counts what it must, and nothing else."""
+"""The measuring loop counts what it must, and nothing else, in lines of a file."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from harness.client.scaling_client import RankFile
 from harness.run.aggregate import make_result
 from harness.trial import measure
 from harness.trial.rank_file import (
+    RankFileError,
+    one_line,
     rank_path,
     read_rank,
 )
@@ -335,3 +337,27 @@ def test_non_finite_losses_survive_strict_json(tmp_path):
 
     assert ["nan", "-inf", 0.5] == [step["loss"] for step in steps]
     assert read_rank(tmp_path, 0).steps[1].loss == float("-inf")
+
+
+@pytest.mark.parametrize("line", ["{", '{"kind": "wat"}', '{"kind": "step"}', "[]"])
+def test_a_broken_line_is_named(tmp_path, line):
+    """A complete line that is malformed is an error, not a gap."""
+    rank_path(tmp_path, 0).write_text(f'{{"kind": "done", "ns": 1}}\n{line}\n')
+    with pytest.raises(RankFileError, match=r"rank_0.jsonl line 2 is malformed"):
+        read_rank(tmp_path, 0)
+
+
+def test_a_missing_file_is_an_empty_log(tmp_path):
+    """The process never got that far."""
+    log = read_rank(tmp_path, 0)
+
+    assert (Phase.LAUNCH, []) == (log.phase, log.steps)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a\nb", "a"), ("\n  a  \n", "a"), ("", ""), ("x" * 900, "x" * 497 + "...")],
+)
+def test_reasons_are_one_line(text, expected):
+    """The rest is in the traceback."""
+    assert expected == one_line(text)

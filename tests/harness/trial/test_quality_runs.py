@@ -6,7 +6,7 @@ import dataclasses
 import sys
 
 import pytest
-from command_words import overridden
+from command_words import overridden, smoke_sweep
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
@@ -208,18 +208,9 @@ def test_a_budget_that_is_used_up_still_gives_different_models():
     assert [4, 5, 6] == [point["num_steps"] for point in points]
 
 
-QUALITY_SWEEP = (
-    "sweep",
-    "--workload=resnet50",
-    "--preset=smoke",
-    "--backends=in_graph",
-    "--replicas=1,2",
-    "--mode=weak",
-    "--repeats=1",
-    "--order=sequential",
-    "--no-match",
-    "--budget=20steps",
-    "--study=s",
+QUALITY_SWEEP = smoke_sweep(
+    "--backends=in_graph --replicas=1,2 --mode=weak --repeats=1 --order=sequential "
+    "--no-match --budget=20steps --study=s"
 )
 
 

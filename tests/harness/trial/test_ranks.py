@@ -1,19 +1,23 @@
-"""Trials of several processes: all ranks are read, and the first cause is recorded."""
+"""Trials of several processes: their ends are seen, and the first cause is recorded."""
 
 import dataclasses
+import os
+import signal
+import subprocess
+import time
 
 import psutil
 import pytest
 
 from harness.run import trial_tree
 from harness.run.trial_runner import run_trial
+from harness.trial import waiting
 from harness.trial.ending import cause_of
 from results.records import identity
 from results.records.models import Phase, PlannedTrial, ScalingMode, TrialStatus
 
-pytestmark = pytest.mark.processes
 
-
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("bad", "cause"),
     [
@@ -46,6 +50,7 @@ def run_cluster(store, settings, make_spec):
     return run_it
 
 
+@pytest.mark.processes
 def test_every_worker_is_a_rank_with_times_of_its_own(run_cluster):
     """Two rank files make one result; throughput counts the global batch once."""
     trial = run_cluster()
@@ -56,6 +61,7 @@ def test_every_worker_is_a_rank_with_times_of_its_own(run_cluster):
     assert all(4 == len(rank.step_time_sec) for rank in trial.result.ranks)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("behavior", "status", "reason"),
     [
@@ -92,6 +98,7 @@ def test_the_cause_is_recorded_and_not_its_consequence(
     assert reason in trial.status.failure.reason
 
 
+@pytest.mark.processes
 def test_a_lost_worker_without_a_cause_is_recorded_as_that(run_cluster, monkeypatch):
     """Nobody died and nobody failed otherwise: what the rank says is all there is."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:lose")
@@ -102,6 +109,7 @@ def test_a_lost_worker_without_a_cause_is_recorded_as_that(run_cluster, monkeypa
     assert "worker 1 ended" in failure.reason
 
 
+@pytest.mark.processes
 def test_a_stuck_rank_is_killed_with_all_others(
     store, settings, make_spec, monkeypatch
 ):
@@ -125,3 +133,68 @@ def test_a_stuck_rank_is_killed_with_all_others(
         if str(store.root) in " ".join(process.info["cmdline"] or [])
     ]
     assert not left
+
+
+LONG_SEC = 60.0
+FOREVER = 1e9
+
+
+@pytest.fixture(params=["descriptor", "no descriptor", "refused"])
+def start(request, monkeypatch):
+    """Starts a shell, on kernels with and without descriptors of processes."""
+
+    def refuse(_pid):
+        raise OSError("not supported")
+
+    if request.param == "no descriptor":
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    elif request.param == "refused":
+        monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
+    return lambda text: subprocess.Popen(["/bin/sh", "-c", text])
+
+
+@pytest.mark.parametrize("timeout_sec", [LONG_SEC, FOREVER])
+def test_the_exit_code_is_returned(start, timeout_sec):
+    """Also if the process has ended before, and with a limit of many years."""
+    process = start("sleep 0.1; exit 3")
+
+    assert 3 == waiting.wait(process, timeout_sec) == process.returncode
+    assert 3 == waiting.wait(process, timeout_sec)
+
+
+def test_a_signal_is_negative(start):
+    """As of Popen."""
+    process = start("kill -TERM $$")
+
+    assert -signal.SIGTERM == waiting.wait(process, LONG_SEC)
+
+
+def test_a_process_that_runs_on_is_a_timeout(start):
+    """It is left running, after the time and not before."""
+    process = start("exec sleep 60")
+    begin = time.monotonic()
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.wait(process, 0.2)
+
+    assert time.monotonic() - begin >= 0.2
+    assert process.poll() is None
+    process.kill()
+    assert -signal.SIGKILL == waiting.wait(process, LONG_SEC)
+
+
+def test_an_interrupt_ends_the_wait(start):
+    """A signal handler that raises is not put off until the process ends."""
+    process = start("exec sleep 60")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            waiting.wait(process, LONG_SEC)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        process.kill()
+        process.wait()

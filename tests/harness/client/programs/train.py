@@ -13,7 +13,7 @@ IS_LAST = os.environ.get("RANK", "0") == os.environ.get("BAD_RANK", "0")
 STEP_SEC = float(os.environ.get("STEP_SEC", "0.002"))
 
 
-def misbehave(index: int) -> None:
+def misbehave(index):
     """Does what the test asks for, in the fifth step."""
     if index != 5 or not IS_LAST:
         return
@@ -25,7 +25,7 @@ def misbehave(index: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main() -> None:
+def main():
     """Trains until the harness has seen enough."""
     if BEHAVIOR == "other_version" and IS_LAST:
         folder = pathlib.Path(os.environ[scaling_client.TRIAL_VARIABLE])

@@ -1,0 +1,251 @@
+"""Real sweeps with TensorFlow, from the command to the report."""
+
+import json
+
+import pytest
+
+from harness.cli import exit_codes
+from harness.placement.processes import SHARE_VARIABLE
+from results.figures import frame
+from results.records.models import Control, TrialStatus
+from results.store.study_store import Store
+from results.study.cases import load_study
+from results.study.matching import Outcome
+
+pytestmark = pytest.mark.processes
+
+NUM_PARAMETERS = 25_557_032
+NUM_TEST_IMAGES = 359
+
+
+@pytest.mark.full
+def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(sweep, tmp_path):
+    """Real data, real network, two replica counts in a relay: numbers that are sane.
+
+    In the full run; otherwise ``test_input_only.py`` has the way from the command line
+    to the report, and ``tests/workloads/resnet50`` the network.
+
+    Other tests run meanwhile, so turns may be void, all of a trial or too many of them.
+    """
+    done = sweep(
+        "--workload=resnet50",
+        "--preset=smoke",
+        "--backends=in_graph",
+        "--replicas=1,2",
+        "--mode=weak,strong",
+        "--repeats=1",
+        "--rounds=2",
+        "--evaluate",
+        "--budget=none",
+        "--json",
+    )
+    allowed = (
+        exit_codes.OK,
+        exit_codes.SOME_TRIALS_FAILED,
+        exit_codes.NOTHING_MEASURED,
+        exit_codes.UNFIT,
+    )
+    assert done.returncode in allowed, done.stderr
+    summary = json.loads(done.stdout)
+    store = Store.open(tmp_path / "runs" / "s")
+    trials = list(store.trials())
+    page = store.report_path.read_text(encoding="utf-8")
+
+    statuses = {t.status.status for t in trials if t.status}
+    assert statuses <= {TrialStatus.OK, TrialStatus.VOID}, done.stderr
+    assert summary["coverage"]["planned"] == 4 == len(trials)
+    assert [("in_graph", 2, "matches")] == [
+        (match["backend"], match["num_replicas"], match["outcome"])
+        for match in summary["matches"]
+    ], done.stderr
+    assert {(1, "weak"), (2, "weak"), (1, "strong"), (2, "strong")} == {
+        (point["num_replicas"], point["mode"]) for point in summary["points"]
+    }
+    for trial in trials:
+        result = trial.result
+
+        assert result is not None
+        assert result.num_parameters == NUM_PARAMETERS
+        assert [0, 1] == sorted({turn.round_index for turn in result.turns})
+        assert all(turn.time_sec > 0 for turn in result.turns)
+        assert result.quality[0].num_examples == NUM_TEST_IMAGES
+        assert "replicas_in_sync" in {check.name for check in result.sanity}
+        assert trial.trial_id[:8] in page
+    assert "http://" not in page.replace("http://www.w3.org/", "")
+
+
+@pytest.mark.full
+def test_a_sweep_with_actors_ends_in_learning_curves(sweep, tmp_path):
+    """Two seeds of D4PG: environment steps, counts of the window, returns, profile.
+
+    With the import of TensorFlow that users get, in every process. In the full run;
+    otherwise ``tests/workloads/d4pg`` has actors and evaluation, ``tests/harness`` the
+    budget of a quality run, and ``tests/reports/page/test_learning.py`` the curves.
+    """
+    done = sweep(
+        "--workload=d4pg",
+        "--preset=smoke",
+        "--data=cartpole:balance",
+        "--backends=in_graph",
+        "--replicas=1",
+        "--mode=strong",
+        "--repeats=1",
+        "--order=sequential",
+        # So few that actors must act within a window of 20 steps.
+        "--option=samples_per_insert=4",
+        "--budget=60steps",
+        "--quality-repeats=2",
+        as_users=True,
+    )
+    assert done.returncode == 0, done.stderr
+    store = Store.open(tmp_path / "runs" / "s")
+    trials = frame.trials_frame(store)
+    curves = frame.curves_frame(store)
+    page = store.report_path.read_text(encoding="utf-8")
+
+    assert ["ok"] * 3 == trials.status.tolist()
+    assert (trials.window_environment_steps_per_sec > 0).all()
+    assert (trials.window_replaced_actors == 0).all()
+    assert {"episode_return"} == set(curves.metric)
+    assert 2 * 2 == len(curves)
+    for _, run in curves.groupby("trial_id"):
+        assert [30, 60] == run.num_steps.tolist()
+        first, last = run.num_environment_steps
+        assert 200 <= first < last
+        assert run.value.between(0.0, 1000.0).all()
+    assert "environment steps of all actors" in page
+    assert "Seeds together" in page
+
+
+@pytest.mark.parametrize(
+    ("options", "controls", "fewest_flops"),
+    [
+        # Without actors, of which each trial would start its own.
+        (("--workload=d4pg", "--data=synthetic"), "input_only", 10_000),
+        pytest.param(
+            ("--workload=d4pg", "--data=cartpole:balance"),
+            "input_only,no_update",
+            10_000,
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            ("--workload=sngan",),
+            "input_only,no_update",
+            1_000_000,
+            marks=pytest.mark.full,
+        ),
+    ],
+    ids=["d4pg-synthetic", "d4pg", "sngan"],
+)
+def test_a_relay_measures_the_pipelines_without_the_step(
+    options, controls, fewest_flops, sweep, tmp_path
+):
+    """They take turns with the case; the loss is 0, as there is none.
+
+    The full run has actors and a network with images as well, whose pipelines
+    ``tests/workloads/test_input_only.py`` reads, and in the same rounds the case and
+    one replica without their update, as ``tests/workloads/test_no_update.py`` makes it.
+
+    Other tests run meanwhile, so turns may be void.
+    """
+    done = sweep(
+        *options,
+        "--preset=smoke",
+        "--backends=in_graph",
+        "--replicas=1,2",
+        "--mode=weak",
+        "--order=relay",
+        "--repeats=1",
+        "--rounds=1",
+        "--budget=none",
+        f"--controls={controls}",
+        "--json",
+    )
+    allowed = (
+        exit_codes.OK,
+        exit_codes.SOME_TRIALS_FAILED,
+        exit_codes.NOTHING_MEASURED,
+        exit_codes.UNFIT,
+    )
+    assert done.returncode in allowed, done.stderr
+    store = Store.open(tmp_path / "runs" / "s")
+    (trial,) = [t for t in store.trials() if t.spec.control is Control.INPUT_ONLY]
+    (alone,) = [
+        t
+        for t in store.trials()
+        if t.spec.num_replicas == 1 and t.spec.control is Control.NONE
+    ]
+    without_update = [
+        t for t in store.trials() if t.spec.control is Control.NO_UPDATE and t.result
+    ]
+    result = trial.result
+
+    assert result is not None, done.stderr
+    assert ("in_graph", 2) == (trial.spec.backend, trial.spec.num_replicas)
+    assert {0.0} == set(result.ranks[0].losses)
+    assert result.flops_per_example is None
+    assert alone.result is not None, done.stderr
+    assert (alone.result.flops_per_example or 0) > fewest_flops
+    assert [("input_only", True)] == [
+        (check.name, check.is_passed)
+        for check in result.sanity
+        if check.name != "every_loss_is_finite"
+    ]
+    expected = [1, 2] if "no_update" in controls else []
+    assert expected == sorted(t.spec.num_replicas for t in without_update), done.stderr
+    named = controls.replace(",", ", ")
+    assert f"controls {named}: of in_graph x2, weak sca" in done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["coverage"]["planned"] == 4 + len(expected)
+    assert ["matches"] == [match["outcome"] for match in summary["matches"]]
+
+
+TIMEOUT_SEC = 600
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("backend", "data"),
+    [
+        # Without actors, which would take most of the time.
+        ("multi_worker", "synthetic"),
+        ("multi_worker", "cartpole:balance"),
+        ("multi_worker_in_graph", "cartpole:balance"),
+    ],
+)
+def test_two_workers_of_two_replicas_train_as_one_replica(
+    backend, data, sweep, tmp_path
+):
+    """Four replicas match one before a number counts, as with a worker for each.
+
+    In the full run, also with workers that serve one client, and with actors of each
+    worker. Otherwise ``tests/conformance`` has two workers of two replicas,
+    ``tests/harness/placement`` what a trial says of them, and a guide
+    (``tests/howto``) measures d4pg in two workers.
+    """
+    done = sweep(
+        "--workload=d4pg",
+        f"--data={data}",
+        "--preset=smoke",
+        f"--backends={backend}",
+        "--replicas=4",
+        "--replicas-per-worker=2",
+        "--mode=weak",
+        "--order=sequential",
+        "--repeats=1",
+        "--controls=none",
+        "--budget=none",
+        "--json",
+        timeout_sec=TIMEOUT_SEC,
+    )
+    assert 0 == done.returncode, done.stderr
+    study = load_study(Store.open(tmp_path / "runs" / "s"))
+    (entry,) = study.planned
+    assert entry.trial is not None
+    assert entry.trial.result is not None
+    num_ranks = {"multi_worker": 2, "multi_worker_in_graph": 1}[backend]
+
+    assert {SHARE_VARIABLE: "2"}.items() <= entry.spec.variables.items()
+    assert num_ranks == len(entry.trial.result.ranks)
+    assert [Outcome.MATCHES] == [match.outcome for match in study.matches]
+    assert 1 == json.loads(done.stdout)["coverage"]["ok"]

@@ -1,0 +1,462 @@
+"""Estimates, and what is shown while trials run, in sequence and in a relay."""
+
+import contextlib
+import dataclasses
+import io
+import os
+import pty
+import queue
+import re
+import sys
+
+import pytest
+from hung import at_most
+
+from harness.cli import progress
+from harness.planning import estimate
+from harness.run import phase_watch, sweep
+from harness.run.trial_runner import RunSettings
+from results.records import identity
+from results.records.measuring import GateDesign, Measuring
+from results.records.models import (
+    Budget,
+    BudgetUnit,
+    Failure,
+    Order,
+    Phase,
+    StatusRecord,
+    TrialStatus,
+)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.2, "0 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")],
+)
+def test_durations_are_short(seconds, expected):
+    assert expected == estimate.format_duration(seconds)
+
+
+def test_guesses_come_from_the_most_similar_trials(make_spec):
+    """The same case first, then the backend, then the count, then the preset."""
+    durations = estimate.Durations()
+    durations.add(make_spec(num_replicas=1, global_batch_size=4), 10.0)
+    durations.add(make_spec(num_replicas=2), 20.0)
+    durations.add(make_spec(num_replicas=2, backend="tf_mirrored"), 50.0)
+
+    assert 20.0 == durations.guess(make_spec(num_replicas=2))
+    assert 10.0 == durations.guess(make_spec(num_replicas=1, backend="tf_mirrored"))
+    assert 20.0 == durations.guess(make_spec(num_replicas=4))
+    assert durations.guess(make_spec(preset="paper")) is None
+
+
+def test_a_quality_run_is_estimated_from_the_throughput_of_timed_trials(make_spec):
+    """No quality run was finished yet, but its case was measured at 10 examples/s."""
+    durations = estimate.Durations()
+    durations.add(make_spec(num_replicas=2, global_batch_size=8), 20.0, 10.0)
+    durations.add(make_spec(num_replicas=1, global_batch_size=4), 20.0, 2.0)
+
+    def run_of(unit, amount):
+        budget = Budget(unit=unit, amount=amount, num_evaluations=2)
+        return make_spec(num_replicas=2, global_batch_size=8, budget=budget)
+
+    examples = run_of(BudgetUnit.EXAMPLES, 4000)
+    assert durations.guess(examples) is None
+    assert 30.0 + 400.0 == durations.remaining_sec([examples])
+    assert 30.0 + 80.0 == durations.remaining_sec([run_of(BudgetUnit.STEPS, 100)])
+    assert 30.0 + 50.0 == durations.remaining_sec([run_of(BudgetUnit.SECONDS, 50)])
+
+
+def test_the_time_left_moves_between_two_events():
+    """It counts down, and says by how much an estimate was too short."""
+    now = [100.0]
+    left = progress.TimeLeft(clock=lambda: now[0])
+    shown = [str(left)]
+    left.set(200.0)
+    for now[0] in (100.0, 120.0, 312.0):
+        shown.append(str(left))
+
+    assert shown == ["", "3 min 20 s left", "3 min 00 s left", "12 s over the estimate"]
+
+
+def test_a_log_says_now_and_then_what_a_long_trial_does(small_plan):
+    """At most every 30 s, with its phase and the time left."""
+    now, stream = [0.0], io.StringIO()
+    shown = progress.PlainProgress(stream, clock=lambda: now[0])
+    shown.begin(8, 0)
+    shown.trial_started(small_plan.trials[0], 100.0)
+    for now[0] in (2.0, 29.0, 31.0, 33.0, 62.0):
+        shown.phase("training", 100.0 - now[0])
+    lines = stream.getvalue().splitlines()[2:]
+
+    assert lines == [
+        "[1/8]   training (1 min 09 s left)",
+        "[1/8]   training (38 s left)",
+    ]
+
+
+def test_the_phase_of_a_running_trial_is_read_from_its_rank_file(tmp_path):
+    """Only complete lines count; a missing file is a trial that starts."""
+    reader = phase_watch.PhaseReader(tmp_path)
+    shown = [reader.look()]
+    path = tmp_path / "rank_0.jsonl"
+    with path.open("a") as file:
+        for text in (
+            '{"kind": "phase", "phase": "first_step", "ns": 1}\n',
+            '{"kind": "step", "phase": "x", "index": 0}\n{"kind": "phase", "pha',
+            'se": "train", "ns": 2}\n',
+            '{"kind": "point"}\n{"kind": "phase", "phase": "no such"}\n',
+        ):
+            file.write(text)
+            file.flush()
+            shown.append(reader.look())
+
+    assert shown == [
+        "starting",
+        "tracing the first step",
+        "tracing the first step",
+        "training",
+        "training, 1 evaluated",
+    ]
+    assert set(phase_watch.WORDS) == set(Phase)
+
+
+@pytest.mark.parametrize("what", ["nested", "a pipe", "a link"])
+def test_what_no_process_of_ours_wrote_ends_no_progress(tmp_path, what):
+    """The trial shows what it showed before; whoever concludes it names the file."""
+    path = tmp_path / "rank_0.jsonl"
+    if what == "nested":
+        path.write_text('{"kind": "phase", "phase": ' + "[" * 60_000 + "\n")
+    elif what == "a pipe":
+        os.mkfifo(path)
+    else:
+        (tmp_path / "other").write_text('{"kind": "phase", "phase": "train"}\n')
+        path.symlink_to("other")
+
+    with at_most(10):
+        assert "starting" == phase_watch.PhaseReader(tmp_path).look()
+
+
+def test_a_relay_has_a_time_left_before_its_first_round(small_plan, store, monkeypatch):
+    """Nothing was measured before: what trials usually take, quality runs included."""
+    relayed, alone = small_plan.trials[:2], small_plan.trials[2:]
+    shown = []
+
+    class Listener(progress.PlainProgress):
+        def stage(self, _text, eta_sec, *, is_most=False):
+            assert not is_most
+            shown.append(eta_sec)
+
+    def generation(*args):
+        args[-1]("starting", None)
+        args[-1]("round 1", 40.0)
+        return []
+
+    monkeypatch.setattr(sweep, "run_generation", generation)
+    sweep._run_generation(
+        store,
+        relayed,
+        alone,
+        RunSettings(timeout_sec=60.0),
+        Listener(io.StringIO()),
+        estimate.Durations(),
+    )
+
+    assert len(small_plan.trials) * estimate.ASSUMED_TRIAL_SEC == pytest.approx(
+        shown[0], abs=1
+    )
+    assert 40 + len(alone) * estimate.ASSUMED_TRIAL_SEC == pytest.approx(
+        shown[1], abs=1
+    )
+
+
+def test_a_trial_that_runs_alone_shows_its_phase_until_it_ends(tmp_path):
+    """The thread that looks ends with the block."""
+    shown = queue.Queue[str]()
+    with phase_watch.PhaseWatch(tmp_path, shown.put, period_sec=0.001) as watch:
+        assert "starting" == shown.get(timeout=10)
+
+    assert not watch.is_watching
+
+
+def test_a_partly_known_plan_says_what_is_assumed(small_plan):
+    """The basis of an estimate is part of it."""
+    durations = estimate.Durations()
+    none = estimate.estimate(small_plan.trials, durations)
+    durations.add(small_plan.trials[0].spec, 2.0)
+    known = estimate.estimate(small_plan.trials, durations)
+
+    assert 8 * estimate.ASSUMED_TRIAL_SEC == none.total_sec
+    assert "assuming 30 s per trial" in none.basis
+    assert 16.0 == known.total_sec
+    assert known.basis == "from earlier trials like these"
+
+
+def test_unreadable_studies_are_no_basis(tmp_path, make_spec):
+    """An estimate must not fail for an old or broken study."""
+    good, spec = status_of(TrialStatus.OK), make_spec().model_dump_json()
+    failed = status_of(TrialStatus.FAILED)
+    for number, (status, spec_text) in enumerate(
+        [
+            ("{", "{}"),
+            ('{"status": "ok"}', "{}"),
+            ("[" * 100_000, spec),
+            (good.model_dump_json().replace("9.0", "1e999"), spec),
+            (good.model_dump_json(), "{}"),
+            (failed.model_dump_json(), spec),
+            (good.model_dump_json(), spec),
+        ]
+    ):
+        folder = tmp_path / "s" / "trials" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "status.json").write_text(status)
+        (folder / "spec.json").write_text(spec_text)
+    durations = estimate.read_durations(tmp_path)
+
+    assert 1 == durations.num_trials
+    assert 9.0 == durations.guess(make_spec())
+
+
+TRIAL_ID = "0" * 20
+
+
+def status_of(status, failure=None):
+    return StatusRecord(
+        trial_id=TRIAL_ID,
+        status=status,
+        started_at="2026-01-01T00:00:00+00:00",
+        ended_at="2026-01-01T00:00:09+00:00",
+        duration_sec=9.0,
+        failure=failure,
+    )
+
+
+def drive(shown, plan):
+    shown.begin(8, 6)
+    failure = Failure(phase=Phase.BUILD, reason="[red]no[/red] such op")
+    shown.trial_started(plan.trials[0], 100.0)
+    shown.trial_ended(plan.trials[0], status_of(TrialStatus.OK), None)
+    shown.trial_started(plan.trials[1], None)
+    shown.trial_ended(plan.trials[1], status_of(TrialStatus.FAILED, failure), None)
+    shown.end()
+
+
+def test_plain_progress_is_one_line_per_event(small_plan):
+    """No control characters; numbers continue where the last run ended."""
+    stream = io.StringIO()
+    drive(progress.PlainProgress(stream), small_plan)
+    lines = stream.getvalue().splitlines()
+
+    assert lines[0] == "8 trials, 6 already finished"
+    assert lines[1].startswith("[7/8] in_graph x1 weak, batch 1x4, repetition 0")
+    assert lines[1].endswith("(1 min 40 s left)")
+    assert lines[4] == "[8/8]   failed, took 9 s - build: [red]no[/red] such op"
+    assert "\x1b" not in stream.getvalue()
+
+
+def read_to_end(master):
+    """Reads what a pseudo terminal still holds after its other end was closed."""
+    chunks = []
+    with contextlib.suppress(OSError):  # EIO is how a pseudo terminal ends
+        while chunk := os.read(master, 4096):
+            chunks.append(chunk)
+    os.close(master)
+    return b"".join(chunks).decode()
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_a_terminal_gets_a_live_bar(small_plan, monkeypatch, no_color):
+    """With time remaining; reasons are not taken for markup; NO_COLOR is respected."""
+    master, slave = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    with os.fdopen(slave, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        shown = progress.make_progress()
+        drive(shown, small_plan)
+    text = read_to_end(master)
+    colors = re.findall(r"\x1b\[(?:\d+;)*3[0-9](?:;\d+)*m", text)
+
+    assert isinstance(shown, progress.RichProgress)
+    assert "1 min 40 s left" in text
+    assert "6/8" in text
+    assert "[red]no[/red] such op" in text
+    assert no_color == (not colors)
+
+
+GATE = GateDesign(metric="throughput", baseline="main", delta=0.05, alpha=0.05)
+FIXED = Measuring(order=Order.RELAY, minutes=2.0, generation_sec=60.0, max_rounds=23)
+LOOKS = FIXED.model_copy(
+    update={"minutes": 30.0, "gate": GATE.model_copy(update={"looks": (2, 3, 12)})}
+)
+TARGET = FIXED.model_copy(update={"minutes": 30.0, "target": 0.03})
+
+
+@pytest.fixture
+def relayed(small_plan):
+    """Two generations of four trials, in a relay."""
+    trials = []
+    for trial in small_plan.trials:
+        spec = trial.spec.model_copy(update={"order": Order.RELAY})
+        trial_id, case_id = identity.ids(spec)
+        update = {"spec": spec, "trial_id": trial_id, "case_id": case_id}
+        trials.append(trial.model_copy(update=update))
+    return small_plan.model_copy(update={"trials": tuple(trials), "measuring": FIXED})
+
+
+def test_a_plan_says_the_time_that_its_relay_is_given(relayed):
+    """``--minutes 2`` is two minutes, not 30 s for each of eight trials."""
+    found = estimate.estimate(relayed.trials, estimate.Durations(), FIXED)
+
+    assert found.text == (
+        "about 2 min 00 s (2 generations of 1 min 00 s, or less after 23 rounds)"
+    )
+    assert (120.0, None) == (found.total_sec, found.most_sec)
+
+
+def test_earlier_trials_make_a_relay_shorter_and_never_longer(relayed):
+    """They took 5 s each, of which a generation has four; or 100 s."""
+    texts = []
+    for sec in (5.0, 100.0):
+        durations = estimate.Durations()
+        for trial in relayed.trials:
+            durations.add(trial.spec, sec)
+        texts.append(estimate.estimate(relayed.trials, durations, FIXED).text)
+
+    assert texts[0].startswith("about 40 s (2 generations of 1 min 00 s at most;")
+    assert texts[1].startswith("about 2 min 00 s (2 generations of 1 min 00 s, or")
+
+
+@pytest.mark.parametrize(
+    ("measuring", "expected"),
+    [
+        (LOOKS, "2 min 00 s to 12 min 00 s (2 to 12 generations of 1 min 00 s, "),
+        (TARGET, "2 min 00 s to 30 min 00 s (2 or more generations of 1 min 00 s, "),
+    ],
+)
+def test_a_plan_that_may_go_on_says_until_when(relayed, measuring, expected):
+    """A gate and a target have a shortest and a longest time."""
+    found = estimate.estimate(relayed.trials, estimate.Durations(), measuring)
+
+    assert found.text.startswith(f"about {expected}")
+
+
+class TimesLeft(progress.PlainProgress):
+    """Keeps what is shown as time left."""
+
+    def __init__(self):
+        super().__init__(io.StringIO())
+        self.shown = []
+
+    def stage(self, _text, eta_sec, *, is_most=False):
+        assert eta_sec is not None
+        self.shown.append((eta_sec, is_most))
+
+
+def _generations(monkeypatch, store, plan, measuring):
+    """Runs two generations that take 20 s, although 60 s are allowed."""
+    now = [1000.0]
+    monkeypatch.setattr(sweep.time, "monotonic", lambda: now[0])
+
+    def generation(*args):
+        stage = args[3]
+        stage("starting", None)
+        now[0] += 5
+        stage("round 1", 55.0)
+        now[0] += 5
+        stage("round 2", 10.0)
+        now[0] += 10
+        stage("checking and recording", None)
+        return []
+
+    monkeypatch.setattr(sweep, "run_generation", generation)
+    settings = RunSettings(timeout_sec=60.0, measuring=measuring)
+    durations, found = estimate.Durations(), []
+    store.write_plan(plan)
+    for first in (0, 4):
+        listener = TimesLeft()
+        sweep._run_generation(
+            store,
+            plan.trials[first : first + 4],
+            plan.trials[first + 4 :],
+            settings,
+            listener,
+            durations,
+        )
+        found.append(listener.shown)
+    return found
+
+
+def test_the_time_left_goes_on_where_a_generation_ended(relayed, store, monkeypatch):
+    """The second takes what the first one took, not what it may take."""
+    first, second = _generations(monkeypatch, store, relayed, FIXED)
+
+    assert [(120.0, False), (115.0, False), (30.0, False), (20.0, False)] == first
+    assert [(20.0, False), (15.0, False), (10.0, False), (0.0, False)] == second
+
+
+@pytest.mark.parametrize(
+    ("measuring", "expected"),
+    [
+        # Ten more generations of 20 s after the second one.
+        (LOOKS, [(220.0, True), (215.0, True), (210.0, True), (200.0, True)]),
+        (TARGET, [(1800.0, True), (1795.0, True), (1790.0, True), (1780.0, True)]),
+    ],
+)
+def test_what_may_go_on_says_how_long_at_most(
+    relayed, store, monkeypatch, measuring, expected
+):
+    """The planned generations are only those until the next look."""
+    _, second = _generations(monkeypatch, store, relayed, measuring)
+
+    assert expected == second
+    assert "at most 3 min 40 s left" == progress.left_text(220.0, is_most=True)
+
+
+def _ends(store, plan, status):
+    """Records the first generation of a relay, all of which ended alike."""
+    failure = Failure(
+        phase=Phase.MEASURE, reason="all 3 turns are void; the last one: busy"
+    )
+    records = [
+        StatusRecord(
+            trial_id=trial.trial_id,
+            status=status,
+            started_at="2026-01-01T00:00:00+00:00",
+            ended_at="2026-01-01T00:00:09+00:00",
+            duration_sec=9.0,
+            failure=None if status is TrialStatus.OK else failure,
+        )
+        for trial in plan.trials[:4]
+    ]
+    for trial, record in zip(plan.trials, records, strict=False):
+        store.write_spec(trial.trial_id, trial.spec)
+        store.write_status(record.trial_id, record)
+    return records
+
+
+def test_a_relay_stops_where_no_turn_counts(relayed, store, settings, monkeypatch):
+    """One line says why and what to do, and the machine is the reason of the code."""
+    store.write_plan(relayed)
+    calls = []
+
+    def generation(*_):
+        calls.append(1)
+        return _ends(store, relayed, TrialStatus.VOID)
+
+    monkeypatch.setattr(sweep, "run_generation", generation)
+    stream = io.StringIO()
+    shown = progress.PlainProgress(stream)
+    settings = dataclasses.replace(settings, measuring=FIXED)
+    sweep.run_trials(store, relayed.trials, settings, shown, estimate.Durations())
+    last = stream.getvalue().splitlines()[-1]
+
+    assert 1 == len(calls)
+    assert last == (
+        "stopped: no turn of generation 1 counts (all 3 turns are void; the last one:"
+        " busy); end what else runs on these cores ('doctor' names it), then run the"
+        " same command with --retry failed"
+    )

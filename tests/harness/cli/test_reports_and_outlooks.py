@@ -1,0 +1,376 @@
+"""``report`` of one, two and more studies, and the outlook of ``gate --dry-run``."""
+
+import json
+import re
+
+import pytest
+
+from harness.cli import exit_codes
+
+
+@pytest.fixture
+def make_study(tmp_path, synthetic):
+    def make(name, **fields):
+        defaults = {
+            "modes": (synthetic.WEAK,),
+            "repeats": 3,
+            "num_measured_steps": 3,
+            "is_evaluated": False,
+            "name": name,
+        }
+        shape = synthetic.Shape(**(defaults | fields))
+        root = synthetic.make_store(tmp_path / "runs" / name, shape).root
+        # Another study has other trials; here they differ by when they started.
+        for path in root.glob("trials/*/status.json"):
+            status = json.loads(path.read_text())
+            path.write_text(json.dumps(status | {"started_at": f"{name} o'clock"}))
+        return root
+
+    return make
+
+
+@pytest.fixture
+def quick_page(monkeypatch):
+    """Pages of single studies have tests of their own; here they cost no time."""
+    page = "<html>\n<body>\n<p>a page of /home/jane/x</p>\n</body>\n</html>\n"
+    monkeypatch.setattr("reports.page.build.build_report", lambda *_: page)
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        (
+            "text",
+            r"\A[\w ]+(\([\w ,]+\))?: in_graph keeps .* reaches 1.*N: rep.*; \[value",
+        ),
+        (
+            "markdown",
+            r"\A### a\n\n`weak scaling efficiency: \d+ % \[\d+, \d+\] at 2 replicas",
+        ),
+        ("json", r'\A\{\n  "report_version": 1,\n  "verdict": \{\n    "headline"'),
+        ("csv", r"\Astudy,figure,quantity,kind,"),
+    ],
+)
+def test_a_study_is_written_in_every_format(
+    harness, make_study, tmp_path, form, expected
+):
+    make_study("a")
+    code, out, err = harness("report", "a", "--format", form)
+    again = harness("report", "a", "--format", form, "-o", "folder/out")
+
+    assert (exit_codes.OK, "") == (code, err)
+    assert re.search(expected, out, re.DOTALL)
+    assert (exit_codes.OK, "folder/out\n", "") == again
+    assert out == (tmp_path / "folder" / "out").read_text()
+
+
+def test_two_studies_are_compared_in_a_page(harness, make_study, tmp_path):
+    """Beside the report of the first, or where it is requested."""
+    make_study("a")
+    make_study("b")
+    code, out, err = harness("report", "a", "b")
+    again = harness("report", "a", "b", "-o", "page.html")
+    page = tmp_path / "runs/a/report/compared-with-b.html"
+
+    assert (exit_codes.OK, "runs/a/report/compared-with-b.html\n", "") == (
+        code,
+        out,
+        err,
+    )
+    assert (exit_codes.OK, "page.html\n", "") == again
+    assert page.read_bytes() == (tmp_path / "page.html").read_bytes()
+    assert "on shared axes</h2>" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("text", r"what differs \(A / B\)\n  nothing that is recorded\n"),
+        (
+            "markdown",
+            r"\A### A a, B b\n\n\*\*No interval of 4 shared cases excludes equal",
+        ),
+        ("json", r'"is_comparable": true'),
+        ("csv", r"\nb,scaling,throughput"),
+    ],
+)
+def test_a_comparison_is_printed_in_other_formats(harness, make_study, form, expected):
+    """For a terminal, a pull request, and programs."""
+    make_study("a")
+    make_study("b")
+    code, out, _ = harness("report", "a", "b", "--format", form)
+
+    assert exit_codes.OK == code
+    assert re.search(expected, out, re.IGNORECASE), out
+
+
+def test_what_is_not_comparable_is_refused_with_the_fact(harness, make_study, written):
+    """One line and exit code 2; shown on request, with exit code 3."""
+    make_study("a")
+    make_study("b", workload_version="2")
+    before = written()
+    code, out, err = harness("report", "a", "b")
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert 1 == err.count("\n")
+    assert re.match(
+        r"error: 'a' and 'b' are not comparable: workload version: '1' / '2'; measure"
+        r" both on one machine .* or use --allow-different",
+        err,
+    )
+    assert before == written()
+    for options in ((), ("--format=text",)):
+        code, out, _ = harness("report", "a", "b", "--allow-different", *options)
+        assert exit_codes.INCONCLUSIVE == code
+    assert "These two studies are not comparable" in out
+    assert "code: workload version 1 / 2" in out
+
+
+def test_nothing_in_common_is_refused(harness, make_study):
+    """Also with --allow-different: there is no ratio to show."""
+    make_study("a", backends=("in_graph",))
+    make_study("b", backends=("tf_mirrored",))
+    code, out, err = harness("report", "a", "b", "--allow-different")
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert re.match(r"error: no case is in both 'a' .* and 'b' .*; compare", err)
+
+
+@pytest.mark.usefixtures("quick_page")
+def test_a_directory_makes_a_site(harness, make_study, tmp_path):
+    """Two studies or more; the path of its index is printed; the same bytes again."""
+    for name in "abc":
+        make_study(name)
+    code, out, err = harness("report", "a", "b", "c", "-o", "site")
+    first = {p: p.read_bytes() for p in tmp_path.glob("site/**/*") if p.is_file()}
+    harness("report", "c", "b", "a", "-o", "site")
+    second = {p: p.read_bytes() for p in tmp_path.glob("site/**/*") if p.is_file()}
+
+    assert (exit_codes.OK, "site/index.html\n", "") == (code, out, err)
+    assert 9 == len(first)  # an index, pages of studies and pairs, and records
+    assert first == second
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "json"])
+def test_three_studies_are_listed_in_other_formats(harness, make_study, form):
+    """With the efficiency or the verdict of each."""
+    for name in "abc":
+        make_study(name)
+    code, out, _ = harness("report", "a", "b", "c", "--format", form)
+
+    assert exit_codes.OK == code
+    assert 3 == out.count("in_graph keeps " if form != "markdown" else "] (weak, 2")
+    if form == "json":
+        assert ["a", "b", "c"] == [row["study"] for row in json.loads(out)]
+
+
+BAD = [
+    (("a", "b", "c"), r"3 studies need a site; name its directory with -o, such as"),
+    (("a", "b", "c", "-o", "x.html"), r"3 studies need a site; name its directory"),
+    (("a", "--format=mlperf"), r"--format mlperf writes several files; name"),
+    (("a", "b", "--format=pytest-benchmark"), r"--format pytest-benchmark is for one"),
+    (("a", "--json", "--format=csv"), r"--json is for the report of one study and ex"),
+    (("a", "b", "--json"), r"--json is for the report of one study and excludes"),
+    (("a", "b", "--metric=speed"), r"unknown metric 'speed'; allowed are throughput"),
+    (("a", "a"), r"both studies are 'a' with the same trials, which has no difference"),
+    (("a", "a", "-o", "site"), r"study 'runs/a' is given twice; name each study once"),
+    (("a", "b", "-o", "pipe.html"), r"cannot write 'pipe.html': it is not a regular"),
+    (("a", "--format=csv", "-o", "file/x"), r"cannot write 'file/x': .*; choose a fil"),
+    (("a", "--format=pdf"), r"--format: 'pdf' is not one of"),
+    ((), r"Missing argument 'STUDY\.\.\.'"),
+]
+
+
+@pytest.mark.usefixtures("quick_page")
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_bad_requests_are_one_line(harness, make_study, tmp_path, arguments, message):
+    for name in {*"abc"} & {*arguments}:
+        make_study(name)
+    (tmp_path / "pipe.html").mkdir()
+    (tmp_path / "file").write_text("")
+    code, out, err = harness("report", *arguments)
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert re.match(f"error: {message}", err), err
+    assert 1 == err.count("\n")
+
+
+@pytest.mark.usefixtures("quick_page")
+def test_what_may_be_private_is_listed_and_nothing_written(
+    harness, make_study, written
+):
+    """Page by page, also those of a site; exit code 4, or 0 where there is nothing."""
+    make_study("a")
+    make_study("b")
+    before = written()
+    one = harness("report", "a", "--check-private")
+    both = harness("report", "a", "b", "-o", "site", "--check-private", "--format=html")
+    data = harness("report", "a", "b", "-o", "site", "--check-private", "--json")
+    clean = harness("report", "a", "--check-private", "--format=markdown")
+
+    code, out, _ = one
+    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert "index.html: home folder: /home/jane\n" in out
+    assert "studies/a/index.html: home folder: /home/jane\n" in both[1]
+    assert "studies/b/index.html: home folder: /home/jane\n" in both[1]
+    assert ["studies/a/index.html", "studies/b/index.html"] == [
+        shown["where"] for shown in json.loads(data[1])
+    ]
+    assert (exit_codes.OK, "nothing that looks private would be shown\n") == clean[:2]
+    assert before == written()
+
+
+def test_a_real_page_shows_nothing_private(harness, make_study):
+    """What every report says is not taken for a secret."""
+    make_study("a")
+    code, out, _ = harness("report", "a", "--check-private")
+
+    assert (exit_codes.OK, "nothing that looks private would be shown\n") == (code, out)
+
+
+@pytest.mark.usefixtures("quick_page")
+def test_corrupt_records_are_named_in_every_format(harness, make_study):
+    root = make_study("a")
+    path = next(root.glob("trials/*/result.json"))
+    path.write_text("{")
+    for options in ((), ("--format=markdown",), ("--format=json",)):
+        code, out, err = harness("report", "a", *options)
+
+        assert exit_codes.USAGE == code
+        assert out
+        assert re.match(r"error: corrupt record '.*result.json'", err)
+
+
+GATE = ("gate", "--dry-run", "--workload=resnet50", "--preset=smoke", "--replicas=1")
+
+
+@pytest.fixture
+def make_relay(tmp_path, synthetic):
+    def make(name, **fields):
+        defaults = {
+            "modes": (synthetic.WEAK,),
+            "repeats": 4,
+            "num_rounds": 10,
+            "noise": 0.01,
+            "is_evaluated": False,
+            "name": name,
+        }
+        shape = synthetic.Shape(**(defaults | fields))
+        return synthetic.make_store(tmp_path / "runs" / name, shape).root
+
+    return make
+
+
+def test_two_studies_are_called_a_weaker_comparison(harness, make_relay):
+    make_relay("a")
+    make_relay("b", repeats=5)
+    for form in ("text", "markdown"):
+        code, out, _ = harness("report", "a", "b", f"--format={form}")
+        assert exit_codes.OK == code
+        assert (
+            "a weaker comparison: the two were not measured in the same rounds" in out
+        )
+        assert "Advice, no verdict: the effect of the day and of the machine" in out
+        assert not re.search(r"\d.* differs", out)
+    _, out, _ = harness("report", "a", "b", "--format=json")
+    assert json.loads(out)["comparison"]["is_weaker"]
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_two_studies_never_differ(harness, make_relay, factor):
+    """Whatever their ratios: the day and the machine's state were not measured."""
+    make_relay("a")
+    root = make_relay("b")
+    for path in root.glob("trials/*/result.json"):
+        record = json.loads(path.read_text())
+        for turn in record["turns"]:
+            taken = factor * (turn["end_ns"] - turn["start_ns"])
+            turn["end_ns"] = turn["start_ns"] + round(taken)
+        path.write_text(json.dumps(record))
+    _, out, err = harness("report", "a", "b", "--format=json")
+    rows = json.loads(out)["comparison"]["rows"]
+
+    assert rows, err
+    assert not any(row["differs"] for row in rows)
+    assert "Advice, no verdict" in harness("report", "a", "b", "--format=text")[1]
+    code, out, err = harness("report", "a", "b", "--format=markdown")
+    assert exit_codes.OK == code, err
+    assert "Advice, no verdict" in out
+
+
+def test_studies_that_are_not_comparable_are_refused_or_shown(harness, make_relay):
+    """Refused with the difference; shown they still do not pass."""
+    make_relay("a")
+    make_relay("b", fingerprints=("00" * 10,))
+    code, out, err = harness("report", "a", "b", "--format=text")
+    shown = harness("report", "a", "b", "--format=text", "--allow-different")
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert re.search(
+        r"'a' and 'b' are not comparable: machine fingerprint: 5f0c.* / 0000.*;"
+        r" measure both on one machine .* or use --allow-different",
+        err,
+    )
+    assert exit_codes.INCONCLUSIVE == shown[0]
+    assert "not comparable, shown only: machine fingerprint" in shown[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("report", "a", "nothing", "--format=text"), r"'runs/nothing'|'nothing'"),
+        (("report", "a", "b", "--metric=joy"), r"unknown metric 'joy'; allowed are"),
+        (GATE, r"a gate needs a baseline: give --baseline with a git revision or a st"),
+        (
+            (*GATE, "--baseline=one"),
+            r"study 'one' has 1 generation\(s\) .* a spread",
+        ),
+        ((*GATE, "--baseline=alone"), r"study 'alone' has no primary contrast, so it"),
+        (
+            (*GATE, "--baseline=HEAD", "--minutes=3"),
+            r"--minutes 3 is time for 1 generation\(s\) of 2.4 min, .* --minutes 5 or",
+        ),
+        (
+            (*GATE, "--baseline=HEAD", "--metric=peak_memory"),
+            r"--dry-run with --metric peak_memory: only gates on throughput are simula",
+        ),
+    ],
+)
+def test_what_cannot_be_judged_is_one_line(harness, make_relay, arguments, message):
+    studies = {
+        "a": {},
+        "b": {},
+        "one": {"repeats": 1},
+        "alone": {"backends": ("in_graph",)},
+    }
+    for name in {argument.rpartition("=")[2] for argument in arguments} & {*studies}:
+        make_relay(name, **studies[name])
+    code, _, err = harness(*arguments)
+
+    assert exit_codes.USAGE == code
+    assert re.search(rf"^error: .*(?:{message}).*$", err, re.MULTILINE), err
+
+
+def test_the_outlook_of_a_gate_is_that_of_its_baseline(harness, make_relay, tmp_path):
+    """Spread and time of the study; nothing is measured."""
+    make_relay("a")
+    before = sorted(tmp_path.rglob("*"))
+    code, out, _ = harness(*GATE, "--baseline=a", "--repeats=4")
+
+    assert exit_codes.OK == code
+    assert re.search(r"spread between generations: [0-4]\.\d+% \(in_graph", out)
+    assert "one look after 4 generations" in out
+    assert before == sorted(tmp_path.rglob("*"))
+
+
+def test_the_outlook_says_that_a_pass_needs_time_for_15_generations(harness):
+    """Beside a revision, at the usual spread."""
+    found = {}
+    for minutes in ("30min", "40min"):
+        code, out, err = harness(*GATE, "--baseline=HEAD", f"--minutes={minutes}")
+        assert exit_codes.OK == code, err
+        (row,) = re.findall(r"^ +\+0\.0% +(\d\.\d+)", out, re.MULTILINE)
+        found[minutes] = float(row)
+
+    assert 0 == found["30min"]
+    assert found["40min"] > 0.9

@@ -1,0 +1,307 @@
+"""What a revision runs: its own code, with the packages of its own lock."""
+
+import base64
+import hashlib
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from harness.cli import exit_codes
+from harness.errors import RevisionError
+from harness.judging import own_code, revisions
+from harness.machine import owned_folders
+from harness.sources import code_digest
+from results.store.study_store import Store
+
+OTHER_VERSION = "0.0.1"
+# With ``site``, which finds what was installed.
+WORKER = (sys.executable, str(Path(__file__).with_name("gate_worker.py")))
+
+
+def _wheel(folder, name, files):
+    """Writes a wheel that holds files and metadata only; returns it and its hash."""
+    stem = f"{name.replace('-', '_')}-{OTHER_VERSION}"
+    info = f"{stem}.dist-info"
+    files = files | {
+        f"{info}/METADATA": (
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {OTHER_VERSION}\n"
+        ),
+        f"{info}/WHEEL": (
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        ),
+    }
+    lines = []
+    for path, text in files.items():
+        digest = hashlib.sha256(text.encode()).digest()
+        encoded = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        lines.append(f"{path},sha256={encoded},{len(text.encode())}")
+    files[f"{info}/RECORD"] = "\n".join([*lines, f"{info}/RECORD,,", ""])
+    path = folder / f"{stem}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name_in, text in files.items():
+            archive.writestr(name_in, text)
+    return path, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _lock(wheels, contents):
+    """Returns a lock of wheels that are made here: no index is asked."""
+    lines = ["--no-index", f"--find-links {wheels}"]
+    for name, files in contents.items():
+        _, digest = _wheel(wheels, name, files)
+        lines.append(f"{name}=={OTHER_VERSION} --hash=sha256:{digest}")
+    return "\n".join([*lines, ""])
+
+
+def _commit(repository, files, tag):
+    """Commits files on top of the revision ``same``, which stays checked out."""
+
+    def git(*arguments):
+        identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+        subprocess.run(["git", *identity, *arguments], cwd=repository, check=True)
+
+    git("checkout", "--quiet", "same")
+    for name, text in files.items():
+        (repository / name).write_text(text)
+    git("add", "--all")
+    git("commit", "--quiet", "--message", tag)
+    git("tag", tag)
+    git("checkout", "--quiet", "same")
+
+
+@pytest.fixture(scope="session")
+def other_lock(repository, tmp_path_factory):
+    """Returns a revision with another lock, all of whose versions are others.
+
+    Its packages are metadata only; the modules are those of this interpreter.
+    """
+    wheels = tmp_path_factory.mktemp("wheels")
+    folders = [path for path in sys.path if Path(path).name.endswith("-packages")]
+    modules = "".join(f"{folder}\n" for folder in folders)
+    contents = {name: dict[str, str]() for name in code_digest.DISTRIBUTIONS}
+    contents["modules-of-tests"] = {"modules_of_tests.pth": modules}
+    _commit(
+        repository,
+        {revisions.LOCK_NAME: _lock(wheels, contents)},
+        "other_lock",
+    )
+    return "other_lock"
+
+
+@pytest.mark.processes
+def test_a_gate_installs_the_other_lock_and_measures_with_it(
+    gate, tmp_path, temporary, other_lock
+):
+    """A verdict; the records have its packages, and its environment is removed."""
+    code, out, err = gate(
+        f"--baseline={other_lock}", "--repeats=2", "--study=s", worker_command=WORKER
+    )
+    assert code in (exit_codes.OK, exit_codes.INCONCLUSIVE), (out, err)
+    trials = list(Store.open(tmp_path / "runs" / "s").trials())
+    versions = {
+        trial.spec.revision: trial.env.packages["tensorflow"]
+        for trial in trials
+        if trial.env is not None
+    }
+
+    assert "revision other_lock has another requirements.lock: installing" in err
+    assert OTHER_VERSION != versions.pop("")
+    assert [OTHER_VERSION] == list(versions.values())
+    assert 2 == len({trial.spec.code_digest for trial in trials})
+    assert [] == list(temporary.iterdir())
+
+
+@pytest.fixture
+def scratch(repository, temporary, monkeypatch):
+    """Returns a function that checks a revision out for a kind of device."""
+    del temporary
+    monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
+
+    def check_out(revision, device):
+        notes = []
+        commit = revisions.find_commit(revision)
+        with revisions.checked_out(revision, commit, notes.append, device) as tree:
+            return tree.python, notes
+
+    return check_out
+
+
+@pytest.fixture(scope="session")
+def other_gpu_locks(repository):
+    """Commits a lock for GPUs, another one, and one that cannot be installed."""
+    _commit(repository, {revisions.GPU_LOCK_NAME: "# one\n"}, "gpu")
+    _commit(
+        repository,
+        {revisions.GPU_LOCK_NAME: "nvidia-nothing==1 --hash=sha256:00\n"},
+        "broken_gpu",
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("other_gpu_locks")
+def test_the_lock_of_gpus_counts_on_gpus_only(scratch, repository):
+    """On CPUs, another one changes nothing; equal ones are not installed again."""
+    python, notes = scratch("gpu", "cpu")
+    (repository / revisions.GPU_LOCK_NAME).write_text("# one\n")
+    try:
+        equal, of_equal = scratch("gpu", "gpu")
+    finally:
+        (repository / revisions.GPU_LOCK_NAME).unlink()
+
+    assert (sys.executable, []) == (python, notes)
+    assert (sys.executable, []) == (equal, of_equal)
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("other_gpu_locks")
+def test_a_revision_without_a_lock_for_gpus_is_refused_on_gpus(scratch, repository):
+    """Its TensorFlow would see none; nothing is installed."""
+    (repository / revisions.GPU_LOCK_NAME).write_text("# one\n")
+    try:
+        with pytest.raises(
+            RevisionError,
+            match=r"^revision 'same' has no requirements-gpu.lock, which says what to "
+            r"install for these devices; choose a later revision, or use a stored "
+            r"study as baseline$",
+        ):
+            scratch("same", "gpu")
+    finally:
+        (repository / revisions.GPU_LOCK_NAME).unlink()
+
+
+@pytest.mark.processes
+def test_both_locks_are_installed_on_gpus(monkeypatch, tmp_path):
+    """First that of all devices, then that of GPUs, into one new environment."""
+    commands = []
+
+    def run(command, **_):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(revisions, "_run", run)
+    locks = revisions.locks_of("gpu")
+    for name in locks:
+        (tmp_path / name).write_text("")
+    python = revisions._install("r", tmp_path, owned_folders.Owned(tmp_path), locks)
+
+    assert str(tmp_path / "env" / "bin" / "python") == python
+    assert ["venv", str(tmp_path / "env")] == commands[0][-2:]
+    assert [str(tmp_path / name) for name in locks] == [c[-1] for c in commands[1:]]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("ends_at", "said", "message"),
+    [
+        ("venv", "Error: no space\n", "no space"),
+        ("pip", "ERROR: Invalid requirement: 'x y'\nWARNING: x\n", "Invalid requ"),
+    ],
+)
+def test_what_cannot_be_installed_is_one_line(
+    monkeypatch, tmp_path, ends_at, said, message
+):
+    """Neither the environment nor its packages; nothing is tried after that."""
+    commands = []
+
+    def run(command, **_):
+        commands.append(command)
+        is_last = ends_at in command
+        return subprocess.CompletedProcess(command, is_last, "", said * is_last)
+
+    monkeypatch.setattr(revisions, "_run", run)
+    locks = revisions.locks_of("gpu")
+    for name in locks:
+        (tmp_path / name).write_text("")
+    with pytest.raises(
+        RevisionError, match=rf"^revision 'r' cannot be installed: .*{message}.*; choo"
+    ):
+        revisions._install("r", tmp_path, owned_folders.Owned(tmp_path), locks)
+
+    assert ["venv", "pip"].index(ends_at) + 1 == len(commands)
+
+
+@pytest.mark.processes
+def test_what_pip_says_is_one_line():
+    """Its last error, not the advice that follows."""
+    said = "ERROR: No matching distribution\nWARNING: x\n\n[notice] a new release\n"
+
+    assert "No matching distribution" == revisions._why(said)
+    assert "killed" == revisions._why("starting\nkilled\n")
+
+
+@pytest.fixture
+def trees(tmp_path):
+    """The user's working tree and a revision of it, alike."""
+    for name in ("tree", "base"):
+        (tmp_path / name / "src" / "own").mkdir(parents=True)
+        (tmp_path / name / "train.py").touch()
+    return tmp_path / "tree", tmp_path / "base"
+
+
+def install(monkeypatch, folder, source):
+    """Makes a folder of packages in which one is installed from a source tree."""
+    facts = folder / "own-1.0.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
+    url = {"url": source.as_uri(), "dir_info": {"editable": True}}
+    (facts / "direct_url.json").write_text(json.dumps(url))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("command", ["python3 train.py {replicas}", "env A=1 python3"])
+def test_a_package_of_the_working_tree_is_refused(
+    trees, tmp_path, monkeypatch, command
+):
+    """As pip install -e leaves it; the other side may have installed it as well."""
+    tree, base = trees
+    install(monkeypatch, tmp_path / "site", tree)
+
+    message = r"Python of base has the package 'own' from '.*/tree/src', so both sides"
+    with pytest.raises(RevisionError, match=message):
+        own_code.check_imports(command, base, base, "base", [tree])
+    own_code.check_imports(command, tree, tree, "tree", [base])
+
+
+@pytest.mark.processes
+def test_a_path_to_the_working_tree_is_refused(trees, monkeypatch):
+    """Unless the revision has its own there, and finds that first."""
+    tree, base = trees
+    monkeypatch.setenv("PYTHONPATH", str(tree / "src"))
+
+    with pytest.raises(
+        RevisionError, match=r"Python of base imports from '.*/tree/src'"
+    ):
+        own_code.check_imports("python3 train.py", base, base, "base", [tree])
+    own_code.check_imports("python3 -m own", base / "src", base, "base", [tree])
+    monkeypatch.setenv("PYTHONPATH", str(tree))
+    own_code.check_imports("python3 train.py", base, base, "base", [tree])
+
+
+@pytest.mark.processes
+def test_the_mark_of_an_import_hook_is_no_path(trees, monkeypatch):
+    """As an editable installation leaves it in ``sys.path``."""
+    tree, base = trees
+    mark = "__editable__.own-1.0.finder.__path_hook__"
+    monkeypatch.setenv("PYTHONPATH", str(tree / mark))
+
+    own_code.check_imports("python3 train.py", base, base, "base", [tree])
+
+
+def test_another_program_is_not_asked(trees):
+    """Nor one that is not there."""
+    tree, base = trees
+    for command in ("sh -c true", "no-such-program"):
+        own_code.check_imports(command, base, base, "base", [tree])
+
+
+def test_what_starts_the_program_has_to_be_there(tmp_path):
+    """An ignored build, or an environment in the working tree, is in no checkout."""
+    message = r"base has no '\.venv/bin/python', which --command starts: git does not"
+    with pytest.raises(RevisionError, match=message):
+        own_code.check_start(".venv/bin/python a.py", tmp_path, "base")
+    for command in ("python a.py", "/bin/sh a", "./a{seed}"):
+        own_code.check_start(command, tmp_path, "base")

@@ -1,0 +1,444 @@
+"""What a gang needs of a Ray cluster, and gangs on a real one of two nodes here."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+
+import pytest
+from command_words import smoke_sweep
+
+from harness.cli import exit_codes
+from harness.errors import LaunchError
+from harness.launch.contract import HOSTS_VARIABLE
+from harness.launch.ray import cluster as ray_cluster
+from harness.launch.ray.client import bundle_of
+from harness.launch.ray.cluster import RayHost
+from harness.launch.ray.launcher import RayLauncher
+from harness.run import aggregate
+from harness.run.trial_runner import run_trial
+from harness.trial import process_tree
+from results.records import identity
+from results.records.models import PlannedTrial, ScalingMode, TrialStatus
+from results.store.study_store import Store
+
+
+def hosts_of_sizes(*sizes):
+    """Hosts with so many cores and GPUs."""
+    return [
+        RayHost(node_id=str(i), address="10.0.0.1", num_cores=cores, num_gpus=gpus)
+        for i, (cores, gpus) in enumerate(sizes)
+    ]
+
+
+def test_without_ray_the_message_says_what_to_install(monkeypatch):
+    """On this host, and on the others."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+    with pytest.raises(
+        LaunchError, match=r"Ray cannot be imported .*pip install 'replicator-harness\["
+    ):
+        ray_cluster.connect()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"RAY_AUTH_TOKEN": "x"}, True),
+        ({"RAY_AUTH_TOKEN_PATH": "other"}, True),
+        ({"RAY_AUTH_TOKEN_PATH": "missing"}, False),
+        ({}, False),
+    ],
+)
+def test_a_token_is_where_ray_looks_for_it(tmp_path, monkeypatch, given, expected):
+    """In a variable, in the file that one names, or below the home."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "other").write_text("x")
+
+    assert expected == ray_cluster.has_token(given)
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("x")
+    assert (given != {"RAY_AUTH_TOKEN_PATH": "missing"}) == ray_cluster.has_token(given)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            {},
+            r"not authorized by the Ray cluster at 'a:1': it asks for a token, and th",
+        ),
+        ({"RAY_AUTH_TOKEN": "x", "RAY_AUTH_MODE": "disabled"}, r"MODE is 'disabled'"),
+        ({"RAY_AUTH_TOKEN": "x"}, r"its token is another one .*copy ~/.ray/auth_tok"),
+    ],
+)
+def test_a_cluster_that_asks_for_a_token_is_named(
+    tmp_path, monkeypatch, variables, message
+):
+    """The message says what this process has shown, and where a token is put."""
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+        # Also removes what is set below.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(ray_cluster.ADDRESS_VARIABLE, "a:1")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    class RayError(Exception):
+        pass
+
+    def init(**options):
+        raise RayError("Token authentication is enabled, but ...")
+
+    stand_in = types.SimpleNamespace(
+        init=init, exceptions=types.SimpleNamespace(RayError=RayError)
+    )
+    monkeypatch.setitem(sys.modules, "ray", stand_in)
+
+    with pytest.raises(LaunchError, match=message):
+        ray_cluster.connect()
+
+
+def test_a_bundle_is_a_whole_host():
+    """So that two gangs never share one; the largest hosts are taken."""
+    assert {"CPU": 8} == bundle_of(hosts_of_sizes((8, 0), (8, 0)), 2)
+    assert {"CPU": 8, "GPU": 4} == bundle_of(hosts_of_sizes((2, 0), (8, 4), (16, 8)), 2)
+
+
+@pytest.mark.parametrize("sizes", [[], [(8, 0)], [(8, 0), (0, 0)]])
+def test_a_cluster_smaller_than_the_trial_is_refused(sizes):
+    """It would wait forever."""
+    with pytest.raises(
+        LaunchError,
+        match=r"a gang on 2 hosts needs as many, but the Ray cluster has [01] with"
+        r" CPUs; add hosts with 'ray start",
+    ):
+        bundle_of(hosts_of_sizes(*sizes), 2)
+
+
+def test_hosts_that_have_not_joined_are_an_error():
+    """A sweep on fewer would be another study."""
+    with pytest.raises(
+        LaunchError, match=r"has 1 of 2 hosts \(10\.0\.0\.1\); join the others with"
+    ):
+        ray_cluster.check_number(hosts_of_sizes((8, 0)), 2)
+
+
+def test_only_living_nodes_count():
+    """In the order of their addresses, on whatever host that is asked."""
+    nodes = [
+        {
+            "NodeID": name,
+            "NodeManagerAddress": address,
+            "Alive": is_alive,
+            "Resources": {"CPU": 2.0, "GPU": 1.0},
+        }
+        for name, address, is_alive in (
+            ("b", "10.0.0.2", True),
+            ("c", "10.0.0.3", False),
+            ("a", "10.0.0.1", True),
+        )
+    ]
+    found = ray_cluster.hosts_of(nodes)
+
+    assert ["a", "b"] == [host.node_id for host in found]
+    assert {(2, 1)} == {(host.num_cores, host.num_gpus) for host in found}
+
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None,
+    reason="needs Ray: pip install 'replicator-harness[distributed]'",
+)
+PROBE = Path(__file__).with_name("gang_probe.py")
+LONGEST_SEC = 120.0
+CONNECT = """
+from harness.errors import LaunchError
+from harness.launch.ray import cluster
+try:
+    cluster.connect()
+except LaunchError as error:
+    print(error)
+"""
+TOKEN = "0123456789abcdef" * 4
+
+
+@pytest.fixture(
+    scope="module", params=["token", pytest.param("open", marks=pytest.mark.full)]
+)
+def cluster(request):
+    """Two nodes of one logical core each; their address is in ``RAY_ADDRESS``.
+
+    They ask for a token, as the documented commands set one up; in the full run also
+    without.
+    """
+    from ray._private.authentication_test_utils import reset_auth_token_state
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "token":
+            patch.setenv("RAY_AUTH_TOKEN", TOKEN)
+        # Also where this user has a token.
+        patch.setenv(
+            "RAY_AUTH_MODE", "token" if request.param == "token" else "disabled"
+        )
+        reset_auth_token_state()  # Ray has read the variables when it was imported
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 1, "include_dashboard": False},
+        )
+        patch.setenv(ray_cluster.ADDRESS_VARIABLE, made.address)
+        made.add_node(num_cpus=1, include_dashboard=False)
+        try:
+            yield made
+        finally:
+            made.shutdown()
+
+
+@pytest.fixture
+def on_ray(cluster, settings):
+    return dataclasses.replace(settings, launcher=RayLauncher(), timeout_sec=90.0)
+
+
+@pytest.fixture
+def planned(make_spec):
+    def plan(**fields):
+        spec = make_spec(
+            backend="multi_worker", variables={HOSTS_VARIABLE: "2"}, **fields
+        )
+        trial_id, case_id = identity.ids(spec)
+        return PlannedTrial(
+            trial_id=trial_id, case_id=case_id, modes=(ScalingMode.WEAK,), spec=spec
+        )
+
+    return plan
+
+
+def marked(trial_dir):
+    return process_tree.find_tree(str(trial_dir.resolve()))
+
+
+def wait_until(condition, what):
+    deadline = time.monotonic() + LONGEST_SEC
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.1)
+
+
+@needs_ray
+@pytest.mark.processes
+@pytest.mark.usefixtures("cluster")
+def test_two_nodes_come_up():
+    """The launcher sees both, each with its cores."""
+    hosts = RayLauncher().hosts
+
+    assert [(1, 0), (1, 0)] == [(host.num_cores, host.num_gpus) for host in hosts]
+    assert 2 == len({host.node_id for host in hosts})
+
+
+@needs_ray
+@pytest.mark.processes
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [("", "it asks for a token"), (TOKEN[::-1], "its token is another one")],
+)
+def test_who_has_not_the_token_of_a_cluster_is_told_so(request, tmp_path, token, said):
+    """Ray itself says only that nobody responds, or less."""
+    if "open" in request.node.name:
+        pytest.skip("this cluster asks for no token")
+    environ = {
+        "HOME": str(tmp_path),
+        "RAY_AUTH_TOKEN": token,
+        "RAY_gcs_server_port_wait_time_s": "1",  # tries once
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", CONNECT],
+        env={
+            **os.environ,
+            **environ,
+            "RAY_AUTH_MODE": "token" if token else "disabled",
+        },
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_SEC,
+        check=False,
+    )
+
+    assert "not authorized by the Ray cluster at" in done.stdout, done.stderr[-2000:]
+    assert said in done.stdout
+
+
+@needs_ray
+@pytest.mark.processes
+def test_a_token_that_a_cluster_does_not_know_is_named(
+    request, store, planned, on_ray, monkeypatch
+):
+    """Its actors die at once, and Ray says nothing else; in the full run."""
+    if "open" not in request.node.name:
+        pytest.skip("this cluster asks for a token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    status = run_trial(store, planned(seed=40), on_ray)
+
+    assert TrialStatus.FAILED is status.status
+    assert re.search(
+        r"without a token, set RAY_AUTH_MODE=disabled here", status.failure.reason
+    )
+
+
+@needs_ray
+@pytest.mark.processes
+def test_gangs_are_spread_over_the_nodes_one_after_the_other(
+    store, planned, on_ray, monkeypatch
+):
+    """Each worker has a node of its own, a rank, and the addresses of all.
+
+    Two gangs never share a node, and none is refused. The workers of each meet at their
+    addresses; ``make series`` has trials with TensorFlow.
+    """
+    # The probe measures nothing, so no file of a rank is late.
+    monkeypatch.setattr(aggregate, "LATE_SEC", 0.0)
+    trials = [planned(seed=1), planned(seed=2)]
+    threads = [
+        threading.Thread(
+            target=run_trial,
+            args=(
+                store,
+                trial,
+                dataclasses.replace(
+                    on_ray, worker_command=(sys.executable, str(PROBE))
+                ),
+            ),
+        )
+        for trial in trials
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONGEST_SEC)
+    gangs = []
+    for trial in trials:
+        trial_dir = store.trial_dir(trial.trial_id)
+        found = [json.loads(p.read_text()) for p in sorted(trial_dir.glob("probe_*"))]
+        gangs.append(found)
+
+        assert [0, 1] == [one["index"] for one in found]
+        assert [3.0] * 2 == [one["sum"] for one in found]
+        assert found[0]["workers"] == found[1]["workers"]
+        assert 2 == len(set(found[0]["workers"]))
+        assert 2 == len({one["node_id"] for one in found})
+        assert [] == marked(trial_dir)
+    first, second = sorted(gangs, key=lambda found: found[0]["start_sec"])
+
+    assert max(one["end_sec"] for one in first) < min(
+        one["start_sec"] for one in second
+    )
+
+
+@needs_ray
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("behavior", "expected", "reason"),
+    [
+        # As on one host: who sent the signal is not known.
+        ("sigkill", TrialStatus.FAILED, r"out-of-memory kill"),
+        pytest.param("segv", TrialStatus.FAILED, r"SIGSEGV", marks=pytest.mark.full),
+        pytest.param(
+            "exit3", TrialStatus.FAILED, r"exit code 3", marks=pytest.mark.full
+        ),
+    ],
+)
+def test_a_killed_rank_is_the_cause(
+    store, planned, on_ray, monkeypatch, behavior, expected, reason
+):
+    """The failure says how rank 1 ended, within the time, and nothing is left.
+
+    The full run has another signal and a code, which ``test_ranks.py`` has on one host.
+    """
+    monkeypatch.setenv("FAKE_BEHAVIOR", f"multi_worker:2:rank1_{behavior}")
+    trial = planned(seed=30)
+    start = time.monotonic()
+    status = run_trial(store, trial, on_ray)
+
+    assert expected is status.status
+    assert re.search(reason, status.failure.reason)
+    assert time.monotonic() - start < LONGEST_SEC
+    assert [] == marked(store.trial_dir(trial.trial_id))
+
+
+@needs_ray
+@pytest.mark.processes
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+)
+def test_a_sweep_that_ends_early_continues(
+    start_harness, harness, overrides, tmp_path, number
+):
+    """Nothing is left, not even if it is killed; the same command resumes.
+
+    The members end with the first process, and that with the harness. The full run also
+    ends it by SIGTERM, which ``test_cli_sweeps.py`` has on one host.
+    """
+    sweep = smoke_sweep(
+        "--backends=multi_worker --replicas=2 --mode=weak --repeats=1 --no-match "
+        "--launcher=ray --study=s"
+    )
+    trials = tmp_path / "runs" / "s" / "trials"
+    ended = start_harness(*sweep, FAKE_BEHAVIOR="multi_worker:2:hang")
+    wait_until(lambda: list(trials.glob("*/rank_1.jsonl")), "both ranks run")
+    (trial_dir,) = trials.iterdir()
+    ended.send_signal(number)
+    ended.communicate(timeout=LONGEST_SEC)
+
+    if number == signal.SIGTERM:
+        assert exit_codes.INTERRUPTED == ended.returncode
+        assert [] == marked(trial_dir)
+    wait_until(lambda: not marked(trial_dir), "all processes of the trial end")
+    # It gets both nodes, so they were given back.
+    assert exit_codes.OK == harness(*sweep, overrides=overrides)[0]
+    (trial,) = Store.open(tmp_path / "runs" / "s").trials()
+    assert [0, 1] == [rank.rank for rank in trial.result.ranks]
+    assert {HOSTS_VARIABLE: "2"}.items() <= trial.spec.variables.items()
+
+
+@needs_ray
+@pytest.mark.usefixtures("cluster")
+def test_a_cluster_that_does_not_respond_is_named(monkeypatch):
+    monkeypatch.setenv(ray_cluster.ADDRESS_VARIABLE, "127.0.0.1:1")
+    # Longer than the import of Ray.
+    monkeypatch.setattr(ray_cluster, "_TIMEOUT_SEC", 3.0)
+
+    with pytest.raises(
+        LaunchError,
+        match=r"--launcher ray: .*Ray cluster at '127\.0\.0\.1:1'.*; start one with "
+        r"'ray start --head'",
+    ):
+        _ = RayLauncher().num_hosts
+
+
+@needs_ray
+@pytest.mark.processes
+@pytest.mark.usefixtures("cluster")
+def test_a_folder_that_all_hosts_see_is_accepted(tmp_path, monkeypatch):
+    """Each is asked, also for one that does not exist yet; nothing is left there.
+
+    Nor where temporary files are.
+    """
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    RayLauncher().check_folder(tmp_path / "runs" / "study")
+
+    assert [temporary] == list(tmp_path.iterdir())
+    assert [] == list(temporary.iterdir())

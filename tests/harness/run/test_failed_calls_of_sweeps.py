@@ -1,0 +1,332 @@
+"""The n-th call of a sweep fails, or the power is cut: nothing finished is lost.
+
+``READ_FAULTS``, ``WRITE_FAULTS`` and ``POWER_CUTS`` set how many are drawn; ``make
+faults`` draws hundreds. Verbs that only read have
+``tests/harness/hostile/test_failed_calls.py``.
+"""
+
+import errno
+import os
+import shutil
+
+import drawn
+import ext4_disk
+import pytest
+from command_words import smoke_sweep
+from ended import finished_in, observed_in
+from failing_reads import ERRNOS, FailingReads
+from failing_writes import FailingWrites
+from loads import QUIET
+
+from harness.cli import exit_codes, running
+from harness.cli import main as cli
+from harness.command import first_losses
+from harness.launch.gang_plan import GangPlan
+from harness.machine import disturbance
+from harness.run import turn_file
+from results.errors import WriteStoreError
+from results.records.models import TrialStatus
+from results.store import heartbeat, manifest
+from results.store.atomic import TEMPORARY_PREFIX
+from results.store.study_store import Store
+
+pytestmark = pytest.mark.processes
+
+SWEEP = smoke_sweep(
+    "--replicas=1 --mode=weak --repeats=2 --no-match --budget=none --study=s"
+)
+ORDERS = {
+    "sequential": ("--order=sequential", "--backends=in_graph"),
+    "relay": ("--order=relay", "--rounds=2", "--backends=single,in_graph"),
+}
+NUM_READS = int(os.environ.get("READ_FAULTS", "4"))
+NUM_WRITES = int(os.environ.get("WRITE_FAULTS", "6"))
+WRITE_ERRNOS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS)
+
+
+@pytest.mark.usefixtures("forked_trials")
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_failed_read_loses_nothing_of_what_was_measured(
+    order, tmp_path, overrides, capsys, monkeypatch
+):
+    """One line that names the file, or the whole study; then the same command ends."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(running, "_conclude", lambda _store, *, is_json: None)
+    monkeypatch.setattr(disturbance, "between", lambda *_: QUIET)
+    root, interrupted = tmp_path / "runs" / "s", tmp_path / "interrupted"
+    arguments = (*SWEEP, *ORDERS[order])
+    faults = FailingReads(root)
+    faults.install(monkeypatch)
+
+    def run(place=-1):
+        faults.place, faults.count, faults.failed = place, 0, ""
+        code = cli.main(arguments, run_overrides=overrides)
+        faults.place = -1
+        return code, capsys.readouterr().err
+
+    code, err = run()
+    assert exit_codes.OK == code, err
+    last = max(Store(root).read_plan().trials, key=lambda of: of.spec.repetition_index)
+    (Store(root).trial_dir(last.trial_id) / "status.json").unlink()
+    shutil.copytree(root, interrupted)
+    assert exit_codes.OK == run()[0]
+    num_calls = faults.count
+    assert num_calls > 50, "it read nothing"
+    chance = drawn.chance(f"reads of {order}")
+    wrong = []
+    for number in range(NUM_READS // len(ORDERS)):
+        shutil.rmtree(root)
+        shutil.copytree(interrupted, root)
+        before, observed = finished_in(root), observed_in(root)
+        faults.number = ERRNOS[number % len(ERRNOS)]
+        code, err = run(chance.randrange(num_calls))
+        what, kept = faults.failed, observed_in(root)
+        is_line = (err.splitlines() or [""])[-1].startswith("error: ")
+        again, said = run()
+        after = finished_in(root)
+        statuses = [of.status and of.status.status.value for of in Store(root).trials()]
+        problems = {
+            "an end of another kind": code != exit_codes.OK
+            and not (code == exit_codes.USAGE and is_line),
+            "a failed read is taken for a failed write": "write the output" in err,
+            "observations are gone": not observed <= kept & observed_in(root),
+            "a finished trial changed": not before.items() <= after.items(),
+            "the same command does not finish": again != exit_codes.OK,
+            "a trial is missing": set(statuses) != {"ok"},
+        }
+        found = [text for text, is_wrong in problems.items() if is_wrong]
+        if found:
+            wrong.append((found, what, faults.number, code, err[-300:], said[-200:]))
+
+    assert [] == wrong
+
+
+@pytest.fixture
+def faults(tmp_path, monkeypatch):
+    """Returns what lets calls fail that write to the study."""
+    found = FailingWrites(tmp_path / "runs")
+    found.install(monkeypatch)
+    return found
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_failed_write_loses_nothing(
+    order, tmp_path, faults, overrides, forked_trials, capsys, monkeypatch
+):
+    """One line with what failed, or all figures; then the same command finishes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(running, "_conclude", lambda _store, *, is_json: None)
+    root = tmp_path / "runs" / "s"
+    arguments = (*SWEEP, *ORDERS[order])
+
+    def run(place=-1):
+        faults.place, faults.count, faults.failed = place, 0, ""
+        code = cli.main(arguments, run_overrides=overrides)
+        faults.place = -1
+        return code, capsys.readouterr().err
+
+    assert exit_codes.OK == run()[0]
+    num_calls, num_trials = faults.count, len(Store(root).read_plan().trials)
+    assert num_calls > 20, "it wrote nothing"
+    random_places = drawn.chance(f"writes {order}")
+    wrong = []
+    for number in range(NUM_WRITES // len(ORDERS)):
+        shutil.rmtree(root, ignore_errors=True)
+        faults.number = WRITE_ERRNOS[number % len(WRITE_ERRNOS)]
+        before = {}
+        observed = set()
+        is_lost, ends = False, []
+        for _ in range(1 + number % 2):  # a second one hits what the first has left
+            code, err = run(random_places.randrange(num_calls))
+            ends.append((faults.failed, code, err))
+            after = finished_in(root)
+            is_lost |= not observed <= observed_in(root)
+            is_lost |= not before.items() <= after.items()
+            before, observed = after, observed_in(root)
+        again, said = run()
+        after = finished_in(root)
+        statuses = [of.status and of.status.status for of in Store(root).trials()]
+        problems = {
+            "an end of another kind": not all(is_said(*end[1:]) for end in ends),
+            "the same command does not finish": again != exit_codes.OK,
+            "a trial is missing": statuses != [TrialStatus.OK] * num_trials,
+            "a finished trial changed": not before.items() <= after.items(),
+            "observations are gone": is_lost or not observed <= observed_in(root),
+            "half a file is left": any(root.rglob(f"{TEMPORARY_PREFIX}*")),
+        }
+        found = [text for text, is_wrong in problems.items() if is_wrong]
+        if found:
+            wrong.append((found, ends, said[-300:]))
+
+    assert [] == wrong
+
+
+def is_said(code, err):
+    """Whether a sweep ended well, or with a line that says why it did not."""
+    is_line = (err.splitlines() or [""])[-1].startswith("error: ")
+    is_end = code == exit_codes.OK or (code == exit_codes.USAGE and is_line)
+    # What failed is a file of the study, and no standard output.
+    return is_end and "Traceback" not in err and "write the output" not in err
+
+
+def test_what_a_killed_writer_left_is_removed(
+    tmp_path, harness, overrides, forked_trials
+):
+    """Also within folders of trials, as soon as the study is locked."""
+    arguments = (*SWEEP, *ORDERS["sequential"])
+    assert exit_codes.OK == harness(*arguments, overrides=overrides)[0]
+    root = tmp_path / "runs" / "s"
+    folders = [root, next((root / "trials").iterdir())]
+    for folder in folders:
+        (folder / f"{TEMPORARY_PREFIX}x-env.json").write_text("{")
+    before = finished_in(root)
+
+    assert exit_codes.OK == harness(*arguments, overrides=overrides)[0]
+    assert [] == list(root.rglob(f"{TEMPORARY_PREFIX}*"))
+    assert before == finished_in(root)
+
+
+def _write_losses(trial_dir, spec):
+    first_losses.write(trial_dir, spec, [1.0, 2.0], "in_graph x1", "float32")
+
+
+def _write_gang(trial_dir, _spec):
+    plan = GangPlan(
+        members=(("worker", 0),),
+        cpusets=((0,),),
+        num_ranks=1,
+        members_per_host=1,
+        variables={},
+    )
+    plan.write(trial_dir)
+
+
+@pytest.mark.parametrize("write", [_write_losses, _write_gang])
+def test_what_a_trial_is_told_names_its_file_where_it_cannot_be_written(
+    write, tmp_path, make_spec, monkeypatch
+):
+    """The error of a write has no path, and would be taken for one of stdout."""
+    faults = FailingWrites(tmp_path, number=errno.ENOSPC)
+    faults.install(monkeypatch)
+    write(tmp_path, make_spec())
+    num_calls = faults.count
+    assert num_calls > 2
+    for place in range(num_calls):
+        faults.place, faults.count = place, 0
+        with pytest.raises(OSError, match="No space left") as found:
+            write(tmp_path, make_spec())
+        assert str(tmp_path) in str(found.value.filename)
+
+
+def test_a_turn_that_cannot_be_written_names_its_file(tmp_path):
+    (tmp_path / turn_file.TURNS_NAME).symlink_to("/dev/full")
+    with pytest.raises(
+        WriteStoreError, match=r"cannot write '.*/turns.jsonl': No space left .*; free"
+    ):
+        turn_file.append(tmp_path, 0, 0, QUIET)
+
+
+# As users have it; and where only what is synced is safe: names may come before data.
+MOUNTS = ("defaults", "data=writeback,noauto_da_alloc,nodelalloc", "noauto_da_alloc")
+NUM_CUTS = int(os.environ.get("POWER_CUTS", "2"))
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory):
+    if os.geteuid() != 0:
+        pytest.skip("mounting a disk needs root")
+    try:
+        with ext4_disk.mounted(tmp_path_factory.mktemp("power")) as made:
+            yield made
+    except OSError as error:
+        pytest.skip(f"no ext4 can be made and mounted here: {error}")
+
+
+def evidence_of(root, ids):
+    """The digests of what figures are made of, by the id of a trial."""
+    store = Store(root)
+    return {name: manifest.evidence_in(store.trial_dir(name)) for name in ids}
+
+
+def found_after_a_cut(root, kept, observed, sweep, run):
+    """What is wrong with the study that is on the disk, and when it is continued."""
+    problems = []
+    if kept != evidence_of(root, kept):
+        problems.append(f"finished trials changed: {sorted(kept)}")
+    code, said = run(*sweep)
+    if code != exit_codes.OK:
+        problems.append(f"the same command: {code} {said}")
+    if kept != evidence_of(root, kept):
+        problems.append("finished trials were measured again")
+    if not observed <= observed_in(root):
+        problems.append("what ended before the cut is gone")
+    for verb in (("status",), ("report", "--format=text"), ("verify",)):
+        code, said = run(*verb, str(root))
+        if code != exit_codes.OK:
+            problems.append(f"{verb[0]}: {code} {said}")
+    return problems
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_cut_of_the_power_damages_no_finished_trial(
+    order, disk, tmp_path, overrides, forked_trials, capsys, monkeypatch
+):
+    """Also as another kernel sees it, which the same machine has after a cut."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(running, "_conclude", lambda _store, *, is_json: None)
+    monkeypatch.setattr(disturbance, "between", lambda *_: QUIET)
+    runs = disk.folder / "runs"
+    root = runs / "s"
+    sweep = (*SWEEP, *ORDERS[order], f"--runs-dir={runs}")
+    writes = FailingWrites(runs)
+    writes.install(monkeypatch, is_synced=True)
+    before = {}
+    observed = set()
+    write_status = Store.write_status
+
+    def written(store, *what):
+        write_status(store, *what)
+        # From now on, and not while the name of a status may still be unsynced.
+        before.update(evidence_of(root, finished_in(root)))
+        observed.update(observed_in(store.trial_dir(what[0])))
+
+    monkeypatch.setattr(Store, "write_status", written)
+
+    def run(*words):
+        code = cli.main(words, run_overrides=overrides)
+        said = capsys.readouterr()
+        return code, (said.out + said.err)[-500:]
+
+    disk.insert(MOUNTS[0])
+    assert exit_codes.OK == run(*sweep)[0]
+    num_calls, num_trials = writes.count, len(Store(root).read_plan().trials)
+    chance = drawn.chance(f"power {order}")
+    wrong, num_kept = [], 0
+    for number in range(NUM_CUTS // len(ORDERS)):
+        options = MOUNTS[number % len(MOUNTS)]
+        disk.insert(options)
+        before.clear()
+        observed.clear()
+        writes.before, writes.count = disk.cut, 0
+        # Every other cut comes late, when there are trials that are finished.
+        writes.place = chance.randrange(
+            num_calls * (1 - number % 2) * 2 // 3, num_calls
+        )
+        code, said = run(*sweep)
+        where, writes.place = (writes.place, writes.failed), -1
+        disk.restore(options)
+        kept, ended = dict(before), set(observed)
+        # Ok where only the locks were left to remove.
+        is_said = code in {exit_codes.OK, exit_codes.USAGE}
+        problems = [] if is_said else [f"at the cut: {code} {said}"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(heartbeat, "kernel_id", lambda: "after the cut")
+            patch.setattr(heartbeat, "DEAD_SEC", 0.0)
+            problems += found_after_a_cut(root, kept, ended, sweep, run)
+        num_kept += len(kept)
+        if problems:
+            wrong.append((where, options, problems))
+
+    assert [] == wrong
+    assert num_kept > 0, "no cut came after a finished trial"
+    assert num_trials > 1

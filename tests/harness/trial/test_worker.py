@@ -1,0 +1,267 @@
+"""The worker makes what a control leaves out, and compares the GPUs it was given."""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import synthetic_trial
+
+from harness.machine.environment import read_environment
+from harness.trial import gpu_probe, worker
+from harness.trial.gpu_probe import MissingGpuError, TensorFlowGpus
+from harness.trial.rank_file import read_rank
+from replicator.cluster.configuration import ClusterConfig
+from results.records.models import Control, Phase, Placement
+from workloads.reused_batch import ReusingReplicator
+
+
+@pytest.fixture
+def created(monkeypatch):
+    """Returns the calls of ``replicator.create``, which makes nothing."""
+    calls = []
+
+    def create(name, **options):
+        calls.append((name, options))
+        return "a replicator"
+
+    module = types.SimpleNamespace(create=create)
+    monkeypatch.setitem(sys.modules, "replicator", module)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("control", "is_without_communication"),
+    [(Control.NONE, False), (Control.TWIN, False), (Control.NOSYNC, True)],
+)
+def test_only_nosync_is_without_communication(
+    created, make_spec, control, is_without_communication
+):
+    """A twin is the case itself."""
+    assert "a replicator" == worker._create(make_spec(control=control))
+    options = {
+        "num_replicas": 2,
+        "without_communication": is_without_communication,
+    }
+    assert [("in_graph", options)] == created
+
+
+@pytest.mark.parametrize(
+    ("backend", "control", "takes"),
+    [
+        ("in_graph", Control.NONE, True),
+        ("multi_worker", Control.NONE, True),
+        ("multi_worker_in_graph", Control.NONE, True),
+        ("single", Control.SOLO, False),
+        ("tf_mirrored", Control.NONE, False),
+    ],
+)
+def test_the_policy_for_writes_reaches_backends_that_look_for_them(
+    created, make_spec, backend, control, takes
+):
+    """Others have nothing to look for, and no such option."""
+    options = {"external_writes": "never"}
+    worker._create(make_spec(backend=backend, control=control, options=options))
+
+    ((_, given),) = created
+    assert takes == ("external_writes" in given)
+    assert "never" == given.get("external_writes", "never")
+
+
+def test_synthetic_repeats_its_first_batch(created, make_spec):
+    """All else is that of the case."""
+    made = worker._create(make_spec(control=Control.SYNTHETIC))
+
+    assert isinstance(made, ReusingReplicator)
+    assert "a replicator" == made.original
+    assert 2 == created[0][1]["num_replicas"]
+
+
+def test_a_program_of_solo_has_one_replica(created, make_spec):
+    """The number of replicas of the trial is that of its programs."""
+    worker._create(make_spec(backend="single", control=Control.SOLO))
+
+    assert [("single", {"num_replicas": 1})] == created
+
+
+def test_a_program_of_solo_knows_its_rank_and_no_cluster(
+    tmp_path, make_spec, monkeypatch
+):
+    """It is started like a member of a cluster, and would wait for the others."""
+    spec = make_spec(backend="single", control=Control.SOLO)
+    env = synthetic_trial.environment(spec, "5f0c")
+    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    (tmp_path / "env.json").write_text(env.model_dump_json())
+    task = {"type": "worker", "index": 1}
+    addresses = {"worker": ["localhost:20001", "localhost:20002"]}
+    config = json.dumps({"cluster": addresses, "task": task})
+    monkeypatch.setenv("TF_CONFIG", config)
+    seen = []
+    monkeypatch.setattr(
+        worker,
+        "measure_spec",
+        lambda *_, **__: seen.append("TF_CONFIG" in os.environ),
+    )
+    monkeypatch.setattr(worker.die_with_parent, "beat", lambda _write: None)
+
+    assert 0 == worker.main([str(tmp_path)])
+    assert [False] == seen
+    assert (tmp_path / "rank_1.jsonl").exists()
+
+
+ROOT = Path(__file__).resolve().parents[3]
+MOST_CPU_SEC = 15.0
+"""Of the process, until it fails: most of it is the import of TensorFlow."""
+
+
+def _cpu_sec():
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+@pytest.fixture
+def trial_dir(tmp_path, make_spec):
+    """Returns the directory of a trial on two GPUs, ready to run."""
+    place = Placement(
+        cpusets=((min(os.sched_getaffinity(0)),),),
+        cores_per_replica=1,
+        num_intra_op_threads=1,
+        num_inter_op_threads=1,
+        num_available_cores=1,
+        is_oversubscribed=True,
+        device_sharing="exclusive",
+    )
+    spec = make_spec(device="gpu")
+    env = read_environment(place, {}, gpus=("H100", "H100"))
+    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    (tmp_path / "env.json").write_text(env.model_dump_json())
+    return tmp_path
+
+
+@pytest.mark.processes
+def test_a_trial_without_its_gpus_fails_before_it_builds(trial_dir):
+    """This machine's TensorFlow sees none: the worker says so, within 15 s."""
+    before = _cpu_sec()
+    with subprocess.Popen(
+        [sys.executable, "-m", "harness.trial.worker", str(trial_dir)],
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "0,1", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        stdin=subprocess.PIPE,  # the worker lives as long as it is open
+    ) as worker:
+        code = worker.wait()
+    log = read_rank(trial_dir, 0)
+
+    assert 1 == code
+    assert _cpu_sec() - before < MOST_CPU_SEC
+    assert log.failure is not None
+    assert "MissingGpuError" == log.failure["exception_type"]
+    assert Phase.LAUNCH.value == log.failure["phase"]
+    assert re.fullmatch(
+        r"TensorFlow sees 0 GPUs, but was given 2 \(CUDA_VISIBLE_DEVICES=0,1\): .*;"
+        r" install .* with make setup-gpu \(it installs requirements-gpu\.lock\), or"
+        r" use"
+        r" --device cpu",
+        log.failure["reason"],
+    )
+    assert {} == log.facts  # nothing was built
+
+
+@pytest.mark.processes
+def test_a_process_of_its_own_says_what_tensorflow_sees():
+    """Here it sees no GPU, whatever it is given."""
+    seen = gpu_probe.probe(["0", "1"])
+
+    assert 0 == seen.num_gpus
+    with pytest.raises(MissingGpuError, match=r"sees 0 GPUs, but was given 2"):
+        gpu_probe.check(seen, ["0", "1"])
+
+
+def test_a_tensorflow_that_cannot_be_imported_is_one_line(monkeypatch, tmp_path):
+    """The last line that it wrote says why."""
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('no libcudart\\n.so')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(MissingGpuError) as caught:
+        gpu_probe.probe(["0"])
+
+    assert re.fullmatch(
+        r"TensorFlow does not say which GPUs it sees: .*; install it with make"
+        r" setup-gpu .*",
+        str(caught.value),
+    )
+
+
+def test_enough_gpus_are_no_complaint():
+    """Exactly those that were given."""
+    seen = TensorFlowGpus(num_gpus=2, is_built_with_cuda=True)
+
+    assert "" == gpu_probe.complaint(seen, ["0", "1"])
+    gpu_probe.check(seen, ["0", "1"])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, ()), ("", ()), ("-1", ()), ("3", ("3",)), ("MIG-1,2", ("MIG-1", "2"))],
+)
+def test_a_process_that_only_serves_was_given_none(value, expected):
+    """Coordinators and parameter servers compute nothing."""
+    variables = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+
+    assert expected == gpu_probe.given_ids(variables)
+
+
+@pytest.mark.parametrize(
+    ("member", "expected"),
+    [
+        (("worker", 0), "4"),
+        (("worker", 1), "MIG-7"),
+        (("worker", 2), "4"),  # the first on another host
+        (("chief", 0), "-1"),
+        (("ps", 0), "-1"),
+    ],
+)
+def test_each_process_of_a_cluster_sees_its_own_gpu(monkeypatch, member, expected):
+    """Those that coordinate or store see none, and are not compared."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,MIG-7")
+    addresses = {
+        "chief": ("a:1",),
+        "worker": ("a:2", "a:3", "b:2"),
+        "ps": ("a:4",),
+    }
+    kind, index = member
+    worker._choose_gpus(ClusterConfig(addresses=addresses, kind=kind, index=index), 1)
+
+    assert expected == os.environ["CUDA_VISIBLE_DEVICES"]
+    assert (expected != "-1") == bool(gpu_probe.given_ids())
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"), [(0, "4,5"), (1, "6,MIG-7"), (2, "4,5")]
+)
+def test_a_worker_of_several_replicas_sees_a_gpu_for_each(monkeypatch, index, expected):
+    """Those of a host in the order of its workers; the third is the first elsewhere."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,MIG-7")
+    config = ClusterConfig(
+        addresses={"worker": ("a:1", "a:2", "b:1")}, kind="worker", index=index
+    )
+    worker._choose_gpus(config, 2)
+
+    assert expected == os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def test_what_it_prints_is_what_it_reads(capsys, monkeypatch):
+    seen = TensorFlowGpus(
+        num_gpus=2,
+        is_built_with_cuda=True,
+        cuda_version="12.5",
+        cudnn_version="9",
+        architectures=("sm_80", "compute_90"),
+    )
+    monkeypatch.setattr(gpu_probe, "read_here", lambda: seen)
+
+    assert 0 == gpu_probe.main()
+    assert seen == TensorFlowGpus(**json.loads(capsys.readouterr().out))
