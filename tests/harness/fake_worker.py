@@ -190,12 +190,10 @@ def misbehave(what):
     if what == "hang_with_grandchild":
         # Leaves the session and is adopted by init: the hardest one to find.
         code = (
-            "import os, sys, time, signal\n"
-            "if os.fork(): sys.exit()\n"
-            "os.setsid()\n"
-            "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-            "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
-            "time.sleep(600)\n"
+            "import os, sys, time, signal\nif os.fork(): "
+            "sys.exit()\nos.setsid()\nsignal.signal(signal.SIGTERM, "
+            "signal.SIG_IGN)\nopen(sys.argv[1], "
+            "'w').write(str(os.getpid()))\ntime.sleep(600)\n"
         )
         path = os.environ["FAKE_GRANDCHILD_FILE"]
         subprocess.run([sys.executable, "-c", code, path], check=True)
@@ -251,9 +249,8 @@ def start_actor():
     arrays = SharedArrays([("frames", (1024,), "float32")])
     arrays["frames"][:] = 1.0
     code = (
-        "import mmap, sys\n"
-        "memory = mmap.mmap(int(sys.argv[1]), 4096)\n"
-        "sys.stdin.read()\n"
+        "import mmap, sys\nmemory = mmap.mmap(int(sys.argv[1]), "
+        "4096)\nsys.stdin.read()\n"
     )
     subprocess.Popen(
         [sys.executable, "-c", code, str(arrays.descriptor)],

@@ -10,9 +10,8 @@ from workloads.d4pg.replay import memory
 
 NO_OPENGL = (
     "option observations='pixels' needs OpenGL, which does not work here "
-    "(MUJOCO_GL=egl: ImportError: Cannot initialize a headless EGL display.): "
-    "install it (Debian: "
-    "apt-get install libegl1 libgl1-mesa-dri), or use observations='state'"
+    "(MUJOCO_GL=egl: ImportError: Cannot initialize a headless EGL display.): install "
+    "it (Debian: apt-get install libegl1 libgl1-mesa-dri), or use observations='state'"
 )
 
 

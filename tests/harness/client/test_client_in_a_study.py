@@ -4,12 +4,12 @@ import dataclasses
 import io
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
 
 import pytest
+from repositories import commit, git
 
 from harness.cli import exit_codes, progress
 from harness.planning import estimate, extend
@@ -240,16 +240,11 @@ def own(tmp_path, monkeypatch):
     monkeypatch.setattr("reports.page.build.write_report", lambda *_: None)
     monkeypatch.setattr(rounds, "MIN_TURN_SEC", 0.02)
     monkeypatch.setattr(rounds, "SUSTAINED_SEC", 0.1)
-    who = ("git", "-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
-    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    git(tmp_path, "init", "--quiet")
     (tmp_path / ".gitignore").write_text("runs\n")
     for seconds in (0.004, 0.012):
         (tmp_path / "train.py").write_text(f"SECONDS = {seconds}\n{PROGRAM}")
-        subprocess.run([*who, "add", "--all"], cwd=tmp_path, check=True)
-        message = f"Take {seconds} s"
-        subprocess.run(
-            [*who, "commit", "--quiet", "-m", message], cwd=tmp_path, check=True
-        )
+        commit(tmp_path, f"steps-of-{seconds}-s")
     return tmp_path
 
 

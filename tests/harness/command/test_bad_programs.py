@@ -7,17 +7,15 @@ import textwrap
 
 import psutil
 import pytest
+import synthetic_trial
 
 from harness.command import kept_output, supervised
 from harness.run import trial_runner, trial_tree
 from harness.run.trial_runner import RunSettings
 from harness.trial import process_tree
-from results.records import identity
 from results.records.models import (
     Evidence,
-    PlannedTrial,
     Program,
-    ScalingMode,
     TrialSpec,
     TrialStatus,
 )
@@ -174,10 +172,7 @@ def planned(command, num_measured=None, metric="throughput=rate (\\S+)"):
         repetition_index=0,
         seed=7,
     )
-    trial_id, case_id = identity.ids(spec)
-    return PlannedTrial(
-        trial_id=trial_id, case_id=case_id, modes=(ScalingMode.WEAK,), spec=spec
-    )
+    return synthetic_trial.planned(spec)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -2,10 +2,10 @@
 
 import errno
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
+from repositories import commit, git
 
 from harness.command import identity, program, repository
 from harness.errors import PlanError, RevisionError
@@ -13,14 +13,6 @@ from harness.judging import program_revisions
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"
 PATHS = ("src/train.py", "kept.txt", "removed.txt")
-
-
-def git(root, *arguments):
-    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
-    allowed = ("-c", "protocol.file.allow=always")
-    subprocess.run(
-        ["git", *who, *allowed, *arguments], cwd=root, check=True, capture_output=True
-    )
 
 
 @pytest.fixture
@@ -31,8 +23,7 @@ def root(tmp_path):
     for name in PATHS:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("committed")
-    git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "-m", "first")
+    commit(folder, "first")
     return folder
 
 
@@ -119,7 +110,7 @@ def test_a_submodule_that_cannot_be_fetched_is_said(root, tmp_path, monkeypatch)
     """And it is fetched where it can be."""
     git(root, "clone", "--quiet", str(root), str(tmp_path / "library"))
     git(root, "submodule", "add", "--quiet", str(tmp_path / "library"), "library")
-    git(root, "commit", "--quiet", "-m", "second")
+    commit(root, "second")
     settings = tmp_path / "home"
     settings.mkdir()
     monkeypatch.setenv("HOME", str(settings))

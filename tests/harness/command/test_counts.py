@@ -2,9 +2,9 @@
 
 import json
 import re
-import subprocess
 
 import pytest
+from repositories import commit, git
 
 from harness.cli import exit_codes
 from harness.command import counts
@@ -31,11 +31,6 @@ OWN = (
 )
 
 
-def git(root, *arguments):
-    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
-    subprocess.run(["git", *who, *arguments], cwd=root, check=True)
-
-
 @pytest.mark.processes
 @pytest.mark.usefixtures("with_pages")
 def test_a_gate_finds_five_percent_more_bytes(harness, tmp_path):
@@ -45,8 +40,7 @@ def test_a_gate_finds_five_percent_more_bytes(harness, tmp_path):
     (tmp_path / "out").mkdir()
     for sent in (1000, 1050):
         (tmp_path / "bench.py").write_text(f"SENT = {sent}\n{BENCH}")
-        git(tmp_path, "add", "--all")
-        git(tmp_path, "commit", "--quiet", "-m", f"Send {sent}")
+        commit(tmp_path, f"sent-{sent}")
     arguments = ("gate", *OWN, "--baseline=HEAD^", "--study=g")
     files = ("--write=junit=out/gate.xml", "--write=markdown=out/gate.md")
     code, out, err = harness(*arguments, *files)

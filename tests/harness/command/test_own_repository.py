@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from repositories import commit, git
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
@@ -48,15 +49,8 @@ def repository(tmp_path_factory):
     (root / "uv.lock").write_text("version = 1\n")
     for name, cost in (("fast", 100), ("slow", 110), ("same", 100)):
         (root / "src" / "bench.py").write_text(BENCH.replace("100", str(cost)))
-        git(root, "add", "--all")
-        git(root, "commit", "--quiet", "--allow-empty", "-m", name)
-        git(root, "tag", name)
+        commit(root, name)
     return root
-
-
-def git(root, *arguments):
-    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
-    subprocess.run(["git", *who, *arguments], cwd=root, check=True)
 
 
 @pytest.fixture(scope="module")
@@ -248,17 +242,11 @@ def test_a_gate_judges_two_revisions_of_the_repository(
         "--setup=echo prepared > .prepared",
     )
     git(repository, "checkout", "--quiet", "main")
-    listed = subprocess.run(
-        ["git", "worktree", "list"],
-        cwd=repository,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    listed = git(repository, "worktree", "list")
 
     assert expected == {code}, out + err
     assert 2 == err.count("--setup in ")
-    assert 1 == len(listed.stdout.splitlines())
+    assert 1 == len(listed.splitlines())
     assert not (repository / ".prepared").exists()
 
 
@@ -369,9 +357,8 @@ def test_a_module_that_changes_makes_another_program(harness, folder, has_git):
     model = folder / "lib" / "model.py"
     model.write_text("EPOCH, FAILS = 1.0, 2\n")
     if has_git:
-        who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
-        for words in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "one")):
-            subprocess.run(["git", *who, *words], cwd=folder, check=True)
+        git(folder, "init", "--quiet")
+        commit(folder, "one")
     code, _, err = harness(*TRAIN_SWEEP, "--work=fixed")
     assert exit_codes.OK != code
     assert "its first error: 'ValueError: no data'" in err or "no data" in err

@@ -1,6 +1,7 @@
 """GPUs that others use, that are slow, or that TensorFlow does not see are found."""
 
 import functools
+import json
 import os
 import re
 
@@ -12,7 +13,7 @@ from harness.cli.verbs import doctor_verb
 from harness.doctor import diagnose, gpu, gpu_canary, gpu_state
 from harness.doctor.gpu_state import GpuState
 from harness.errors import DoctorError
-from harness.machine import gpu_exclusive, gpus
+from harness.machine import environment, gpu_exclusive, gpus
 from harness.trial.gpu_probe import MissingGpuError, TensorFlowGpus
 
 
@@ -39,34 +40,10 @@ def _state(**fields):
             "",
         ),
         (
-            {"num_users": 1},
-            "bad",
-            "H100, 1 other process, .*",
-            r"end its other users \(nvidia-smi\), or hide it: CUDA_VISIBLE_DEVICES",
-        ),
-        (
             {"num_users": None, "utilization": 0.5},
             "bad",
             "H100, 50 % busy, .*",
             r"end its other users \(nvidia-smi\), or hide it: CUDA_VISIBLE_DEVICES",
-        ),
-        (
-            {"slowed_by": ("power limit", "heat")},
-            "bad",
-            ".* slowed by power limit and heat",
-            "let it cool, or raise its power limit: its clock is lowered",
-        ),
-        (
-            {"power_limit_watts": 400.0, "default_power_limit_watts": 700.0},
-            "bad",
-            ".* limited to 400 of 700 W",
-            "sudo nvidia-smi -i 0 -pl 700",
-        ),
-        (
-            {"num_uncorrected_errors": 2},
-            "bad",
-            ".* 2 uncorrected ECC errors",
-            r"reset it \(sudo nvidia-smi --gpu-reset\), or have its memory replaced",
         ),
         (
             {"num_users": None, "clock_mhz": None, "temperature_celsius": None},
@@ -178,105 +155,145 @@ def test_without_a_driver_there_is_no_gpu(install_gpus):
     assert () == gpu_state.read_gpu_states(8)
 
 
-SEES_ALL = TensorFlowGpus(
-    num_gpus=8, is_built_with_cuda=True, cuda_version="12.5.1", cudnn_version="9"
-)
+MIXED = [*make_gpus(1), FakeGpu(uuid="GPU-a", name="NVIDIA A100")]
+BUSY = [*make_gpus(1), FakeGpu(uuid="GPU-b", users=[1])]
+MIG = [FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])]
+TWO = make_gpus(2)
+CAPPED = make_gpus(2, power_limit_watts=400.0)
+FAULTY = make_gpus(1, uncorrected_errors=3)
+INSTALL = "install the NVIDIA driver, or show GPUs with CUDA_VISIBLE_DEVICES"
+OTHERS = r"end its other users \(nvidia-smi\), or hide it: CUDA_VISIBLE_DEVICES"
+COOL = "let it cool, or raise its power limit: its clock is lowered"
+RESET = r"reset it \(sudo nvidia-smi --gpu-reset\), or have its memory replaced"
+HIDE = "hide those of other models: CUDA_VISIBLE_DEVICES"
+MIG_OFF = "sudo nvidia-smi -mig 0, or sweep with --replicas 1"
+NONE = r"TensorFlow sees 0 GPUs, but was given 2 \(CUDA_VISIBLE_DEVICES=0,1\)"
+BUILD = "this build of TensorFlow has no CUDA; .* make setup-gpu .*"
+UP_TO = r"570\.86\.15 for CUDA up to "
+BUILT = r"TensorFlow was built with CUDA 12\.5\.1, cuDNN 9"
+BESIDE = r".*, has CUDA 12\.9\.79 beside it"
+FOR_CUDA = "install a driver for CUDA 12.5 or newer"
+NEWER = "a newer driver: kernels that are compiled at run time may not load"
 
 
-def _check_set(seen=SEES_ALL, cuda="12.8", installed=""):
-    findings = gpu.check_set(
-        gpus.read_gpus(),
-        driver="570.86.15",
-        cuda=cuda,
-        installed=installed,
-        probe=lambda _ids: seen,
+@pytest.fixture
+def doctor(install_gpus, monkeypatch, capsys):
+    """Returns a function that runs the verb's checks of GPUs, and none of cores.
+
+    It returns the exit code, and the findings by what was checked.
+    """
+
+    def multiply(ids, _devices):
+        return {"alone": [9.0] * len(ids), "together": [9.0] * len(ids)}
+
+    check = functools.partial(gpu_canary.check_gpus, multiply=multiply)
+    monkeypatch.setattr(gpu_canary, "check_gpus", check)
+    monkeypatch.setattr(
+        diagnose,
+        "diagnose",
+        lambda measures: [
+            *gpu.check_gpus(gpu_state.read_gpu_states(os.getpid())),
+            *measures[-1]([0]),
+        ],
     )
-    return {finding.check: finding for finding in findings}
+
+    def run(machine, num_seen=None, is_built_with_cuda=True, installed="", **fields):
+        def probe(ids):
+            return TensorFlowGpus(
+                num_gpus=len(ids) if num_seen is None else num_seen,
+                is_built_with_cuda=is_built_with_cuda,
+                cuda_version="12.5.1",
+                cudnn_version="9",
+            )
+
+        packages = {"nvidia-cuda-runtime-cu12": installed}
+        monkeypatch.setattr(environment, "read_packages", lambda: packages)
+        install_gpus(machine, **fields)
+        code = doctor_verb.doctor(is_json=True, relay_sec=0, device="gpu", probe=probe)
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        return code, {of.pop("check"): of for of in findings}
+
+    return run
 
 
-def test_eight_equal_gpus_that_tensorflow_sees_are_ok(install_gpus):
-    install_gpus(make_gpus(8))
+@pytest.mark.parametrize("count", [1, 8])
+def test_equal_and_idle_gpus_are_fit(doctor, count):
+    """What was found is said of each check; each GPU has its product."""
+    code, findings = doctor(make_gpus(count))
 
+    assert exit_codes.OK == code
+    assert {"ok"} == {of["level"] for of in findings.values()}
+    assert count == sum(check.startswith("product on GPU ") for check in findings)
     assert {
-        "GPU models": "8 of model NVIDIA H100 80GB HBM3",
+        "GPU models": f"{count} of model NVIDIA H100 80GB HBM3",
         "MIG": "off",
-        "TensorFlow": "sees all 8 GPUs",
+        "TensorFlow": f"sees all {count} GPUs",
         "driver": "570.86.15 for CUDA up to 12.8; TensorFlow was built with CUDA"
         " 12.5.1, cuDNN 9",
-    } == {check: f.found for check, f in _check_set().items()}
-    assert {"ok"} == {f.level for f in _check_set().values()}
+    }.items() <= {check: of["found"] for check, of in findings.items()}.items()
 
 
 @pytest.mark.parametrize(
-    ("machine", "fields", "check", "level", "found", "advice"),
+    ("machine", "fields", "check", "found", "advice"),
     [
+        ([], {}, "GPUs", r"none visible, driver 570\.86\.15", INSTALL),
+        ([], {"driver": None}, "GPUs", "none", INSTALL),
+        (BUSY, {}, "GPU 1", ".* 1 other process,.*", OTHERS),
+        (make_gpus(2, reasons=0x24), {}, "GPU 1", ".* by power limit and heat", COOL),
+        (make_gpus(2, reasons=0x80), {}, "GPU 1", ".* slowed by power.*", COOL),
         (
-            [],
+            CAPPED,
             {},
-            "GPUs",
-            "bad",
-            "none visible, driver 570.86.15",
-            "install the NVIDIA driver, or show GPUs with CUDA_VISIBLE_DEVICES",
+            "GPU 1",
+            ".* limited to 400 of 700 W",
+            "sudo nvidia-smi -i 1 -pl 700",
         ),
+        (FAULTY, {}, "GPU 0", ".* 3 uncorrected ECC errors", RESET),
         (
-            [*make_gpus(1), FakeGpu(uuid="GPU-a", name="NVIDIA A100")],
+            MIXED,
             {},
             "GPU models",
-            "bad",
-            "2 visible, GPU 0 is NVIDIA H100 80GB HBM3, GPU 1 is NVIDIA A100",
-            "hide those of other models: CUDA_VISIBLE_DEVICES",
+            "2 visible, GPU 0 is .* HBM3, GPU 1 is .* A100",
+            HIDE,
         ),
+        (MIG, {}, "MIG", "on, 2 instances: CUDA gives a process one at most", MIG_OFF),
+        (TWO, {"num_seen": 0, "is_built_with_cuda": False}, "TensorFlow", NONE, BUILD),
+        (TWO, {"num_seen": 0}, "TensorFlow", NONE, ".* make setup-gpu.*"),
         (
-            [FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])],
-            {},
-            "MIG",
-            "bad",
-            "on, 2 instances: CUDA gives a process one at most",
-            "sudo nvidia-smi -mig 0, or sweep with --replicas 1",
-        ),
-        (
-            make_gpus(2),
-            {"seen": TensorFlowGpus(num_gpus=0, is_built_with_cuda=False)},
+            TWO,
+            {"num_seen": 1},
             "TensorFlow",
-            "bad",
-            r"TensorFlow sees 0 GPUs, but was given 2 \(CUDA_VISIBLE_DEVICES=0,1\)",
-            "this build of TensorFlow has no CUDA; .* make setup-gpu .*",
+            "TensorFlow sees 1 GPUs, .*",
+            "it skips .*",
         ),
-        (
-            make_gpus(1),
-            {"cuda": "11.8"},
-            "driver",
-            "bad",
-            r"570.86.15 for CUDA up to 11.8; TensorFlow was built with CUDA 12.5.1, .*",
-            "install a driver for CUDA 12.5 or newer",
-        ),
-        (
-            make_gpus(1),
-            {"cuda": "12.2"},
-            "driver",
-            "caution",
-            r"570.86.15 for CUDA up to 12.2; .*",
-            "a newer driver: kernels that are compiled at run time may not load",
-        ),
-        (
-            make_gpus(1),
-            {"installed": "12.9.79"},
-            "driver",
-            "caution",
-            r"570.86.15 for CUDA up to 12.8; .*, has CUDA 12.9.79 beside it",
-            "a newer driver: kernels that are compiled at run time may not load",
-        ),
+        (TWO, {"cuda": 11_080}, "driver", f"{UP_TO}11.8; {BUILT}", FOR_CUDA),
+        (TWO, {"cuda": 12_020}, "driver", f"{UP_TO}12.2; {BUILT}", NEWER),
+        (TWO, {"installed": "12.9.79"}, "driver", f"{UP_TO}12.8; {BESIDE}", NEWER),
     ],
 )
-def test_each_problem_of_the_gpus_together_has_its_finding(
-    install_gpus, machine, fields, check, level, found, advice
+def test_what_makes_gpus_unfit_is_found_with_its_remedy(
+    doctor, machine, fields, check, found, advice
 ):
-    install_gpus(machine)
-    finding = _check_set(**fields)[check]
+    """Exit code 6, but for a caution."""
+    code, findings = doctor(machine, **fields)
 
-    assert level == finding.level
-    assert re.fullmatch(found, finding.found)
-    assert re.fullmatch(advice, finding.advice)
+    level = "caution" if advice == NEWER else "bad"
+    assert (exit_codes.OK if advice == NEWER else exit_codes.UNFIT) == code
+    assert level == findings[check]["level"]
+    assert re.fullmatch(found, findings[check]["found"])
+    assert re.fullmatch(advice, findings[check]["advice"])
+
+
+def test_gpus_of_a_sweep_are_not_timed(doctor, install_gpus):
+    """That would make its trials void."""
+    install_gpus(make_gpus(2))
+    with gpu_exclusive.hold(gpus.read_gpus()[1:], study="s"):
+        code, findings = doctor(make_gpus(2))
+
+    assert exit_codes.UNFIT == code
+    assert not any(check.startswith("product on GPU") for check in findings)
+    assert "bad" == findings["other sweeps"]["level"]
+    assert re.match("GPU 1 .* is used by another", findings["other sweeps"]["found"])
 
 
 def test_a_tensorflow_that_does_not_answer_is_a_finding(install_gpus):
@@ -288,101 +305,6 @@ def test_a_tensorflow_that_does_not_answer_is_a_finding(install_gpus):
 
     findings = gpu.check_set(gpus.read_gpus(), driver="1", cuda="12.8", probe=refuse)
     assert ("TensorFlow", "bad") == (findings[-1].check, findings[-1].level)
-
-
-MIXED = [*make_gpus(2), FakeGpu(uuid="GPU-a", name="NVIDIA A100-SXM4-80GB")]
-BUSY = [*make_gpus(1), FakeGpu(uuid="GPU-b", users=[1])]
-MIG = [FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])]
-LIMITED = make_gpus(2, power_limit_watts=400.0)
-
-
-def _multiply(ids, _devices):
-    return {"alone": [9.0] * len(ids), "together": [9.0] * len(ids)}
-
-
-@pytest.fixture
-def doctor(install_gpus, monkeypatch, capsys):
-    """Returns a function that runs the verb's checks of GPUs, and none of cores."""
-    check = functools.partial(gpu_canary.check_gpus, multiply=_multiply)
-    monkeypatch.setattr(gpu_canary, "check_gpus", check)
-    monkeypatch.setattr(
-        diagnose,
-        "diagnose",
-        lambda measures: [
-            *gpu.check_gpus(gpu_state.read_gpu_states(os.getpid())),
-            *measures[-1]([0]),
-        ],
-    )
-
-    def run(machine, num_seen=None, **fields):
-        def probe(ids):
-            return TensorFlowGpus(
-                num_gpus=len(ids) if num_seen is None else num_seen,
-                is_built_with_cuda=True,
-                cuda_version="12.5.1",
-                cudnn_version="9",
-            )
-
-        install_gpus(machine, **fields)
-        code = doctor_verb.doctor(is_json=False, relay_sec=0, device="gpu", probe=probe)
-        return code, capsys.readouterr().out
-
-    return run
-
-
-@pytest.mark.parametrize("count", [1, 8])
-def test_equal_and_idle_gpus_are_fit(doctor, count):
-    code, out = doctor(make_gpus(count))
-
-    assert exit_codes.OK == code, out
-    assert count == len(re.findall(r"product on GPU \d+ +ok", out))
-    assert out.endswith("fit for timings\n")
-
-
-@pytest.mark.parametrize(
-    ("machine", "fields", "found", "advice"),
-    [
-        ([], {}, r"GPUs +bad +none visible, driver 570", "install the NVIDIA driver"),
-        ([], {"driver": None}, r"GPUs +bad +none", "install the NVIDIA driver"),
-        (BUSY, {}, r"GPU 1 +bad .*1 other process", "end its other users"),
-        (make_gpus(2, reasons=0x20), {}, r"slowed by heat", "let it cool"),
-        (make_gpus(2, reasons=0x80), {}, r"slowed by power", "let it cool"),
-        (LIMITED, {}, r"limited to 400 of 700 W", "nvidia-smi -i 0 -pl 700"),
-        (make_gpus(1, uncorrected_errors=3), {}, r"3 uncorrected", "--gpu-reset"),
-        (MIG, {}, r"MIG +bad +on, 2 instances", "nvidia-smi -mig 0"),
-        (MIXED, {}, r"GPU models +bad .*A100", "hide those of other models"),
-        (make_gpus(2), {"cuda": 11_080}, r"driver +bad", "a driver for CUDA 12.5"),
-        (make_gpus(2), {"num_seen": 1}, r"TensorFlow +bad +TensorFlow sees 1", "skips"),
-        (
-            make_gpus(2),
-            {"num_seen": 0},
-            r"TensorFlow +bad +.* sees 0",
-            "make setup-gpu",
-        ),
-    ],
-)
-def test_what_makes_gpus_unfit_is_found_with_its_remedy(
-    doctor, machine, fields, found, advice
-):
-    """Exit code 6; the table may break lines, so words are compared."""
-    code, out = doctor(machine, **fields)
-    text = " ".join(out.split())
-
-    assert exit_codes.UNFIT == code, out
-    assert re.search(found, text), out
-    assert set(advice.split()) <= set(re.split(r"[ ,()]", text)), out
-    assert re.search(r"unfit for timings: ", out)
-
-
-def test_gpus_of_a_sweep_are_not_timed(doctor, install_gpus):
-    """That would make its trials void."""
-    install_gpus(make_gpus(2))
-    with gpu_exclusive.hold(gpus.read_gpus()[1:], study="s"):
-        code, out = doctor(make_gpus(2))
-
-    assert exit_codes.UNFIT == code
-    assert "product on GPU" not in out
-    assert re.search(r"other sweeps +bad +GPU 1 .* is used by another sweep", out)
 
 
 def _probe(ids):

@@ -176,10 +176,8 @@ def test_a_workload_is_run_with_its_variables(tmp_path, monkeypatch, capfd):
     (tmp_path / "workloads").mkdir()
     (tmp_path / "workloads/__init__.py").touch()  # or the real one comes first
     (tmp_path / "workloads/warm_up.py").write_text(
-        "import os, sys, time\n"
-        "time.sleep(0.3)\n"
-        "print(sys.argv[1], os.environ['CUDA_CACHE_PATH'], flush=True)\n"
-        "sys.exit(5)\n"
+        "import os, sys, time\ntime.sleep(0.3)\nprint(sys.argv[1], "
+        "os.environ['CUDA_CACHE_PATH'], flush=True)\nsys.exit(5)\n"
     )
     monkeypatch.chdir(tmp_path)  # Python looks there first
     monkeypatch.setattr(gpu_code, "_SOURCE_ROOT", tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +12,7 @@ import gate_process
 import pytest
 from command_words import overridden
 from loads import QUIET
+from repositories import commit, git
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
@@ -32,56 +32,45 @@ WORKER = (sys.executable, "-S", "-c", f"{_START}; sys.exit(main())")
 GATE = (*gate_process.GATE, "--rounds=3")
 
 
-def _git(folder: Path, *arguments: str) -> None:
-    identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
-    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True)
-
-
-def _commit(folder: Path, tag: str) -> None:
-    _git(folder, "add", "--all")
-    _git(folder, "commit", "--quiet", "--allow-empty", "--message", tag)
-    _git(folder, "tag", tag)
-
-
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: Any) -> Path:
     """Returns a repository with a revision for everything that a gate can meet."""
     folder = tmp_path_factory.mktemp("repository")
-    _git(folder, "init", "--quiet")
+    git(folder, "init", "--quiet")
     for name in PACKAGES:
         shutil.copytree(
             ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
         )
     shutil.copy(ROOT / revisions.LOCK_NAME, folder)
-    _commit(folder, "same")
+    commit(folder, "same")
     (folder / "slowdown.txt").write_text("0.909")
-    _commit(folder, "faster")
+    commit(folder, "faster")
     (folder / "slowdown.txt").write_text("1.1")
-    _commit(folder, "slower")
+    commit(folder, "slower")
     (folder / "slowdown.txt").write_text("1.0")
     (folder / "counted.json").write_text(
         '{"graph_nodes": 100, "collective_bytes": 1000}'
     )
-    _commit(folder, "sent_less")
+    commit(folder, "sent_less")
     (folder / "counted.json").unlink()
     (folder / "learned.txt").write_text("1.25")
-    _commit(folder, "learned_more")
+    commit(folder, "learned_more")
     (folder / "slowdown.txt").write_text("not a number")
-    _commit(folder, "fails")
+    commit(folder, "fails")
     records = folder / "results" / "records" / "models.py"
     records.write_text(
         records.read_text().replace("    revision: Name", "    tree: Name")
     )
-    _commit(folder, "older")
+    commit(folder, "older")
     records.write_text(
         records.read_text().replace(
             f"SCHEMA_VERSION = {SCHEMA_VERSION}", "SCHEMA_VERSION = 1"
         )
     )
-    _commit(folder, "of_older_records")
+    commit(folder, "of_older_records")
     (folder / revisions.LOCK_NAME).write_text("this is no requirement\n")
-    _commit(folder, "broken")
-    _git(folder, "checkout", "--quiet", "same")
+    commit(folder, "broken")
+    git(folder, "checkout", "--quiet", "same")
     return folder
 
 

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from repositories import commit, git
 
 from harness.cli import exit_codes
 from harness.errors import RevisionError
@@ -58,18 +59,11 @@ def _lock(wheels, contents):
 
 def _commit(repository, files, tag):
     """Commits files on top of the revision ``same``, which stays checked out."""
-
-    def git(*arguments):
-        identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
-        subprocess.run(["git", *identity, *arguments], cwd=repository, check=True)
-
-    git("checkout", "--quiet", "same")
+    git(repository, "checkout", "--quiet", "same")
     for name, text in files.items():
         (repository / name).write_text(text)
-    git("add", "--all")
-    git("commit", "--quiet", "--message", tag)
-    git("tag", tag)
-    git("checkout", "--quiet", "same")
+    commit(repository, tag)
+    git(repository, "checkout", "--quiet", "same")
 
 
 @pytest.fixture(scope="session")

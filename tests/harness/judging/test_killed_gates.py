@@ -8,7 +8,8 @@ from pathlib import Path
 
 import drawn
 import pytest
-from gate_process import DRIVER, GATE, git, worktrees
+from gate_process import DRIVER, GATE, worktrees
+from repositories import git
 
 from harness.judging import revisions
 from harness.judging import worktrees as worktrees_lib

@@ -12,6 +12,7 @@ from pathlib import Path
 import kubernetes_api
 import kubernetes_rules
 import pytest
+import synthetic_trial
 
 from harness.cli import exit_codes
 from harness.errors import LaunchError, PlanError
@@ -23,8 +24,7 @@ from harness.launch.job import Job
 from harness.launch.kubernetes import gang_set, programs, sweep_job
 from harness.launch.kubernetes.options import KubernetesOptions
 from harness.run.trial_runner import run_trial
-from results.records import identity
-from results.records.models import PlannedTrial, ScalingMode, TrialStatus
+from results.records.models import TrialStatus
 from results.store.study_store import Store
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -286,10 +286,7 @@ OPTIONS = options_of(claim="studies", nodes=2)
 def test_a_trial_is_a_jobset_of_two_pods(server, store, make_spec, settings):
     """Measured as anywhere; afterwards nothing of it is left on the server."""
     spec = make_spec(backend="multi_worker", variables={HOSTS_VARIABLE: "2"})
-    trial_id, case_id = identity.ids(spec)
-    trial = PlannedTrial(
-        trial_id=trial_id, case_id=case_id, modes=(ScalingMode.WEAK,), spec=spec
-    )
+    trial = synthetic_trial.planned(spec)
     launcher = gang_set.KubernetesLauncher(OPTIONS)
     run_trial(store, trial, dataclasses.replace(settings, launcher=launcher))
     (found,) = store.trials()

@@ -14,6 +14,7 @@ import types
 from pathlib import Path
 
 import pytest
+import synthetic_trial
 from command_words import smoke_sweep
 
 from harness.cli import exit_codes
@@ -26,8 +27,7 @@ from harness.launch.ray.launcher import RayLauncher
 from harness.run import aggregate
 from harness.run.trial_runner import run_trial
 from harness.trial import process_tree
-from results.records import identity
-from results.records.models import PlannedTrial, ScalingMode, TrialStatus
+from results.records.models import TrialStatus
 from results.store.study_store import Store
 
 
@@ -215,10 +215,7 @@ def planned(make_spec):
         spec = make_spec(
             backend="multi_worker", variables={HOSTS_VARIABLE: "2"}, **fields
         )
-        trial_id, case_id = identity.ids(spec)
-        return PlannedTrial(
-            trial_id=trial_id, case_id=case_id, modes=(ScalingMode.WEAK,), spec=spec
-        )
+        return synthetic_trial.planned(spec)
 
     return plan
 

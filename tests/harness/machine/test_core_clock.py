@@ -159,9 +159,8 @@ def test_this_kernel_has_what_a_reading_needs():
 def test_a_reading_while_threads_come_and_end_succeeds():
     """A child starts a thread that ends, again and again."""
     code = (
-        "import threading\nprint(flush=True)\n"
-        "while True:\n"
-        "  t = threading.Thread(target=int)\n  t.start()\n  t.join()\n"
+        "import threading\nprint(flush=True)\nwhile True:\n  t ="
+        " threading.Thread(target=int)\n  t.start()\n  t.join()\n"
     )
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:

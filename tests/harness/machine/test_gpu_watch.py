@@ -1,5 +1,6 @@
 """GPUs are watched while a trial runs: others, heat, clock, power and energy."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import time
 
 import pytest
 from fake_nvml import FakeGpu, FakeMig, make_gpus
+from loads import QUIET
 
 from harness.machine import disturbance, gpus
 from harness.machine.gpu_watch import (
@@ -187,16 +189,7 @@ def test_a_hot_gpu_is_void_and_one_at_its_power_limit_is_not():
 
 def test_gpus_are_a_cause_of_void_turns_of_their_own():
     """Beside the load of the cores."""
-    quiet = disturbance.Disturbance(
-        foreign_cpu_fraction=0.0,
-        foreign_resolution=0.0,
-        stolen_cpu_fraction=0.0,
-        stolen_resolution=0.0,
-        run_delay_sec=0.0,
-        num_throttled=0,
-        throttled_sec=0.0,
-        gpus=(summarize(3, [_reading(num_foreign=2)]),),
-    )
+    quiet = dataclasses.replace(QUIET, gpus=(summarize(3, [_reading(num_foreign=2)]),))
 
     assert "2 other processes used GPU 3" == disturbance.void_reason(quiet, 0)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_root import FakeRoot
+from repositories import commit, git
 
 from harness.machine import canary, containers, environment, machine_state
 from harness.run import trial_tree
@@ -241,33 +242,26 @@ def test_the_c_library_is_named():
     assert version is None or re.fullmatch(r"\d+\.\d+", version)
 
 
-def _git(folder, *arguments):
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
-    command = ["git", "-C", str(folder), *identity, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 def test_the_commit_is_recorded_and_whether_code_differs(tmp_path):
     """A changed or new Python file counts, a note does not."""
     (tmp_path / "harness").mkdir()
     module = tmp_path / "harness/__init__.py"
     module.write_text("")
     assert (None, None) == machine_state.read_source_state(tmp_path)
-    _git(tmp_path, "init", "-q")
+    git(tmp_path, "init", "-q")
     # A repository around an installed copy is not that of the code.
     assert (None, None) == machine_state.read_source_state(tmp_path)
-    _git(tmp_path, "add", ".")
-    _git(tmp_path, "commit", "-q", "-m", "x")
-    commit = _git(tmp_path, "rev-parse", "HEAD").strip()
+    commit(tmp_path, "first")
+    found = git(tmp_path, "rev-parse", "HEAD").strip()
 
-    assert (commit, False) == machine_state.read_source_state(tmp_path)
+    assert (found, False) == machine_state.read_source_state(tmp_path)
     (tmp_path / "note.txt").write_text("x")
-    assert (commit, False) == machine_state.read_source_state(tmp_path)
+    assert (found, False) == machine_state.read_source_state(tmp_path)
     (tmp_path / "harness/new.py").write_text("x = 1")
-    assert (commit, True) == machine_state.read_source_state(tmp_path)
+    assert (found, True) == machine_state.read_source_state(tmp_path)
     (tmp_path / "harness/new.py").unlink()
     module.write_text("x = 1")
-    assert (commit, True) == machine_state.read_source_state(tmp_path)
+    assert (found, True) == machine_state.read_source_state(tmp_path)
 
 
 def test_without_git_there_is_no_commit(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """What a trial ended as, from what its ranks and its processes have left."""
 
-import dataclasses
 import json
 import threading
 import time
@@ -15,10 +14,6 @@ from harness.trial.first_exit import FirstExit
 from results.records.models import Failure, Phase, TrialStatus
 
 SECOND = 1_000_000_000
-GOOD_EXIT = TrialExit(
-    exit_code=0, is_timed_out=False, timeout_sec=60, duration_sec=9, num_oom_kills=0
-)
-TRIAL_ID = "0" * 20
 
 
 def write_rank(folder, rank, *, start, step, num_steps=6):
@@ -44,8 +39,18 @@ def write_rank(folder, rank, *, start, step, num_steps=6):
     (folder / f"rank_{rank}.jsonl").write_text(text)
 
 
-def conclude(folder, spec, **fields):
-    return aggregate.conclude(TRIAL_ID, spec, folder, GOOD_EXIT, num_ranks=2, **fields)
+def conclude(folder, spec, exit_code=0, num_oom_kills=0, num_ranks=2, **fields):
+    """Concludes a trial whose first process ended like this."""
+    ended = TrialExit(
+        exit_code=exit_code,
+        is_timed_out=False,
+        timeout_sec=60,
+        duration_sec=9,
+        num_oom_kills=num_oom_kills,
+    )
+    return aggregate.conclude(
+        "0" * 20, spec, folder, ended, num_ranks=num_ranks, **fields
+    )
 
 
 def test_the_window_is_from_latest_start_to_latest_end(tmp_path, make_spec):
@@ -100,14 +105,7 @@ def test_a_rank_file_that_never_appears_is_waited_for_only_so_long(tmp_path, mak
     start = time.monotonic()
     made = conclude(tmp_path, make_spec(), late_sec=0.6)
     waited_sec = time.monotonic() - start
-    aggregate.conclude(
-        TRIAL_ID,
-        make_spec(),
-        tmp_path,
-        dataclasses.replace(GOOD_EXIT, exit_code=1),
-        num_ranks=2,
-        late_sec=60.0,
-    )
+    conclude(tmp_path, make_spec(), exit_code=1, late_sec=60.0)
 
     assert made.status is TrialStatus.FAILED
     assert 0.6 <= waited_sec < 10
@@ -134,14 +132,7 @@ def conclude_killed(tmp_path, make_spec):
     def run(first, exit_code=-11):
         if first is not None:
             first_exit.write(tmp_path, first)
-        ended = TrialExit(
-            exit_code=exit_code,
-            is_timed_out=False,
-            timeout_sec=9.0,
-            duration_sec=1.0,
-            num_oom_kills=0,
-        )
-        return aggregate.conclude("0" * 16, make_spec(), tmp_path, ended, num_ranks=2)
+        return conclude(tmp_path, make_spec(), exit_code)
 
     return run
 
@@ -247,14 +238,7 @@ def test_a_process_that_a_library_ended_is_out_of_memory(make_spec, tmp_path):
     """Some abort where they cannot allocate; their last words are in the log."""
     text = "F0000 cuda_dnn.cc:1234] Check failed: CUDNN_STATUS_ALLOC_FAILED\n"
     (tmp_path / "stderr.log").write_text(text, encoding="utf-8")
-    ended = TrialExit(
-        exit_code=-6,
-        is_timed_out=False,
-        timeout_sec=60.0,
-        duration_sec=1.0,
-        num_oom_kills=0,
-    )
-    conclusion = aggregate.conclude("00" * 10, make_spec(), tmp_path, ended)
+    conclusion = conclude(tmp_path, make_spec(), -6, num_ranks=1)
 
     assert TrialStatus.OUT_OF_MEMORY is conclusion.status
     assert conclusion.failure is not None
@@ -280,15 +264,51 @@ def test_a_process_that_a_library_ended_is_out_of_memory(make_spec, tmp_path):
 )
 def test_an_unexplained_sigkill_is_a_failure(make_spec, tmp_path, count, status, said):
     """Somebody sent it; that memory was short is said where the kernel counted it."""
-    ended = TrialExit(
-        exit_code=-9,
-        is_timed_out=False,
-        timeout_sec=60.0,
-        duration_sec=1.0,
-        num_oom_kills=count,
-    )
-    conclusion = aggregate.conclude("00" * 10, make_spec(), tmp_path, ended)
+    conclusion = conclude(tmp_path, make_spec(), -9, count, num_ranks=1)
 
     assert status is conclusion.status
     assert conclusion.failure is not None
     assert said in conclusion.failure.reason
+
+
+def test_a_log_without_end_is_read_at_its_end(tmp_path, make_spec):
+    """A program may write more than there is memory."""
+    with (tmp_path / "stderr.log").open("wb") as log:
+        log.seek(2**40)
+        log.write(b"the last words\n")
+    failure = conclude(tmp_path, make_spec(), 1, num_ranks=1).failure
+
+    assert failure is not None
+    assert "the last words" in str(failure.traceback)
+
+
+@pytest.mark.parametrize("reason", ["bad \ud800 \0 end", "", 7, None])
+def test_a_failure_that_is_no_text_is_a_failure_all_the_same(
+    tmp_path, make_spec, reason
+):
+    """What a library says of its fault can be anything."""
+    lines = [{"kind": "failure", "phase": "build", "reason": reason, "traceback": "\0"}]
+    (tmp_path / "rank_0.jsonl").write_text(f"{json.dumps(lines[0])}\n")
+    found = conclude(tmp_path, make_spec(), 1, num_ranks=1)
+
+    assert found.failure is not None
+    assert TrialStatus.FAILED is found.status
+    assert found.failure.reason.isprintable()
+
+
+def test_a_failure_without_a_phase_is_reported(tmp_path, make_spec):
+    """Then the record of the failure is what failed."""
+    (tmp_path / "rank_0.jsonl").write_text('{"kind": "failure", "phase": "lunch"}\n')
+    found = conclude(tmp_path, make_spec(), 1, num_ranks=1)
+
+    assert found.failure is not None
+    assert "rank 0 recorded a malformed failure" in found.failure.reason
+
+
+def test_a_rank_file_that_is_a_folder_is_a_failure(tmp_path, make_spec):
+    """Of reading what was observed."""
+    (tmp_path / "rank_0.jsonl").mkdir()
+    found = conclude(tmp_path, make_spec(), 1, num_ranks=1)
+
+    assert found.failure is not None
+    assert "rank_0.jsonl: it is not a regular file" == found.failure.reason

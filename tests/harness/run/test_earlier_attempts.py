@@ -147,3 +147,37 @@ def test_one_failed_look_removes_and_mixes_nothing(name, tmp_path, monkeypatch):
         with pytest.raises(UnavailableRecordError, match="Stale file handle"):
             clearing.clear(trial_dir)
     assert before == sorted(trial_dir.rglob("*"))
+
+
+def test_a_link_in_the_place_of_a_trial_is_removed_alone(tmp_path):
+    """What it leads to is not ours."""
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "status.json").write_text("kept")
+    (tmp_path / "trial").symlink_to("precious")
+    clearing.clear(tmp_path / "trial")
+
+    assert ["precious"] == [path.name for path in tmp_path.iterdir()]
+    assert "kept" == (tmp_path / "precious" / "status.json").read_text()
+
+
+def test_what_is_no_trial_makes_room(tmp_path):
+    """A file for the folder is removed; a folder for the status, with all, is moved."""
+    trial_dir = tmp_path / "trials" / "a"
+    (trial_dir / "status.json" / "x").mkdir(parents=True)
+    clearing.clear(trial_dir)
+    trial_dir.write_text("")
+    clearing.clear(trial_dir)
+
+    assert not trial_dir.exists()
+    assert (tmp_path / "earlier" / "a-1" / "status.json" / "x").is_dir()
+
+
+def test_what_cannot_be_removed_is_reported(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    with pytest.raises(
+        StudyError, match=r"cannot move '.*' .*: Permission denied; move"
+    ):
+        clearing.clear(tmp_path)

@@ -5,13 +5,13 @@ import json
 import re
 
 import pytest
+import synthetic_trial
 from command_words import overridden
 
 from harness.cli import exit_codes
 from harness.launch.local import LocalLauncher
 from harness.run import match_runs
-from results.records import identity
-from results.records.models import PlannedTrial, ScalingMode, TrialStatus
+from results.records.models import TrialStatus
 from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
@@ -177,12 +177,7 @@ def test_matches_are_gangs_where_trials_are(store, make_spec, settings):
     trials = []
     for seed in (1, 2):
         spec = make_spec(backend="in_graph", seed=seed)
-        trial_id, case_id = identity.ids(spec)
-        trials.append(
-            PlannedTrial(
-                trial_id=trial_id, case_id=case_id, modes=(ScalingMode.WEAK,), spec=spec
-            )
-        )
+        trials.append(synthetic_trial.planned(spec))
     launcher = Launcher()
     match_runs._run_together(
         store.matching, trials, dataclasses.replace(settings, launcher=launcher)

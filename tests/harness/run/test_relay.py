@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import synthetic_trial
 
 from harness.errors import DoesNotFitError
 from harness.machine.topology import CpuTopology, LogicalCpu
@@ -19,13 +20,11 @@ from harness.run.relay import run_generation
 from harness.run.resident import Resident
 from harness.run.rounds import Generation
 from harness.trial import process_tree, rank_file
-from results.records import identity
 from results.records.models import (
     Control,
     Measuring,
     Order,
     Plan,
-    PlannedTrial,
     ScalingMode,
     TrialStatus,
 )
@@ -137,10 +136,7 @@ def solo_trial(relay_plan):
             "global_batch_size": 2 * batch,
         }
     )
-    trial_id, case_id = identity.ids(spec)
-    return PlannedTrial(
-        trial_id=trial_id, case_id=case_id, modes=(ScalingMode.WEAK,), spec=spec
-    )
+    return synthetic_trial.planned(spec)
 
 
 @forked

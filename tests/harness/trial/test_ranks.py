@@ -8,13 +8,13 @@ import time
 
 import psutil
 import pytest
+import synthetic_trial
 
 from harness.run import trial_tree
 from harness.run.trial_runner import run_trial
 from harness.trial import waiting
 from harness.trial.ending import cause_of
-from results.records import identity
-from results.records.models import Phase, PlannedTrial, ScalingMode, TrialStatus
+from results.records.models import Phase, TrialStatus
 
 
 @pytest.mark.processes
@@ -37,13 +37,7 @@ def run_cluster(store, settings, make_spec):
     """Returns a function that runs a trial of two workers; it returns its record."""
 
     def run_it():
-        spec = make_spec(backend="multi_worker")
-        trial = PlannedTrial(
-            trial_id=identity.trial_id(spec),
-            case_id=identity.case_id(spec),
-            modes=(ScalingMode.WEAK,),
-            spec=spec,
-        )
+        trial = synthetic_trial.planned(make_spec(backend="multi_worker"))
         run_trial(store, trial, settings)
         return store.read_trial(trial.trial_id)
 
@@ -115,13 +109,7 @@ def test_a_stuck_rank_is_killed_with_all_others(
 ):
     """The timeout of a trial holds for its cluster; no process is left."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:hang")
-    spec = make_spec(backend="multi_worker")
-    trial = PlannedTrial(
-        trial_id=identity.trial_id(spec),
-        case_id=identity.case_id(spec),
-        modes=(ScalingMode.WEAK,),
-        spec=spec,
-    )
+    trial = synthetic_trial.planned(make_spec(backend="multi_worker"))
 
     status = run_trial(store, trial, dataclasses.replace(settings, timeout_sec=3))
 

@@ -164,8 +164,7 @@ def test_a_trial_without_its_gpus_fails_before_it_builds(trial_dir):
     assert re.fullmatch(
         r"TensorFlow sees 0 GPUs, but was given 2 \(CUDA_VISIBLE_DEVICES=0,1\): .*;"
         r" install .* with make setup-gpu \(it installs requirements-gpu\.lock\), or"
-        r" use"
-        r" --device cpu",
+        r" use --device cpu",
         log.failure["reason"],
     )
     assert {} == log.facts  # nothing was built

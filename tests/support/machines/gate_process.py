@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
+
+from repositories import git
 
 TESTS = Path(__file__).resolve().parents[2]
 WORKER = (sys.executable, str(TESTS / "harness" / "judging" / "gate_worker.py"))
@@ -30,13 +31,6 @@ revisions.SOURCE_ROOT = pathlib.Path(sys.argv.pop(1))
 overrides = {{"worker_command": {WORKER!r}, "canary": lambda core: 0.2}}
 sys.exit(main(run_overrides=overrides))
 """
-
-
-def git(repository: Path, *arguments: str) -> str:
-    """Returns what git prints."""
-    return subprocess.run(
-        ["git", *arguments], cwd=repository, check=True, capture_output=True, text=True
-    ).stdout
 
 
 def worktrees(repository: Path) -> list[str]:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from results.records import identity
 from results.records.models import (
     Environment,
     Failure,
     Phase,
     Placement,
+    PlannedTrial,
     QualityMetric,
     QualityPoint,
     RankTimes,
@@ -172,6 +174,12 @@ def _turns(
         )
         for index, (start, end) in enumerate(zip(starts, ends, strict=True))
     )
+
+
+def planned(spec: TrialSpec) -> PlannedTrial:
+    """Returns the trial of a plan that has a spec, in weak scaling."""
+    trial_id, case_id = identity.ids(spec)
+    return PlannedTrial(trial_id=trial_id, case_id=case_id, modes=(WEAK,), spec=spec)
 
 
 def environment(spec: TrialSpec, fingerprint: str) -> Environment:
