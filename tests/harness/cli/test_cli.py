@@ -108,22 +108,20 @@ def test_bad_input_is_one_line_exit_2_and_nothing_written(
 
 
 @pytest.mark.parametrize("verb", ["status", "sweep --study", "report"])
-def test_a_missing_study_is_one_line(harness, verb):
-    code, out, err = harness(*verb.split(), "nothing")
-
-    assert exit_codes.USAGE == code
-    assert out == ""
-    assert re.search(r"^error: no study at 'runs/nothing': .*does not exist", err)
-
-
-@pytest.mark.parametrize("verb", ["status", "sweep --study", "report"])
-def test_an_empty_study_directory_is_one_line(harness, tmp_path, verb):
-    """A directory is not a study yet."""
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing", r"no study at 'runs/nothing': .*does not exist"),
+        ("empty", r"no study at 'runs/empty': .*plan.json"),
+    ],
+)
+def test_what_is_no_study_is_one_line(harness, tmp_path, verb, name, message):
+    """Each reading verb says the same; a directory is not a study yet."""
     (tmp_path / "runs" / "empty").mkdir(parents=True)
-    code, _, err = harness(*verb.split(), "empty")
+    code, out, err = harness(*verb.split(), name)
 
-    assert exit_codes.USAGE == code
-    assert re.search(r"^error: no study at 'runs/empty': .*plan.json", err)
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert re.search(f"^error: {message}", err)
 
 
 @pytest.mark.parametrize("verb", ["status", "report"])
@@ -132,7 +130,7 @@ def test_an_empty_study_name_is_one_line(harness, verb):
     code, _, err = harness(verb, "")
 
     assert exit_codes.USAGE == code
-    assert re.search(r"^error: study '' is empty", err)
+    assert re.search(r"^error: study '' is empty; name a study in 'runs'", err)
 
 
 def test_every_verb_has_help():

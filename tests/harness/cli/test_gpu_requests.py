@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from command_words import overridden, smoke_sweep
-from fake_nvml import FakeGpu, FakeMig, make_gpus
+from fake_nvml import FakeGpu, FakeMig, make_gpus, without
 
 from harness.cli import exit_codes
 from harness.machine import gpu_exclusive, gpus
@@ -18,96 +18,91 @@ BUSY = [*make_gpus(2), FakeGpu(uuid="GPU-b", users=[1, 2])]
 HIDES_ITS_USER = [
     FakeGpu(
         utilization=40,
-        unsupported=frozenset({"nvmlDeviceGetComputeRunningProcesses"}),
+        unsupported=without("ComputeRunningProcesses"),
     )
 ]
 
 
-@pytest.mark.parametrize(
-    ("machine", "replicas", "limit", "message"),
-    [
+UNUSABLE = [
+    (
+        [],
+        "1",
+        None,
         (
-            [],
-            "1",
-            None,
-            (
-                r"--device gpu: this machine shows 0 GPUs \(NVIDIA driver missing, or"
-                r" hidden by CUDA_VISIBLE_DEVICES\); use --device cpu"
-            ),
+            r"--device gpu: this machine shows 0 GPUs \(NVIDIA driver missing, or"
+            r" hidden by CUDA_VISIBLE_DEVICES\); use --device cpu"
         ),
+    ),
+    (
+        make_gpus(2),
+        "1,4",
+        None,
         (
-            make_gpus(2),
-            "1,4",
-            None,
-            (
-                r"--replicas needs 4 GPUs, but this machine shows 2; use at most"
-                r" --replicas 2"
-            ),
+            r"--replicas needs 4 GPUs, but this machine shows 2; use at most"
+            r" --replicas 2"
         ),
+    ),
+    (make_gpus(8), "1,2", "0", r"--replicas needs 2 GPUs, but this machine shows 1"),
+    (
+        make_gpus(8),
+        "1,2",
+        "0,0",
         (
-            make_gpus(8),
-            "1,2",
-            "0",
-            r"--replicas needs 2 GPUs, but this machine shows 1",
+            r"CUDA_VISIBLE_DEVICES=0,0 names GPU 0 twice, so CUDA would show none;"
+            r" name each GPU once"
         ),
+    ),
+    (
+        make_gpus(2),
+        "1,2",
+        "GPU-00ab,GPU-oops",
         (
-            make_gpus(8),
-            "1,2",
-            "0,0",
-            (
-                r"CUDA_VISIBLE_DEVICES=0,0 names GPU 0 twice, so CUDA would show none;"
-                r" name each GPU once"
-            ),
+            r"'GPU-oops' is no GPU of this machine, so CUDA would hide it and all"
+            r" after it; allowed are 0, 1 and the UUIDs that 'nvidia-smi -L' lists"
         ),
+    ),
+    (
+        MIG,
+        "1,2",
+        None,
         (
-            make_gpus(2),
-            "1,2",
-            "GPU-00ab,GPU-oops",
-            (
-                r"'GPU-oops' is no GPU of this machine, so CUDA would hide it and all"
-                r" after it; allowed are 0, 1 and the UUIDs that 'nvidia-smi -L' lists"
-            ),
+            r"2 replicas need 2 GPUs, but this machine's are in MIG mode, .*; use"
+            r" --replicas 1, or switch MIG off: sudo nvidia-smi -mig 0"
         ),
+    ),
+    (
+        MIXED,
+        "1,3",
+        None,
         (
-            MIG,
-            "1,2",
-            None,
-            (
-                r"2 replicas need 2 GPUs, but this machine's are in MIG mode, .*; use"
-                r" --replicas 1, or switch MIG off: sudo nvidia-smi -mig 0"
-            ),
+            r"3 replicas need 3 GPUs of one model, but GPU 0\+1 are NVIDIA H100"
+            r" 80GB HBM3, GPU 2 is NVIDIA A100-SXM4-80GB; choose equal ones with"
+            r" CUDA_VISIBLE_DEVICES, such as CUDA_VISIBLE_DEVICES=0,1(?!,)"
         ),
+    ),
+    (
+        BUSY,
+        "1,3",
+        None,
         (
-            MIXED,
-            "1,3",
-            None,
-            (
-                r"3 replicas need 3 GPUs of one model, but GPU 0\+1 are NVIDIA H100"
-                r" 80GB HBM3, GPU 2 is NVIDIA A100-SXM4-80GB; choose equal ones with"
-                r" CUDA_VISIBLE_DEVICES, such as CUDA_VISIBLE_DEVICES=0,1(?!,)"
-            ),
+            r"GPU 2 \(NVIDIA H100 80GB HBM3\) is used by 2 other processes, but a"
+            r" trial needs its GPUs for itself; end the others \('nvidia-smi' lists"
+            r" them\), or leave it out: CUDA_VISIBLE_DEVICES=0,1"
         ),
+    ),
+    (
+        HIDES_ITS_USER,
+        "1",
+        None,
         (
-            BUSY,
-            "1,3",
-            None,
-            (
-                r"GPU 2 \(NVIDIA H100 80GB HBM3\) is used by 2 other processes, but a"
-                r" trial needs its GPUs for itself; end the others \('nvidia-smi' lists"
-                r" them\), or leave it out: CUDA_VISIBLE_DEVICES=0,1"
-            ),
+            r"GPU 0 \(NVIDIA H100 80GB HBM3\) is 40 % busy, but a trial needs its"
+            r" GPUs for itself; end the others \('nvidia-smi' lists them\)$"
         ),
-        (
-            HIDES_ITS_USER,
-            "1",
-            None,
-            (
-                r"GPU 0 \(NVIDIA H100 80GB HBM3\) is 40 % busy, but a trial needs its"
-                r" GPUs for itself; end the others \('nvidia-smi' lists them\)$"
-            ),
-        ),
-    ],
-)
+    ),
+]
+
+
+@pytest.mark.parametrize(("machine", "replicas", "limit", "message"), UNUSABLE)
 def test_gpus_that_a_sweep_cannot_use_are_one_line(
     harness,
     gpu_overrides,
@@ -194,7 +189,7 @@ HIDES_ITS_USERS = [
     FakeGpu(
         uuid=f"GPU-{i}",
         utilization=90,
-        unsupported=frozenset({"nvmlDeviceGetComputeRunningProcesses"}),
+        unsupported=without("ComputeRunningProcesses"),
     )
     for i in range(2)
 ]

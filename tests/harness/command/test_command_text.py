@@ -60,49 +60,43 @@ def test_what_is_quoted_is_of_no_shell(command):
     placeholders.check(command, [1, 2])
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"command": "train 'a"}, r"--command .* cannot be split .*; close the quot"),
-        ({"command": " "}, r"--command is empty; give what starts your program"),
-        ({"command": "cd a && b {replicas}"}, r"has '&', .* no.* started; write sh -c"),
-        (
-            {"command": "A=1 b {replicas}"},
-            r"has 'A=', which only a shell .* env NAME=V",
-        ),
-        ({"command": "~/b {replicas}"}, r"has '~', which only a shell understands"),
-        (
-            {"command": "b $C {replicas}"},
-            r"has '\$C', .* quotation marks where it is t",
-        ),
-        ({"command": "a {replica}"}, r"unknown placeholder .*did you mean 'replicas'"),
-        ({"command": "a {seed}"}, r"has no \{replicas\}, .* same program with 1 and 2"),
-        (
-            {"command": "a {replicas}"},
-            r"neither \{per_replica_batch_size\} nor .* same program; write one where",
-        ),
-        ({"work": "fixed"}, r"--work fixed .* takes a batch: its work follows from"),
-        ({"work": "fixed", "mode": "weak"}, r"is strong scaling, but --mode says weak"),
-        ({"work": "half"}, r"--work: 'half' is not .*fixed"),
-        ({"metric": "throughput"}, r"without --metric NAME=PATTERN: say where it"),
-        ({"metric": "efficiency"}, r"--metric efficiency with --command: .* only its"),
-        ({"metric": "peak_memory"}, r"--metric peak_memory with --command: .* client"),
-        ({"metric": "speed=(.*)"}, r"unknown metric of --command 'speed'; known are"),
-        ({"metric": "throughput=(["}, r"has no regular expression: .*; write brackets"),
-        ({"metric": "throughput=a"}, r"has 0 groups, and needs one, around the number"),
-        ({"metric": "throughput=(a)(b)"}, r"has 2 groups, and needs one"),
-        ({"per-replica-batch-size": ""}, r"without --per-replica-batch-size: say how"),
-        ({"unit": " "}, r"--unit ' ' is empty; name in the plural what the program"),
-        ({"replicas": ""}, r"without --replicas: say which numbers of replicas"),
-        ({"order": "relay"}, r"a command cannot take turns, so whole trials alternate"),
-        ({"workload": "resnet50"}, r"--workload has no effect with --command"),
-        ({"minutes": "3"}, r"--minutes has no effect with --command, .*; leave it out"),
-        ({"budget": "60s"}, r"--budget has no effect with --command"),
-        ({"option": "a=1"}, r"--option has no effect with --command"),
-        ({"steps-per-sync": "4"}, r"--steps-per-sync has no effect with --command"),
-        ({"replicas-per-worker": "3"}, r"4 replicas are not divisible by 3; use 3 or"),
-    ],
-)
+WRONG_REQUESTS = [
+    ({"command": "train 'a"}, r"--command .* cannot be split .*; close the quot"),
+    ({"command": " "}, r"--command is empty; give what starts your program"),
+    ({"command": "cd a && b {replicas}"}, r"has '&', .* no.* started; write sh -c"),
+    ({"command": "A=1 b {replicas}"}, r"has 'A=', which only a shell .* env NAME=V"),
+    ({"command": "~/b {replicas}"}, r"has '~', which only a shell understands"),
+    ({"command": "b $C {replicas}"}, r"has '\$C', .* quotation marks where it is t"),
+    ({"command": "a {replica}"}, r"unknown placeholder .*did you mean 'replicas'"),
+    ({"command": "a {seed}"}, r"has no \{replicas\}, .* same program with 1 and 2"),
+    (
+        {"command": "a {replicas}"},
+        r"neither \{per_replica_batch_size\} nor .* same program; write one where",
+    ),
+    ({"work": "fixed"}, r"--work fixed .* takes a batch: its work follows from"),
+    ({"work": "fixed", "mode": "weak"}, r"is strong scaling, but --mode says weak"),
+    ({"work": "half"}, r"--work: 'half' is not .*fixed"),
+    ({"metric": "throughput"}, r"without --metric NAME=PATTERN: say where it"),
+    ({"metric": "efficiency"}, r"--metric efficiency with --command: .* only its"),
+    ({"metric": "peak_memory"}, r"--metric peak_memory with --command: .* client"),
+    ({"metric": "speed=(.*)"}, r"unknown metric of --command 'speed'; known are"),
+    ({"metric": "throughput=(["}, r"has no regular expression: .*; write brackets"),
+    ({"metric": "throughput=a"}, r"has 0 groups, and needs one, around the number"),
+    ({"metric": "throughput=(a)(b)"}, r"has 2 groups, and needs one"),
+    ({"per-replica-batch-size": ""}, r"without --per-replica-batch-size: say how"),
+    ({"unit": " "}, r"--unit ' ' is empty; name in the plural what the program"),
+    ({"replicas": ""}, r"without --replicas: say which numbers of replicas"),
+    ({"order": "relay"}, r"a command cannot take turns, so whole trials alternate"),
+    ({"workload": "resnet50"}, r"--workload has no effect with --command"),
+    ({"minutes": "3"}, r"--minutes has no effect with --command, .*; leave it out"),
+    ({"budget": "60s"}, r"--budget has no effect with --command"),
+    ({"option": "a=1"}, r"--option has no effect with --command"),
+    ({"steps-per-sync": "4"}, r"--steps-per-sync has no effect with --command"),
+    ({"replicas-per-worker": "3"}, r"4 replicas are not divisible by 3; use 3 or"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG_REQUESTS)
 def test_a_wrong_request_is_refused_in_one_line(harness, changes, message):
     words = {word.partition("=")[0][2:]: word.partition("=")[2] for word in OWN}
     words = {key: value for key, value in (words | changes).items() if value}

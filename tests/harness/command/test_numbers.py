@@ -122,24 +122,9 @@ TRUTH = {
     "two parts": lambda w, _f: Decimal(w) * 60 + 30,
 }
 DELIMITERS = [
-    *(
-        "",
-        " ",
-        ", ",
-        "\t",
-        ")",
-        "]",
-        "}",
-        '"',
-        "'",
-        "; ",
-        ";",
-        "|",
-        " | ",
-        ". ",
-        "\u2019",
-    ),
-    *("/", "/step", "`", "!", " at", " (3)", ",loss", ", 3", "\t128", "\\n", " 12"),
+    *("", " ", ", ", "\t", ")", "]", "}", '"', "'", "; ", ";", "|", " | ", ". "),
+    *("\u2019", "/", "/step", "`", "!", " at", " (3)", ",loss", ", 3", "\t128"),
+    *("\\n", " 12"),
 ]
 PATTERNS = (
     *("took ([0-9.]+)", "took ([0-9]+)", r"took (\S+)", "took (.*)", r"took.*? (\d+)"),
@@ -223,54 +208,26 @@ def test_what_is_declared_or_printed_says_how_a_number_is_meant(option, line, va
     assert [value] == pytest.approx(read(option, line))
 
 
-@pytest.mark.parametrize(
-    ("option", "line", "part"),
-    [
-        ("step_time=took ([0-9.]+)", "took 1,9 s", "'1,9', which may mean two things"),
-        (
-            "throughput=rate ([0-9.]+)",
-            "rate 12ms",
-            "'12ms', which is a time, not a rate",
-        ),
-        ("step_time=took ([0-9.]+)", "took 12 img/s", "which is a rate, not a time"),
-        (
-            "step_time[ms]=took ([0-9.]+)",
-            "took 5 s",
-            "which is not in ms, as was declared",
-        ),
-        ("throughput=s:.*([0-9.]+)", "s: 1234", "'1234', of which the pattern"),
-        (
-            "throughput=s: (\\w+)",
-            "s: many",
-            "'many', which is not a number; put the group",
-        ),
-        (
-            "throughput=s: (\\w+)",
-            "s: nan",
-            "'nan', which is not a rate or a time; they",
-        ),
-        (
-            "throughput=s: ([0-9.]+)",
-            "s: 12,345 now",
-            "'12,345', which may mean two thi",
-        ),
-        ("throughput=^([0-9]+),", "32,128", "'32,128', which may mean two things"),
-        ("throughput=([0-9.]+) /s", "at -3 /s", "'-3', which is below zero"),
-        (
-            "throughput=s: [0-9.e]+\\+?([0-9]+)",
-            "s: 1.5e+05",
-            "'1.5e.05', of which the p",
-        ),
-        ("throughput=([0-9.]+)", "loading resnet50", "takes '50' alone|part of a word"),
-        ("throughput=([0-9.]+) img", "step 8 640.5 img", "'8 640.5'"),
-        ("throughput=rate ([0-9.]+)", "rate " + "1" * 400, "which is too large"),
-        (
-            "throughput=rate ([0-9.]+)",
-            " " * 19_990 + "rate 12345678",
-            "not a number that",
-        ),
-    ],
-)
+REFUSED = [
+    ("step_time=took ([0-9.]+)", "took 1,9 s", "'1,9', which may mean two things"),
+    ("throughput=rate ([0-9.]+)", "rate 12ms", "'12ms', which is a time, not a rate"),
+    ("step_time=took ([0-9.]+)", "took 12 img/s", "which is a rate, not a time"),
+    ("step_time[ms]=took ([0-9.]+)", "took 5 s", "which is not in ms, as was declared"),
+    ("throughput=s:.*([0-9.]+)", "s: 1234", "'1234', of which the pattern"),
+    ("throughput=s: (\\w+)", "s: many", "'many', which is not a number; put the group"),
+    ("throughput=s: (\\w+)", "s: nan", "'nan', which is not a rate or a time; they"),
+    ("throughput=s: ([0-9.]+)", "s: 12,345 now", "'12,345', which may mean two thi"),
+    ("throughput=^([0-9]+),", "32,128", "'32,128', which may mean two things"),
+    ("throughput=([0-9.]+) /s", "at -3 /s", "'-3', which is below zero"),
+    ("throughput=s: [0-9.e]+\\+?([0-9]+)", "s: 1.5e+05", "'1.5e.05', of which the p"),
+    ("throughput=([0-9.]+)", "loading resnet50", "takes '50' alone|part of a word"),
+    ("throughput=([0-9.]+) img", "step 8 640.5 img", "'8 640.5'"),
+    ("throughput=rate ([0-9.]+)", "rate " + "1" * 400, "which is too large"),
+    ("throughput=rate ([0-9.]+)", " " * 19_990 + "rate 12345678", "not a number that"),
+]
+
+
+@pytest.mark.parametrize(("option", "line", "part"), REFUSED)
 def test_a_refusal_names_the_token_and_shows_the_place(option, line, part):
     """In one line; a caret stands under the token in the detail."""
     with pytest.raises(ReadingError) as caught:
@@ -313,18 +270,8 @@ def test_an_unknown_word_behind_a_name_is_refused(text):
 @given(
     st.sampled_from(
         [
-            "nan",
-            "inf",
-            "-inf",
-            "-",
-            "--",
-            "",
-            "n/a",
-            "None",
-            "NaN",
-            "\u221e",
-            "-5",
-            "\uff15",
+            *("nan", "inf", "-inf", "-", "--", "", "n/a", "None", "NaN", "\u221e"),
+            *("-5", "\uff15"),
         ]
     ),
     st.sampled_from(

@@ -6,7 +6,7 @@ import os
 import re
 
 import pytest
-from fake_nvml import FakeGpu, FakeMig, make_gpus
+from fake_nvml import FakeGpu, FakeMig, make_gpus, without
 
 from harness.cli import exit_codes
 from harness.cli.verbs import doctor_verb
@@ -100,18 +100,11 @@ def test_the_driver_is_asked(install_gpus):
 
 def test_what_a_gpu_does_not_support_is_none(install_gpus):
     """Old and virtual GPUs answer a part of the questions."""
-    names = (
-        "ComputeRunningProcesses",
-        "UtilizationRates",
-        "CurrentClocksThrottleReasons",
-        "ClockInfo",
-        "MaxClockInfo",
-        "Temperature",
-        "EnforcedPowerLimit",
-        "PowerManagementDefaultLimit",
-        "TotalEccErrors",
+    unsupported = without(
+        "ComputeRunningProcesses UtilizationRates CurrentClocksThrottleReasons "
+        "ClockInfo MaxClockInfo Temperature EnforcedPowerLimit "
+        "PowerManagementDefaultLimit TotalEccErrors"
     )
-    unsupported = frozenset(f"nvmlDeviceGet{name}" for name in names)
     install_gpus([FakeGpu(unsupported=unsupported)])
     (state,) = gpu_state.read_gpu_states(8)
 
@@ -233,44 +226,26 @@ def test_equal_and_idle_gpus_are_fit(doctor, count):
     }.items() <= {check: of["found"] for check, of in findings.items()}.items()
 
 
-@pytest.mark.parametrize(
-    ("machine", "fields", "check", "found", "advice"),
-    [
-        ([], {}, "GPUs", r"none visible, driver 570\.86\.15", INSTALL),
-        ([], {"driver": None}, "GPUs", "none", INSTALL),
-        (BUSY, {}, "GPU 1", ".* 1 other process,.*", OTHERS),
-        (make_gpus(2, reasons=0x24), {}, "GPU 1", ".* by power limit and heat", COOL),
-        (make_gpus(2, reasons=0x80), {}, "GPU 1", ".* slowed by power.*", COOL),
-        (
-            CAPPED,
-            {},
-            "GPU 1",
-            ".* limited to 400 of 700 W",
-            "sudo nvidia-smi -i 1 -pl 700",
-        ),
-        (FAULTY, {}, "GPU 0", ".* 3 uncorrected ECC errors", RESET),
-        (
-            MIXED,
-            {},
-            "GPU models",
-            "2 visible, GPU 0 is .* HBM3, GPU 1 is .* A100",
-            HIDE,
-        ),
-        (MIG, {}, "MIG", "on, 2 instances: CUDA gives a process one at most", MIG_OFF),
-        (TWO, {"num_seen": 0, "is_built_with_cuda": False}, "TensorFlow", NONE, BUILD),
-        (TWO, {"num_seen": 0}, "TensorFlow", NONE, ".* make setup-gpu.*"),
-        (
-            TWO,
-            {"num_seen": 1},
-            "TensorFlow",
-            "TensorFlow sees 1 GPUs, .*",
-            "it skips .*",
-        ),
-        (TWO, {"cuda": 11_080}, "driver", f"{UP_TO}11.8; {BUILT}", FOR_CUDA),
-        (TWO, {"cuda": 12_020}, "driver", f"{UP_TO}12.2; {BUILT}", NEWER),
-        (TWO, {"installed": "12.9.79"}, "driver", f"{UP_TO}12.8; {BESIDE}", NEWER),
-    ],
-)
+UNFIT_GPUS = [
+    ([], {}, "GPUs", r"none visible, driver 570\.86\.15", INSTALL),
+    ([], {"driver": None}, "GPUs", "none", INSTALL),
+    (BUSY, {}, "GPU 1", ".* 1 other process,.*", OTHERS),
+    (make_gpus(2, reasons=0x24), {}, "GPU 1", ".* by power limit and heat", COOL),
+    (make_gpus(2, reasons=0x80), {}, "GPU 1", ".* slowed by power.*", COOL),
+    (CAPPED, {}, "GPU 1", ".* limited to 400 of 700 W", "sudo nvidia-smi -i 1 -pl 700"),
+    (FAULTY, {}, "GPU 0", ".* 3 uncorrected ECC errors", RESET),
+    (MIXED, {}, "GPU models", "2 visible, GPU 0 is .* HBM3, GPU 1 is .* A100", HIDE),
+    (MIG, {}, "MIG", "on, 2 instances: CUDA gives a process one at most", MIG_OFF),
+    (TWO, {"num_seen": 0, "is_built_with_cuda": False}, "TensorFlow", NONE, BUILD),
+    (TWO, {"num_seen": 0}, "TensorFlow", NONE, ".* make setup-gpu.*"),
+    (TWO, {"num_seen": 1}, "TensorFlow", "TensorFlow sees 1 GPUs, .*", "it skips .*"),
+    (TWO, {"cuda": 11_080}, "driver", f"{UP_TO}11.8; {BUILT}", FOR_CUDA),
+    (TWO, {"cuda": 12_020}, "driver", f"{UP_TO}12.2; {BUILT}", NEWER),
+    (TWO, {"installed": "12.9.79"}, "driver", f"{UP_TO}12.8; {BESIDE}", NEWER),
+]
+
+
+@pytest.mark.parametrize(("machine", "fields", "check", "found", "advice"), UNFIT_GPUS)
 def test_what_makes_gpus_unfit_is_found_with_its_remedy(
     doctor, machine, fields, check, found, advice
 ):

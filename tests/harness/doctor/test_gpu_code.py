@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from fake_nvml import make_gpus
+from fake_nvml import make_gpus, without
 
 from harness.doctor import gpu_code
 from harness.machine import gpus
@@ -60,7 +60,7 @@ def test_each_gpu_is_compared_with_what_tensorflow_was_built_for(
 
 def test_where_nobody_knows_nothing_is_said(install_gpus):
     """An older driver, or a TensorFlow that does not list what it has."""
-    unsupported = frozenset({"nvmlDeviceGetCudaComputeCapability"})
+    unsupported = without("CudaComputeCapability")
     install_gpus(make_gpus(1, unsupported=unsupported))
     assert [] == gpu_code.check_code(gpus.read_gpus(), WHEEL, driver=DRIVER)
     install_gpus(make_gpus(1))

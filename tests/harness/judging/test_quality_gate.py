@@ -113,31 +113,31 @@ def test_a_stored_sweep_is_a_baseline_too(gate, harness):
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ("--quality-repeats=2",),
-            r"--quality-repeats 2 gives no verdict: .* use 5 or",
-        ),
-        (
-            ("--repeats=4",),
-            r"--repeats 4 has no effect with --metric top_1: .*--quality",
-        ),
-        (("--order=relay",), r"--order relay has no effect with --metric top_1: "),
-        (("--minutes=3",), r"--minutes 3 has no effect with order sequential"),
-        (
-            ("--budget=none",),
-            r"preset 'smoke' of resnet50 has no quality run with data",
-        ),
-        (("--metric=throughput",), r"--budget 20steps has no effect with --metric thr"),
-        (
-            ("--metric=time_to_first_step", "--order=relay", "--budget=none"),
-            r"--budget none has no effect with --metric time_to_first_step",
-        ),
-        (("--metric=joy",), r"unknown metric 'joy'; allowed are throughput, .*top_1"),
-    ],
-)
+REFUSED = [
+    (
+        ("--quality-repeats=2",),
+        r"--quality-repeats 2 gives no verdict: .* use 5 or",
+    ),
+    (
+        ("--repeats=4",),
+        r"--repeats 4 has no effect with --metric top_1: .*--quality",
+    ),
+    (("--order=relay",), r"--order relay has no effect with --metric top_1: "),
+    (("--minutes=3",), r"--minutes 3 has no effect with order sequential"),
+    (
+        ("--budget=none",),
+        r"preset 'smoke' of resnet50 has no quality run with data",
+    ),
+    (("--metric=throughput",), r"--budget 20steps has no effect with --metric thr"),
+    (
+        ("--metric=time_to_first_step", "--order=relay", "--budget=none"),
+        r"--budget none has no effect with --metric time_to_first_step",
+    ),
+    (("--metric=joy",), r"unknown metric 'joy'; allowed are throughput, .*top_1"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
 def test_what_a_gate_on_quality_refuses(gate, tmp_path, arguments, message):
     code, _, err = gate("--baseline=same", *arguments, of=GATE)
 

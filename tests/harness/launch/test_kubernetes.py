@@ -177,27 +177,23 @@ def test_a_sweep_that_fails_is_not_started_again(server, harness, sweep, tmp_pat
     assert exit_codes.NOTHING_MEASURED == pod.process.poll(), pod.log.read_text()
 
 
+NOT_THERE = [
+    ({"claim": "other"}, (), r"its claim 'other' is not in namespace 'team'; known"),
+    (
+        {"claim": "alone"},
+        ("--nodes=2",),
+        r"its claim 'alone' has the access modes \['ReadWriteOnce'\], but pods of",
+    ),
+    (
+        {"claim": "studies", "namespace": "theirs"},
+        (),
+        r"kubectl get is refused: .*Forbidden.*can-i --list",
+    ),
+]
+
+
 @needs_kubectl
-@pytest.mark.parametrize(
-    ("fields", "options", "message"),
-    [
-        (
-            {"claim": "other"},
-            (),
-            r"its claim 'other' is not in namespace 'team'; known",
-        ),
-        (
-            {"claim": "alone"},
-            ("--nodes=2",),
-            r"its claim 'alone' has the access modes \['ReadWriteOnce'\], but pods of",
-        ),
-        (
-            {"claim": "studies", "namespace": "theirs"},
-            (),
-            r"kubectl get is refused: .*Forbidden.*can-i --list",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("fields", "options", "message"), NOT_THERE)
 def test_what_kubernetes_does_not_have_is_refused_before_anything_is_made(
     server, harness, sweep, tmp_path, fields, options, message
 ):

@@ -65,47 +65,43 @@ def test_what_a_driver_compiles_for_gpus_is_kept(harness, tmp_path, launcher):
     assert place in text
 
 
-@pytest.mark.parametrize(
-    ("launcher", "options", "message"),
-    [
-        ("slum", (), r"unknown launcher 'slum'; known are local, slurm.*did you mean"),
-        ("local", (), r"--launcher local writes no files: its trials are started by"),
-        ("slurm", ("--replicas=3",), r"makes 8 replicas, not --replicas 3; choose"),
-        ("slurm", ("--nodes=5",), r"--nodes 5 is more than --workers 4: .*at most"),
-        ("slurm", ("--name=A B",), r"job name 'A B' is not valid; allowed are up to"),
-        ("slurm", ("--partition=a\nb",), r"cannot stand in a batch file|printable"),
-        ("slurm", ("--workers=0",), r"--workers: '0' is not an integer from 1"),
-        (
-            "slurm",
-            ("--pod-template=x",),
-            r"template x has no effect with --launcher s",
-        ),
-        ("slurm", ("--time-limit=02:00:00",), r"is not a duration; write 2h; allowed"),
-        ("ray", ("--partition=x",), r"--partition x has no effect with --launcher ray"),
-        ("ray", ("--time-limit=x",), r"--time-limit: 'x' is not a duration; allowed"),
-        ("ray", ("--image=x",), r"--image x has no effect with --launcher ray"),
-        ("ray", ("--nodes=3",), r"--workers 4 is not divisible by --nodes 3"),
-        ("jobset", (), r"--launcher jobset requires --image: pods run in a container"),
-        ("jobset", ("--nodes=4",), r"--nodes 4 has no effect with --launcher jobset"),
-        ("jobset", ("--image=A b",), r"--image 'A b' is not the name of an image; wr"),
-        ("jobset", ("--image=x:",), r"--image 'x:' is not the name of an image"),
-        (
-            "jobset",
-            (IMAGE, "--directory=work"),
-            r"--directory 'work' is relative, and a",
-        ),
-        (
-            "jobset",
-            (IMAGE, "--name=1a"),
-            r"job name '1a' cannot be the name of a service, which begins with a",
-        ),
-        (
-            "jobset",
-            (IMAGE, f"--name={'a' * 53}"),
-            r"job name 'a+' is too long: .* 'a+-worker-0-3' of 64 .* at most 63; .* 52",
-        ),
-    ],
-)
+CANNOT_RUN = [
+    ("slum", (), r"unknown launcher 'slum'; known are local, slurm.*did you mean"),
+    ("local", (), r"--launcher local writes no files: its trials are started by"),
+    ("slurm", ("--replicas=3",), r"makes 8 replicas, not --replicas 3; choose"),
+    ("slurm", ("--nodes=5",), r"--nodes 5 is more than --workers 4: .*at most"),
+    ("slurm", ("--name=A B",), r"job name 'A B' is not valid; allowed are up to"),
+    ("slurm", ("--partition=a\nb",), r"cannot stand in a batch file|printable"),
+    ("slurm", ("--workers=0",), r"--workers: '0' is not an integer from 1"),
+    (
+        "slurm",
+        ("--pod-template=x",),
+        r"template x has no effect with --launcher s",
+    ),
+    ("slurm", ("--time-limit=02:00:00",), r"is not a duration; write 2h; allowed"),
+    ("ray", ("--partition=x",), r"--partition x has no effect with --launcher ray"),
+    ("ray", ("--time-limit=x",), r"--time-limit: 'x' is not a duration; allowed"),
+    ("ray", ("--image=x",), r"--image x has no effect with --launcher ray"),
+    ("ray", ("--nodes=3",), r"--workers 4 is not divisible by --nodes 3"),
+    ("jobset", (), r"--launcher jobset requires --image: pods run in a container"),
+    ("jobset", ("--nodes=4",), r"--nodes 4 has no effect with --launcher jobset"),
+    ("jobset", ("--image=A b",), r"--image 'A b' is not the name of an image; wr"),
+    ("jobset", ("--image=x:",), r"--image 'x:' is not the name of an image"),
+    ("jobset", (IMAGE, "--directory=work"), r"--directory 'work' is relative, and a"),
+    (
+        "jobset",
+        (IMAGE, "--name=1a"),
+        r"job name '1a' cannot be the name of a service, which begins with a",
+    ),
+    (
+        "jobset",
+        (IMAGE, f"--name={'a' * 53}"),
+        r"job name 'a+' is too long: .* 'a+-worker-0-3' of 64 .* at most 63; .* 52",
+    ),
+]
+
+
+@pytest.mark.parametrize(("launcher", "options", "message"), CANNOT_RUN)
 def test_what_cannot_run_is_refused_in_one_line(
     harness, written, launcher, options, message
 ):

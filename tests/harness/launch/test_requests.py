@@ -94,25 +94,25 @@ def test_outside_of_an_allocation_a_job_is_submitted(harness, slurm, monkeypatch
         assert re.search(pattern, text)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ("--partition=mains",),
-            r"unknown --partition 'mains'; known are main, big; did",
-        ),
-        (("--nodes=3",), r"--nodes 3: partition 'main' has 2; use at most --nodes 2"),
-        (
-            ("--workers=3", "--gpus-per-worker=1"),
-            r"--workers 3 x --replicas-per-worker 1 makes 3 replicas, but the largest",
-        ),
-        (("--nodes=2", "--order=relay"), r"--order relay on 2 hosts: turns are judged"),
-        (
-            ("--device=gpu",),
-            r"--device gpu with --launcher slurm: .*give --workers and",
-        ),
-    ],
-)
+NOT_SUBMITTED = [
+    (
+        ("--partition=mains",),
+        r"unknown --partition 'mains'; known are main, big; did",
+    ),
+    (("--nodes=3",), r"--nodes 3: partition 'main' has 2; use at most --nodes 2"),
+    (
+        ("--workers=3", "--gpus-per-worker=1"),
+        r"--workers 3 x --replicas-per-worker 1 makes 3 replicas, but the largest",
+    ),
+    (("--nodes=2", "--order=relay"), r"--order relay on 2 hosts: turns are judged"),
+    (
+        ("--device=gpu",),
+        r"--device gpu with --launcher slurm: .*give --workers and",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), NOT_SUBMITTED)
 def test_nothing_is_submitted_that_cannot_run(
     harness, slurm, written, options, message
 ):
@@ -125,26 +125,22 @@ def test_nothing_is_submitted_that_cannot_run(
     assert [] == written()
 
 
-@pytest.mark.parametrize(
-    ("launcher", "options", "message"),
-    [
-        ("slrum", (), r"unknown launcher 'slrum'; known are local, slurm"),
-        ("local", ("--nodes=2",), r"--nodes 2 has no effect with --launcher local; ad"),
-        ("local", ("--partition=x",), r"--partition x .* local; add --launcher slurm"),
-        ("local", ("--workers=3",), r"--workers 3 x .* makes 3 replicas, but"),
-        ("ray", ("--partition=x",), r"--partition x has no effect with --launcher ray"),
-        ("ray", ("--nodes=2",), r"--nodes 2 has no effect with --launcher ray; add -"),
-        ("ray", ("--time-limit=9",), r"--time-limit 9 has no effect with --launcher r"),
-        ("ray", ("--workers=3",), r"--workers 3 x --replicas-per-worker 1 makes 3"),
-        ("ray", ("--order=relay",), r"--order relay on 2 hosts: turns are judged by"),
-        (
-            "jobset",
-            (),
-            r"--launcher jobset starts no trials, it only writes files: use",
-        ),
-        ("jobset", ("--nodes=2",), r"--nodes 2 has no effect with --launcher jobset"),
-    ],
-)
+REFUSED_OPTIONS = [
+    ("slrum", (), r"unknown launcher 'slrum'; known are local, slurm"),
+    ("local", ("--nodes=2",), r"--nodes 2 has no effect with --launcher local; ad"),
+    ("local", ("--partition=x",), r"--partition x .* local; add --launcher slurm"),
+    ("local", ("--workers=3",), r"--workers 3 x .* makes 3 replicas, but"),
+    ("ray", ("--partition=x",), r"--partition x has no effect with --launcher ray"),
+    ("ray", ("--nodes=2",), r"--nodes 2 has no effect with --launcher ray; add -"),
+    ("ray", ("--time-limit=9",), r"--time-limit 9 has no effect with --launcher r"),
+    ("ray", ("--workers=3",), r"--workers 3 x --replicas-per-worker 1 makes 3"),
+    ("ray", ("--order=relay",), r"--order relay on 2 hosts: turns are judged by"),
+    ("jobset", (), r"--launcher jobset starts no trials, it only writes files: use"),
+    ("jobset", ("--nodes=2",), r"--nodes 2 has no effect with --launcher jobset"),
+]
+
+
+@pytest.mark.parametrize(("launcher", "options", "message"), REFUSED_OPTIONS)
 def test_options_of_a_launcher_are_checked(
     harness, set_hosts, written, launcher, options, message
 ):

@@ -4,7 +4,7 @@ import inspect
 
 import pynvml
 import pytest
-from fake_nvml import GIB, FakeGpu, FakeMig, FakeNvml, make_gpus
+from fake_nvml import GIB, FakeGpu, FakeMig, FakeNvml, make_gpus, without
 
 from harness.errors import PlanError
 from harness.machine import cuda_cache, gpu_choice, gpu_settings, gpus, machine_state
@@ -90,26 +90,20 @@ def test_a_limit_on_visible_gpus_is_respected(install_gpus, limit, expected):
     assert expected == _visible(limit)
 
 
-@pytest.mark.parametrize(
-    ("limit", "message"),
-    [
-        ("0,0", r"names GPU 0 twice, so CUDA would show none; name each GPU once"),
-        ("0,GPU-00ab", r"names GPU 0 twice"),
-        (
-            "0,7,1",
-            r"'7' is no GPU of this machine, so CUDA would hide it and all after",
-        ),
-        (
-            "GPU-ffff",
-            r"'GPU-ffff' is no GPU of this .*; allowed are 0, 1 and the UUIDs",
-        ),
-        ("GPU-", r"'GPU-' is the beginning of 2 ids \(GPU-00ab, GPU-01ab\)"),
-        ("gpu-00ab", r"'gpu-00ab' is no GPU of this machine"),
-        ("0,", r"'' is no GPU of this machine"),
-        ("0x1", r"'0x1' is no GPU"),
-        ("0\n1", r"'0\\n1' is no GPU"),
-    ],
-)
+MISTAKES = [
+    ("0,0", r"names GPU 0 twice, so CUDA would show none; name each GPU once"),
+    ("0,GPU-00ab", r"names GPU 0 twice"),
+    ("0,7,1", r"'7' is no GPU of this machine, so CUDA would hide it and all after"),
+    ("GPU-ffff", r"'GPU-ffff' is no GPU of this .*; allowed are 0, 1 and the UUIDs"),
+    ("GPU-", r"'GPU-' is the beginning of 2 ids \(GPU-00ab, GPU-01ab\)"),
+    ("gpu-00ab", r"'gpu-00ab' is no GPU of this machine"),
+    ("0,", r"'' is no GPU of this machine"),
+    ("0x1", r"'0x1' is no GPU"),
+    ("0\n1", r"'0\\n1' is no GPU"),
+]
+
+
+@pytest.mark.parametrize(("limit", "message"), MISTAKES)
 def test_a_mistake_in_the_limit_is_an_error(install_gpus, limit, message):
     """CUDA would hide GPUs without an error."""
     install_gpus(make_gpus(2))
@@ -240,18 +234,11 @@ def test_paths_over_pcie_are_to_the_gpus_of_the_trial(install_gpus, chosen, path
 
 def test_a_setting_that_a_gpu_does_not_support_is_none(install_gpus):
     """Old and virtual ones say little; a lost one ends the question."""
-    names = (
-        "EnforcedPowerLimit",
-        "PersistenceMode",
-        "EccMode",
-        "TotalEccErrors",
-        "MaxPcieLinkGeneration",
-        "CurrPcieLinkWidth",
-        "NvLinkState",
-        "P2PStatus",
-        "TopologyCommonAncestor",
+    unsupported = without(
+        "EnforcedPowerLimit PersistenceMode EccMode TotalEccErrors "
+        "MaxPcieLinkGeneration CurrPcieLinkWidth NvLinkState P2PStatus "
+        "TopologyCommonAncestor"
     )
-    unsupported = frozenset(f"nvmlDeviceGet{name}" for name in names)
     machine = make_gpus(2, unsupported=unsupported)
     install_gpus(machine)
     visible = gpus.read_gpus()

@@ -246,22 +246,18 @@ def test_a_process_that_a_library_ended_is_out_of_memory(make_spec, tmp_path):
     assert "SIGABRT" in conclusion.failure.reason
 
 
-@pytest.mark.parametrize(
-    ("count", "status", "said"),
-    [
-        (2, TrialStatus.OUT_OF_MEMORY, "the kernel counted 2 out-of-memory kills"),
-        (
-            0,
-            TrialStatus.FAILED,
-            "cause unknown: the kernel counted no out-of-memory kills",
-        ),
-        (
-            None,
-            TrialStatus.FAILED,
-            "cause unknown: nobody counted out-of-memory kills of its control group",
-        ),
-    ],
-)
+SIGKILLS = [
+    (2, TrialStatus.OUT_OF_MEMORY, "the kernel counted 2 out-of-memory kills"),
+    (0, TrialStatus.FAILED, "cause unknown: the kernel counted no out-of-memory kills"),
+    (
+        None,
+        TrialStatus.FAILED,
+        "cause unknown: nobody counted out-of-memory kills of its control group",
+    ),
+]
+
+
+@pytest.mark.parametrize(("count", "status", "said"), SIGKILLS)
 def test_an_unexplained_sigkill_is_a_failure(make_spec, tmp_path, count, status, said):
     """Somebody sent it; that memory was short is said where the kernel counted it."""
     conclusion = conclude(tmp_path, make_spec(), -9, count, num_ranks=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_words import smoke_sweep
-from fake_nvml import FakeGpu, FakeMig, FakeNvml, make_gpus
+from fake_nvml import FakeGpu, FakeMig, FakeNvml, make_gpus, without
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
@@ -48,12 +48,22 @@ def sweep(harness, gpu_overrides, install_gpus):
     return run
 
 
-def test_eight_gpus_are_measured_and_each_trial_lists_its_own(sweep, tmp_path):
-    """The record has the GPUs of the trial, not those of the machine."""
-    code, _, err = sweep(make_gpus(8), "--backends=in_graph", "--replicas=1,2,8")
-    environments = _environments(tmp_path)
+@pytest.fixture
+def measured(sweep, tmp_path):
+    """Returns a function that sweeps well; it returns environments by replicas."""
 
-    assert exit_codes.OK == code, err
+    def run(machine, *options, **overrides):
+        code, _, err = sweep(machine, *options, **overrides)
+        assert exit_codes.OK == code, err
+        return _environments(tmp_path)
+
+    return run
+
+
+def test_eight_gpus_are_measured_and_each_trial_lists_its_own(measured):
+    """The record has the GPUs of the trial, not those of the machine."""
+    environments = measured(make_gpus(8), "--backends=in_graph", "--replicas=1,2,8")
+
     assert {n: n for n in (1, 2, 8)} == {
         n: len(e.gpus) for n, e in environments.items()
     }
@@ -91,67 +101,47 @@ def test_energy_per_example_is_a_column(sweep, tmp_path):
         assert expected == pytest.approx(row.joules_per_example)
 
 
-def test_a_matrix_product_on_each_gpu_is_recorded_with_the_trial(sweep, tmp_path):
+def test_a_matrix_product_on_each_gpu_is_recorded_with_the_trial(measured):
     """As the canary of the cores is, for each GPU that the trial has."""
-    code, _, err = sweep(make_gpus(2), "--backends=in_graph", "--replicas=1,2")
-    found = {
+    environments = measured(make_gpus(2), "--backends=in_graph", "--replicas=1,2")
+
+    assert {1: [600.0], 2: [600.0, 480.0]} == {
         num_replicas: [use.product_tflops for use in env.gpu_uses]
-        for num_replicas, env in _environments(tmp_path).items()
+        for num_replicas, env in environments.items()
     }
 
-    assert exit_codes.OK == code, err
-    assert {1: [600.0], 2: [600.0, 480.0]} == found
 
-
-@pytest.mark.processes
-def test_processes_of_a_cluster_record_a_product_each(sweep, tmp_path):
-    """Each has one GPU; together they have those of the trial, in order."""
-    code, _, err = sweep(make_gpus(2), "--backends=multi_worker", "--replicas=2")
-    (env,) = _environments(tmp_path).values()
-
-    assert exit_codes.OK == code, err
-    assert [600.0, 600.0] == [use.product_tflops for use in env.gpu_uses]
-
-
-def test_a_trial_without_memory_for_the_product_counts(sweep, tmp_path, monkeypatch):
+def test_a_trial_without_memory_for_the_product_counts(measured, tmp_path, monkeypatch):
     """The rates are unknown, and the reason is in the file of the process."""
     monkeypatch.setenv("FAKE_NO_PRODUCT", "1")
-    code, _, err = sweep(make_gpus(1), "--backends=single", "--replicas=1")
-    (env,) = _environments(tmp_path).values()
+    (env,) = measured(make_gpus(1), "--backends=single", "--replicas=1").values()
     (rank,) = tmp_path.rglob("rank_0.jsonl")
 
-    assert exit_codes.OK == code, err
     assert [None] == [use.product_tflops for use in env.gpu_uses]
     assert '"reason": "OOM when allocating tensor"' in rank.read_text()
 
 
-def test_one_gpu_is_enough(sweep, tmp_path):
+def test_one_gpu_is_enough(measured):
     """Default replica counts follow from the GPUs."""
-    code, _, err = sweep(make_gpus(1), "--backends=single")
-
-    assert exit_codes.OK == code, err
-    assert [1] == list(_environments(tmp_path))
+    assert [1] == list(measured(make_gpus(1), "--backends=single"))
 
 
 @pytest.mark.processes
-def test_workers_of_a_cluster_share_the_gpus_of_their_trial(sweep, tmp_path):
+def test_workers_of_a_cluster_share_the_gpus_of_their_trial(measured):
     """Each process of a replica has cores of its own, near its GPU where known."""
-    code, _, err = sweep(make_gpus(2), "--backends=multi_worker", "--replicas=2")
-    (env,) = _environments(tmp_path).values()
+    (env,) = measured(make_gpus(2), "--backends=multi_worker", "--replicas=2").values()
 
-    assert exit_codes.OK == code, err
     assert 2 == len(env.placement.cpusets)
+    assert [600.0, 600.0] == [use.product_tflops for use in env.gpu_uses]
     assert [0, 1] == [use.index for use in env.gpu_uses]
     assert {0} == {use.num_foreign_processes for use in env.gpu_uses}
 
 
-def test_one_mig_instance_is_enough(sweep, tmp_path):
+def test_one_mig_instance_is_enough(measured):
     """It is named by its UUID, and only there."""
     mig = [FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")]
-    code, _, err = sweep([FakeGpu(mig=mig)], "--backends=single", "--replicas=1")
-    (env,) = _environments(tmp_path).values()
+    (env,) = measured([FakeGpu(mig=mig)], "--backends=single", "--replicas=1").values()
 
-    assert exit_codes.OK == code, err
     assert (mig[0].name,) == env.gpus
     assert "MIG-1" == env.environment_variables["CUDA_VISIBLE_DEVICES"]
 
@@ -250,9 +240,7 @@ def test_a_second_sweep_on_the_same_gpus_is_one_line(
 ):
     """Also between two trials, and where the driver lists no process."""
     found = []
-    machine = make_gpus(
-        4, unsupported=frozenset({"nvmlDeviceGetComputeRunningProcesses"})
-    )
+    machine = make_gpus(4, unsupported=without("ComputeRunningProcesses"))
 
     def canary(_core):  # no trial has a process now
         if not found:
@@ -304,12 +292,12 @@ def test_a_lock_that_cannot_be_made_is_one_line(sweep, written, monkeypatch):
     assert [] == written()
 
 
-def test_a_gpu_at_its_power_limit_is_recorded_and_ok(sweep, tmp_path):
+def test_a_gpu_at_its_power_limit_is_recorded_and_ok(measured):
     """Most GPUs run at theirs under full load."""
-    code, _, err = sweep(make_gpus(1, reasons=0x4), "--backends=single", "--replicas=1")
-    (env,) = _environments(tmp_path).values()
+    (env,) = measured(
+        make_gpus(1, reasons=0x4), "--backends=single", "--replicas=1"
+    ).values()
 
-    assert exit_codes.OK == code, err
     assert ("power limit",) == env.gpu_uses[0].slowed_by
 
 

@@ -55,26 +55,22 @@ def test_every_worker_is_a_rank_with_times_of_its_own(run_cluster):
     assert all(4 == len(rank.step_time_sec) for rank in trial.result.ranks)
 
 
+CAUSES = [
+    ("rank1_fail", "failed", "the reducer is out of paper"),
+    ("rank1_sigkill", "failed", "the kernel counted no out-of-memory kills: rank 1"),
+    pytest.param(
+        *("rank1_segv", "failed", "signal SIGSEGV: rank 1 was in phase measure"),
+        marks=pytest.mark.full,
+    ),
+    pytest.param(
+        *("rank1_oom", "out_of_memory", "OOM when allocating"),
+        marks=pytest.mark.full,
+    ),
+]
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("behavior", "status", "reason"),
-    [
-        ("rank1_fail", "failed", "the reducer is out of paper"),
-        (
-            "rank1_sigkill",
-            "failed",
-            "the kernel counted no out-of-memory kills: rank 1",
-        ),
-        pytest.param(
-            *("rank1_segv", "failed", "signal SIGSEGV: rank 1 was in phase measure"),
-            marks=pytest.mark.full,
-        ),
-        pytest.param(
-            *("rank1_oom", "out_of_memory", "OOM when allocating"),
-            marks=pytest.mark.full,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("behavior", "status", "reason"), CAUSES)
 def test_the_cause_is_recorded_and_not_its_consequence(
     run_cluster, monkeypatch, behavior, status, reason
 ):

@@ -66,6 +66,11 @@ class FakeGpu:
     is_lost: bool = False  # Whether the driver has lost it: every question is an error.
 
 
+def without(questions: str) -> frozenset[str]:
+    """Returns the functions of a driver that a GPU does not support, by their ends."""
+    return frozenset(f"nvmlDeviceGet{name}" for name in questions.split())
+
+
 def make_gpus(count: int, **fields: Any) -> list[FakeGpu]:
     """Returns GPUs that differ only in their addresses, and have no users."""
     assert not {"users", "users_later"} & {*fields}, "all of them would share the list"
