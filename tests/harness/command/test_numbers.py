@@ -143,7 +143,9 @@ PATTERNS = (
 )
 @example("a space", 1234, "5", "", PATTERNS[0])
 @example("decimal comma", 1000, "125", "", PATTERNS[1])
-def test_a_number_is_read_whole_or_refused(kind, whole, fraction, delimiter, pattern):
+def test_a_number_is_read_whole_or_refused(
+    kind: str, whole: int, fraction: str, delimiter: str, pattern: str
+) -> None:
     """Sixty spellings, each before a delimiter and by several patterns."""
     word = str(whole)
     spelled = {**READ, **UNCLEAR}[kind](word, fraction)
