@@ -298,6 +298,24 @@ def written(tmp_path: Path) -> Any:
     )
 
 
+@pytest.fixture
+def refuse(harness: Any, written: Any) -> Any:
+    """Returns a function that runs a command that is refused; it returns the line.
+
+    One line on standard error, exit code 2, and nothing is written.
+    """
+
+    def run(*args: Any, **options: Any) -> str:
+        before = written()
+        code, out, err = harness(*args, **options)
+        assert (exit_codes.USAGE, "", 1) == (code, out, err.count("\n")), err
+        assert err.startswith("error: ")
+        assert before == written()
+        return str(err)
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: Any, overrides: Any) -> Any:
     """Returns a directory with a finished study, made once."""

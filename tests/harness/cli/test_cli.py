@@ -89,22 +89,16 @@ BAD_INPUT = [
 
 @pytest.mark.parametrize(("args", "message"), BAD_INPUT)
 def test_bad_input_is_one_line_exit_2_and_nothing_written(
-    harness, tmp_path, args, message, written
+    refuse, tmp_path, args, message
 ):
     (tmp_path / "file").write_text("")
     (tmp_path / "taken" / "d").mkdir(parents=True)
     (tmp_path / "taken" / "d" / "x").write_text("")
     (tmp_path / "taken" / "f").write_text("")
-    before = written()
     defaults = ("--workload=resnet50", "--preset=smoke")
-    code, out, err = harness("sweep", *overridden(defaults, *args))
+    err = refuse("sweep", *overridden(defaults, *args))
 
-    assert exit_codes.USAGE == code
-    assert out == ""
-    assert err.count("\n") == 1
-    assert err.startswith("error: ")
     assert re.search(message, err)
-    assert before == written()
 
 
 @pytest.mark.parametrize("verb", ["status", "sweep --study", "report"])
@@ -115,21 +109,19 @@ def test_bad_input_is_one_line_exit_2_and_nothing_written(
         ("empty", r"no study at 'runs/empty': .*plan.json"),
     ],
 )
-def test_what_is_no_study_is_one_line(harness, tmp_path, verb, name, message):
+def test_what_is_no_study_is_one_line(refuse, tmp_path, verb, name, message):
     """Each reading verb says the same; a directory is not a study yet."""
     (tmp_path / "runs" / "empty").mkdir(parents=True)
-    code, out, err = harness(*verb.split(), name)
+    err = refuse(*verb.split(), name)
 
-    assert (exit_codes.USAGE, "") == (code, out)
     assert re.search(f"^error: {message}", err)
 
 
 @pytest.mark.parametrize("verb", ["status", "report"])
-def test_an_empty_study_name_is_one_line(harness, verb):
+def test_an_empty_study_name_is_one_line(refuse, verb):
     """As an unset shell variable gives it."""
-    code, _, err = harness(verb, "")
+    err = refuse(verb, "")
 
-    assert exit_codes.USAGE == code
     assert re.search(r"^error: study '' is empty; name a study in 'runs'", err)
 
 

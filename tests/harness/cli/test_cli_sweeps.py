@@ -40,16 +40,11 @@ def test_a_sweep_ends_with_table_and_report(
     assert "made anew" == report.read_text()
 
 
-def test_another_setting_in_the_same_study_is_refused(
-    finished, harness, written, small
-):
+def test_another_setting_in_the_same_study_is_refused(finished, refuse, small):
     """The field is named, and the study is untouched."""
-    before = written()
-    code, _, err = harness("sweep", *small, "--study=s", "--seed=1")
+    err = refuse("sweep", *small, "--study=s", "--seed=1")
 
-    assert exit_codes.USAGE == code
     assert re.search(r"study 's' was made with seed 0, this sweep has 1", err)
-    assert before == written()
 
 
 def test_a_corrupt_record_is_named_and_the_rest_is_readable(
@@ -75,16 +70,15 @@ def test_a_corrupt_record_is_named_and_the_rest_is_readable(
 
 @pytest.mark.parametrize("verb", ["sweep", "sweep --study", "status", "report"])
 def test_a_newer_store_is_refused_with_an_instruction(
-    finished, harness, tmp_path, verb, small
+    finished, refuse, tmp_path, verb, small
 ):
     """An old program must not misread a new record."""
     path = tmp_path / "runs" / "s" / "plan.json"
     plan = json.loads(path.read_text())
     path.write_text(json.dumps(plan | {"schema_version": 7}))
     args = (*small, "--study=s") if verb == "sweep" else ("s",)
-    code, _, err = harness(*verb.split(), *args)
+    err = refuse(*verb.split(), *args)
 
-    assert exit_codes.USAGE == code
     assert re.search(
         rf"newer version \(schema 7, this reads up to {SCHEMA_VERSION}\): upgrade", err
     )

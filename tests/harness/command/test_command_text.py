@@ -97,18 +97,15 @@ WRONG_REQUESTS = [
 
 
 @pytest.mark.parametrize(("changes", "message"), WRONG_REQUESTS)
-def test_a_wrong_request_is_refused_in_one_line(harness, changes, message):
+def test_a_wrong_request_is_refused_in_one_line(refuse, changes, message):
     words = {word.partition("=")[0][2:]: word.partition("=")[2] for word in OWN}
     words = {key: value for key, value in (words | changes).items() if value}
     if "replicas-per-worker" in changes:
         words["replicas"] = "4"
 
-    code, out, err = harness("sweep", *(f"--{k}={v}" for k, v in words.items()))
+    err = refuse("sweep", *(f"--{k}={v}" for k, v in words.items()))
 
-    assert (exit_codes.USAGE, "") == (code, out)
-    assert 1 == len(err.splitlines())
     assert re.search(message, err), err
-    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -119,11 +116,10 @@ def test_a_wrong_request_is_refused_in_one_line(harness, changes, message):
         (("--workload=resnet50", "--metric=a=b"), r"--metric 'a=b' has no effect wi"),
     ],
 )
-def test_options_of_a_program_need_one(harness, arguments, message):
+def test_options_of_a_program_need_one(refuse, arguments, message):
     """Nothing is measured without a command or a workload."""
-    code, _, err = harness("sweep", "--dry-run", *arguments)
+    err = refuse("sweep", "--dry-run", *arguments)
 
-    assert exit_codes.USAGE == code
     assert re.search(message, err), err
 
 

@@ -357,11 +357,10 @@ HOSTILE = [
         ("launch", "render", "--launcher", "--name=x"),
     ],
 )
-def test_a_required_option_without_a_value_is_named(harness, words):
+def test_a_required_option_without_a_value_is_named(refuse, words):
     """It is neither left out nor given."""
-    code, out, err = harness(*words)
+    err = refuse(*words)
 
-    assert (exit_codes.USAGE, "") == (code, out)
     assert re.search(r"error: .*--launcher|error: unknown launcher '--name=x'", err)
 
 
@@ -380,17 +379,14 @@ def test_an_option_that_may_not_repeat_is_given_once(harness, words):
 
 
 @pytest.mark.parametrize(("arguments", "message"), HOSTILE)
-def test_a_hostile_value_is_reported_in_one_line(harness, tmp_path, arguments, message):
+def test_a_hostile_value_is_reported_in_one_line(refuse, tmp_path, arguments, message):
     (tmp_path / "loop").symlink_to("loop")
     start = time.monotonic()
     given = {word.partition("=")[0] for word in arguments}
     base = {"--workload": "resnet50", "--preset": "smoke"}
     words = [f"{name}={of}" for name, of in base.items() if name not in given]
-    code, out, err = harness("sweep", *words, *arguments)
+    err = refuse("sweep", *words, *arguments)
 
-    assert (exit_codes.USAGE, "") == (code, out)
-    assert err.count("\n") == 1
-    assert err.startswith("error: ")
     assert re.search(message, err), err
     assert ["loop"] == [path.name for path in tmp_path.iterdir()]
     assert time.monotonic() - start < REFUSED_SEC
@@ -423,13 +419,11 @@ def test_a_full_disk_behind_stdout_is_one_line(verb, tmp_path):
 
 
 @pytest.mark.parametrize("output", ["/proc/x", "/dev/null", "file"])
-def test_files_that_cannot_be_rendered_are_one_line(harness, tmp_path, output):
+def test_files_that_cannot_be_rendered_are_one_line(refuse, tmp_path, output):
     """A folder of the kernel's, a device, a file; exit code 2."""
     (tmp_path / "file").touch()
-    code, out, err = harness(
+    err = refuse(
         *("launch", "render", "--launcher", "slurm", "-o", output, "--", "true")
     )
 
-    assert (exit_codes.USAGE, "") == (code, out)
     assert err.startswith("error: cannot write ")
-    assert 1 == err.count("\n")

@@ -113,16 +113,11 @@ NOT_SUBMITTED = [
 
 
 @pytest.mark.parametrize(("options", "message"), NOT_SUBMITTED)
-def test_nothing_is_submitted_that_cannot_run(
-    harness, slurm, written, options, message
-):
-    code, _, err = harness(*ON_SLURM, *options)
+def test_nothing_is_submitted_that_cannot_run(refuse, slurm, options, message):
+    err = refuse(*ON_SLURM, *options)
 
-    assert 2 == code
     assert re.search(message, err)
-    assert 1 == err.count("\n")
     assert not slurm.exists()
-    assert [] == written()
 
 
 REFUSED_OPTIONS = [
@@ -142,16 +137,13 @@ REFUSED_OPTIONS = [
 
 @pytest.mark.parametrize(("launcher", "options", "message"), REFUSED_OPTIONS)
 def test_options_of_a_launcher_are_checked(
-    harness, set_hosts, written, launcher, options, message
+    refuse, set_hosts, launcher, options, message
 ):
     """One line, exit code 2, and no file; none is ignored."""
     set_hosts(2)
-    code, out, err = harness(*SWEEP, f"--launcher={launcher}", *options)
+    err = refuse(*SWEEP, f"--launcher={launcher}", *options)
 
-    assert (2, "") == (code, out)
     assert re.search(message, err)
-    assert 1 == err.count("\n")
-    assert [] == written()
 
 
 def test_the_help_has_the_options_of_a_launcher_below_its_name(harness):
@@ -180,13 +172,12 @@ def test_the_help_has_the_options_of_a_launcher_below_its_name(harness):
         ),
     ],
 )
-def test_what_slurm_has_to_have_is_named(harness, finished, monkeypatch, verb, message):
+def test_what_slurm_has_to_have_is_named(refuse, finished, monkeypatch, verb, message):
     """And where the command would work; a study that is continued is not submitted."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    code, _, err = harness(*verb)
+    err = refuse(*verb)
 
-    assert 2 == code
     assert message in err
 
 
