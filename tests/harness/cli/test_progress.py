@@ -140,12 +140,7 @@ def test_what_no_process_of_ours_wrote_ends_no_progress(tmp_path, what):
 def test_a_relay_has_a_time_left_before_its_first_round(small_plan, store, monkeypatch):
     """Nothing was measured before: what trials usually take, quality runs included."""
     relayed, alone = small_plan.trials[:2], small_plan.trials[2:]
-    shown = []
-
-    class Listener(progress.PlainProgress):
-        def stage(self, _text, eta_sec, *, is_most=False):
-            assert not is_most
-            shown.append(eta_sec)
+    left, settings = TimesLeft(), RunSettings(timeout_sec=60.0)
 
     def generation(*args):
         args[-1]("starting", None)
@@ -153,21 +148,16 @@ def test_a_relay_has_a_time_left_before_its_first_round(small_plan, store, monke
         return []
 
     monkeypatch.setattr(sweep, "run_generation", generation)
-    sweep._run_generation(
-        store,
-        relayed,
-        alone,
-        RunSettings(timeout_sec=60.0),
-        Listener(io.StringIO()),
-        estimate.Durations(),
-    )
+    sweep._run_generation(store, relayed, alone, settings, left, estimate.Durations())
 
-    assert len(small_plan.trials) * estimate.ASSUMED_TRIAL_SEC == pytest.approx(
-        shown[0], abs=1
+    (of_all, of_rest) = (
+        len(trials) * estimate.ASSUMED_TRIAL_SEC
+        for trials in (small_plan.trials, alone)
     )
-    assert 40 + len(alone) * estimate.ASSUMED_TRIAL_SEC == pytest.approx(
-        shown[1], abs=1
+    assert [of_all, 40 + of_rest] == pytest.approx(
+        [sec for sec, _ in left.shown], abs=1
     )
+    assert [False] * 2 == [is_most for _, is_most in left.shown]
 
 
 def test_a_trial_that_runs_alone_shows_its_phase_until_it_ends(tmp_path):

@@ -19,13 +19,13 @@ needs_mpirun = pytest.mark.skipif(
 )
 
 
-def run_gang(tmp_path, *command, **variables):
+def run_gang(tmp_path, *command, base=os.environ, **variables):
     """Runs two processes on this host, by the command of docs/clusters.md."""
     as_root = ["--allow-run-as-root"] * (os.geteuid() == 0)
     names = [word for name in variables for word in ("-x", name)]
     return subprocess.run(
         ["mpirun", *as_root, "--oversubscribe", "-np", "2", *names, *command],
-        env={**os.environ, **variables},
+        env={**base, **variables},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -105,16 +105,7 @@ def test_mpirun_alone_says_where_rank_0_is(tmp_path):
         for name, value in os.environ.items()
         if name not in {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "TF_CONFIG"}
     }
-    as_root = ["--allow-run-as-root"] * (os.geteuid() == 0)
-    done = subprocess.run(
-        ["mpirun", *as_root, "--oversubscribe", "-np", "2", sys.executable, IDENTITY],
-        env=environ,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_gang(tmp_path, sys.executable, str(IDENTITY), base=environ)
     found = [json.loads(line) for line in done.stdout.splitlines() if "{" in line]
 
     assert (0, 2) == (done.returncode, len(found)), done.stderr

@@ -87,36 +87,24 @@ def test_each_device_of_a_replica_has_its_cores_and_threads(
     )
 
 
-def test_physical_cores_come_first_when_they_suffice():
-    """Two replicas of one core never share a physical core of four."""
-    topology = topology_of(num_cores=4, num_threads=2)
+@pytest.mark.parametrize(
+    ("topology", "cpusets"),
+    [
+        # Replicas of one core never share a physical core while there is another.
+        ({"num_threads": 2}, {(4, 1): (0, 1, 2, 3), (5, 1): (0, 1, 2, 3, 4)}),
+        # A replica of two cores is one physical core with both threads.
+        ({"num_threads": 2}, {(1, 2): (0, 4), (2, 2): (0, 1, 4, 5)}),
+        # Under a quota of 4, four whole cores are better than two shared ones.
+        ({"num_threads": 2, "quota": 4.0}, {(1, 2): (0, 1), (2, 2): (0, 1, 2, 3)}),
+        # A replica stays on one node while that node has room.
+        ({"num_nodes": 2, "num_cores": 2}, {(2, 1): (0, 1), (3, 1): (0, 1, 2)}),
+    ],
+)
+def test_cores_are_chosen_by_what_replicas_would_share(topology, cpusets):
+    """By the number of replicas and the cores of each."""
+    made = topology_of(**topology)
 
-    assert (0, 1, 2, 3) == cpuset_of(topology, 4, 1)
-    assert (0, 1, 2, 3, 4) == cpuset_of(topology, 5, 1)
-
-
-def test_siblings_stay_together_when_replicas_need_them():
-    """A replica of two cores is one physical core with both threads."""
-    topology = topology_of(num_cores=4, num_threads=2)
-
-    assert (0, 4) == cpuset_of(topology, 1, 2)
-    assert (0, 1, 4, 5) == cpuset_of(topology, 2, 2)
-
-
-def test_a_quota_below_the_physical_cores_leaves_siblings_idle():
-    """Under a quota of 4, four whole cores are better than two shared ones."""
-    topology = topology_of(num_cores=4, num_threads=2, quota=4.0)
-
-    assert (0, 1) == cpuset_of(topology, 1, 2)
-    assert (0, 1, 2, 3) == cpuset_of(topology, 2, 2)
-
-
-def test_numa_nodes_are_filled_one_after_the_other():
-    """A replica stays on one node while that node has room."""
-    topology = topology_of(num_nodes=2, num_cores=2)
-
-    assert (0, 1) == cpuset_of(topology, 2, 1)
-    assert (0, 1, 2) == cpuset_of(topology, 3, 1)
+    assert cpusets == {asked: cpuset_of(made, *asked) for asked in cpusets}
 
 
 @given(st.integers(1, 2), st.integers(1, 8), st.integers(1, 2), st.integers(1, 40))

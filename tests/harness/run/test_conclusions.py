@@ -112,13 +112,22 @@ def test_a_rank_file_that_never_appears_is_waited_for_only_so_long(tmp_path, mak
     assert time.monotonic() - start < 20
 
 
-def test_a_broken_rank_file_is_a_failure_not_a_crash(tmp_path, make_spec):
-    """One bad trial does not end a sweep."""
-    (tmp_path / "rank_0.jsonl").write_text("what\n")
-    made = conclude(tmp_path, make_spec())
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("what\n", "rank_0.jsonl line 1"),
+        (None, "rank_0.jsonl: it is not a regular file"),
+        ('{"kind": "failure", "phase": "lunch"}\n', "rank 0 recorded a malformed fail"),
+    ],
+)
+def test_a_broken_rank_file_is_a_failure_not_a_crash(tmp_path, make_spec, text, reason):
+    """One bad trial does not end a sweep; a folder is no file."""
+    path = tmp_path / "rank_0.jsonl"
+    path.mkdir() if text is None else path.write_text(text)
+    made = conclude(tmp_path, make_spec(), 1, num_ranks=1)
 
     assert made.failure is not None
-    assert "rank_0.jsonl line 1" in made.failure.reason
+    assert reason in made.failure.reason
 
 
 @pytest.fixture
@@ -290,21 +299,3 @@ def test_a_failure_that_is_no_text_is_a_failure_all_the_same(
     assert found.failure is not None
     assert TrialStatus.FAILED is found.status
     assert found.failure.reason.isprintable()
-
-
-def test_a_failure_without_a_phase_is_reported(tmp_path, make_spec):
-    """Then the record of the failure is what failed."""
-    (tmp_path / "rank_0.jsonl").write_text('{"kind": "failure", "phase": "lunch"}\n')
-    found = conclude(tmp_path, make_spec(), 1, num_ranks=1)
-
-    assert found.failure is not None
-    assert "rank 0 recorded a malformed failure" in found.failure.reason
-
-
-def test_a_rank_file_that_is_a_folder_is_a_failure(tmp_path, make_spec):
-    """Of reading what was observed."""
-    (tmp_path / "rank_0.jsonl").mkdir()
-    found = conclude(tmp_path, make_spec(), 1, num_ranks=1)
-
-    assert found.failure is not None
-    assert "rank_0.jsonl: it is not a regular file" == found.failure.reason
