@@ -77,7 +77,6 @@ class Place:
         return self._hosts.folder / f"home-{on}"
 
     def begin(self, on, *commands):
-        """Starts commands on a node, one after the other."""
         self._home(on).mkdir(exist_ok=True)
         script = "\n".join(commands).replace("FIRST_HOST", "n0")
         return subprocess.Popen(
@@ -104,7 +103,6 @@ class Place:
         return said
 
     def make_cluster(self):
-        """Makes a token, copies it, and starts Ray on both nodes."""
         self.run("n0", self._make_token, self._export, self._start)
         (self._home("n1") / TOKEN).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(self._home("n0") / TOKEN, self._home("n1") / TOKEN)
@@ -128,7 +126,6 @@ class Place:
 
 @pytest.fixture
 def place(hosts, tmp_path):
-    """Returns a Ray of two nodes, made by the documented commands."""
     made = Place(hosts, tmp_path)
     made.make_cluster()
     return made
@@ -151,7 +148,6 @@ LOST = {"the host of the head": "n0", "another host": "n1"}
 
 
 def lose(hosts, node):
-    """Ends a node with all of its processes, and starts it again."""
     hosts.kill_node(node)
     hosts.boot_node(node)
 

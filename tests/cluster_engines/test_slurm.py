@@ -30,8 +30,6 @@ print(json.dumps([c.worker_id, c.local_index, c.addresses["worker"], c.is_chief,
 
 @pytest.fixture
 def tell(slurm):
-    """Returns a function that starts a step, and returns what its tasks know."""
-
     def run(*options):
         done = slurm.run(
             "srun", *options, sys.executable, "-c", SAY, env={"PYTHONPATH": str(ROOT)}

@@ -45,8 +45,6 @@ def lose(node):
 
 
 def cut(seconds):
-    """Cuts the network of a node for some seconds."""
-
     def strike(slurm, _job, _shared):
         slurm.run("ip", "link", "set", "up0", "down", on="n1")
         time.sleep(seconds)
@@ -56,8 +54,6 @@ def cut(seconds):
 
 
 def restart(daemon, host, *words):
-    """Kills a daemon of Slurm, and starts it again three seconds later."""
-
     def strike(slurm, _job, _shared):
         file = slurm.folder / daemon
         slurm.run("sh", "-c", f"kill -9 $(cat {file}.pid)", on=host)
@@ -77,7 +73,6 @@ def say(*words):
 
 
 def cancel_a_step(slurm, job, _shared):
-    """Cancels the step of the trial that runs, and nothing else of the job."""
     listed = slurm.run(
         "squeue", "--steps", f"--jobs={job}", "--noheader", "--format=%i"
     )
@@ -87,7 +82,6 @@ def cancel_a_step(slurm, job, _shared):
 
 
 def fail_the_prolog(slurm, job, _shared):
-    """Puts the job back, and lets what prepares a node for it fail there."""
     flag = slurm.folder / "fail-prolog"
     flag.touch()
     slurm.run("scontrol", "requeue", job)
@@ -163,7 +157,6 @@ def finished(folder):
 
 
 def bring_to_an_end(slurm, job):
-    """Waits for the end of a job, and does for it what an operator would."""
     deadline = time.monotonic() + LONGEST_SEC
     pending_since = None
     while (state := slurm.job_state(job)) not in OVER:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -18,6 +19,8 @@ from fake_root import FakeRoot
 
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
+from harness.cli.verbs import doctor_verb
+from harness.doctor import diagnose, gpu, gpu_canary, gpu_state
 from harness.machine import gpu_exclusive
 from harness.machine.topology import CpuTopology, LogicalCpu
 from harness.planning import cases, plan
@@ -170,6 +173,30 @@ def gpu_overrides(overrides: dict[str, Any]) -> dict[str, Any]:
         return TensorFlowGpus(num_gpus=len(ids), is_built_with_cuda=True)
 
     return overrides | {"probe": probe}
+
+
+@pytest.fixture
+def doctor_of_gpus(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
+    """Returns a function that runs ``doctor`` on GPUs only; nothing is timed."""
+
+    def multiply(ids: Any, _devices: Any) -> dict[str, list[float]]:
+        return {"alone": [9.0] * len(ids), "together": [9.0] * len(ids)}
+
+    def diagnosed(measures: Any) -> list[Any]:
+        states = gpu_state.read_gpu_states(os.getpid())
+        return [*gpu.check_gpus(states), *measures[-1]([0])]
+
+    check = functools.partial(gpu_canary.check_gpus, multiply=multiply)
+    monkeypatch.setattr(gpu_canary, "check_gpus", check)
+    monkeypatch.setattr(diagnose, "diagnose", diagnosed)
+
+    def run(probe: Any, *, is_json: bool = False) -> tuple[int, str]:
+        code = doctor_verb.doctor(
+            is_json=is_json, relay_sec=0, device="gpu", probe=probe
+        )
+        return code, capsys.readouterr().out
+
+    return run
 
 
 @pytest.fixture

@@ -24,7 +24,6 @@ SWEEP = smoke_sweep(
 
 @pytest.fixture
 def beside(harness, overrides, monkeypatch):
-    """Returns a function that sweeps beside what others have of so many cores."""
     measure = disturbance.between
 
     def run(load, *options):
@@ -112,7 +111,6 @@ def test_what_was_measured_beside_load_only_is_shown_and_is_no_evidence(
 
 
 def test_a_sweep_that_is_repeated_on_a_quiet_machine_is_evidence(beside):
-    """``--retry failed`` measures what was disturbed again."""
     options = ("--repeats=2", "--rounds=3", "--json")
     beside(lambda _: BUSY, *options)
     code, out, err = beside(lambda _: QUIET, *options, "--retry=failed")

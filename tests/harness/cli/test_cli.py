@@ -28,17 +28,6 @@ def test_plan_lists_trials_on_stdout_and_notes_on_stderr(harness, written):
     assert [] == written()
 
 
-def test_dry_run_is_the_plan(harness, written, small):
-    code, out, _ = harness("sweep", *small, "--dry-run", "--json")
-    _, planned, _ = harness("sweep", "--dry-run", *small, "--json")
-    first, second = json.loads(out), json.loads(planned)
-
-    assert exit_codes.OK == code
-    assert first["trials"] == second["trials"]
-    assert len(first["trials"]) == first["num_missing"] == 8
-    assert [] == written()
-
-
 @pytest.mark.parametrize("what", ["workloads", "backends", "presets"])
 def test_list_prints_names_as_text_and_json(harness, what):
     code, out, _ = harness("list", what, "--json")
@@ -155,7 +144,6 @@ def test_a_fault_of_ours_has_an_exit_code_of_its_own(monkeypatch, capsys):
 
 
 def test_a_study_is_continued_as_it_was_planned(harness, finished):
-    """By its name alone; an option that would change it is refused, by its name."""
     again = harness("sweep", "--study", "s")
     code, _, err = harness("sweep", "--study", "s", "--repeats", "9")
 
@@ -170,7 +158,6 @@ NAMES = ("click", "replicator", "reports", "results", "rich", "workloads")
 
 @pytest.fixture
 def users_folder(tmp_path):
-    """A folder of a user, with modules of his own under the names of packages."""
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('user: {name}')\n")
     return tmp_path

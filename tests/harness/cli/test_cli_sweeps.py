@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
 def test_a_sweep_ends_with_table_and_report(
     harness, overrides, tmp_path, small, monkeypatch
 ):
-    """Stdout has the table, stderr progress; the same command has nothing to do."""
     args = ("sweep", *overridden(small, "--repeats=1", "--no-match", "--study=s"))
     code, out, err = harness(*args, overrides=overrides)
     report = tmp_path / "runs" / "s" / "report" / "index.html"
@@ -41,7 +40,6 @@ def test_a_sweep_ends_with_table_and_report(
 
 
 def test_another_setting_in_the_same_study_is_refused(finished, refuse, small):
-    """The field is named, and the study is untouched."""
     err = refuse("sweep", *small, "--study=s", "--seed=1")
 
     assert re.search(r"study 's' was made with seed 0, this sweep has 1", err)
@@ -50,7 +48,6 @@ def test_another_setting_in_the_same_study_is_refused(finished, refuse, small):
 def test_a_corrupt_record_is_named_and_the_rest_is_readable(
     finished, harness, tmp_path, small
 ):
-    """Nothing is added to such a study; reading verbs show the others."""
     store = Store.open(tmp_path / "runs" / "s")
     trial_id = store.trial_ids()[0]
     (store.trial_dir(trial_id) / "result.json").write_text('{"schema_version": 1')
@@ -153,7 +150,6 @@ def wait_until(condition):
 def test_two_harnesses_on_one_study_the_second_is_refused(
     start_harness, harness, tmp_path, small
 ):
-    """The error names the other process; the first continues undisturbed."""
     gate = tmp_path / "gate"
     only_one = ("--backends=in_graph", "--replicas=1", "--repeats=1", "--no-match")
     args = ("sweep", *overridden(small, *only_one, "--study=s"))

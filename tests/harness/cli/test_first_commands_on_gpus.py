@@ -4,10 +4,8 @@ The driver is the stand-in, trials are made by the fake worker, and Slurm by pro
 that answer as its own. The page's minutes are compared with what a dry run estimates.
 """
 
-import functools
 import importlib.util
 import json
-import os
 import re
 import shlex
 import sys
@@ -18,8 +16,7 @@ import pytest
 from fake_nvml import FakeGpu, make_gpus
 
 from harness.cli import exit_codes
-from harness.cli.verbs import doctor_verb
-from harness.doctor import diagnose, gpu, gpu_canary, gpu_code, gpu_state
+from harness.doctor import gpu_code
 from harness.trial.gpu_probe import TensorFlowGpus
 
 pytestmark = pytest.mark.usefixtures("forked_trials")
@@ -43,7 +40,6 @@ def blocks():
 
 
 def recipe(target):
-    """Returns the commands of a target of make, without its variables."""
     (lines,) = re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)
     (flags,) = re.findall(r"^SWEEP_GPU_FLAGS \?= (.+)$", MAKEFILE, re.MULTILINE)
     text = lines.replace("$(SWEEP_GPU_FLAGS)", flags)
@@ -56,13 +52,11 @@ def arguments(line):
 
 
 def minutes(name):
-    """Returns the minutes of a row of the table, by machine."""
     (cell,) = re.findall(rf"^\| `{name}` \| ([^|]+) \|", SECTION, re.MULTILINE)
     return [float(of) for of in cell.split(",")]
 
 
 def conftest_of_gpus():
-    """Returns the module with the sweeps of the tests on GPUs."""
     name = "conftest_of_gpus"
     spec = importlib.util.spec_from_file_location(name, ROOT / "tests/gpu/conftest.py")
     assert spec is not None
@@ -75,25 +69,20 @@ def conftest_of_gpus():
 
 
 class Machine:
-    """Runs commands of the page on a machine with some GPUs."""
-
     def __init__(self, harness, overrides, folder):
         self.harness, self.overrides, self.folder = harness, overrides, folder
         self.lines = []
 
     def probe(self, ids):
-        """A TensorFlow of the lock, that sees all."""
         return TensorFlowGpus(
             num_gpus=len(ids), is_built_with_cuda=True, architectures=WHEEL
         )
 
     def compile(self, _name, environ):
-        """What a driver takes minutes for."""
         Path(environ["CUDA_CACHE_PATH"]).mkdir(exist_ok=True)
         return 0
 
     def run(self, words, *more):
-        """Returns the exit code of a command, and what it printed."""
         if words[0] == "make":
             (line,) = recipe(words[1])
             if words[1] == "setup-gpu":
@@ -126,33 +115,12 @@ def machine(harness, gpu_overrides, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def doctor(monkeypatch, capsys, machine):
+def doctor(doctor_of_gpus, machine):
     """Returns a function that runs ``doctor`` as on the page, on its GPUs only."""
-    monkeypatch.setattr(
-        gpu_canary,
-        "check_gpus",
-        functools.partial(
-            gpu_canary.check_gpus,
-            multiply=lambda ids, _: {
-                "alone": [9.0] * len(ids),
-                "together": [9.0] * len(ids),
-            },
-        ),
-    )
-    monkeypatch.setattr(
-        diagnose,
-        "diagnose",
-        lambda measures: [
-            *gpu.check_gpus(gpu_state.read_gpu_states(os.getpid())),
-            *measures[-1]([0]),
-        ],
-    )
 
     def run():
-        code = doctor_verb.doctor(
-            is_json=False, relay_sec=0, device="gpu", probe=machine.probe
-        )
-        return code, " ".join(capsys.readouterr().out.split())
+        code, out = doctor_of_gpus(machine.probe)
+        return code, " ".join(out.split())
 
     return run
 

@@ -197,7 +197,6 @@ HIDES_ITS_USERS = [
 
 @pytest.fixture(scope="module")
 def failed_study(tmp_path_factory):
-    """Returns where the first test leaves its study for the others."""
     return tmp_path_factory.mktemp("failed") / "runs"
 
 
@@ -280,7 +279,6 @@ def test_a_tensorflow_without_cuda_does_not_continue_a_study(resume, written):
 
 @pytest.mark.usefixtures("forked_trials")
 def test_a_study_is_not_continued_beside_another_sweep(resume, written, install_gpus):
-    """The second GPU is enough."""
     install_gpus(make_gpus(2))
     before = written()
     with gpu_exclusive.hold(gpus.read_gpus()[1:], study="other"):
@@ -301,8 +299,6 @@ WITHOUT_MATCH = smoke_sweep(
 
 @pytest.fixture
 def sweep(harness, gpu_overrides, install_gpus, monkeypatch):
-    """Returns a function that sweeps with a batch, which fits or does not."""
-
     def run(size, study, *options, behavior="", **fields):
         install_gpus(make_gpus(2, **fields))
         monkeypatch.setenv("FAKE_BEHAVIOR", behavior)
@@ -315,7 +311,6 @@ def sweep(harness, gpu_overrides, install_gpus, monkeypatch):
 
 @pytest.mark.usefixtures("forked_trials")
 def test_what_did_not_fit_is_refused_with_what_does(sweep, written):
-    """The message names the study, and the largest batch that fitted."""
     assert exit_codes.OK == sweep(4, "small")[0]
     assert exit_codes.NOTHING_MEASURED == sweep(64, "big", behavior="*:*:oom")[0]
     before = written()
@@ -342,7 +337,6 @@ def test_without_one_that_fitted_it_is_an_upper_limit(sweep):
 
 @pytest.mark.usefixtures("forked_trials")
 def test_what_may_fit_is_run(sweep):
-    """Smaller batches, other models, the study itself, and a second try."""
     sweep(64, "big", behavior="*:*:oom")
 
     assert exit_codes.OK == sweep(32, "smaller")[0]

@@ -213,8 +213,6 @@ RELAY = smoke_sweep(
 
 @pytest.fixture(autouse=True)
 def full(monkeypatch):
-    """No process fits."""
-
     def check(*_):
         raise DoesNotFitError("3 processes do not fit into memory at once")
 

@@ -79,14 +79,12 @@ PLAN = (
 
 @pytest.fixture
 def near(install, tmp_path):
-    """A workload in the current folder, which nobody installed."""
     path = tmp_path / "near.py"
     path.write_text(WORKLOAD, encoding="utf-8")
     return path
 
 
 def test_a_workload_of_the_folder_is_planned(near, harness):
-    """Trials say where it is; the plan says in which state its files were."""
     code, out, err = harness(*PLAN)
 
     assert exit_codes.OK == code, err
@@ -187,7 +185,6 @@ def test_a_name_that_cannot_be_used(near, harness, options, message):
 def test_a_launcher_of_a_package_starts_trials_with_its_options(
     install, harness, overrides, forked_trials, name
 ):
-    """Its options are those of the command, and refused with another launcher."""
     install("sea", LAUNCHER, launchers={"boat": "sea:LAUNCHER"})
     sweep = ("sweep", "--workload=resnet50", "--preset=smoke", "--replicas=1")
     sweep = (*sweep, "--backends=in_graph", "--mode=weak", "--no-match")
@@ -206,7 +203,6 @@ def test_a_launcher_of_a_package_starts_trials_with_its_options(
 def test_what_a_package_shows_is_in_reports_and_apart_in_verify(
     install, harness, finished
 ):
-    """A column, a section after the others, a format; verify recomputes none of it."""
     install(
         "shown",
         SHOWN,
@@ -231,7 +227,6 @@ def test_what_a_package_shows_is_in_reports_and_apart_in_verify(
 def test_a_metric_of_a_package_is_shown_and_judged_as_ours_are(
     install, harness, overrides, forked_trials, finished
 ):
-    """With its interval in the page and in exports; in help, comparisons and gates."""
     entries = {"ranks": "shown:METRIC", "neither": "shown:NEITHER"}
     install("shown", SHOWN, metrics=entries)
 
@@ -286,7 +281,6 @@ def test_a_section_that_fails_says_so_in_its_place(install, harness, finished):
 
 
 def test_list_shows_where_each_came_from(install, harness):
-    """And names those that cannot be used; the exit code is then 2."""
     assert (0, "plugins: none is installed\n", "") == harness("list", "plugins")
     install("near", WORKLOAD, workloads={"mine": "near:WORKLOAD"})
     install("sea", LAUNCHER, launchers={"boat": "sea:LAUNCHER"})
@@ -306,7 +300,6 @@ def test_list_shows_where_each_came_from(install, harness):
 
 
 def test_a_built_in_name_is_not_shadowed(install, harness):
-    """It stays what it is; who lists plugins is told."""
     install("near", WORKLOAD, workloads={"resnet50": "near:WORKLOAD"})
 
     code, _, err = harness(

@@ -150,18 +150,13 @@ def test_a_relay_has_a_time_left_before_its_first_round(small_plan, store, monke
     monkeypatch.setattr(sweep, "run_generation", generation)
     sweep._run_generation(store, relayed, alone, settings, left, estimate.Durations())
 
-    (of_all, of_rest) = (
-        len(trials) * estimate.ASSUMED_TRIAL_SEC
-        for trials in (small_plan.trials, alone)
-    )
-    assert [of_all, 40 + of_rest] == pytest.approx(
-        [sec for sec, _ in left.shown], abs=1
-    )
+    each = estimate.ASSUMED_TRIAL_SEC
+    expected = [len(small_plan.trials) * each, 40 + len(alone) * each]
+    assert expected == pytest.approx([sec for sec, _ in left.shown], abs=1)
     assert [False] * 2 == [is_most for _, is_most in left.shown]
 
 
 def test_a_trial_that_runs_alone_shows_its_phase_until_it_ends(tmp_path):
-    """The thread that looks ends with the block."""
     shown = queue.Queue[str]()
     with phase_watch.PhaseWatch(tmp_path, shown.put, period_sec=0.001) as watch:
         assert "starting" == shown.get(timeout=10)
@@ -232,7 +227,6 @@ def drive(shown, plan):
 
 
 def test_plain_progress_is_one_line_per_event(small_plan):
-    """No control characters; numbers continue where the last run ended."""
     stream = io.StringIO()
     drive(progress.PlainProgress(stream), small_plan)
     lines = stream.getvalue().splitlines()
@@ -256,7 +250,6 @@ def read_to_end(master):
 
 @pytest.mark.parametrize("no_color", [False, True])
 def test_a_terminal_gets_a_live_bar(small_plan, monkeypatch, no_color):
-    """With time remaining; reasons are not taken for markup; NO_COLOR is respected."""
     master, slave = pty.openpty()
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "120")
@@ -287,7 +280,6 @@ TARGET = FIXED.model_copy(update={"minutes": 30.0, "target": 0.03})
 
 @pytest.fixture
 def relayed(small_plan):
-    """Two generations of four trials, in a relay."""
     trials = []
     for trial in small_plan.trials:
         spec = trial.spec.model_copy(update={"order": Order.RELAY})
@@ -328,7 +320,6 @@ def test_earlier_trials_make_a_relay_shorter_and_never_longer(relayed):
     ],
 )
 def test_a_plan_that_may_go_on_says_until_when(relayed, measuring, expected):
-    """A gate and a target have a shortest and a longest time."""
     found = estimate.estimate(relayed.trials, estimate.Durations(), measuring)
 
     assert found.text.startswith(f"about {expected}")
@@ -347,7 +338,6 @@ class TimesLeft(progress.PlainProgress):
 
 
 def _generations(monkeypatch, store, plan, measuring):
-    """Runs two generations that take 20 s, although 60 s are allowed."""
     now = [1000.0]
     monkeypatch.setattr(sweep.time, "monotonic", lambda: now[0])
 
@@ -407,7 +397,6 @@ def test_what_may_go_on_says_how_long_at_most(
 
 
 def _ends(store, plan, status):
-    """Records the first generation of a relay, all of which ended alike."""
     failure = Failure(
         phase=Phase.MEASURE, reason="all 3 turns are void; the last one: busy"
     )
@@ -429,7 +418,6 @@ def _ends(store, plan, status):
 
 
 def test_a_relay_stops_where_no_turn_counts(relayed, store, settings, monkeypatch):
-    """One line says why and what to do, and the machine is the reason of the code."""
     store.write_plan(relayed)
     calls = []
 

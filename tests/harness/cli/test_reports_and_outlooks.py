@@ -65,7 +65,6 @@ def test_a_study_is_written_in_every_format(
 
 
 def test_two_studies_are_compared_in_a_page(harness, make_study, tmp_path):
-    """Beside the report of the first, or where it is requested."""
     make_study("a")
     make_study("b")
     code, out, err = harness("report", "a", "b")
@@ -105,7 +104,6 @@ def test_a_comparison_is_printed_in_other_formats(harness, make_study, form, exp
 
 
 def test_what_is_not_comparable_is_refused_with_the_fact(harness, make_study, written):
-    """One line and exit code 2; shown on request, with exit code 3."""
     make_study("a")
     make_study("b", workload_version="2")
     before = written()
@@ -137,7 +135,6 @@ def test_nothing_in_common_is_refused(refuse, make_study):
 
 @pytest.mark.usefixtures("quick_page")
 def test_a_directory_makes_a_site(harness, make_study, tmp_path):
-    """Two studies or more; the path of its index is printed; the same bytes again."""
     for name in "abc":
         make_study(name)
     code, out, err = harness("report", "a", "b", "c", "-o", "site")
@@ -152,7 +149,6 @@ def test_a_directory_makes_a_site(harness, make_study, tmp_path):
 
 @pytest.mark.parametrize("form", ["text", "markdown", "json"])
 def test_three_studies_are_listed_in_other_formats(harness, make_study, form):
-    """With the efficiency or the verdict of each."""
     for name in "abc":
         make_study(name)
     code, out, _ = harness("report", "a", "b", "c", "--format", form)
@@ -196,7 +192,6 @@ def test_bad_requests_are_one_line(refuse, make_study, tmp_path, arguments, mess
 def test_what_may_be_private_is_listed_and_nothing_written(
     harness, make_study, written
 ):
-    """Page by page, also those of a site; exit code 4, or 0 where there is nothing."""
     make_study("a")
     make_study("b")
     before = written()
@@ -296,7 +291,6 @@ def test_two_studies_never_differ(harness, make_relay, factor):
 
 
 def test_studies_that_are_not_comparable_are_refused_or_shown(harness, make_relay):
-    """Refused with the difference; shown they still do not pass."""
     make_relay("a")
     make_relay("b", fingerprints=("00" * 10,))
     code, out, err = harness("report", "a", "b", "--format=text")
@@ -349,7 +343,6 @@ def test_what_cannot_be_judged_is_one_line(harness, make_relay, arguments, messa
 
 
 def test_the_outlook_of_a_gate_is_that_of_its_baseline(harness, make_relay, tmp_path):
-    """Spread and time of the study; nothing is measured."""
     make_relay("a")
     before = sorted(tmp_path.rglob("*"))
     code, out, _ = harness(*GATE, "--baseline=a", "--repeats=4")

@@ -48,7 +48,6 @@ def write(tmp_path):
 
 
 def test_a_file_plans_what_its_options_plan(harness, write, small):
-    """The same trials, so the same derived name of the study."""
     code, of_file, _ = harness(
         "sweep", "--dry-run", "--json", "--file", write(SMALL_FILE)
     )
@@ -70,7 +69,6 @@ def test_a_list_is_an_array_a_text_or_one_integer(harness, write, value):
 
 
 def test_options_beside_the_file_override_it(harness, write, small):
-    """In any order on the command line, flags with a negative form included."""
     name = write(f"{SMALL_FILE}match = true\nevaluate = true\n")
     flags = ("--repeats=3", "--no-match", "--no-evaluate", "--mode=weak,strong")
     code, of_file, _ = harness("sweep", "--dry-run", "--json", *flags, "--file", name)
@@ -84,7 +82,6 @@ def test_options_beside_the_file_override_it(harness, write, small):
 
 
 def test_an_option_of_the_workload_overrides_only_its_key(harness, write):
-    """The other keys of the table stay, with the types that they have in the file."""
     table = '[option]\nversion = "v1"\nimage_size = 64\nzero_gamma = false\n'
     _, out, _ = harness(
         "sweep",
@@ -172,7 +169,6 @@ def test_a_file_that_is_no_study_is_one_line_and_exit_2(refuse, write, text, mes
 
 
 def test_a_file_that_cannot_be_read_is_one_line(harness, write, tmp_path):
-    """A missing one is looked for under names like its own."""
     write(SMALL_FILE, "laptop.toml")
     (tmp_path / "latin.toml").write_bytes(b"# \xe9")
     (tmp_path / "large.toml").write_bytes(b"#" * (2**20 + 1))
@@ -276,7 +272,6 @@ def test_each_shipped_study_can_be_planned(path, harness, monkeypatch, written):
 
 
 def test_the_document_names_every_shipped_study():
-    """And each file names the schema by its relative path."""
     document = (ROOT / "studies" / "README.md").read_text(encoding="utf-8")
 
     assert len(SHIPPED) >= 7
@@ -289,7 +284,6 @@ def test_the_document_names_every_shipped_study():
 
 
 def test_what_is_generated_is_written(tmp_path, monkeypatch, capsys):
-    """And a wrong call says how to call it."""
     readme = tmp_path / "README.md"
     readme.write_text("<!-- options of status -->\n<!-- end of options -->\n")
     monkeypatch.setattr(documents, "README", readme)
@@ -302,22 +296,9 @@ def test_what_is_generated_is_written(tmp_path, monkeypatch, capsys):
     assert "usage: python -m harness.cli.documents" in capsys.readouterr().err
 
 
-def test_plan_takes_the_launcher_of_a_sweep(harness, write, small):
-    """What would be submitted is planned as it is on a login node."""
-    name = write(f'{SMALL_FILE}launcher = "slurm"\nnodes = 2\n')
-    code, of_file, err = harness("sweep", "--dry-run", "--json", "--file", name)
-    _, of_options, _ = harness(
-        "sweep", "--dry-run", "--json", *small, "--launcher=slurm", "--nodes=2"
-    )
-
-    assert exit_codes.OK == code, err
-    assert planned(of_options) == planned(of_file)
-
-
 def test_a_job_gets_the_settings_of_the_file_and_not_the_file(
     harness, write, monkeypatch
 ):
-    """The job runs the command with all settings as options."""
     scripts = []
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(slurm, "check", lambda **_: None)

@@ -20,7 +20,6 @@ FIRST, SECOND = "s/global-batch-size-8", "s/global-batch-size-16"
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
-    """Where the first test leaves the study for the others."""
     return tmp_path_factory.mktemp("template") / "s"
 
 
@@ -48,7 +47,6 @@ def page_of(runs):
 def test_each_value_has_the_study_that_it_would_have_alone(
     made, harness, overrides, forked_trials
 ):
-    """The same trials, by their ids; the recorded command makes it again."""
     plan = plan_of(made, FIRST)
     alone = ("--mode=strong", "--global-batch-size=8", "--study=alone")
     assert (
@@ -69,7 +67,6 @@ def test_each_value_has_the_study_that_it_would_have_alone(
 
 @pytest.mark.processes
 def test_the_page_has_a_row_per_value_and_case(made):
-    """Quality at the end of the runs, and throughput; a chart of each."""
     page = page_of(made)
     rows = re.findall(
         r'<th scope="row"><a href="([^"]+)">(\d+)</a></th>(.*?)</tr>', page
@@ -107,7 +104,6 @@ def test_the_same_command_resumes_and_more_values_extend(
 
 @pytest.mark.processes
 def test_the_verbs_of_a_study_take_all_or_one(made, harness, overrides, forked_trials):
-    """Progress, verification, export, the list; JSON is of one."""
     code, out, _ = harness("status", "s")
     assert exit_codes.OK == code
     assert [FIRST, SECOND] == [line for line in out.splitlines() if "/" in line]
@@ -128,7 +124,6 @@ def test_the_verbs_of_a_study_take_all_or_one(made, harness, overrides, forked_t
 
 @pytest.mark.processes
 def test_a_lost_trial_is_measured_again(made, harness, overrides, forked_trials):
-    """Resume goes through all studies, and writes the page of all again."""
     (status,) = list(made.glob(f"{SECOND}/trials/*/status.json"))[:1]
     status.unlink()
     (made / "s" / "report" / "index.html").unlink()
@@ -165,7 +160,6 @@ def test_the_page_is_verified_with_its_studies(made, harness):
 @pytest.mark.processes
 @pytest.mark.parametrize("is_renewed", [False, True])
 def test_a_study_that_is_left_out_is_named(made, harness, is_renewed):
-    """Also where the digest and the page are made anew."""
     path = made / "s" / "vary.json"
     record = json.loads(path.read_text())
     left_out = record["studies"].pop()
@@ -215,7 +209,6 @@ NOT_VARIED = [
 def test_what_cannot_be_varied_is_refused_before_anything_is_written(
     refuse, options, message
 ):
-    """Also where only the last value is wrong."""
     mode = () if "--mode=strong" in options else ("--mode=weak",)
     err = refuse(*SWEEP, *mode, *options)
 
@@ -235,7 +228,6 @@ def test_a_plan_shows_every_value(harness, written):
 def test_a_folder_of_something_else_is_not_used(
     made, harness, overrides, forked_trials
 ):
-    """Neither another setting's, nor that of a study."""
     other = [
         w.replace("global-batch-size=8,16", "data=digits,synthetic") for w in BATCHES
     ]

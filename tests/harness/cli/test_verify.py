@@ -80,7 +80,6 @@ def study(studies, tmp_path, request):
 
 @pytest.fixture
 def page(study):
-    """Writes the page of the copy, which takes most of the time to verify."""
     return write_report(Store.open(study))
 
 
@@ -92,7 +91,6 @@ def kinds(root):
 
 
 def test_a_study_is_verified(study, harness):
-    """All kinds of figures of the records are recomputed, and none differs."""
     code, out, _ = harness("verify", str(study))
     found = kinds(study)
 
@@ -107,7 +105,6 @@ def test_a_study_is_verified(study, harness):
 
 
 def unseal(root):
-    """Makes it a study of an earlier version, which lists nothing."""
     (root / MANIFEST_NAME).unlink()
     for path in root.rglob("rank_*.jsonl"):
         path.write_text(path.read_text().partition("\n")[2])
@@ -144,7 +141,6 @@ def with_another_digit(number, generator):
 
 
 def is_found(root):
-    """Whether something differs, or the record cannot be read for its version."""
     try:
         return bool(verify(Store.open(root)).differences)
     except (NewerSchemaError, OlderSchemaError):

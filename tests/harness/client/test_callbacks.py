@@ -16,8 +16,6 @@ def library(name):
 
 
 class FakeStep:
-    """A step that remembers how it ended."""
-
     def __init__(self, run, index):
         self.run, self.index = run, index
 

@@ -24,8 +24,6 @@ _STANDARD = sys.stdlib_module_names
 
 
 class Clock:
-    """Time that a test passes."""
-
     ns = 0
 
     def __call__(self):
@@ -34,7 +32,6 @@ class Clock:
 
 @pytest.mark.parametrize("name", copying.FILES)
 def test_the_files_are_for_old_interpreters(name):
-    """Their syntax is that of Python 3.8, and what they import is in each of them."""
     source = (FOLDER / name).read_text(encoding="utf-8")
     tree = ast.parse(source, feature_version=(3, 8))
     at_import = [
@@ -56,7 +53,6 @@ def test_the_version_is_the_one_of_the_schema():
 
 @pytest.mark.processes
 def test_the_client_is_a_small_wheel(tmp_path):
-    """Of its own, with two modules and nothing that it requires."""
     for name in (*copying.FILES, "pyproject.toml"):
         (tmp_path / name).write_bytes((FOLDER / name).read_bytes())
     build = "from setuptools import build_meta; print(build_meta.build_wheel('wheels'))"
@@ -70,7 +66,6 @@ def test_the_client_is_a_small_wheel(tmp_path):
 
 
 def test_the_files_are_written_beside_a_program(tmp_path, capsys):
-    """Into a folder that is there."""
     assert 0 == copying.main([str(tmp_path)])
     assert set(copying.FILES) == {path.name for path in tmp_path.iterdir()}
     assert 2 == copying.main([str(tmp_path / "no")])
@@ -159,7 +154,6 @@ def test_processes_outside_of_a_study_end_at_the_same_step():
 
 
 def test_a_share_has_the_interval_of_wilson():
-    """And must be the share that was counted."""
     printed = []
     run = AloneRun(0, 1, write=printed.append)
     run.quality("top_1", 0.75, num_examples=100, correct=75)
@@ -210,7 +204,6 @@ def words_of(program="train.py", *words):
 
 @pytest.mark.processes
 def test_two_ranks_in_python_conform(capsys):
-    """All checks, with the ranks as one program."""
     assert 0 == conformance.main(["--", *words_of("start.py", "{replicas}")])
     lines = capsys.readouterr().out.splitlines()
     assert len(CHECKS) == len(lines) == sum(line.startswith("ok ") for line in lines)
@@ -220,7 +213,6 @@ def test_two_ranks_in_python_conform(capsys):
 @pytest.mark.processes
 @pytest.mark.skipif(COMPILER is None, reason="there is no g++ and no clang++ here")
 def test_the_example_in_cpp_conforms(tmp_path, capsys):
-    """Under 150 lines, without a warning, with nothing but the standard library."""
     assert 150 > len(EXAMPLE.read_text().splitlines())
     program = tmp_path / "heat"
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror"]

@@ -25,13 +25,11 @@ pytestmark = pytest.mark.processes
 
 
 def lines_of(store, trial, rank=0):
-    """Returns what one rank of a trial wrote, each line checked by its model."""
     path = store.trial_dir(trial.trial_id) / f"rank_{rank}.jsonl"
     return [client_protocol.read_line(line) for line in path.open("rb")]
 
 
 def test_a_program_takes_turns(take_turns, client_settings, client_store):
-    """Losses of all steps, the turns' facts, and quality; verify derives the same."""
     trial = take_turns(client_settings())
     result, (rank,) = trial.result, trial.result.ranks
     raw = raw_trial.read_trial(client_store.trial_dir(trial.trial_id), 3)
@@ -64,7 +62,6 @@ def test_ranks_take_each_turn_together(take_turns, client_settings, client_store
 
 
 def test_a_trial_that_runs_alone_has_one_window(run_alone, client_settings):
-    """Of as many steps as were asked for; losses are those that are given."""
     trial = run_alone(client_settings(BEHAVIOR="no_loss"))
 
     assert (TrialStatus.OK, None) == (trial.status.status, trial.status.failure)
@@ -116,7 +113,6 @@ def test_a_bad_program_is_told_what_to_do(
 
 @pytest.mark.parametrize(("step_sec", "is_short"), [(0.99e-4, True), (1e-4, False)])
 def test_a_step_is_short_below_100_us(step_sec, is_short):
-    """The message says both lengths in one unit."""
     resident = mock.create_autospec(Resident, instance=True)
     resident.prepared = mock.Mock(is_client=True)
     rounds.check_resolution(resident, step_sec)
@@ -249,7 +245,6 @@ def own(tmp_path, monkeypatch):
 
 
 def test_a_slower_commit_of_a_client_regresses(harness, own, overrides):
-    """In a relay of both revisions with a twin, as for a workload of this project."""
     code, out, err = harness(
         "gate",
         "--command=python3 train.py {replicas}",

@@ -177,7 +177,6 @@ def planned(command, num_measured=None, metric="throughput=rate (\\S+)"):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_has_its_status_and_one_line(ran, name):
-    """The reason of a failure, or a remark on a number that counts."""
     _, status, message = PROGRAMS[name]
     trial = ran[name]
     said = [] if trial.result is None else trial.result.readings.remarks
@@ -190,7 +189,6 @@ def test_a_program_has_its_status_and_one_line(ran, name):
 
 
 def test_nothing_is_left_behind(ran):
-    """Neither processes of a trial, nor those that tried to leave it."""
     del ran
     left = [
         process.info["cmdline"]
@@ -281,7 +279,6 @@ def test_a_program_that_cannot_be_started_is_named(ran, name, message):
 
 
 def test_output_has_limits(ran, tmp_path):
-    """Its beginning and its end are kept, and how much lies between."""
     del ran
     path = tmp_path / "out"
     with path.open("wb") as file:

@@ -28,7 +28,6 @@ def root(tmp_path):
 
 
 def sides(root, folder=None):
-    """Returns the context in which HEAD and the present state are checked out."""
     source = program_revisions.source_of(root, "HEAD", root / "runs")
     own = program.make(
         command="python3 src/train.py {replicas}",
@@ -52,7 +51,6 @@ def test_paths_of_both_sides_have_one_length(root):
 
 
 def test_the_present_state_is_that_of_the_working_tree(root):
-    """Changed, new and removed files; ignored ones, byte code and studies are not."""
     (root / "src" / "train.py").write_text("changed")
     (root / "new.txt").write_text("new")
     (root / "removed.txt").unlink()
@@ -107,7 +105,6 @@ def test_pointers_of_lfs_are_no_files(root):
 
 
 def test_a_submodule_that_cannot_be_fetched_is_said(root, tmp_path, monkeypatch):
-    """And it is fetched where it can be."""
     git(root, "clone", "--quiet", str(root), str(tmp_path / "library"))
     git(root, "submodule", "add", "--quiet", str(tmp_path / "library"), "library")
     commit(root, "second")

@@ -27,7 +27,6 @@ OWN = (
 
 
 def read(pattern, *chunks):
-    """Reads chunks that come one nanosecond after the other, and their end."""
     lines = LineReader(metric.parse(f"throughput={pattern}").pattern)
     return [
         reading
@@ -117,14 +116,12 @@ def test_a_wrong_request_is_refused_in_one_line(refuse, changes, message):
     ],
 )
 def test_options_of_a_program_need_one(refuse, arguments, message):
-    """Nothing is measured without a command or a workload."""
     err = refuse("sweep", "--dry-run", *arguments)
 
     assert re.search(message, err), err
 
 
 def test_a_plan_has_the_program_and_its_parts(harness):
-    """Weak and strong share the baseline; the code digest is that of the parts."""
     Path("train.py").touch()
 
     code, out, err = harness("sweep", "--dry-run", "--json", *OWN, "--unit=cells")
@@ -212,7 +209,6 @@ def test_a_number_stands_for_the_time_of_a_global_batch(name, seconds):
     ],
 )
 def test_a_file_is_read_by_key(tmp_path, kind, text, key, values):
-    """One document, one per line, or a column; without times."""
     path = tmp_path / "out"
     path.write_text(text)
 
@@ -233,7 +229,6 @@ def test_a_file_is_read_by_key(tmp_path, kind, text, key, values):
     ],
 )
 def test_a_file_without_the_number_is_an_error(tmp_path, kind, text, message):
-    """It says what the file has, or why it cannot be read."""
     path = tmp_path / "out"
     if text is not None:
         path.write_text(text)
@@ -263,7 +258,6 @@ def test_a_file_that_cannot_be_read_is_not_a_missing_one(tmp_path, monkeypatch):
     ],
 )
 def test_a_file_that_grows_is_timed_line_by_line(tmp_path, kind, lines):
-    """Also the last line, without an end; a rest is taken when it is whole."""
     path = tmp_path / "out"
     file = files.MetricFile(kind, path, "rate")
     numbers = []

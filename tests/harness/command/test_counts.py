@@ -34,7 +34,6 @@ OWN = (
 @pytest.mark.processes
 @pytest.mark.usefixtures("with_pages")
 def test_a_gate_finds_five_percent_more_bytes(harness, tmp_path):
-    """Exactly, although no step takes longer; verify and the page know it."""
     git(tmp_path, "init", "--quiet")
     (tmp_path / ".gitignore").write_text("runs\nout\n")
     (tmp_path / "out").mkdir()
@@ -127,7 +126,6 @@ def test_the_last_number_of_either_stream_counts():
 
 
 def test_a_count_that_says_nothing_fails_its_trial():
-    """One that is missing, one below zero, and two in a line."""
     reader = counts.CountReader(["a=n ([^ ]+)"])
     with pytest.raises(CommandError, match=r"no line that .* matches --count 'a'"):
         list(reader.metrics())

@@ -114,7 +114,6 @@ for step in run.steps():
 
 
 def test_ranks_of_mpirun_take_turns(harness, tmp_path, overrides, monkeypatch):
-    """One rank and two, in one relay with a twin; nothing names the ranks."""
     monkeypatch.setenv("PYTHONPATH", str(CLIENT))
     for name in ("", "_CONFIRM"):  # as containers run tests; mpirun refuses otherwise
         monkeypatch.setenv(f"OMPI_ALLOW_RUN_AS_ROOT{name}", "1")

@@ -27,7 +27,6 @@ def read(option, *lines):
 
 
 def grouped(digits, separator, sizes=(3,)):
-    """Spells digits in groups, counted from the right, one after the other."""
     groups, left, index = [], digits, 0
     while left:
         size = sizes[min(index, len(sizes) - 1)]
@@ -37,7 +36,6 @@ def grouped(digits, separator, sizes=(3,)):
 
 
 def clock(seconds, form):
-    """Spells a time with hours, minutes and seconds."""
     whole = int(seconds)
     part = str(seconds % 1)[1:] if seconds % 1 else ""
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
@@ -231,7 +229,6 @@ REFUSED = [
 
 @pytest.mark.parametrize(("option", "line", "part"), REFUSED)
 def test_a_refusal_names_the_token_and_shows_the_place(option, line, part):
-    """In one line; a caret stands under the token in the detail."""
     with pytest.raises(ReadingError) as caught:
         read(option, line)
 
@@ -282,7 +279,6 @@ def test_an_unknown_word_behind_a_name_is_refused(text):
     st.integers(1, 4),
 )
 def test_lines_without_their_number_are_failures(bad, where, number):
-    """Between good lines, and named with how many there are."""
     pattern, form = where
     if not bad and not pattern.startswith("images"):
         return

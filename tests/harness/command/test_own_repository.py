@@ -100,7 +100,6 @@ def study(start):
 
 
 def test_a_study_is_measured_verified_and_shown(start, run, study):
-    """All figures are recomputed from the raw numbers; the page says the grade."""
     code, out, err = start("verify", study)
 
     assert exit_codes.OK == code, out + err
@@ -153,7 +152,6 @@ def test_every_verb_takes_such_a_study(run, study, arguments):
 
 
 def test_a_study_is_resumed_with_the_same_program_only(run, repository, study):
-    """The message names the part that differs; studies and byte code are none."""
     new = repository / "src" / "new.py"
     new.write_text("x = 1\n")
     code, _, err = run("sweep", "--study", study)
@@ -174,7 +172,6 @@ def test_a_study_is_resumed_with_the_same_program_only(run, repository, study):
 
 
 def test_a_program_that_is_edited_while_it_is_measured(run, repository):
-    """It stops at the first look, and says what to do; here it edits itself."""
     file = repository / "src" / "bench.py"
     text = file.read_text()
     edits = OWN[0].replace("=", "=sh -c '", 1) + "; echo >> src/bench.py'"
@@ -190,7 +187,6 @@ def test_a_program_that_is_edited_while_it_is_measured(run, repository):
 
 
 def test_a_command_that_fails_at_once_is_not_repeated(run, repository):
-    """One trial, one line, code 5; the other trials would only take time."""
     code, _, err = run(
         *("sweep", *OWN[:1], *OWN[2:], "--metric=step_time=speed (.*)"),
         *("--replicas=1,2", "--mode=weak"),
@@ -206,7 +202,6 @@ def test_a_command_that_fails_at_once_is_not_repeated(run, repository):
 
 
 def test_the_plan_has_the_parts_of_the_identity(repository, study):
-    """Commit, lock files by content, interpreter with packages, harness."""
     plan = json.loads((repository / "runs" / study / "plan.json").read_text())
     env = next((repository / "runs" / study / "trials").glob("*/env.json"))
 
@@ -230,7 +225,6 @@ def test_the_plan_has_the_parts_of_the_identity(repository, study):
 def test_a_gate_judges_two_revisions_of_the_repository(
     request, repository, baseline, at, how, expected
 ):
-    """+10 % in a commit regresses, and the same code passes; nothing stays."""
     git(repository, "checkout", "--quiet", at)
     code, out, err = request.getfixturevalue(how)(
         "gate",
@@ -288,7 +282,6 @@ def test_a_setup_that_does_not_end_is_ended(run, monkeypatch):
 
 
 def test_a_gate_needs_a_commit(harness, tmp_path):
-    """A folder without a repository, and a repository without commits."""
     for prepare, message in (
         (lambda: None, "is not in a git repository, so it has no revisions"),
         (lambda: git(tmp_path, "init", "--quiet"), "has no commit yet; commit what"),
@@ -331,7 +324,6 @@ def folder(tmp_path):
 
 @pytest.mark.usefixtures("with_pages")
 def test_the_time_of_an_epoch_is_no_step_time(harness, folder):
-    """200 % is a failed check with its reasons, and the clock denies the steps."""
     code, out, err = harness(
         *TRAIN_SWEEP, "--work=per-replica", "--efficiency-target=50%"
     )

@@ -42,7 +42,6 @@ def read(*chunks, pattern=PATTERN):
     ],
 )
 def test_what_is_shown_is_read(text, values):
-    """Also where chunks divide sequences."""
     data = text.encode()
 
     assert values == read(data)

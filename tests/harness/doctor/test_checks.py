@@ -57,7 +57,6 @@ def test_json_has_the_same(harness, monkeypatch):
 
 
 def test_every_check_has_its_row(monkeypatch):
-    """On this machine, without the canaries; what is not ok says what to do."""
     monkeypatch.setattr(load, "SPAN_SEC", 0.1)
     findings = diagnose.diagnose(measures=(lambda cores: [ok("x", str(len(cores)))],))
     checks = [finding.check for finding in findings]
@@ -140,7 +139,6 @@ def test_neighbours_are_found(fields, level, found, advice):
 
 
 def test_a_high_load_average_is_a_caution():
-    """Over half of the cores in the last minute."""
     wait = "wait until it is low, or find what runs: top"
     for average, level, advice in ((1.0, "ok", ""), (1.5, "caution", wait)):
         finding = load.check_load_average(_load(load_average=average), 2)
@@ -240,7 +238,6 @@ GIB = 2**20  # of /proc/meminfo, which counts in KiB
 
 
 def _cpus(*cores, quota=None):
-    """CPUs 0, 1, ... on these cores."""
     cpus = tuple(LogicalCpu(cpu=cpu, core=core) for cpu, core in enumerate(cores))
     return CpuTopology(cpus=cpus, quota_cores=quota)
 
@@ -327,7 +324,6 @@ def test_huge_pages_that_move_memory_are_a_caution(fake_root):
     ],
 )
 def test_little_memory_is_found(fake_root, gib, level, advice):
-    """Below 4 GiB a caution, below 1 GiB unusable."""
     text = f"MemTotal: {16 * GIB} kB\nMemAvailable:  {int(gib * GIB)} kB\nx\n"
     fake_root.write("proc/meminfo", text)
 
@@ -353,7 +349,6 @@ def test_memory_that_cannot_be_seen_is_said(fake_root):
     ],
 )
 def test_swap_is_found(fake_root, free_gib, moved, level, found):
-    """In use it is a caution; pages that move make timings unusable."""
     text = f"SwapTotal: {4 * GIB} kB\nSwapFree: {free_gib * GIB} kB\n"
     fake_root.write("proc/meminfo", text)
     advice = "end other programs, then: sudo swapoff -a && sudo swapon -a"

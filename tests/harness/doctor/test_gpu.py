@@ -1,16 +1,13 @@
 """GPUs that others use, that are slow, or that TensorFlow does not see are found."""
 
-import functools
 import json
-import os
 import re
 
 import pytest
 from fake_nvml import FakeGpu, FakeMig, make_gpus, without
 
 from harness.cli import exit_codes
-from harness.cli.verbs import doctor_verb
-from harness.doctor import diagnose, gpu, gpu_canary, gpu_state
+from harness.doctor import gpu, gpu_canary, gpu_state
 from harness.doctor.gpu_state import GpuState
 from harness.errors import DoctorError
 from harness.machine import environment, gpu_exclusive, gpus
@@ -120,7 +117,6 @@ def test_what_a_gpu_does_not_support_is_none(install_gpus):
 
 
 def test_hidden_gpus_are_not_checked(install_gpus, monkeypatch):
-    """A GPU that others use can be left out."""
     machine = make_gpus(4)
     machine[0].users.append(1)
     install_gpus(machine)
@@ -131,7 +127,6 @@ def test_hidden_gpus_are_not_checked(install_gpus, monkeypatch):
 
 
 def test_a_lost_gpu_is_a_bad_finding(install_gpus):
-    """The others are described as ever."""
     machine = make_gpus(2)
     machine[1].is_lost = True
     install_gpus(machine)
@@ -170,25 +165,8 @@ NEWER = "a newer driver: kernels that are compiled at run time may not load"
 
 
 @pytest.fixture
-def doctor(install_gpus, monkeypatch, capsys):
-    """Returns a function that runs the verb's checks of GPUs, and none of cores.
-
-    It returns the exit code, and the findings by what was checked.
-    """
-
-    def multiply(ids, _devices):
-        return {"alone": [9.0] * len(ids), "together": [9.0] * len(ids)}
-
-    check = functools.partial(gpu_canary.check_gpus, multiply=multiply)
-    monkeypatch.setattr(gpu_canary, "check_gpus", check)
-    monkeypatch.setattr(
-        diagnose,
-        "diagnose",
-        lambda measures: [
-            *gpu.check_gpus(gpu_state.read_gpu_states(os.getpid())),
-            *measures[-1]([0]),
-        ],
-    )
+def doctor(install_gpus, monkeypatch, doctor_of_gpus):
+    """Returns a function that runs the verb; it returns its code and its findings."""
 
     def run(machine, num_seen=None, is_built_with_cuda=True, installed="", **fields):
         def probe(ids):
@@ -202,8 +180,8 @@ def doctor(install_gpus, monkeypatch, capsys):
         packages = {"nvidia-cuda-runtime-cu12": installed}
         monkeypatch.setattr(environment, "read_packages", lambda: packages)
         install_gpus(machine, **fields)
-        code = doctor_verb.doctor(is_json=True, relay_sec=0, device="gpu", probe=probe)
-        findings = json.loads(capsys.readouterr().out)["findings"]
+        code, out = doctor_of_gpus(probe, is_json=True)
+        findings = json.loads(out)["findings"]
         return code, {of.pop("check"): of for of in findings}
 
     return run
@@ -287,7 +265,6 @@ def _probe(ids):
 
 
 def test_a_slow_gpu_is_bad_and_a_shared_limit_is_a_caution():
-    """Alone against the median; together against alone."""
     rates = {
         "alone": [600.0, 610.0, 500.0, 600.0],
         "together": [590.0, 500.0, 495, 598],
@@ -329,7 +306,6 @@ def test_all_visible_gpus_are_timed(install_gpus, monkeypatch):
     "machine", [[], [FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])]]
 )
 def test_what_cannot_be_used_is_not_timed(install_gpus, machine):
-    """The finding before says why."""
     install_gpus(machine)
     findings = gpu_canary.check_gpus([0], probe=_probe, multiply=None)
 
@@ -347,7 +323,6 @@ def test_the_product_runs_on_any_device():
 
 @pytest.mark.processes
 def test_a_product_that_fails_is_one_line(tmp_path, monkeypatch):
-    """It says which product failed, and the last line says why."""
     (tmp_path / "tensorflow.py").write_text("raise ImportError('no libcudart\\n.so')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(

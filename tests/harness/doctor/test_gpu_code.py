@@ -49,7 +49,6 @@ def _check(tmp_path, **environ):
 def test_each_gpu_is_compared_with_what_tensorflow_was_built_for(
     install_gpus, tmp_path, capability, environ, level, found, advice
 ):
-    """One finding for eight GPUs of one model."""
     install_gpus(make_gpus(8, capability=capability))
     (finding,) = _check(tmp_path, **environ)
 
@@ -99,7 +98,6 @@ class Compiler:
 
 
 def test_the_driver_compiles_once_for_each_model(install_gpus, tmp_path):
-    """Visibly; afterwards ``doctor`` says so, and nothing is left to do."""
     install_gpus([*make_gpus(2), *make_gpus(1, capability=B200)])
     compiler = Compiler(tmp_path / "cache")
     code = compiler()
@@ -121,7 +119,6 @@ def test_the_driver_compiles_once_for_each_model(install_gpus, tmp_path):
 
 
 def test_a_workload_that_fails_is_not_noted(install_gpus, tmp_path):
-    """The next call tries again."""
     install_gpus(make_gpus(1))
     compiler = Compiler(tmp_path / "cache", code=3)
 
@@ -160,7 +157,6 @@ def test_where_nothing_can_be_compiled_the_last_line_says_why(
 
 
 def test_a_tensorflow_without_gpus_is_one_line(install_gpus):
-    """Of which the remedy is a part."""
     install_gpus(make_gpus(1))
     lines = []
 
@@ -172,7 +168,6 @@ def test_a_tensorflow_without_gpus_is_one_line(install_gpus):
 
 
 def test_a_workload_is_run_with_its_variables(tmp_path, monkeypatch, capfd):
-    """In a process of its own, which shows that it goes on."""
     (tmp_path / "workloads").mkdir()
     (tmp_path / "workloads/__init__.py").touch()  # or the real one comes first
     (tmp_path / "workloads/warm_up.py").write_text(

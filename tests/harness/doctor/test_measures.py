@@ -105,7 +105,6 @@ def test_a_rate_that_varies_is_a_caution():
 
 
 def test_one_core_has_nothing_to_share():
-    """No process is started."""
     (finding,) = canaries.check_canaries((0,))
 
     assert ("ok", "one core only: nothing to share") == (finding.level, finding.found)
@@ -155,7 +154,6 @@ def test_the_kernels_do_their_work():
 
 @pytest.mark.processes
 def test_processes_answer_and_end():
-    """A real process on one core; none remains."""
     core = min(os.sched_getaffinity(0))
     with canaries.canary_processes((core,), 32 * 1024) as ask:
         (products_per_sec,) = ask((core,), "compute")
@@ -227,7 +225,6 @@ def test_a_disturbed_pair_is_bad(settings):
 
 @pytest.mark.processes
 def test_a_pair_that_fails_says_why(settings, monkeypatch):
-    """A caution: the machine may be fine."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:fail")
     finding = measure(settings)
 
@@ -237,8 +234,6 @@ def test_a_pair_that_fails_says_why(settings, monkeypatch):
 
 
 def test_a_pair_that_does_not_fit_says_so(settings, monkeypatch):
-    """Two processes need more memory than there is."""
-
     def refuse(*_args):
         raise DoesNotFitError("2 processes do not fit into memory at once")
 
@@ -251,7 +246,6 @@ def test_a_pair_that_does_not_fit_says_so(settings, monkeypatch):
 
 @pytest.mark.parametrize("num_cores", [1, 2, 16])
 def test_the_pair_is_a_case_and_its_twin(num_cores):
-    """On at most two cores' worth of replicas."""
     trials = pair.make_plan(num_cores).trials
 
     assert [Control.NONE, Control.TWIN] == [trial.spec.control for trial in trials]

@@ -69,7 +69,6 @@ GATE = GateRecord(
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, overrides):
-    """Makes a folder with every kind of file, measured by the fake worker."""
     import forked_trials
 
     root = tmp_path_factory.mktemp("whole") / "place"
@@ -130,7 +129,6 @@ def with_text(old, new):
 
 
 def all_void(path):
-    """Lets others have disturbed every turn of a study."""
     for other in path.parents[1].glob("*/turns.jsonl"):
         text = other.read_text()
         others = '"foreign_cpu_fraction": 0.9'

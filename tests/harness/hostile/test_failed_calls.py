@@ -241,7 +241,6 @@ def is_each_whole(before, after, written):
 def test_a_damaged_record_gives_no_other_verdict(
     measured, tmp_path, harness, overrides
 ):
-    """Half a result: nothing is concluded from the others, and it is named."""
     runs = tmp_path / "runs"
     shutil.copytree(measured / "runs", runs)
     path = min(runs.glob("a/trials/*/result.json"))

@@ -150,7 +150,6 @@ DOCUMENTED = {
 
 
 def verbs_in(group):
-    """Yields the words of every verb, and what click knows of it."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from (((name, *words), of) for words, of in verbs_in(command))
@@ -358,7 +357,6 @@ HOSTILE = [
     ],
 )
 def test_a_required_option_without_a_value_is_named(refuse, words):
-    """It is neither left out nor given."""
     err = refuse(*words)
 
     assert re.search(r"error: .*--launcher|error: unknown launcher '--name=x'", err)

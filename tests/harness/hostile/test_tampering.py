@@ -56,14 +56,12 @@ def trials(root):
 
 
 def change(path, edit):
-    """Changes a record, and keeps how it is written."""
     record = json.loads(path.read_text())
     edit(record)
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def of_backends(root):
-    """Returns a trial of each of two backends, alike in all else."""
     by_backend = {}
     for folder in trials(root):
         spec = json.loads((folder / "spec.json").read_text())
@@ -83,8 +81,6 @@ def swap(root, names):
 
 
 def drop_from_plan(root, ids):
-    """Removes trials with their folders, and from the plan."""
-
     def edit(plan):
         plan["trials"] = [t for t in plan["trials"] if t["trial_id"] not in ids]
         plan["repeats"] = 1
@@ -95,7 +91,6 @@ def drop_from_plan(root, ids):
 
 
 def drop_generation(root):
-    """Removes all trials of the second repetition."""
     plan = json.loads((root / "plan.json").read_text())
     drop_from_plan(
         root,
@@ -108,7 +103,6 @@ def drop_generation(root):
 
 
 def faster(root):
-    """Halves all step times of a trial, in its result and its observations."""
     folder = trials(root)[0]
     lines = []
     for line in (folder / "rank_0.jsonl").read_text().splitlines():
@@ -121,8 +115,6 @@ def faster(root):
 
 
 def set_in(name, **fields):
-    """Returns what sets fields of a record of the first trial."""
-
     def run(root):
         def edit(record):
             assert set(fields) <= set(record), record
@@ -146,7 +138,6 @@ def edit_manifest(edit):
 
 
 def fail_a_trial(root):
-    """An inconvenient trial becomes a failure."""
     folder = trials(root)[0]
     failure = {"phase": "measure", "reason": "lost"}
     change(
@@ -162,7 +153,6 @@ def rename_trial(root):
 
 
 def copy_ranks(root):
-    """The observations of one repetition stand for two."""
     one, other = trials(root)[:2]
     shutil.copy(one / "rank_0.jsonl", other / "rank_0.jsonl")
 
@@ -235,7 +225,6 @@ def test_a_tampering_is_found(study, harness, name):
 
 
 def test_an_untouched_study_is_listed(study, harness):
-    """For any tool; and ``verify`` says at last what it does not cover."""
     write_report(Store(study))
     code, out, _ = harness("verify", "s")
     sums = (study / manifest.MANIFEST_NAME).read_text()
@@ -285,7 +274,6 @@ def test_a_kill_between_a_file_and_its_digest_is_understood(study, harness):
 
 
 def test_what_is_not_covered_is_as_it_says(study, harness):
-    """Records that were made anew with their digests."""
     shutil.rmtree(study / "report")
     set_in("env.json", cpu_model="Cray-1")(study)
     Store(study).list_trial(trials(study)[0].name)

@@ -58,7 +58,6 @@ def _lock(wheels, contents):
 
 
 def _commit(repository, files, tag):
-    """Commits files on top of the revision ``same``, which stays checked out."""
     git(repository, "checkout", "--quiet", "same")
     for name, text in files.items():
         (repository / name).write_text(text)
@@ -89,7 +88,6 @@ def other_lock(repository, tmp_path_factory):
 def test_a_gate_installs_the_other_lock_and_measures_with_it(
     gate, tmp_path, temporary, other_lock
 ):
-    """A verdict; the records have its packages, and its environment is removed."""
     code, out, err = gate(
         f"--baseline={other_lock}", "--repeats=2", "--study=s", worker_command=WORKER
     )
@@ -110,7 +108,6 @@ def test_a_gate_installs_the_other_lock_and_measures_with_it(
 
 @pytest.fixture
 def scratch(repository, temporary, monkeypatch):
-    """Returns a function that checks a revision out for a kind of device."""
     del temporary
     monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
 
@@ -125,7 +122,6 @@ def scratch(repository, temporary, monkeypatch):
 
 @pytest.fixture(scope="session")
 def other_gpu_locks(repository):
-    """Commits a lock for GPUs, another one, and one that cannot be installed."""
     _commit(repository, {revisions.GPU_LOCK_NAME: "# one\n"}, "gpu")
     _commit(
         repository,
@@ -137,7 +133,6 @@ def other_gpu_locks(repository):
 @pytest.mark.processes
 @pytest.mark.usefixtures("other_gpu_locks")
 def test_the_lock_of_gpus_counts_on_gpus_only(scratch, repository):
-    """On CPUs, another one changes nothing; equal ones are not installed again."""
     python, notes = scratch("gpu", "cpu")
     (repository / revisions.GPU_LOCK_NAME).write_text("# one\n")
     try:
@@ -168,7 +163,6 @@ def test_a_revision_without_a_lock_for_gpus_is_refused_on_gpus(scratch, reposito
 
 @pytest.mark.processes
 def test_both_locks_are_installed_on_gpus(monkeypatch, tmp_path):
-    """First that of all devices, then that of GPUs, into one new environment."""
     commands = []
 
     def run(command, **_):
@@ -197,7 +191,6 @@ def test_both_locks_are_installed_on_gpus(monkeypatch, tmp_path):
 def test_what_cannot_be_installed_is_one_line(
     monkeypatch, tmp_path, ends_at, said, message
 ):
-    """Neither the environment nor its packages; nothing is tried after that."""
     commands = []
 
     def run(command, **_):
@@ -219,7 +212,6 @@ def test_what_cannot_be_installed_is_one_line(
 
 @pytest.mark.processes
 def test_what_pip_says_is_one_line():
-    """Its last error, not the advice that follows."""
     said = "ERROR: No matching distribution\nWARNING: x\n\n[notice] a new release\n"
 
     assert "No matching distribution" == revisions._why(said)
@@ -228,7 +220,6 @@ def test_what_pip_says_is_one_line():
 
 @pytest.fixture
 def trees(tmp_path):
-    """The user's working tree and a revision of it, alike."""
     for name in ("tree", "base"):
         (tmp_path / name / "src" / "own").mkdir(parents=True)
         (tmp_path / name / "train.py").touch()
@@ -236,7 +227,6 @@ def trees(tmp_path):
 
 
 def install(monkeypatch, folder, source):
-    """Makes a folder of packages in which one is installed from a source tree."""
     facts = folder / "own-1.0.dist-info"
     facts.mkdir(parents=True)
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
@@ -286,7 +276,6 @@ def test_the_mark_of_an_import_hook_is_no_path(trees, monkeypatch):
 
 
 def test_another_program_is_not_asked(trees):
-    """Nor one that is not there."""
     tree, base = trees
     for command in ("sh -c true", "no-such-program"):
         own_code.check_imports(command, base, base, "base", [tree])

@@ -34,7 +34,6 @@ def shown(harness, study):
 
 
 def places(value, place=()):
-    """Yields where the values of a record are."""
     if isinstance(value, (dict, list)):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, inner in items:
@@ -60,7 +59,6 @@ def relist(study):
 
 
 def test_no_forged_fact_of_a_gate_is_shown(study, harness):
-    """Each of its record; ``verify`` names it, also where the digests are made anew."""
     path, chance = study / "gate.json", random.Random(16)
     text = path.read_text()
     whole = shown(harness, "stored")
@@ -92,7 +90,6 @@ def test_no_forged_fact_of_a_gate_is_shown(study, harness):
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_the_records_of_a_page_have_the_verdict(study, tmp_path, harness, is_there):
-    """From the trials, also where the record is lost, which ``verify`` names."""
     whole = shown(harness, "stored")["text"]
     content, why = archive.of_study(Store.open(study))
     assert content is not None, why
@@ -111,7 +108,6 @@ def test_the_records_of_a_page_have_the_verdict(study, tmp_path, harness, is_the
 
 @pytest.mark.parametrize("num_trials", [0, 1, 2])
 def test_a_gate_that_was_stopped_at_once_is_verified(study, harness, num_trials):
-    """In its first generation; it has no verdict."""
     plan = json.loads((study / "plan.json").read_text())
     kept = [of["trial_id"] for of in plan["trials"][:num_trials]]
     (study / "gate.json").unlink()
@@ -139,7 +135,6 @@ def test_a_gate_that_was_stopped_at_once_is_verified(study, harness, num_trials)
     ],
 )
 def test_a_gate_on_any_metric_is_verified(gate, harness, metric, order, monkeypatch):
-    """Beside the record of the gate, its verdict is recomputed."""
     monkeypatch.setattr(disturbance, "between", lambda _before, _after: QUIET)
     replicas = "--replicas=1,2" if metric == "efficiency" else "--replicas=1"
     of = (*(replicas if of == "--replicas=1" else of for of in GATE),)
@@ -153,7 +148,6 @@ def test_a_gate_on_any_metric_is_verified(gate, harness, metric, order, monkeypa
 
 
 def test_every_listed_file_is_evidence(study, harness):
-    """One of each kind, changed, removed and added: ``verify`` names it."""
     trial = next(iter((study / "trials").iterdir()))
     Store(study).list_earlier(trial, study / "earlier" / f"{trial.name}-1")
     shutil.copytree(trial, study / "earlier" / f"{trial.name}-1")

@@ -22,7 +22,6 @@ OF = ("--repeats=2", "--rounds=1", "--baseline=sent_less")
 
 @pytest.mark.usefixtures("with_pages")
 def test_three_percent_more_bytes_are_shown_before_the_first_turn(gate):
-    """Exactly, on standard error; then in text, JUnit, record and page, no verdict."""
     files = ("--write=junit=gate.xml", "--write=json=gate.json")
     code, out, err = gate(*OF, "--study=g", *files)
 
@@ -108,7 +107,6 @@ def test_a_gate_ends_with_the_generation_in_which_a_count_rose(gate):
 
 
 def test_an_unchanged_tree_reports_nothing(gate, stored):
-    """But that it was counted."""
     code, out, err = gate("--baseline=same", f"--study={stored}")
 
     assert exit_codes.OK == code, err
@@ -153,7 +151,6 @@ def test_a_count_that_cannot_be_judged_is_refused(gate, arguments, message):
 
 
 def test_a_sweep_counts_by_itself(harness):
-    """So that the option has nothing to say there."""
     code, out, err = harness(
         "sweep", "--dry-run", "--workload=resnet50", "--count=retraces"
     )

@@ -35,7 +35,6 @@ def written_at():
 
 
 def test_a_slowdown_of_ten_percent_is_a_regression(gate, repository, temporary):
-    """Exit code 1; the worktree of the baseline is gone."""
     code, out, err = gate("--baseline=faster", "--format=json")
 
     data = json.loads(out)
@@ -78,7 +77,6 @@ def test_two_equal_revisions_pass(gate, harness, tmp_path, stored):
 
 
 def test_the_figures_of_this_tree_are_verified(harness, stored):
-    """Trials of the baseline are in none of them."""
     code, out, err = harness("verify", stored)
 
     assert exit_codes.OK == code, (out, err)
@@ -95,7 +93,6 @@ def test_a_baseline_that_is_slower_shows_an_improvement(gate):
 
 
 def test_a_disturbed_machine_gives_no_verdict(gate):
-    """Exit code 6, even though some turns are valid."""
     reasons = itertools.cycle(["", "noise", "noise"])
     code, out, _ = gate(
         "--baseline=same",
@@ -125,7 +122,6 @@ def test_a_machine_that_disturbs_every_turn_is_unfit(gate):
 
 
 def test_costs_are_measured_alone(gate, tmp_path):
-    """Peak memory in sequence: no twin, no turns, repetitions as requested."""
     code, out, err = gate(
         "--baseline=slower", "--metric=peak_memory", "--study=g", of=GATE
     )
@@ -138,7 +134,6 @@ def test_costs_are_measured_alone(gate, tmp_path):
 
 
 def test_an_interrupt_removes_the_worktree(repository, tmp_path, temporary):
-    """Exit code 130; it says how to resume, and nothing is left behind."""
     process = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(repository), *GATE, "--baseline=same"],
         cwd=tmp_path,
@@ -251,7 +246,6 @@ LOOKING = (
 
 
 def test_equal_code_passes_at_once(gate, written):
-    """Exit code 0 in every format; nothing is measured, and nothing is written."""
     code, out, err = gate("--baseline=same", of=LOOKING)
     _, junit, _ = gate("--baseline=same", "--format=junit", of=LOOKING)
 
@@ -266,7 +260,6 @@ def test_equal_code_passes_at_once(gate, written):
 
 
 def test_a_clear_slowdown_ends_at_the_first_look(gate, tmp_path):
-    """After four generations of no peer; both sides lie beside each other."""
     code, out, err = gate(
         "--baseline=faster",
         "--measure-equal",
@@ -334,7 +327,6 @@ def test_an_efficiency_is_refused_before_anything_is_measured(gate, stored):
 
 
 def test_another_machine_is_refused_before_anything_is_measured(gate, stored):
-    """The difference is named; --allow-different shows it and does not pass."""
     for path in Path("runs", stored, "trials").glob("*/env.json"):
         record = json.loads(path.read_text())
         path.write_text(json.dumps(record | {"fingerprint": "00" * 10}))

@@ -61,7 +61,6 @@ def test_kills_of_a_gate_leave_nothing_behind_the_next_one(
 
 
 def remove_as_the_next_gate_does(repository):
-    """Begins a gate, up to the checkout of its revision."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(revisions, "SOURCE_ROOT", repository)
         patch.setattr(revisions, "_add_worktree", _stop)

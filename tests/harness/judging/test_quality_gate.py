@@ -26,7 +26,6 @@ GATE = (
 
 @pytest.mark.usefixtures("with_pages")
 def test_a_change_that_learns_less_is_a_regression(gate, tmp_path):
-    """Exit code 1; every seed is trained by both, and nothing is timed."""
     code, out, err = gate(
         "--baseline=learned_more",
         "--measure-equal",
@@ -50,7 +49,6 @@ def test_a_change_that_learns_less_is_a_regression(gate, tmp_path):
 
 
 def test_a_change_that_learns_as_much_passes(gate, tmp_path):
-    """All seeds, in a study of its own name; the text says what is compared."""
     code, out, err = gate(
         "--baseline=same", "--measure-equal", "--quality-repeats=5", of=GATE
     )
@@ -97,7 +95,6 @@ def test_a_metric_of_another_workload_is_refused_with_its_own(harness):
 
 
 def test_a_stored_sweep_is_a_baseline_too(gate, harness):
-    """Its quality runs; without any, one line says so."""
     sweep = ("sweep", *GATE[2:], "--repeats=1", "--rounds=1", "--quality-repeats=5")
     gate(of=(*sweep, "--study=stored"))
     gate("--budget=none", of=(*sweep, "--study=none"))

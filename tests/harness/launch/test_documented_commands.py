@@ -78,8 +78,6 @@ def documented():
 
 
 class Place:
-    """A folder in which the commands are run, one after the other."""
-
     def __init__(self, folder, harness, overrides):
         self.folder, self.harness, self.overrides = folder, harness, overrides
         self.noted = folder / "noted"
@@ -119,7 +117,6 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path, harness, overrides, forked_trials, monkeypatch):
-    """A folder with stand-ins before the programs of this machine."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ("sinfo", "sbatch", "squeue", "scancel", "ray", "timeout"):
@@ -153,13 +150,11 @@ def place(tmp_path, harness, overrides, forked_trials, monkeypatch):
 
 
 def tasks(place, command):
-    """``srun`` and ``mpirun`` start workers that know each other."""
     place.shell(command)
     assert {"said-0-of-2", "said-1-of-2"} == {of.name for of in place.said.iterdir()}
 
 
 def submitted(place, command):
-    """The batch file is valid, and the id of the job is printed."""
     assert "4711" in place.verb(command)
     assert place.was_called("sbatch --parsable")
 
@@ -172,7 +167,6 @@ def on_kubernetes(place, command):
 
 
 def on_ray(place, command):
-    """Calls the stand-in, and plans the sweep for two hosts."""
     if HARNESS not in command:
         place.shell(command.replace("FIRST_HOST", "127.0.0.1"))
         assert command.startswith("export ") or place.was_called("ray")
@@ -190,7 +184,6 @@ def on_ray(place, command):
 
 
 def rendered(place, command):
-    """The manifest is one that the server accepts."""
     place.verb(command)
     if shutil.which("kubectl") is None:
         pytest.skip("needs kubectl")
@@ -200,8 +193,6 @@ def rendered(place, command):
 
 
 def script(launcher, file, *options):
-    """Renders a file, and runs the command that starts it."""
-
     def run(place, command):
         # A worker of the gang is the program above.
         own = ("--name=study", "--workers=2", f"--launcher={launcher}", *options)

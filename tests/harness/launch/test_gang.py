@@ -43,7 +43,6 @@ def wait_for_line(engine):
 
 @pytest.mark.processes
 def test_a_client_that_reads_ends_when_it_is_to_end(tmp_path):
-    """It reads its message, and then the end of its standard input."""
     code = "import sys; print(sys.stdin.readline(), flush=True); sys.stdin.read()"
     engine = engine_client(tmp_path, code, message=b"gang\n")
     wait_for_line(engine)
@@ -59,7 +58,6 @@ def test_a_client_that_reads_ends_when_it_is_to_end(tmp_path):
     ("on_sigterm", "code"), [("SIG_DFL", -signal.SIGTERM), ("SIG_IGN", -signal.SIGKILL)]
 )
 def test_a_client_that_does_not_end_is_killed(tmp_path, on_sigterm, code):
-    """By a signal that it can act on; then by one that it cannot."""
     program = (
         f"import signal, time; signal.signal(signal.SIGTERM, signal.{on_sigterm});"
         " print('ready', flush=True); time.sleep(60)"
@@ -107,7 +105,6 @@ def read(exits):
 
 
 def test_an_exit_is_recorded_by_place(exits, connect):
-    """With the end of the output, for the failure."""
     connection = connect()
     channel.send(connection, member=("worker", 1), place=1, host="n1")
     channel.send(
@@ -125,7 +122,6 @@ def test_an_exit_is_recorded_by_place(exits, connect):
 
 
 def test_a_lost_connection_is_the_end_of_a_member(exits, connect):
-    """As a kill, and with where it was."""
     connection = connect()
     channel.send(connection, member=("worker", 0), place=0, host="n0")
     read(exits)
@@ -214,8 +210,6 @@ def test_a_member_knows_its_place_and_cores(trial_dir):
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """A member that does not start its process."""
-
     own: tuple[str, int]
     folder: str
     message: str
@@ -276,7 +270,6 @@ def start_member(folder, *command):
 
 @pytest.mark.processes
 def test_a_member_starts_its_process_on_its_cores(tmp_path):
-    """In a session and with a folder for temporary files of its own."""
     started = start_member(tmp_path, sys.executable, "-c", SAYS_WHAT_IT_HAS)
     out, _ = started.communicate(timeout=60)
 
@@ -290,7 +283,6 @@ def test_a_member_starts_its_process_on_its_cores(tmp_path):
 
 @pytest.mark.processes
 def test_a_program_that_cannot_be_run_is_named(tmp_path):
-    """In the log of the process, of which the harness records the end."""
     out, _ = start_member(tmp_path, "/no/python", "-m").communicate(timeout=60)
 
     assert ["127"] == out.split()

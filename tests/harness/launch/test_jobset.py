@@ -87,7 +87,6 @@ def test_every_worker_has_a_pod_and_its_gpus():
 
 
 def test_time_and_restarts_are_bounded():
-    """A gang ends as a whole: after its time, or when one worker fails."""
     manifest = parsed(time_limit=600)
     (replicated,) = manifest["spec"]["replicatedJobs"]
 
@@ -169,7 +168,6 @@ def test_studies_are_on_a_claim(directory, expected, runs):
 
 
 def test_secrets_are_named_and_not_written():
-    """The manifest has the name of the secret."""
     own = template(claim="studies", secret="hub-token")
     (container,) = pod_of(parsed(pod_template=own))["containers"]
 
@@ -244,5 +242,4 @@ def test_a_relative_folder_is_refused():
     ],
 )
 def test_names_of_images_are_accepted(image):
-    """With and without registry, port, tag and digest."""
     assert image == parse_image(image, what="--image")

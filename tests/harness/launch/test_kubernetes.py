@@ -46,7 +46,6 @@ needs_kubectl = pytest.mark.skipif(
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """A stand-in with two claims, which kubectl finds."""
     folder = tmp_path / "server"
     folder.mkdir()
     claims = {"studies": ["ReadWriteMany"], "alone": ["ReadWriteOnce"]}
@@ -58,8 +57,6 @@ def server(tmp_path, monkeypatch):
 
 @pytest.fixture
 def harness(harness, monkeypatch):
-    """The command line, whose own words are those of the process."""
-
     def run(*words):
         monkeypatch.setattr("sys.argv", ["harness", *words])
         return harness(*words)
@@ -75,7 +72,6 @@ def write_template(folder, **fields):
 
 @pytest.fixture
 def sweep(tmp_path):
-    """A sweep of two trials of a program that prints numbers."""
     program = tmp_path / "bench.py"
     program.write_text(PROGRAM)
     write_template(tmp_path, claim="studies")
@@ -101,13 +97,11 @@ def conditions_of(server, job):
 
 
 def options_of(nodes=None, **fields):
-    """What a sweep with a template is given."""
     template = kubernetes_rules.template(**fields)
     return KubernetesOptions(image=IMAGE, pod_template=template, nodes=nodes)
 
 
 def job_of(options, **fields):
-    """The Job of a sweep, which the schema allows."""
     job = Job(name="s", command=(sys.executable, "-m", "harness", "sweep"), **fields)
     made = sweep_job.of_sweep(job, options, "runs")
     assert [] == kubernetes_rules.problems("jobs", made)
@@ -121,7 +115,6 @@ def pod_of(made):
 
 
 def test_a_job_has_the_claim_the_secret_and_the_gpus():
-    """GPUs are limits; what is secret is named; records are on the claim."""
     options = options_of(claim="studies", secret="hub", account="sweeper")
     pod, container = pod_of(job_of(options, gpus_per_worker=8))
 
@@ -141,7 +134,6 @@ def test_a_job_has_the_claim_the_secret_and_the_gpus():
 def test_a_sweep_runs_in_its_pod_and_survives_an_eviction(
     server, harness, sweep, tmp_path
 ):
-    """Its first host is taken away after a trial; what has ended is not repeated."""
     code, out, err = harness(*sweep)
     job = out.strip()
     study = tmp_path / "server" / "claims" / "studies" / "s"
@@ -218,7 +210,6 @@ def test_what_kubernetes_does_not_have_is_refused_before_anything_is_made(
     ],
 )
 def test_what_a_pod_needs_is_asked_for(refuse, sweep, left_out, message):
-    """Before the server is."""
     err = refuse(*(word for word in sweep if not word.startswith(left_out)))
 
     assert message in err
@@ -241,7 +232,6 @@ def test_gangs_start_in_the_pod_of_a_sweep_only():
 
 
 def test_a_pod_runs_one_process(make_spec):
-    """More than there are hosts are refused, with what to choose."""
     launcher = gang_set.KubernetesLauncher(KubernetesOptions(nodes=2))
     spec = make_spec(
         backend="multi_worker",
@@ -258,7 +248,6 @@ def test_a_pod_runs_one_process(make_spec):
 
 @pytest.fixture
 def in_pod(server, tmp_path, monkeypatch):
-    """This process is the pod of a sweep."""
     for name, value in {
         names.POD_VARIABLE: "s-1",
         names.UID_VARIABLE: "0000-1",
@@ -277,7 +266,6 @@ OPTIONS = options_of(claim="studies", nodes=2)
 @pytest.mark.processes
 @pytest.mark.usefixtures("in_pod")
 def test_a_trial_is_a_jobset_of_two_pods(server, store, make_spec, settings):
-    """Measured as anywhere; afterwards nothing of it is left on the server."""
     spec = make_spec(backend="multi_worker", variables={HOSTS_VARIABLE: "2"})
     trial = synthetic_trial.planned(spec)
     launcher = gang_set.KubernetesLauncher(OPTIONS)

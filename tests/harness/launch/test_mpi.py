@@ -20,7 +20,6 @@ needs_mpirun = pytest.mark.skipif(
 
 
 def run_gang(tmp_path, *command, base=os.environ, **variables):
-    """Runs two processes on this host, by the command of docs/clusters.md."""
     as_root = ["--allow-run-as-root"] * (os.geteuid() == 0)
     names = [word for name in variables for word in ("-x", name)]
     return subprocess.run(
@@ -37,7 +36,6 @@ def run_gang(tmp_path, *command, base=os.environ, **variables):
 @needs_mpirun
 @pytest.mark.processes
 def test_mpirun_tells_every_process_who_it_is(tmp_path):
-    """Two processes of a real mpirun agree on addresses, each with its own rank."""
     (port,) = local_cluster.free_ports(1)
     done = run_gang(
         tmp_path,
@@ -86,7 +84,6 @@ def test_workers_of_mpirun_train_together(tmp_path):
 @needs_mpirun
 @pytest.mark.processes
 def test_a_worker_that_fails_ends_the_others(tmp_path):
-    """The gang is ended, and mpirun has the exit code of the failed worker."""
     program = (
         "import os, sys, time;"
         "sys.exit(3) if os.environ['OMPI_COMM_WORLD_RANK'] == '1' else time.sleep(600)"

@@ -32,7 +32,6 @@ from results.store.study_store import Store
 
 
 def hosts_of_sizes(*sizes):
-    """Hosts with so many cores and GPUs."""
     return [
         RayHost(node_id=str(i), address="10.0.0.1", num_cores=cores, num_gpus=gpus)
         for i, (cores, gpus) in enumerate(sizes)
@@ -59,7 +58,6 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch):
     ],
 )
 def test_a_token_is_where_ray_looks_for_it(tmp_path, monkeypatch, given, expected):
-    """In a variable, in the file that one names, or below the home."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "other").write_text("x")
@@ -84,7 +82,6 @@ def test_a_token_is_where_ray_looks_for_it(tmp_path, monkeypatch, given, expecte
 def test_a_cluster_that_asks_for_a_token_is_named(
     tmp_path, monkeypatch, variables, message
 ):
-    """The message says what this process has shown, and where a token is put."""
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
         # Also removes what is set below.
         monkeypatch.setenv(name, "")
@@ -135,7 +132,6 @@ def test_hosts_that_have_not_joined_are_an_error():
 
 
 def test_only_living_nodes_count():
-    """In the order of their addresses, on whatever host that is asked."""
     nodes = [
         {
             "NodeID": name,
@@ -235,7 +231,6 @@ def wait_until(condition, what):
 @pytest.mark.processes
 @pytest.mark.usefixtures("cluster")
 def test_two_nodes_come_up():
-    """The launcher sees both, each with its cores."""
     hosts = RayLauncher().hosts
 
     assert [(1, 0), (1, 0)] == [(host.num_cores, host.num_gpus) for host in hosts]

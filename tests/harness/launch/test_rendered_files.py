@@ -35,7 +35,6 @@ def render(harness, launcher, *options, command=PROGRAM):
     ],
 )
 def test_a_file_is_written_and_named(harness, tmp_path, launcher, options, name, text):
-    """Nothing is submitted; what was edited since is not overwritten."""
     asked = (launcher, "--name=study", "--workers=2", "--gpus-per-worker=4", *options)
     code, out, err = render(harness, *asked, "--output=files")
 
@@ -51,7 +50,6 @@ def test_a_file_is_written_and_named(harness, tmp_path, launcher, options, name,
 
 @pytest.mark.parametrize("launcher", ["slurm", "ray", "jobset"])
 def test_what_a_driver_compiles_for_gpus_is_kept(harness, tmp_path, launcher):
-    """In the home that all nodes share, or on the claim; not where there is no GPU."""
     (tmp_path / "pod.yaml").write_text(json.dumps(template(claim="studies")))
     options = [IMAGE, "--pod-template=pod.yaml"] if launcher == "jobset" else []
     names = ("CUDA_CACHE_PATH", "CUDA_CACHE_MAXSIZE", "4294967296")
@@ -115,7 +113,6 @@ def test_what_cannot_run_is_refused_in_one_line(
 
 
 def test_a_command_is_needed(harness):
-    """And how to write it."""
     code, _, err = render(harness, "slurm", command=())
 
     assert 2 == code
@@ -173,7 +170,6 @@ def test_what_is_no_template_or_contradicts_is_refused(
 
 
 def test_limits_of_a_pod_come_from_the_options(harness, tmp_path):
-    """Memory too, which only containers have."""
     (tmp_path / "pod.yaml").write_text(
         "spec: {containers: [{name: harness, resources: {limits: {memory: 64Gi}}}]}"
     )
@@ -260,7 +256,6 @@ def run(harness, tmp_path, monkeypatch):
     ],
 )
 def test_every_host_of_a_ray_cluster_has_its_part(run, words, expected):
-    """The number of GPUs and cores of a host is that of all of its workers."""
     size = ("--workers=4", "--gpus-per-worker=2", "--cores-per-worker=8", "--nodes=2")
     done = run("ray", *size, words=words)
 

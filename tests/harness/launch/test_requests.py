@@ -15,7 +15,6 @@ from harness.launch.slurm import programs, srun
 
 
 def test_the_default_is_this_machine():
-    """It leaves no trace in the identity of a trial."""
     launcher = catalog.start(catalog.DEFAULT)
 
     assert "local" == launcher.name
@@ -32,7 +31,6 @@ def test_an_unknown_launcher_gets_the_nearest_name():
 
 @pytest.mark.parametrize("name", catalog.LAUNCHERS)
 def test_every_launcher_is_described(name):
-    """The help prints the line; its folder has its name."""
     assert name == catalog.info(name).name
     assert name == type(catalog.info(name)).__module__.split(".")[2]
     assert catalog.info(name).summary
@@ -74,7 +72,6 @@ def set_hosts(monkeypatch):
 
 
 def test_outside_of_an_allocation_a_job_is_submitted(harness, slurm, monkeypatch):
-    """Its id is printed, and how to follow it; the job runs the same command."""
     argv = (*ON_SLURM, "--nodes=2", "--time-limit=60")
     monkeypatch.setattr("sys.argv", ["harness", *argv])
     code, out, err = harness(*argv)
@@ -139,7 +136,6 @@ REFUSED_OPTIONS = [
 def test_options_of_a_launcher_are_checked(
     refuse, set_hosts, launcher, options, message
 ):
-    """One line, exit code 2, and no file; none is ignored."""
     set_hosts(2)
     err = refuse(*SWEEP, f"--launcher={launcher}", *options)
 
@@ -173,7 +169,6 @@ def test_the_help_has_the_options_of_a_launcher_below_its_name(harness):
     ],
 )
 def test_what_slurm_has_to_have_is_named(refuse, finished, monkeypatch, verb, message):
-    """And where the command would work; a study that is continued is not submitted."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     err = refuse(*verb)

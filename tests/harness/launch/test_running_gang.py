@@ -50,13 +50,10 @@ class Members(Engine):
         self.num_cancels += 1
 
     def output(self):
-        """Of a program that ended."""
         return "\nsaid by the engine\n"
 
 
 class Launcher:
-    """Starts such members, or refuses."""
-
     def __init__(self, *acts, code=None, refusal=""):
         self.acts = [*acts]
         self.code = code
@@ -64,7 +61,6 @@ class Launcher:
         self.engine = None
 
     def __call__(self, gang):
-        """Connects the members."""
         if self.refusal:
             raise LaunchError(self.refusal)
         self.engine = Members(gang, self.acts, self.code)
@@ -73,7 +69,6 @@ class Launcher:
 
 @pytest.fixture
 def running(tmp_path):
-    """Returns a function that starts a gang of two workers and a server."""
     GangPlan(
         members=(("worker", 0), ("worker", 1), ("ps", 0)),
         cpusets=((0,), (0,), (0,)),
@@ -95,7 +90,6 @@ def ended(code, tail=""):
 
 
 def test_a_gang_ends_with_its_ranks(running):
-    """The server need not end by itself."""
     launcher = Launcher(ended(0), ended(0), None)
     made = running(launcher)
     made.wait(LONGEST_SEC)
@@ -123,7 +117,6 @@ def test_a_signal_is_the_cause_and_not_who_lost_the_rank(running, tmp_path):
 
 
 def test_others_have_a_grace_period(running, tmp_path, monkeypatch):
-    """To record what they observed, and no longer."""
     monkeypatch.setattr(gang, "GRACE_SEC", 0.5)
     made = running(Launcher(None, ended(3), None))
     start = time.monotonic()
@@ -136,7 +129,6 @@ def test_others_have_a_grace_period(running, tmp_path, monkeypatch):
 
 
 def test_a_rank_whose_connection_is_lost_was_killed(running, tmp_path):
-    """The reason says which one, and on which host."""
     launcher = Launcher(ended(1), None, None)
     made = running(launcher)
     assert launcher.engine is not None
@@ -226,7 +218,6 @@ def test_reports_after_the_end_of_the_engine_count(running, monkeypatch):
 
 @pytest.mark.usefixtures("running")
 def test_the_record_of_a_failure_has_the_output(tmp_path):
-    """At the end of the file that the harness reads."""
     launcher = Launcher(ended(0), ended(3, "no paper"), None)
     planned = RunningGang(launcher, tmp_path, {}, ("python",))
     tree = GangTree(planned, tmp_path, {MARKER: str(tmp_path)}, lambda _: None)

@@ -58,7 +58,6 @@ def test_a_core_that_the_kernel_does_not_show_gives_no_totals(fake_root):
 
 
 def test_threads_of_all_processes_are_read(fake_root):
-    """Time on a core and time of waiting for one, in nanoseconds."""
     fake_root.thread(7, 7, 1.5, 0.25)
     fake_root.thread(7, 8, 0.5)
     fake_root.thread(9, 9, 2.0)
@@ -81,7 +80,6 @@ def test_a_thread_that_ends_while_it_is_read_is_left_out(fake_root):
 
 
 def test_without_schedstat_the_ticks_of_processes_are_used(fake_root):
-    """The reading says so."""
     fake_root.process(7, 3, 4)
     (fake_root.path / "proc/7/task/7").mkdir(parents=True)
     clock = core_clock.read((0,), (7,), fake_root.path)
@@ -92,7 +90,6 @@ def test_without_schedstat_the_ticks_of_processes_are_used(fake_root):
 
 @pytest.mark.parametrize("folder", ["cpuacct", "cpu,cpuacct"])
 def test_the_exact_run_time_of_cores_is_read(fake_root, folder):
-    """Version 1 of the control groups, in both of its usual mounts."""
     path = f"sys/fs/cgroup/{folder}/cpuacct.usage_percpu"
     fake_root.write(path, "1000000000 2500000000 7 \n")
 
@@ -145,7 +142,6 @@ def test_throttling_by_heat_is_read(fake_root):
 
 
 def test_this_kernel_has_what_a_reading_needs():
-    """A real reading of this process, between two of which it computes for 50 ms."""
     core = min(os.sched_getaffinity(0))
     start = core_clock.read((core,), (os.getpid(),))
     end_sec = time.process_time() + 0.05
@@ -163,7 +159,6 @@ def test_this_kernel_has_what_a_reading_needs():
 
 
 def test_a_reading_while_threads_come_and_end_succeeds():
-    """A child starts a thread that ends, again and again."""
     code = (
         "import threading\nprint(flush=True)\nwhile True:\n  t ="
         " threading.Thread(target=int)\n  t.start()\n  t.join()\n"
@@ -174,6 +169,10 @@ def test_a_reading_while_threads_come_and_end_succeeds():
         child.stdout.readline()
         try:
             clocks = [core_clock.read((0,), (child.pid,)) for _ in range(200)]
+            for _ in range(20_000):  # until it has run for a tick
+                if clocks[-1].process_sec[child.pid] > 0:
+                    break
+                clocks.append(core_clock.read((0,), (child.pid,)))
         finally:
             child.kill()
 
@@ -408,7 +407,6 @@ def test_services_of_a_quiet_machine_void_no_turn(num_cores, *, is_exact):
 
 
 def _turns(num_cores, load, *, is_exact, turn_sec=0.3):
-    """Turns in which others use so much of all cores together, of one core."""
     generator = random.Random(num_cores)
     found = []
     for _ in range(40):

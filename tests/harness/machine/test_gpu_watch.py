@@ -49,7 +49,6 @@ def test_no_gpu_needs_no_driver(install_gpus):
 
 
 def test_a_trial_is_watched_from_its_start_to_its_end(install_gpus):
-    """One record per GPU, from several readings; the driver is closed again."""
     nvml = install_gpus(make_gpus(8))
     with GpuWatch(gpus.read_gpus()[2:4], period_sec=0.01) as watch:
         time.sleep(0.1)
@@ -276,7 +275,6 @@ with gpu_exclusive.hold([gpu], study="theirs"):
 
 @pytest.mark.processes
 def test_a_lock_keeps_other_processes_out_until_its_own_has_ended(install_gpus):
-    """Also when that was killed: no lock is left."""
     install_gpus(make_gpus(2))
     first, second = gpus.read_gpus()
     with subprocess.Popen(

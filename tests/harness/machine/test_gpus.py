@@ -23,7 +23,6 @@ def _visible(limit):
 
 @pytest.mark.parametrize("count", [0, 1, 8])
 def test_every_gpu_of_the_driver_is_found(install_gpus, count):
-    """Numbered as the driver numbers them; the driver is closed again."""
     nvml = install_gpus(make_gpus(count))
     found = gpus.read_gpus()
 
@@ -122,7 +121,6 @@ def test_a_limit_is_not_read_where_there_is_no_gpu(install_gpus):
 
 
 def test_the_first_visible_gpus_are_a_trials(install_gpus):
-    """One MIG instance, or equal GPUs of a machine that has others as well."""
     install_gpus(MIXED)
     assert ["0", "1"] == [g.cuda_id for g in gpu_choice.choose(gpus.read_gpus(), 2)]
 
@@ -131,7 +129,6 @@ def test_the_first_visible_gpus_are_a_trials(install_gpus):
 
 
 def test_a_lost_gpu_is_no_free_one(install_gpus):
-    """It is named with what the driver says; another choice leaves it out."""
     machine = make_gpus(3)
     machine[1].is_lost = True
     install_gpus(machine)
@@ -190,7 +187,6 @@ def test_the_stand_in_has_functions_of_the_real_library_only():
 
 
 def test_settings_of_gpus_with_nvlink(install_gpus):
-    """Every pair is connected over all links of one of them."""
     nvml = install_gpus(
         [
             *make_gpus(1, corrected_errors=2, power_limit_watts=500.0),
@@ -281,7 +277,6 @@ def test_code_of_one_chip_alone_runs_on_no_later_one():
 
 
 def test_what_the_user_has_set_stays():
-    """Otherwise the folder is that of CUDA, with the largest size."""
     assert {
         "CUDA_CACHE_PATH": "/home/me/.nv/ComputeCache",
         "CUDA_CACHE_MAXSIZE": "4294967296",
@@ -291,7 +286,6 @@ def test_what_the_user_has_set_stays():
 
 
 def test_a_note_is_kept_with_earlier_ones(tmp_path):
-    """Of each GPU, driver and TensorFlow; what is damaged says nothing."""
     folder = tmp_path / "cache"
     h100, b200 = (cuda_cache.key(of, "570.86.15", "2.21.0") for of in ((9, 0), (10, 0)))
     assert () == cuda_cache.noted(folder)

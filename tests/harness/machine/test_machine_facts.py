@@ -202,7 +202,6 @@ def test_a_system_without_settings_has_none(fake_root, tmp_path):
 
 
 def test_settings_are_read(fake_root):
-    """Of the cores of the trial, where each has its own."""
     fake_root.write("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] x")
     for cpu, governor in enumerate(("powersave", "performance", "schedutil")):
         fake_root.write(f"{CPU}/cpu{cpu}/cpufreq/scaling_governor", governor + "\n")
@@ -243,7 +242,6 @@ def test_the_c_library_is_named():
 
 
 def test_the_commit_is_recorded_and_whether_code_differs(tmp_path):
-    """A changed or new Python file counts, a note does not."""
     (tmp_path / "harness").mkdir()
     module = tmp_path / "harness/__init__.py"
     module.write_text("")
@@ -296,7 +294,6 @@ IMAGE = "0123456789abcdef" * 4
     ],
 )
 def test_a_container_is_recorded_with_its_image(fake_root, files, environ, expected):
-    """By what its engine leaves in it; the image where somebody says it."""
     for name, text in files.items():
         fake_root.write(name, text)
 

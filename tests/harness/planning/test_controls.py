@@ -62,7 +62,6 @@ def test_controls_are_those_of_the_first_backend_at_the_most_replicas():
 
 
 def test_the_pipelines_alone_are_planned_for_the_case_only():
-    """At the most replicas, with the code of its backend."""
     planned = plan_of(
         num_available_cores=4, replicas=(1, 2, 4), controls=(Control.INPUT_ONLY,)
     )
@@ -73,7 +72,6 @@ def test_the_pipelines_alone_are_planned_for_the_case_only():
 
 
 def test_solo_has_the_code_of_the_backend_single():
-    """Its batch is that of all programs."""
     (solo,) = [
         trial.spec
         for trial in plan_of(controls=(Control.SOLO,)).trials
@@ -98,7 +96,6 @@ def test_the_first_backend_with_several_replicas_is_explained():
 
 
 def test_a_backend_without_a_control_is_said_with_its_reason():
-    """The others are measured."""
     planned = plan_of(backends=("async",), num_available_cores=2)
     reason = catalog.backend("async").no_control_because
 

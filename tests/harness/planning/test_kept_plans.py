@@ -98,7 +98,6 @@ def seconds(spec):
 
 @pytest.fixture
 def plan_gpus(monkeypatch, tmp_path, capsys):
-    """Returns a function that plans make's sweep on some GPUs."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     (flags,) = re.findall(r"^SWEEP_GPU_FLAGS \?= (.+)$", makefile, re.MULTILINE)
     monkeypatch.chdir(tmp_path)

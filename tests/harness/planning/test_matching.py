@@ -64,7 +64,6 @@ def test_every_backend_and_size_is_matched_once(small_request):
 
 
 def test_what_is_not_matched_has_a_reason(small_request, monkeypatch):
-    """Asynchronous training, a workload that does not say how, and a request."""
     request = small_request.model_copy(update={"backends": ("async",)})
     of_async = planned(request)
     unwanted = planned(small_request.model_copy(update={"is_matched": False})).matching
@@ -88,7 +87,6 @@ def test_what_is_not_matched_has_a_reason(small_request, monkeypatch):
 
 
 def test_one_replica_needs_no_match(small_request):
-    """There is nothing to match with itself."""
     found = planned(small_request.model_copy(update={"replicas": (1,)})).matching
 
     assert ((), {}) == (found.trials, found.not_checked)
@@ -117,8 +115,6 @@ STAGES = {"pipeline_stages": 2, "num_microbatches": 8, "recompute": True}
 
 @pytest.fixture
 def make(small_request):
-    """Plans a sweep of the language model on four cores."""
-
     def made(**fields):
         request = small_request.model_copy(
             update={
@@ -136,7 +132,6 @@ def make(small_request):
 
 
 def test_a_match_has_whole_sequences(make):
-    """Sixteen of them, of the length that is asked for."""
     for options, length in (
         ({}, LENGTH),
         ({"sequence_length": 32}, 32),

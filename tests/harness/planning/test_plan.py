@@ -81,7 +81,6 @@ def test_repetitions_are_blocks_in_alternating_direction(fields):
 
 @given(requests)
 def test_seeds_pair_the_cases_of_a_repetition_and_no_others(fields):
-    """One seed per repetition, never reused by another."""
     planned = plan_of(**fields)
     pairs = {(trial.spec.repetition_index, trial.spec.seed) for trial in planned.trials}
 
@@ -128,7 +127,6 @@ def test_another_global_batch_has_a_baseline_of_its_own():
 
 
 def test_a_batch_smaller_than_the_replicas_says_what_works():
-    """Zero examples per replica are not offered."""
     message = r"global batch 4 .* 8 replicas .* --global-batch-size 8, or 4 replicas"
     with pytest.raises(PlanError, match=message):
         plan_of(replicas=(1, 8), modes=BOTH)
@@ -150,7 +148,6 @@ def test_single_is_planned_at_one_replica_and_said_so():
 
 
 def test_single_without_one_replica_is_refused():
-    """There would be nothing to run."""
     with pytest.raises(PlanError, match=r"'single' runs at most 1 .* smallest .* is 2"):
         plan_of(backends=("single",), replicas=(2,))
 
@@ -204,7 +201,6 @@ def test_steps_are_queued_on_gpus(fields, expected):
 
 
 def test_steps_whose_results_the_host_uses_are_not_queued():
-    """Asking for it is refused; the default of GPUs does not apply."""
     request = SweepRequest(
         workload="d4pg", preset="gpu", device="gpu", replicas=(1,), budget="none"
     )

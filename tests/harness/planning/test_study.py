@@ -30,7 +30,6 @@ def ids_of(made):
 
 
 def test_the_same_request_resumes_unchanged():
-    """Nothing is written again, though the second plan was made later."""
     first = plan_of()
     reconciled = resuming.reconcile(first, plan_of())
 
@@ -40,7 +39,6 @@ def test_the_same_request_resumes_unchanged():
 
 
 def test_fewer_repeats_resume_and_keep_the_plan():
-    """Only what was requested runs; the plan forgets nothing."""
     first, fewer = plan_of(), plan_of(repeats=1)
     reconciled = resuming.reconcile(first, fewer)
 
@@ -58,7 +56,6 @@ def test_fewer_repeats_resume_and_keep_the_plan():
     ],
 )
 def test_more_of_the_same_extends(changes):
-    """Old trials stay first and keep their ids."""
     if "replicas" in changes:
         # Cores per replica follow from the largest N: only a full machine extends.
         changes = {"replicas": (1, 2, 4, 8)}
@@ -131,7 +128,6 @@ def test_a_study_name_cannot_leave_the_runs_directory(name):
 
 
 def test_a_study_is_found_by_name_or_by_path(tmp_path):
-    """The name below the runs directory goes first."""
     (tmp_path / "runs" / "a").mkdir(parents=True)
     (tmp_path / "b").mkdir()
 
@@ -179,7 +175,6 @@ def test_resuming_an_empty_plan_is_reported(small_plan):
 def test_resuming_what_cannot_be_started_here_is_reported_before(
     small_plan, fields, message
 ):
-    """Not after the trials before it."""
     trial = small_plan.trials[1]
     changed = trial.model_copy(update={"spec": trial.spec.model_copy(update=fields)})
     plan = small_plan.model_copy(update={"trials": (small_plan.trials[0], changed)})

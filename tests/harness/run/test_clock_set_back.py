@@ -25,7 +25,6 @@ LIKE_WALL = re.compile(rf"\.\s*(?:{'|'.join({call for _, call in WALL})})\s*\(")
 
 
 def wall_clocks_of(path):
-    """Returns the calls of a module that read the wall clock."""
     text = path.read_text(encoding="utf-8")
     if not LIKE_WALL.search(text):
         return set()

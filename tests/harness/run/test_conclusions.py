@@ -40,7 +40,6 @@ def write_rank(folder, rank, *, start, step, num_steps=6):
 
 
 def conclude(folder, spec, exit_code=0, num_oom_kills=0, num_ranks=2, **fields):
-    """Concludes a trial whose first process ended like this."""
     ended = TrialExit(
         exit_code=exit_code,
         is_timed_out=False,
@@ -132,7 +131,6 @@ def test_a_broken_rank_file_is_a_failure_not_a_crash(tmp_path, make_spec, text, 
 
 @pytest.fixture
 def conclude_killed(tmp_path, make_spec):
-    """Returns a function that concludes a trial whose two ranks were killed."""
     phases = [{"kind": "phase", "phase": name, "ns": 1} for name in ("launch", "build")]
     for rank, lines in enumerate((phases[:1], phases)):
         text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -155,7 +153,6 @@ def test_the_first_one_is_named(conclude_killed):
 
 
 def test_without_a_record_it_is_the_one_that_is_furthest_behind(conclude_killed):
-    """As before there were such records."""
     assert "rank 0 was in phase launch" in conclude_killed(None).failure.reason
 
 

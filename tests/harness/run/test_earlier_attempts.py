@@ -33,7 +33,6 @@ def interrupt(*_):
 def test_a_generation_that_is_measured_again_is_kept_until_it_is_complete(
     tmp_path, harness, overrides, forked_trials, monkeypatch
 ):
-    """And beside it afterwards; ``verify`` tells that from a trial that was removed."""
     monkeypatch.setattr(disturbance, "between", lambda *_: QUIET)
     root = tmp_path / "runs" / "s"
     assert exit_codes.OK == harness(*SWEEP, overrides=overrides)[0]
@@ -107,7 +106,6 @@ def test_what_observed_nothing_is_removed(tmp_path, name, text, is_measured):
 
 
 def test_nothing_is_moved_out_of_the_study(tmp_path):
-    """One line, where a link is in the way."""
     trial_dir = tmp_path / "trials" / "a"
     trial_dir.mkdir(parents=True)
     (trial_dir / "status.json").write_text("{}")
@@ -161,7 +159,6 @@ def test_a_link_in_the_place_of_a_trial_is_removed_alone(tmp_path):
 
 
 def test_what_is_no_trial_makes_room(tmp_path):
-    """A file for the folder is removed; a folder for the status, with all, is moved."""
     trial_dir = tmp_path / "trials" / "a"
     (trial_dir / "status.json" / "x").mkdir(parents=True)
     clearing.clear(trial_dir)

@@ -106,7 +106,6 @@ def test_a_failed_read_loses_nothing_of_what_was_measured(
 
 @pytest.fixture
 def faults(tmp_path, monkeypatch):
-    """Returns what lets calls fail that write to the study."""
     found = FailingWrites(tmp_path / "runs")
     found.install(monkeypatch)
     return found
@@ -165,7 +164,6 @@ def test_a_failed_write_loses_nothing(
 
 
 def is_said(code, err):
-    """Whether a sweep ended well, or with a line that says why it did not."""
     is_line = (err.splitlines() or [""])[-1].startswith("error: ")
     is_end = code == exit_codes.OK or (code == exit_codes.USAGE and is_line)
     # What failed is a file of the study, and no standard output.
@@ -175,7 +173,6 @@ def is_said(code, err):
 def test_what_a_killed_writer_left_is_removed(
     tmp_path, harness, overrides, forked_trials
 ):
-    """Also within folders of trials, as soon as the study is locked."""
     arguments = (*SWEEP, *ORDERS["sequential"])
     assert exit_codes.OK == harness(*arguments, overrides=overrides)[0]
     root = tmp_path / "runs" / "s"
@@ -246,7 +243,6 @@ def disk(tmp_path_factory):
 
 
 def evidence_of(root, ids):
-    """The digests of what figures are made of, by the id of a trial."""
     store = Store(root)
     return {name: manifest.evidence_in(store.trial_dir(name)) for name in ids}
 
@@ -364,7 +360,6 @@ def small_disk(tmp_path):
 
 
 def fill(folder, free_kib):
-    """Leaves so much space, and returns the file that takes the rest."""
     filler = folder / "filler"
     usage = os.statvfs(folder)
     size = usage.f_bavail * usage.f_frsize - free_kib * 1024
@@ -407,7 +402,6 @@ def test_a_disk_that_is_full_at_the_report_loses_no_trial(small_disk, sweep):
 
 
 def check_full(small_disk, free_kib, sweep, num_trials=4):
-    """Fills the disk, sweeps, makes room, and sweeps again."""
     root = small_disk / "runs" / "s"
     filler = fill(small_disk, free_kib)
     code, _, err = sweep()
@@ -434,7 +428,6 @@ def check_full(small_disk, free_kib, sweep, num_trials=4):
 def test_a_study_that_cannot_be_written_can_be_read(
     small_disk, harness, template, overrides, tmp_path
 ):
-    """Its tables and its page; what would write into it is refused in one line."""
     mount(small_disk, "remount", f"size={LARGE_KIB}k")
     runs = f"--runs-dir={small_disk / 'runs'}"
     shutil.copytree(template / "runs", small_disk / "runs")

@@ -102,7 +102,6 @@ def test_energy_per_example_is_a_column(sweep, tmp_path):
 
 
 def test_a_matrix_product_on_each_gpu_is_recorded_with_the_trial(measured):
-    """As the canary of the cores is, for each GPU that the trial has."""
     environments = measured(make_gpus(2), "--backends=in_graph", "--replicas=1,2")
 
     assert {1: [600.0], 2: [600.0, 480.0]} == {
@@ -112,7 +111,6 @@ def test_a_matrix_product_on_each_gpu_is_recorded_with_the_trial(measured):
 
 
 def test_a_trial_without_memory_for_the_product_counts(measured, tmp_path, monkeypatch):
-    """The rates are unknown, and the reason is in the file of the process."""
     monkeypatch.setenv("FAKE_NO_PRODUCT", "1")
     (env,) = measured(make_gpus(1), "--backends=single", "--replicas=1").values()
     (rank,) = tmp_path.rglob("rank_0.jsonl")

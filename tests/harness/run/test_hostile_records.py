@@ -85,7 +85,6 @@ def pick(value, chance):
 
 
 def like(value, path, chance, new):
-    """Returns a number for a number, a string for a string, or anything."""
     for key in path:
         value = value[key]
     if chance % 4 == 0:
@@ -194,8 +193,6 @@ def damage(root, kind, *what):
 
 
 class Logged(logging.Handler):
-    """Collects what libraries warn of, by logging."""
-
     def __init__(self):
         super().__init__(logging.WARNING)
         self.lines = []
@@ -259,7 +256,6 @@ def run(*arguments):
 
 
 def check_reader(root, words):
-    """Runs another verb that reads the study, beside one that is whole."""
     written = root.parent / "written"
     shutil.rmtree(written, ignore_errors=True)
     written.unlink(missing_ok=True)

@@ -40,7 +40,6 @@ HIT_BY_A_KILL = {"sequential": 1, "relay": 3}
 
 
 def processes_of(folder):
-    """Returns the living processes of all trials below a folder."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -78,7 +77,6 @@ def held(path):
 
 @pytest.fixture
 def whole(harness, overrides, tables, tmp_path):
-    """Returns the tables of a study that nobody disturbed, in sequence."""
     options = ("--order=sequential", f"--runs-dir={tmp_path / 'whole'}")
     assert exit_codes.OK == harness(*SWEEP, *options, overrides=overrides)[0]
     return tables(Store.open(tmp_path / "whole" / "s"))
@@ -188,7 +186,6 @@ def test_a_killed_harness_takes_its_trial_along(start_harness, tmp_path):
 def test_resume_runs_what_is_missing_and_only_that(
     finished, harness, overrides, tables, tmp_path, monkeypatch
 ):
-    """A removed trial is missing; the others are kept as they are."""
     store = Store.open(tmp_path / "runs" / "s")
     before = tables(store)
     trial_id = store.trial_ids()[3]
@@ -207,7 +204,6 @@ def test_resume_runs_what_is_missing_and_only_that(
 def test_more_repeats_extend_a_study(
     finished, harness, overrides, tmp_path, monkeypatch
 ):
-    """What is there is reused; only the new repetition runs."""
     count = tmp_path / "count"
     monkeypatch.setenv("FAKE_COUNT_FILE", str(count))
     code, _, err = harness(*overridden(SMALL, "--repeats=3"), overrides=overrides)
@@ -225,8 +221,6 @@ STOPPED_SEC = 0.5
 
 
 class NoLock:
-    """The lock of a kernel that does not see those of others."""
-
     def __init__(self, *_, **__):
         """Takes what a lock does."""
 

@@ -29,7 +29,6 @@ def sweep(harness, small, overrides):
 
 @pytest.mark.usefixtures("forked_trials")
 def test_a_sweep_matches_before_it_measures(sweep, tmp_path):
-    """One replica and two of each backend, side by side, apart from the trials."""
     code, _, err = sweep()
     store = Store.open(tmp_path / "runs" / "s")
     matched = {trial.spec.num_replicas: trial for trial in store.matching.trials()}
@@ -49,7 +48,6 @@ def test_a_sweep_matches_before_it_measures(sweep, tmp_path):
 
 @pytest.mark.usefixtures("forked_trials")
 def test_replicas_that_do_not_match_are_not_sane(sweep, harness, monkeypatch):
-    """Exit code 4; their figures are absent, and ``verify`` recomputes it."""
     monkeypatch.setenv("FAKE_UNMATCHED", "in_graph:2")
     code, out, err = sweep("--json")
     verified, _, _ = harness("verify", "s")
@@ -94,7 +92,6 @@ def test_verify_sees_a_match_that_was_changed(sweep, harness, tmp_path):
 
 @pytest.mark.usefixtures("forked_trials")
 def test_a_match_that_gives_no_answer_is_a_failure(sweep, monkeypatch):
-    """Exit code 4 and a reason; the numbers stay, and repeating runs it again."""
     monkeypatch.setenv("FAKE_MATCH_FAILS", "single:1")
     code, _, err = sweep(ONE_BACKEND)
     monkeypatch.delenv("FAKE_MATCH_FAILS")
@@ -114,7 +111,6 @@ def test_a_match_that_gives_no_answer_is_a_failure(sweep, monkeypatch):
 def test_what_an_interrupt_left_is_matched_when_the_study_is_resumed(
     sweep, harness, tmp_path, overrides
 ):
-    """Nothing that was matched is run again."""
     sweep(ONE_BACKEND)
     store = Store.open(tmp_path / "runs" / "s")
     status = {
@@ -132,7 +128,6 @@ def test_what_an_interrupt_left_is_matched_when_the_study_is_resumed(
 
 @pytest.mark.usefixtures("forked_trials")
 def test_no_match_says_so(sweep, tmp_path):
-    """The numbers count, and the reason is printed."""
     code, _, err = sweep(ONE_BACKEND, "--no-match")
 
     assert exit_codes.OK == code
@@ -143,8 +138,6 @@ def test_no_match_says_so(sweep, tmp_path):
 
 
 class Gang:
-    """A gang whose members end at once, with an exit code."""
-
     exit_code = 3
     output = ("a member said this",)
     num_oom_kills = None

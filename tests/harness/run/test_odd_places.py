@@ -17,7 +17,6 @@ from results.records.limits import MAX_TRIALS
 
 
 def test_status_without_a_plan_shows_what_ran(finished, harness, tmp_path):
-    """The plan is named as what cannot be read; the trials are there."""
     (tmp_path / "runs" / "s" / "plan.json").write_text("{")
     code, out, err = harness("status", "s")
     _, data, _ = harness("status", "s", "--json")

@@ -37,7 +37,6 @@ ROUNDS = 3
 
 @pytest.fixture
 def relay_plan():
-    """Returns the plan of two backends at one and two replicas, with a twin."""
     request = SweepRequest(
         workload="resnet50",
         preset="smoke",
@@ -94,7 +93,6 @@ def run(store, settings, **fields):
 
 @forked
 def test_every_case_takes_one_turn_per_round(relay_store, settings):
-    """All are recorded, with the steps of their turns and nothing else."""
     trials = run(relay_store, settings)
 
     assert 5 == len(trials)
@@ -112,7 +110,6 @@ def test_every_case_takes_one_turn_per_round(relay_store, settings):
 
 @forked
 def test_a_generation_whose_code_is_edited_does_not_count(relay_store, settings):
-    """All its trials fail, and the code is looked at once."""
     looks = iter(["uncommitted train.py 'none' / 'ab'"])
     settings = dataclasses.replace(settings, changed_code=lambda: next(looks))
     trials = run(relay_store, settings, max_rounds=1)
@@ -125,7 +122,6 @@ def test_a_generation_whose_code_is_edited_does_not_count(relay_store, settings)
 
 @pytest.fixture
 def solo_trial(relay_plan):
-    """Returns the control solo of two programs."""
     first = relay_plan.trials[0].spec
     batch = first.per_replica_batch_size
     spec = first.model_copy(
@@ -143,7 +139,6 @@ def solo_trial(relay_plan):
 def test_the_programs_of_solo_take_each_turn_together(
     relay_store, settings, solo_trial
 ):
-    """Each is a rank; the batch of the trial is that of all."""
     others = first_generation(relay_store).trials
     trials = run(relay_store, settings, trials=[others[0], solo_trial])
     solo = trials[1]
@@ -173,8 +168,6 @@ def test_a_program_of_solo_that_is_killed_fails_the_control_only(
 
 @dataclasses.dataclass
 class Waiting:
-    """A trial that takes every turn at once, without a process."""
-
     trial_id: str
     prepared: Any = None
     is_alive: bool = True
@@ -185,7 +178,6 @@ class Waiting:
 def test_the_order_of_turns_is_drawn_from_the_seed_in_every_round(
     relay_store, monkeypatch
 ):
-    """The same seed gives the same order, which differs between rounds."""
     orders = []
 
     monkeypatch.setattr(rounds, "_case_of", lambda resident: resident.trial_id)
@@ -308,7 +300,6 @@ def test_a_void_turn_is_kept_and_repeated_up_to_twice(relay_store, settings):
 
 @forked
 def test_a_trial_whose_turns_are_all_void_gives_no_number(relay_store, settings):
-    """Its status is its own, and its reason is that of its last turn."""
     settings = dataclasses.replace(settings, void_reason=lambda *_: "others were busy")
     generation = first_generation(relay_store)
     (trial,) = run(relay_store, settings, trials=generation.trials[:1], max_rounds=1)
@@ -349,7 +340,6 @@ def test_one_failure_does_not_end_the_generation(
 
 
 def test_a_turn_without_an_end_is_a_timeout(relay_store, settings, monkeypatch):
-    """The time limit holds for each turn; nothing of the trial remains."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "tf_mirrored:2:hang")
     settings = dataclasses.replace(settings, timeout_sec=3.0)
     trials = run(relay_store, settings, trials=those_of_two(relay_store))
@@ -367,7 +357,6 @@ def test_a_turn_without_an_end_is_a_timeout(relay_store, settings, monkeypatch):
 def test_processes_that_do_not_fit_into_memory_are_refused_with_numbers(
     relay_store, settings
 ):
-    """Before the next ones start; nothing is recorded, nobody is left."""
     generation = first_generation(relay_store)
     with pytest.raises(
         DoesNotFitError,
@@ -398,7 +387,6 @@ def test_little_time_still_gives_the_fewest_rounds(relay_store, settings):
 
 
 def test_a_plan_of_a_relay_names_twin_and_primary_contrast(relay_plan):
-    """The contrast is that of the backends at the most replicas; one twin each."""
     twins = [t for t in relay_plan.trials if t.spec.control is Control.TWIN]
     measuring = relay_plan.measuring
 

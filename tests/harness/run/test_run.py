@@ -36,7 +36,6 @@ def is_running(pid):
 
 
 def test_an_ok_trial_has_everything(store, settings):
-    """Spec, environment with both canaries, result and status."""
     trial = run_one(store, settings)
     (rank,) = trial.result.ranks
     spec = trial.spec
@@ -74,7 +73,6 @@ def test_an_ok_trial_has_everything(store, settings):
 def test_each_way_to_fail_is_recorded(
     store, settings, monkeypatch, behavior, status, phase, reason
 ):
-    """Failures are data: status, phase and a reason of one line."""
     monkeypatch.setenv("FAKE_BEHAVIOR", f"*:*:{behavior}")
     trial = run_one(store, settings)
 
@@ -198,7 +196,6 @@ def test_failures_do_not_stop_a_sweep_and_are_finished(
 @forked
 @pytest.mark.parametrize("num_same", [2, 3], ids=["between two", "while one runs"])
 def test_a_sweep_stops_when_its_code_is_edited(store, settings, num_same):
-    """What ran before is kept; what ran meanwhile fails; what is left does not run."""
     trials = store.read_plan().trials[:4]
     looks = iter([""] * num_same + ["uncommitted train.py 'none' / 'ab'"] * 9)
     # Asked before each trial, after it, and before the next one.

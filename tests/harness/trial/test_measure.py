@@ -33,8 +33,6 @@ def _quick(request, monkeypatch):
 
 @dataclasses.dataclass
 class Check:
-    """As the workloads' record."""
-
     name: str
     is_passed: bool
     detail: str
@@ -42,8 +40,6 @@ class Check:
 
 @dataclasses.dataclass
 class Count:
-    """The part of a metric that matters here."""
-
     name: str
     value: int
 
@@ -73,7 +69,6 @@ class FakeProgram:
         return 1.0 / self.num_steps
 
     def dispatch(self):
-        """A tenth of a second to start a step, and a second to wait for it."""
         self.clock.now += SECOND // 10
         self.num_steps += 1
         number = self.num_steps
@@ -87,7 +82,6 @@ class FakeProgram:
         return read
 
     def losses_of_replicas(self):
-        """The second is that of the bad step, if it is asked in time."""
         self.events.append("ask")
         return (1.0, math.nan)
 
@@ -102,7 +96,6 @@ class FakeProgram:
         return ()
 
     def start_window(self):
-        """Remembers the moment."""
         self.window_start = self.clock.now, self.num_steps
 
     def window_metrics(self):
@@ -113,8 +106,6 @@ class FakeProgram:
 
 
 class FakeClock:
-    """Time passes where a test says so."""
-
     now = 5 * SECOND
 
     def __call__(self):
@@ -162,7 +153,6 @@ def measured(tmp_path, spec, **program_fields):
 
 
 def test_steps_are_apart_by_phase(tmp_path, make_spec):
-    """The first step is the first warmup step; the number is fixed."""
     _, log = measured(tmp_path, make_spec(num_warmup_steps=3, num_measured_steps=4))
     phases = [step.phase for step in log.steps]
 
@@ -281,7 +271,6 @@ def test_time_to_first_step_has_build_and_step(tmp_path, make_spec):
 
 
 def test_the_collector_is_off_in_the_window_only(tmp_path, make_spec):
-    """And on again afterwards, with nothing left frozen."""
     assert gc.isenabled()
     was_frozen = gc.get_freeze_count() > 0
     program, _ = measured(tmp_path, make_spec(num_warmup_steps=2, num_measured_steps=3))

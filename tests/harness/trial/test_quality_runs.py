@@ -59,7 +59,6 @@ def quality_trials(planned):
 
 
 def test_the_default_sweep_ends_with_quality_runs_of_its_first_backend():
-    """They do the same updates, on one replica and on two."""
     planned = plan_of()
     specs = quality_trials(planned)
 
@@ -74,7 +73,6 @@ def test_the_default_sweep_ends_with_quality_runs_of_its_first_backend():
 
 
 def test_a_budget_that_is_asked_for_is_given_to_every_backend():
-    """Repetitions have seeds of their own, shared by the backends."""
     specs = quality_trials(plan_of(budget="300steps", quality_repeats=2))
 
     assert 2 * 2 * 2 == len(specs)
@@ -276,7 +274,6 @@ _NONE_YET = "there is no checkpoint: none was due before this step"
 def test_a_value_that_is_no_number_ends_a_quality_run(
     monkeypatch, overrides, tmp_path, behavior, step, reason
 ):
-    """In the step where it appears, with replicas and the checkpoint to use."""
     monkeypatch.setenv("FAKE_BEHAVIOR", f"in_graph:2:{behavior}")
     code, trials = run_quality_sweep(overrides, tmp_path, "--replicas=2")
     trial, checkpoint = trials[2]

@@ -46,7 +46,6 @@ def run_cluster(store, settings, make_spec):
 
 @pytest.mark.processes
 def test_every_worker_is_a_rank_with_times_of_its_own(run_cluster):
-    """Two rank files make one result; throughput counts the global batch once."""
     trial = run_cluster()
 
     assert TrialStatus.OK is trial.status.status
@@ -125,8 +124,6 @@ FOREVER = 1e9
 
 @pytest.fixture(params=["descriptor", "no descriptor", "refused"])
 def start(request, monkeypatch):
-    """Starts a shell, on kernels with and without descriptors of processes."""
-
     def refuse(_pid):
         raise OSError("not supported")
 
@@ -139,7 +136,6 @@ def start(request, monkeypatch):
 
 @pytest.mark.parametrize("timeout_sec", [LONG_SEC, FOREVER])
 def test_the_exit_code_is_returned(start, timeout_sec):
-    """Also if the process has ended before, and with a limit of many years."""
     process = start("sleep 0.1; exit 3")
 
     assert 3 == waiting.wait(process, timeout_sec) == process.returncode
@@ -154,7 +150,6 @@ def test_a_signal_is_negative(start):
 
 
 def test_a_process_that_runs_on_is_a_timeout(start):
-    """It is left running, after the time and not before."""
     process = start("exec sleep 60")
     begin = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):

@@ -117,7 +117,6 @@ def test_a_rate_is_recorded_for_each_device(writer, tmp_path):
 def test_a_device_without_memory_for_it_does_not_end_the_trial(
     writer, tmp_path, monkeypatch
 ):
-    """The reason is recorded; there is no rate."""
     import tensorflow as tf
 
     def fail(*_):

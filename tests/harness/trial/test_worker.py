@@ -23,7 +23,6 @@ from workloads.reused_batch import ReusingReplicator
 
 @pytest.fixture
 def created(monkeypatch):
-    """Returns the calls of ``replicator.create``, which makes nothing."""
     calls = []
 
     def create(name, **options):
@@ -126,7 +125,6 @@ def _cpu_sec():
 
 @pytest.fixture
 def trial_dir(tmp_path, make_spec):
-    """Returns the directory of a trial on two GPUs, ready to run."""
     place = Placement(
         cpusets=((min(os.sched_getaffinity(0)),),),
         cores_per_replica=1,
@@ -172,7 +170,6 @@ def test_a_trial_without_its_gpus_fails_before_it_builds(trial_dir):
 
 @pytest.mark.processes
 def test_a_process_of_its_own_says_what_tensorflow_sees():
-    """Here it sees no GPU, whatever it is given."""
     seen = gpu_probe.probe(["0", "1"])
 
     assert 0 == seen.num_gpus
@@ -195,7 +192,6 @@ def test_a_tensorflow_that_cannot_be_imported_is_one_line(monkeypatch, tmp_path)
 
 
 def test_enough_gpus_are_no_complaint():
-    """Exactly those that were given."""
     seen = TensorFlowGpus(num_gpus=2, is_built_with_cuda=True)
 
     assert "" == gpu_probe.complaint(seen, ["0", "1"])
