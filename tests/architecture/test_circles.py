@@ -1,7 +1,5 @@
 """No module imports itself by way of others of its package."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
@@ -11,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("harness", "replicator", "reports", "results", "workloads")
 
 
-def imports_of(package: str) -> dict[str, set[str]]:
+def imports_of(package):
     """Returns the modules of a package that each of its modules imports when it runs.
 
     Imports for type checkers are none. Those within functions count: they hide a
@@ -29,9 +27,9 @@ def imports_of(package: str) -> dict[str, set[str]]:
     }
 
 
-def imported(body: list[ast.stmt]) -> set[str]:
+def imported(body):
     """Returns what statements import, and those within them."""
-    names: set[str] = set()
+    names = set()
     for node in body:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
@@ -49,14 +47,14 @@ def imported(body: list[ast.stmt]) -> set[str]:
     return names
 
 
-def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
+def circles(graph):
     """Returns the groups of modules that reach one another (Tarjan 1972)."""
-    order: dict[str, int] = {}
-    lowest: dict[str, int] = {}
-    stack: list[str] = []
-    found: set[frozenset[str]] = set()
+    order = {}
+    lowest = {}
+    stack = []
+    found = set()
 
-    def visit(name: str) -> None:
+    def visit(name):
         order[name] = lowest[name] = len(order)
         stack.append(name)
         for other in sorted(graph[name]):
@@ -77,7 +75,7 @@ def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
     return found
 
 
-def test_no_import_of_a_package_is_in_a_circle() -> None:
+def test_no_import_of_a_package_is_in_a_circle():
     """Nor is one hidden within a function."""
     assert set() == {circle for of in PACKAGES for circle in circles(imports_of(of))}
 
@@ -93,8 +91,6 @@ def test_no_import_of_a_package_is_in_a_circle() -> None:
         ),
     ],
 )
-def test_a_circle_is_found(
-    graph: dict[str, set[str]], expected: set[frozenset[str]]
-) -> None:
+def test_a_circle_is_found(graph, expected):
     """However long it is."""
     assert expected == circles(graph)

@@ -1,14 +1,11 @@
 """What must not import TensorFlow does not, in a fresh interpreter."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"tensorflow", "keras", "tensorflow_datasets", "jax", "torch"}
 
 
-def imported_by(statement: str) -> Any:
+def imported_by(statement):
     """Returns the top-level packages that a statement imports."""
     code = f"{statement}\nimport sys, json\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
@@ -29,7 +26,7 @@ def imported_by(statement: str) -> Any:
     return {name.split(".")[0] for name in json.loads(done.stdout)}
 
 
-def modules_of(package: str, leave_out: Any = ()) -> Any:
+def modules_of(package, leave_out=()):
     """Returns the names of all modules of a package."""
     names = []
     for path in sorted((ROOT / package).rglob("*.py")):
@@ -41,14 +38,14 @@ def modules_of(package: str, leave_out: Any = ()) -> Any:
 
 
 @pytest.mark.parametrize("package", ["harness", "results", "reports"])
-def test_the_parent_never_imports_tensorflow(package: str) -> None:
+def test_the_parent_never_imports_tensorflow(package):
     """Not one module does, the worker included until it runs a trial."""
     imported = imported_by(f"import {', '.join(modules_of(package))}")
 
     assert imported.isdisjoint(HEAVY)
 
 
-def test_the_catalogues_import_no_tensorflow() -> None:
+def test_the_catalogues_import_no_tensorflow():
     """The planner reads them."""
     imported = imported_by(
         "import replicator.catalog, workloads.catalog\n"
@@ -59,7 +56,7 @@ def test_the_catalogues_import_no_tensorflow() -> None:
     assert imported.isdisjoint(HEAVY - {"tensorflow_datasets"})
 
 
-def test_help_imports_next_to_nothing() -> None:
+def test_help_imports_next_to_nothing():
     """Only click and the standard library stand between a user and the help."""
     imported = imported_by("import harness.cli.main")
 
@@ -68,7 +65,7 @@ def test_help_imports_next_to_nothing() -> None:
     )
 
 
-def test_the_arithmetic_of_metrics_imports_no_tensorflow() -> None:
+def test_the_arithmetic_of_metrics_imports_no_tensorflow():
     """Scores are functions of arrays; the extractors alone need a network."""
     names = [
         name for name in modules_of("workloads/metrics") if "extractors" not in name
@@ -78,7 +75,7 @@ def test_the_arithmetic_of_metrics_imports_no_tensorflow() -> None:
     assert imported.isdisjoint(HEAVY)
 
 
-def test_private_names_of_tensorflow_are_in_one_folder() -> None:
+def test_private_names_of_tensorflow_are_in_one_folder():
     """What a new TensorFlow may break is found in ``replicator/_tf/`` only."""
     private = re.compile(r"^\s*(?:from|import) (tensorflow\.|keras\.src)", re.MULTILINE)
     packages = ("replicator", "workloads", "harness", "results", "reports")
@@ -89,7 +86,7 @@ def test_private_names_of_tensorflow_are_in_one_folder() -> None:
     assert set() == {p for p in users if ROOT / "replicator" / "_tf" not in p.parents}
 
 
-def test_what_notices_a_private_name_that_breaks_exists() -> None:
+def test_what_notices_a_private_name_that_breaks_exists():
     """The test that a function of ``replicator/_tf/`` names in brackets."""
     text = "".join(
         path.read_text(encoding="utf-8")
@@ -102,9 +99,9 @@ def test_what_notices_a_private_name_that_breaks_exists() -> None:
 
 
 @pytest.mark.parametrize("package", ["replicator", "harness", "results", "reports"])
-def test_no_two_classes_of_a_package_share_a_name(package: str) -> None:
+def test_no_two_classes_of_a_package_share_a_name(package):
     """A reader of a traceback or of a docstring knows which one is meant."""
-    places: dict[str, list[str]] = {}
+    places = {}
     for path in sorted((ROOT / package).rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef):

@@ -1,19 +1,13 @@
 """What is known of a collective is in its own file."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from replicator.collectives import kinds
 from replicator.collectives.kind import CollectiveKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FOLDER = Path(kinds.__file__).parent
 PRODUCT = FOLDER.parents[1]
@@ -21,10 +15,10 @@ FILES = sorted(path for path in FOLDER.glob("*.py") if path.stem != "__init__")
 NAMES = {path.stem for path in FILES}
 
 
-def compared(tree: ast.AST) -> Iterator[str]:
+def compared(tree):
     """Texts by which code chooses: in comparisons, keys of tables, and cases."""
     for node in ast.walk(tree):
-        parts: list[ast.AST | None] = []
+        parts = []
         if isinstance(node, ast.Compare):
             parts = [node.left, *node.comparators]
         elif isinstance(node, ast.Dict):
@@ -38,7 +32,7 @@ def compared(tree: ast.AST) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_file_has_one_kind_of_its_name(path: Path) -> None:
+def test_a_file_has_one_kind_of_its_name(path):
     """The folder is the list of kinds."""
     module = importlib.import_module(f"{kinds.__name__}.{path.stem}")
     found = [
@@ -52,7 +46,7 @@ def test_a_file_has_one_kind_of_its_name(path: Path) -> None:
     assert [path.stem] == [kind.name for kind in found]
 
 
-def test_nobody_compares_the_name_of_a_collective() -> None:
+def test_nobody_compares_the_name_of_a_collective():
     """Whoever did would take a new one for one of those that it knows."""
     found = {
         (str(path.relative_to(PRODUCT)), text)
@@ -73,6 +67,6 @@ def test_nobody_compares_the_name_of_a_collective() -> None:
         "match kind:\n  case 'all_gather': pass",
     ],
 )
-def test_a_comparison_is_found(code: str) -> None:
+def test_a_comparison_is_found(code):
     """Of every form."""
     assert "all_gather" in list(compared(ast.parse(code)))

@@ -1,17 +1,11 @@
 """A launcher is known in its own folder, and starts nothing above it."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 HARNESS = ROOT / "harness"
@@ -23,7 +17,7 @@ CONTAINERS = HARNESS / "machine" / "containers.py"
 OF_AN_ENGINE = re.compile(r"(SLURM|RAY|OMPI|PMIX?|LSB|PBS|FLUX|KUBERNETES)_\w+")
 
 
-def strings_of(path: Path) -> Iterator[str]:
+def strings_of(path):
     """Yields the strings of a module that are no documentation."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     documents = {
@@ -37,7 +31,7 @@ def strings_of(path: Path) -> Iterator[str]:
             yield node.value
 
 
-def test_every_launcher_is_one_folder() -> None:
+def test_every_launcher_is_one_folder():
     """The catalogue has their names, each once, and no other string."""
     names = [text for text in strings_of(CATALOG) if re.fullmatch(r"\w+", text)]
 
@@ -45,7 +39,7 @@ def test_every_launcher_is_one_folder() -> None:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_nothing_outside_of_its_folder_compares_a_launcher(folder: Path) -> None:
+def test_nothing_outside_of_its_folder_compares_a_launcher(folder):
     """Its name stands nowhere else, whatever would be done with it."""
     found = [
         str(path.relative_to(ROOT))
@@ -57,7 +51,7 @@ def test_nothing_outside_of_its_folder_compares_a_launcher(folder: Path) -> None
     assert [] == found
 
 
-def test_nothing_outside_of_the_folders_reads_a_variable_of_an_engine() -> None:
+def test_nothing_outside_of_the_folders_reads_a_variable_of_an_engine():
     """What a process has to know comes from the launcher; a client has none."""
     found = [
         f"{path.relative_to(ROOT)}: {text}"
@@ -70,14 +64,14 @@ def test_nothing_outside_of_the_folders_reads_a_variable_of_an_engine() -> None:
     assert [] == found
 
 
-def layers() -> list[str]:
+def layers():
     """Returns the folders of the harness as the import contract has them."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     contract = text.partition("Folders of the harness have a direction")[2]
     return re.findall(r'"(\w+)"', contract.partition("layers = [")[2].partition("]")[0])
 
 
-def started_by(path: Path) -> Iterator[str]:
+def started_by(path):
     """Yields the modules that a module starts: ``-m`` and a name, one by one."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         words = getattr(node, "elts", None) or getattr(node, "args", None)
@@ -87,7 +81,7 @@ def started_by(path: Path) -> Iterator[str]:
             yield from (str(name) for flag, name in pairs if flag == "-m")
 
 
-def test_no_module_starts_one_that_it_must_not_import() -> None:
+def test_no_module_starts_one_that_it_must_not_import():
     """``python -m`` with the name of a module above is an import in disguise."""
     order = layers()
     started = [

@@ -1,13 +1,7 @@
 """Files that anybody may have made are read by one module."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 READER = "results/store/untrusted.py"
@@ -71,7 +65,7 @@ PARSED = {
 FOLDERS = ("results", "reports", "harness")
 
 
-def _reads(tree: ast.AST) -> list[int]:
+def _reads(tree):
     """Returns the lines that open a file to read it."""
     found = []
     for node in ast.walk(tree):
@@ -91,7 +85,7 @@ def _reads(tree: ast.AST) -> list[int]:
     return found
 
 
-def _parses(tree: ast.AST) -> list[int]:
+def _parses(tree):
     """Returns the lines that take a text for JSON."""
     return [
         node.lineno
@@ -103,7 +97,7 @@ def _parses(tree: ast.AST) -> list[int]:
     ]
 
 
-def _guesses(tree: ast.AST) -> list[int]:
+def _guesses(tree):
     """Returns the lines that take a failed look at a path for the answer no."""
     return [
         node.lineno
@@ -115,7 +109,7 @@ def _guesses(tree: ast.AST) -> list[int]:
     ]
 
 
-def _places(find: Callable[[ast.AST], list[int]]) -> dict[str, list[int]]:
+def _places(find):
     """Returns what is found in the files of the packages."""
     paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     return {
@@ -125,19 +119,19 @@ def _places(find: Callable[[ast.AST], list[int]]) -> dict[str, list[int]]:
     }
 
 
-def test_files_of_others_are_read_by_one_module() -> None:
+def test_files_of_others_are_read_by_one_module():
     """It tells absent, damaged and unavailable apart; nothing else may guess."""
     assert {READER, *OURS} == set(_places(_reads)), (
         "read it with results.store.untrusted"
     )
 
 
-def test_json_of_others_is_parsed_by_one_module() -> None:
+def test_json_of_others_is_parsed_by_one_module():
     """What is nested too deeply is no value, and no error of another kind."""
     assert {READER, *PARSED} == set(_places(_parses)), "parse it with untrusted.parsed"
 
 
-def test_a_failed_look_is_no_answer() -> None:
+def test_a_failed_look_is_no_answer():
     """What the file system does not say is neither there nor missing."""
     found = _places(_guesses)
     assert {} == found, "ask untrusted.is_there"

@@ -1,7 +1,5 @@
 """Micro-benchmarks run, and two measurements are judged by the rule of ``gate``."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -9,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import benchmark_json
 import pytest
@@ -22,22 +19,22 @@ QUIET = (1.00, 1.01, 0.99, 1.00)
 NOISY = (0.7, 1.4, 0.8, 1.3)
 
 
-def _with(times: Any = (1.0,), **fields: Any) -> str:
+def _with(times=(1.0,), **fields):
     return json.dumps(benchmark_json.document({"test_a": times}, **fields))
 
 
 @pytest.fixture
-def micro(monkeypatch: pytest.MonkeyPatch) -> Any:
+def micro(monkeypatch):
     """The command line of micro-benchmarks."""
     monkeypatch.syspath_prepend(str(ROOT))
     return importlib.import_module("benchmarks.micro")
 
 
 @pytest.fixture
-def compare(micro: Any, tmp_path: Path, capsys: Any) -> Any:
+def compare(micro, tmp_path, capsys):
     """Returns a function that judges seconds by benchmark, of a change and before."""
 
-    def run(new: Any, old: Any, *options: str, **fields: Any) -> Any:
+    def run(new, old, *options, **fields):
         paths = [
             str(benchmark_json.write(tmp_path / "new.json", new, **fields)),
             str(benchmark_json.write(tmp_path / "old.json", old)),
@@ -49,7 +46,7 @@ def compare(micro: Any, tmp_path: Path, capsys: Any) -> Any:
 
 
 @pytest.mark.processes
-def test_every_micro_benchmark_runs_once() -> None:
+def test_every_micro_benchmark_runs_once():
     """Without timing, so that none rots; one process imports TensorFlow once."""
     files = sorted(map(str, FOLDER.glob("bench_*.py")))
     done = subprocess.run(
@@ -69,7 +66,7 @@ def test_every_micro_benchmark_runs_once() -> None:
     assert not re.search(r"skipped|failed|deselected", done.stdout)
 
 
-def test_what_is_measured(micro: Any) -> None:
+def test_what_is_measured(micro):
     """Each part of the program that runs often."""
     parts = [
         "collectives",
@@ -87,8 +84,8 @@ def test_what_is_measured(micro: Any) -> None:
 
 @pytest.mark.processes
 def test_generations_are_fresh_processes_in_one_file(
-    micro: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
+    micro, tmp_path, monkeypatch, capsys
+):
     """The real format of pytest-benchmark, without the name of this machine."""
     output = tmp_path / "out" / "new.json"
     monkeypatch.setattr(micro, "MOST_SEC_OF_A_BENCHMARK", 0.01)
@@ -118,9 +115,7 @@ def test_generations_are_fresh_processes_in_one_file(
         (1.0, NOISY, exit_codes.INCONCLUSIVE, r"^INCONCLUSIVE: "),
     ],
 )
-def test_the_verdict_is_that_of_a_gate(
-    compare: Any, factor: float, spread: Any, code: int, text: str
-) -> None:
+def test_the_verdict_is_that_of_a_gate(compare, factor, spread, code, text):
     """With its interval, its n, and what makes it weaker than measuring together."""
     old = {"test_a": [1e-3 * of for of in spread]}
     new = {"test_a": [factor * sec for sec in old["test_a"]]}
@@ -132,7 +127,7 @@ def test_the_verdict_is_that_of_a_gate(
     assert "a weaker comparison" in out
 
 
-def test_the_worst_verdict_is_that_of_the_whole(compare: Any) -> None:
+def test_the_worst_verdict_is_that_of_the_whole(compare):
     """And each format of a gate has it."""
     old = {name: [1e-3 * of for of in QUIET] for name in ("test_a", "test_b")}
     new = {**old, "test_b": [2e-3 * of for of in QUIET]}
@@ -153,7 +148,7 @@ def test_the_worst_verdict_is_that_of_the_whole(compare: Any) -> None:
         ].replace("\\", "")
 
 
-def test_one_process_has_no_verdict(compare: Any) -> None:
+def test_one_process_has_no_verdict(compare):
     """However many rounds it has: processes differ."""
     code, out, _ = compare({"test_a": [1.0]}, {"test_a": [1.0]})
 
@@ -161,7 +156,7 @@ def test_one_process_has_no_verdict(compare: Any) -> None:
     assert re.search(r"test_a: 1 generation\(s\), a verdict needs 2 or more", out)
 
 
-def test_another_machine_never_passes(compare: Any) -> None:
+def test_another_machine_never_passes(compare):
     """The facts that differ are named."""
     machine = {**benchmark_json.MACHINE, "cpu": {"brand_raw": "Intel", "count": 2}}
     times = {"test_a": QUIET}
@@ -171,7 +166,7 @@ def test_another_machine_never_passes(compare: Any) -> None:
     assert re.search(r"not comparable.*cpu_model: 'Intel' and 'AMD EPYC'", out)
 
 
-def test_a_benchmark_that_is_gone_fails_and_a_new_one_is_named(compare: Any) -> None:
+def test_a_benchmark_that_is_gone_fails_and_a_new_one_is_named(compare):
     """What cannot be judged is not passed over."""
     both = {"test_a": QUIET, "test_b": QUIET}
     one = {"test_a": QUIET}
@@ -183,9 +178,7 @@ def test_a_benchmark_that_is_gone_fails_and_a_new_one_is_named(compare: Any) -> 
     assert (exit_codes.OK, "new, not judged: bench.py::test_b\n") == (added, err)
 
 
-def test_bad_input_is_one_line_and_exit_2(
-    micro: Any, compare: Any, tmp_path: Path, capsys: Any
-) -> None:
+def test_bad_input_is_one_line_and_exit_2(micro, compare, tmp_path, capsys):
     """Whatever is wrong with it."""
     code, out, err = compare({"test_a": QUIET}, {"test_b": QUIET})
     assert (exit_codes.USAGE, "", 1) == (code, out, err.count("\n"))
@@ -216,9 +209,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("text", "message"), BAD)
-def test_what_is_no_benchmark_is_one_line(
-    micro: Any, tmp_path: Path, capsys: Any, text: str | None, message: str
-) -> None:
+def test_what_is_no_benchmark_is_one_line(micro, tmp_path, capsys, text, message):
     """Whatever the file holds, and what to give instead."""
     path = tmp_path / "a.json"
     if text is not None:

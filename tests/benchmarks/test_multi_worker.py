@@ -1,25 +1,17 @@
 """The benchmark of workers adds its option to whatever the workload requests."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 from replicator.contract.base import Replicator
 from workloads.resnet50 import workload
 
-if TYPE_CHECKING:
-    import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_compression_joins_the_options_of_the_workload(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_compression_joins_the_options_of_the_workload(monkeypatch):
     """Whatever options an optimizer is wrapped with, they all arrive."""
     monkeypatch.syspath_prepend(str(ROOT))
     bench = importlib.import_module("benchmarks.bench_multi_worker")
@@ -29,9 +21,9 @@ def test_compression_joins_the_options_of_the_workload(
         for one in parameters
         if one.kind is one.KEYWORD_ONLY and one.name != "compression"
     }
-    wrapped: list[dict[str, Any]] = []
+    wrapped = []
 
-    def build(repl: Any, **_fields: Any) -> Any:
+    def build(repl, **_fields):
         repl.wrap_optimizer("sgd", **options)
         return SimpleNamespace(run=None)
 

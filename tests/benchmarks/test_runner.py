@@ -1,7 +1,5 @@
 """The runner of benchmarks: fresh pinned processes, in turns, one form of figures."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import importlib.util

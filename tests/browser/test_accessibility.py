@@ -1,9 +1,5 @@
 """What axe-core finds, and what a keyboard reaches."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 # Nothing is written down of what passed, which nobody reads.
@@ -30,9 +26,7 @@ REST = [
     ("name", "scheme", "width"),
     [*CASES, *(pytest.param(*case, marks=pytest.mark.full) for case in REST)],
 )
-def test_axe_finds_nothing(
-    open_page: Any, axe: str, name: str, scheme: str, width: int
-) -> None:
+def test_axe_finds_nothing(open_page, axe, name, scheme, width):
     """Each width and scheme, and failures; the full run has every width in both."""
     page = open_page(name, width, scheme=scheme)
     page.evaluate(axe)
@@ -40,7 +34,7 @@ def test_axe_finds_nothing(
     assert [] == page.evaluate(RUN)
 
 
-def test_the_switch_is_worked_by_keyboard(open_page: Any) -> None:
+def test_the_switch_is_worked_by_keyboard(open_page):
     """Arrow keys choose the quantity."""
     page = open_page("default")
     page.locator("#show-efficiency").focus()

@@ -1,9 +1,6 @@
 """What a reader sees without scrolling answers five questions, on desktop and phone."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 
@@ -26,12 +23,12 @@ LOWEST = """(selector) => Math.max(...[...document.querySelectorAll(selector)]
     .map((element) => element.getBoundingClientRect().bottom))"""
 
 
-def _text(page: Any, selector: str) -> str:
+def _text(page, selector):
     return " ".join(page.locator(selector).inner_text().split())
 
 
 @pytest.mark.parametrize("name", ["default", "controls"])
-def test_five_facts_are_within_the_first_screen(open_page: Any, name: str) -> None:
+def test_five_facts_are_within_the_first_screen(open_page, name):
     """In the words of the verdict; with how sure that is, and what to do next."""
     page = open_page(name, DESKTOP[0])
     verdict = f"{_text(page, '.measured')} {_text(page, '.brief')}"
@@ -49,16 +46,14 @@ def test_five_facts_are_within_the_first_screen(open_page: Any, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["default", "controls", "large", "broken"])
-def test_the_figure_is_within_the_first_screen_of_a_desktop(
-    open_page: Any, name: str
-) -> None:
+def test_the_figure_is_within_the_first_screen_of_a_desktop(open_page, name):
     """With its caption."""
     page = open_page(name, DESKTOP[0])
 
     assert page.evaluate(LOWEST, ".hero") <= DESKTOP[1]
 
 
-def test_if_all_failed_the_first_screen_says_why_and_what_to_do(open_page: Any) -> None:
+def test_if_all_failed_the_first_screen_says_why_and_what_to_do(open_page):
     """The reason, how often, and the verb that continues."""
     page = open_page("all failed", DESKTOP[0])
     verdict = _text(page, ".brief")

@@ -1,9 +1,6 @@
 """Where things lie in a real browser: nothing overlaps, nothing is cut off."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 
@@ -25,8 +22,8 @@ A4 = {"width": "210mm", "height": "297mm"}
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_text_overlaps_or_leaves_its_panel_and_no_page_scrolls_sideways(
-    open_page: Any, measure: str, name: str
-) -> None:
+    open_page, measure, name
+):
     """On phones, where figures are smallest, and on desktops; on both scales.
 
     The full run has a study of so many trials that no repetition is drawn by itself in
@@ -53,9 +50,7 @@ def test_no_text_overlaps_or_leaves_its_panel_and_no_page_scrolls_sideways(
 @pytest.mark.parametrize(
     "name", [pytest.param("default", marks=pytest.mark.full), "large"]
 )
-def test_no_text_overlaps_in_any_view_of_the_switch(
-    open_page: Any, measure: str, name: str
-) -> None:
+def test_no_text_overlaps_in_any_view_of_the_switch(open_page, measure, name):
     """Speedup and throughput, linear and logarithmic.
 
     The full run has a study with fewer lines in a panel as well.
@@ -68,7 +63,7 @@ def test_no_text_overlaps_in_any_view_of_the_switch(
             assert [] == page.evaluate(measure)["found"], (quantity, scale)
 
 
-def test_panels_of_one_quantity_share_their_axis(open_page: Any) -> None:
+def test_panels_of_one_quantity_share_their_axis(open_page):
     """Weak and strong scaling are compared by eye."""
     page = open_page("default")
     labels = page.evaluate(
@@ -82,7 +77,7 @@ def test_panels_of_one_quantity_share_their_axis(open_page: Any) -> None:
     assert re.match(r"0\s%", labels[0][0])
 
 
-def test_a_study_of_many_trials_is_at_most_15_screens(open_page: Any) -> None:
+def test_a_study_of_many_trials_is_at_most_15_screens(open_page):
     """With details closed, on a desktop."""
     page = open_page("large")
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = false)")
@@ -91,7 +86,7 @@ def test_a_study_of_many_trials_is_at_most_15_screens(open_page: Any) -> None:
     assert height <= MOST_SCREENS * 900
 
 
-def test_a_default_sweep_prints_on_at_most_8_pages(open_page: Any) -> None:
+def test_a_default_sweep_prints_on_at_most_8_pages(open_page):
     """A4."""
     page = open_page("default")
     pdf = page.pdf(**A4, margin=dict.fromkeys(("top", "bottom"), "12mm"))

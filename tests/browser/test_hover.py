@@ -1,20 +1,10 @@
 """What a point of a figure says: with a pointer, by keyboard, and without scripts."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from results.figures import frame
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import pandas as pd
-
-    from results.store.study_store import Store
 
 PANELS = ".shown-efficiency.shown-linear svg"
 HALF_A_DIGIT = 0.5
@@ -26,7 +16,7 @@ TEXT = re.compile(
 )
 
 
-def _check(texts: list[str], expected: pd.DataFrame) -> None:
+def _check(texts, expected):
     """Compares what points say with the rows of the frame, to the digits shown."""
     found = [match for text in texts if (match := TEXT.fullmatch(text))]
     assert len(texts) == len(found) == len(expected)
@@ -48,16 +38,14 @@ def _check(texts: list[str], expected: pd.DataFrame) -> None:
 
 
 @pytest.fixture(scope="module")
-def efficiencies(stores: Callable[[str], Store]) -> pd.DataFrame:
+def efficiencies(stores):
     """The estimates of the default study that its first figure draws."""
     points = frame.points_frame(stores("default"))
     of_figure = points[(points.figure == "scaling") & (points.kind == "estimate")]
     return of_figure[of_figure.quantity == "efficiency"]
 
 
-def test_pointing_at_a_marker_shows_the_row_of_the_frame(
-    open_page: Any, efficiencies: pd.DataFrame
-) -> None:
+def test_pointing_at_a_marker_shows_the_row_of_the_frame(open_page, efficiencies):
     """Value, interval and n, in a note within the page; it goes with the pointer."""
     page = open_page("default")
     note = page.locator(".tip-note")
@@ -77,9 +65,7 @@ def test_pointing_at_a_marker_shows_the_row_of_the_frame(
     assert not note.is_visible()
 
 
-def test_arrow_keys_say_the_same_as_the_pointer(
-    open_page: Any, efficiencies: pd.DataFrame
-) -> None:
+def test_arrow_keys_say_the_same_as_the_pointer(open_page, efficiencies):
     """A figure is one stop of the tabulator; Escape takes the note away."""
     page = open_page("default")
     note = page.locator(".tip-note")
@@ -95,9 +81,7 @@ def test_arrow_keys_say_the_same_as_the_pointer(
     _check(texts, efficiencies)
 
 
-def test_without_scripts_points_have_titles(
-    open_page: Any, efficiencies: pd.DataFrame
-) -> None:
+def test_without_scripts_points_have_titles(open_page, efficiencies):
     """The browser shows them by itself."""
     page = open_page("default", is_scripted=False)
     titles = page.locator(f"{PANELS} .tip > title").all_text_contents()
@@ -105,7 +89,7 @@ def test_without_scripts_points_have_titles(
     _check(titles, efficiencies)
 
 
-def test_every_marker_of_an_estimate_says_its_n(open_page: Any) -> None:
+def test_every_marker_of_an_estimate_says_its_n(open_page):
     """In every figure with estimates; a baseline of efficiency is fixed instead."""
     page = open_page("default", is_scripted=False)
     least = {
@@ -122,7 +106,7 @@ def test_every_marker_of_an_estimate_says_its_n(open_page: Any) -> None:
             assert re.search(r", (n = \d+|by definition)$", title), title
 
 
-def test_bars_of_a_waterfall_say_part_interval_and_n(open_page: Any) -> None:
+def test_bars_of_a_waterfall_say_part_interval_and_n(open_page):
     """In ms, negative parts too."""
     page = open_page("controls", is_scripted=False)
     titles = page.locator("#lost-time .tip > title").all_text_contents()

@@ -1,10 +1,7 @@
 """What a reader does with a page: switch, sort, copy, download; and without scripts."""
 
-from __future__ import annotations
-
 import io
 import pathlib
-from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pytest
@@ -13,15 +10,10 @@ from reports.page import build
 from results.figures import frame
 from results.records.models import Failure, Phase, TrialStatus
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from results.store.study_store import Store
-
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
-def _download(page: Any, press: Callable[[], None]) -> bytes:
+def _download(page, press):
     with page.expect_download() as waiting:
         press()
     return pathlib.Path(waiting.value.path()).read_bytes()
@@ -30,9 +22,7 @@ def _download(page: Any, press: Callable[[], None]) -> bytes:
 @pytest.mark.parametrize(
     "is_scripted", [pytest.param(True, marks=pytest.mark.full), False]
 )
-def test_the_switch_shows_one_quantity_at_a_time(
-    open_page: Any, *, is_scripted: bool
-) -> None:
+def test_the_switch_shows_one_quantity_at_a_time(open_page, *, is_scripted):
     """It is made of style sheets only; the full run has scripts as well."""
     page = open_page("default", is_scripted=is_scripted)
     page.locator("label[for=show-throughput]").click()
@@ -45,9 +35,7 @@ def test_the_switch_shows_one_quantity_at_a_time(
 @pytest.mark.parametrize(
     "is_scripted", [True, pytest.param(False, marks=pytest.mark.full)]
 )
-def test_the_downloaded_data_are_those_of_the_frame(
-    open_page: Any, stores: Callable[[str], Store], *, is_scripted: bool
-) -> None:
+def test_the_downloaded_data_are_those_of_the_frame(open_page, stores, *, is_scripted):
     """Every row of the figure, with all digits.
 
     A link that needs no script: the full run follows it without.
@@ -63,7 +51,7 @@ def test_the_downloaded_data_are_those_of_the_frame(
     assert expected["kind"].tolist() == found["kind"].tolist()
 
 
-def test_a_figure_is_saved_as_svg_and_png(open_page: Any) -> None:
+def test_a_figure_is_saved_as_svg_and_png(open_page):
     """The file stands alone: no variable of the page is left in it."""
     page = open_page("default", scheme="dark")
     figure = page.locator("figure[data-name=backends]")
@@ -76,13 +64,13 @@ def test_a_figure_is_saved_as_svg_and_png(open_page: Any) -> None:
     assert picture.startswith(b"\x89PNG")
 
 
-def test_a_column_is_sorted_by_number(open_page: Any) -> None:
+def test_a_column_is_sorted_by_number(open_page):
     """Ascending, then descending; the heading says which."""
     page = open_page("default")
     table = page.locator("#summary table")
     heading = table.locator("thead th", has_text="Throughput")
 
-    def column() -> list[float]:
+    def column():
         values = table.evaluate(
             "t => [...t.tBodies[0].rows].map(row => Number(row.cells[4].dataset.sort))"
         )
@@ -97,7 +85,7 @@ def test_a_column_is_sorted_by_number(open_page: Any) -> None:
     assert "descending" == heading.get_attribute("aria-sort")
 
 
-def test_a_table_is_copied_as_tsv(open_page: Any) -> None:
+def test_a_table_is_copied_as_tsv(open_page):
     """As many columns in every line, headings first."""
     page = open_page("default")
     text = page.evaluate("tsvOf(document.querySelector('#summary table'))")
@@ -121,7 +109,7 @@ def test_a_table_is_copied_as_tsv(open_page: Any) -> None:
         ("in_graph", "in_graph"),
     ],
 )
-def test_a_copied_cell_is_no_formula(open_page: Any, text: str, copied: str) -> None:
+def test_a_copied_cell_is_no_formula(open_page, text, copied):
     """As in the files; figures with a sign stay figures."""
     found = open_page("default").evaluate(
         """text => {
@@ -135,7 +123,7 @@ def test_a_copied_cell_is_no_formula(open_page: Any, text: str, copied: str) -> 
     assert f"{copied}\n" == found
 
 
-def test_without_scripts_everything_is_readable(open_page: Any) -> None:
+def test_without_scripts_everything_is_readable(open_page):
     """No button that does nothing; every table and figure is there."""
     scripted = open_page("default")
     plain = open_page("default", is_scripted=False)
@@ -145,9 +133,7 @@ def test_without_scripts_everything_is_readable(open_page: Any) -> None:
         assert scripted.locator(selector).count() == plain.locator(selector).count()
 
 
-def test_hostile_text_is_shown_and_never_run(
-    open_page: Any, tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_hostile_text_is_shown_and_never_run(open_page, tmp_path, synthetic):
     """In the name of a study and of a backend, in a reason and a traceback."""
     shape = synthetic.Shape(
         name=HOSTILE,

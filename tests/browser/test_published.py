@@ -1,10 +1,7 @@
 """The published site in a real browser: accessible, and within the window."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
-from typing import Any
 
 import covering
 import pytest
@@ -31,7 +28,7 @@ SMALLEST = min(PAGES[1:], key=lambda path: path.stat().st_size, default=None)
 IN_SHORT = {(PAGES[0], 360, "light"), (SMALLEST, 1280, "dark")}
 
 
-def test_there_are_pages_of_studies() -> None:
+def test_there_are_pages_of_studies():
     """Beside the index; without them, the tests below would show nothing."""
     assert len(PAGES) > 1
 
@@ -44,9 +41,7 @@ def test_there_are_pages_of_studies() -> None:
     ],
     ids=lambda value: value.parent.name if isinstance(value, Path) else str(value),
 )
-def test_axe_finds_nothing_on_any_page(
-    open_page: Any, axe: str, path: Path, width: int, scheme: str
-) -> None:
+def test_axe_finds_nothing_on_any_page(open_page, axe, path, width, scheme):
     """The index and one study, whose figures all have; the full run has every page.
 
     At every width, in both schemes.
@@ -58,7 +53,7 @@ def test_axe_finds_nothing_on_any_page(
 
 
 @pytest.mark.parametrize("path", PAGES[1:], ids=lambda path: path.parent.name)
-def test_the_first_screen_of_a_phone_is_whole(open_page: Any, path: Path) -> None:
+def test_the_first_screen_of_a_phone_is_whole(open_page, path):
     """Its table is not cut at the right, and the marks below it are on it.
 
     Unless there are more backends and modes than fit above them.
@@ -73,9 +68,7 @@ def test_the_first_screen_of_a_phone_is_whole(open_page: Any, path: Path) -> Non
     assert lowest <= height or page.evaluate(ROWS) > MOST_ROWS
 
 
-def test_nothing_overlaps_and_no_page_scrolls_sideways(
-    open_page: Any, measure: str
-) -> None:
+def test_nothing_overlaps_and_no_page_scrolls_sideways(open_page, measure):
     """On every page; the texts of figures, which differ by study.
 
     Figures at the ends, where they are smallest and largest; the full run has them at

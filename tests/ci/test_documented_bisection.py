@@ -1,20 +1,14 @@
 """The recipe of ``docs/ci.md`` for ``git bisect run`` with a gate as its test."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
 import subprocess
-from typing import TYPE_CHECKING
 
 import pytest
 from pipelines import ROOT
 
 from harness.cli.main import cli
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 (RECIPE,) = re.findall(
     r"```sh\n(git bisect start .*?)^```$",
@@ -24,7 +18,7 @@ if TYPE_CHECKING:
 GATE = RECIPE[RECIPE.index("replicator-harness") : RECIPE.index("  case")]
 
 
-def git(folder: Path, *words: str) -> str:
+def git(folder, *words):
     """Runs git as nobody in particular."""
     who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
     done = subprocess.run(
@@ -33,7 +27,7 @@ def git(folder: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-def bisect(folder: Path, codes: list[int]) -> tuple[int, str, dict[str, str]]:
+def bisect(folder, codes):
     """Runs the recipe; gates exit with the code that their commit holds."""
     git(folder, "init", "--quiet", "--initial-branch=main")
     for index, code in enumerate(codes):
@@ -57,9 +51,7 @@ def bisect(folder: Path, codes: list[int]) -> tuple[int, str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("first", [1, 2, 5])
-def test_the_first_commit_whose_gate_regresses_is_named(
-    tmp_path: Path, first: int
-) -> None:
+def test_the_first_commit_whose_gate_regresses_is_named(tmp_path, first):
     """Whatever its place in the history."""
     _, out, tags = bisect(tmp_path, [0] * first + [1] * (6 - first))
     (found,) = re.findall(r"^(\w+) is the first bad commit", out, re.MULTILINE)
@@ -68,9 +60,7 @@ def test_the_first_commit_whose_gate_regresses_is_named(
 
 
 @pytest.mark.parametrize("code", [3, 4, 5, 6])
-def test_a_commit_without_a_verdict_is_neither_good_nor_bad(
-    tmp_path: Path, code: int
-) -> None:
+def test_a_commit_without_a_verdict_is_neither_good_nor_bad(tmp_path, code):
     """Inconclusive, failed and unfit: git names a range."""
     _, out, tags = bisect(tmp_path, [0, 0, code, 1, 1])
 
@@ -79,9 +69,7 @@ def test_a_commit_without_a_verdict_is_neither_good_nor_bad(
 
 
 @pytest.mark.parametrize("code", [2, 130])
-def test_a_command_that_cannot_be_carried_out_ends_the_search(
-    tmp_path: Path, code: int
-) -> None:
+def test_a_command_that_cannot_be_carried_out_ends_the_search(tmp_path, code):
     """It would be as wrong of each commit."""
     status, out, _ = bisect(tmp_path, [0, 0, code, 1, 1])
 
@@ -89,7 +77,7 @@ def test_a_command_that_cannot_be_carried_out_ends_the_search(
     assert "first bad commit" not in out
 
 
-def test_its_gate_has_options_that_exist() -> None:
+def test_its_gate_has_options_that_exist():
     """As the command line reads them."""
     _, verb, *options = shlex.split(GATE.replace("\\\n", " "))
 

@@ -4,8 +4,6 @@ No engine of containers runs here: a stand-in for ``docker`` is called by the co
 it stands, and what it was given is checked. The sweep within is parsed and planned.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -27,7 +25,7 @@ IMAGES = {"replicator-harness": None, "replicator-harness-gpu": "DEVICE=gpu"}
 RUNS = "/srv/harness/runs"
 
 
-def documented() -> list[str]:
+def documented():
     """Returns the commands: of the blocks of the page, and of the comments."""
     page = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
     found = re.findall(r"^ {4}(docker .*)$", page, re.MULTILINE)
@@ -37,7 +35,7 @@ def documented() -> list[str]:
     return found + re.findall(r"^ {4}(docker .*)$", joined, re.MULTILINE)
 
 
-def called(command: str, folder: Path) -> tuple[str, dict[str, str], list[str]]:
+def called(command, folder):
     """Runs a command with the stand-in: its verb, its options, and what follows."""
     program = folder / "docker"
     program.write_text(STAND_IN)
@@ -60,9 +58,7 @@ def called(command: str, folder: Path) -> tuple[str, dict[str, str], list[str]]:
 
 
 @pytest.mark.parametrize("command", documented())
-def test_a_documented_command_for_an_image_is_right(
-    command: str, tmp_path: Path
-) -> None:
+def test_a_documented_command_for_an_image_is_right(command, tmp_path):
     """What is built exists, what is run was built, and its sweep can be planned."""
     verb, options, words = called(command, tmp_path)
     if verb == "build":
@@ -83,7 +79,7 @@ def test_a_documented_command_for_an_image_is_right(
     assert not done.exception, done.output
 
 
-def test_a_program_in_an_image_is_told_of_which(tmp_path: Path) -> None:
+def test_a_program_in_an_image_is_told_of_which(tmp_path):
     """The command of ``docs/command.md``; its variable is the one that is recorded."""
     page = (ROOT / "docs" / "command.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"^ {4}(docker .*)$", page, re.MULTILINE)
@@ -109,7 +105,7 @@ def test_a_program_in_an_image_is_told_of_which(tmp_path: Path) -> None:
     )
 
 
-def test_every_image_is_built_and_run_in_the_documents() -> None:
+def test_every_image_is_built_and_run_in_the_documents():
     """The extraction above is not empty by accident."""
     commands = documented()
 

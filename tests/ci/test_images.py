@@ -1,7 +1,5 @@
 """The image: from the locks, with hashes, for a user without rights."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def instructions() -> list[tuple[str, str]]:
+def instructions():
     """Returns the instructions of the Dockerfile with their arguments."""
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
@@ -18,7 +16,7 @@ def instructions() -> list[tuple[str, str]]:
     return [(word, rest) for word, _, rest in split]
 
 
-def test_packages_are_those_of_the_locks_checked_by_hash() -> None:
+def test_packages_are_those_of_the_locks_checked_by_hash():
     *locks, own = [rest for _, rest in instructions() if "pip install" in rest]
 
     for rest, name in zip(
@@ -28,7 +26,7 @@ def test_packages_are_those_of_the_locks_checked_by_hash() -> None:
     assert own.endswith("--no-deps --no-build-isolation --editable .")
 
 
-def test_each_device_has_a_stage() -> None:
+def test_each_device_has_a_stage():
     stages = [
         rest.rpartition(" ")[2] for word, rest in instructions() if word == "FROM"
     ]
@@ -36,7 +34,7 @@ def test_each_device_has_a_stage() -> None:
     assert ["tools", "packages-cpu", "packages-gpu", "packages-${DEVICE}"] == stages
 
 
-def test_the_program_runs_as_a_user_without_rights() -> None:
+def test_the_program_runs_as_a_user_without_rights():
     words = [word for word, _ in instructions()]
     users = [rest for word, rest in instructions() if word == "USER"]
 
@@ -45,7 +43,7 @@ def test_the_program_runs_as_a_user_without_rights() -> None:
     assert max(i for i, word in enumerate(words) if word == "RUN") < words.index("USER")
 
 
-def test_what_an_image_copies_is_there_and_not_ignored() -> None:
+def test_what_an_image_copies_is_there_and_not_ignored():
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     sources = [
         source
@@ -61,13 +59,13 @@ def test_what_an_image_copies_is_there_and_not_ignored() -> None:
     assert packages - {"benchmarks"} <= set(sources)
 
 
-def test_an_image_has_no_secret_and_no_address() -> None:
+def test_an_image_has_no_secret_and_no_address():
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8").lower()
 
     assert not re.search(r"://|password|token|secret|index-url", text)
 
 
-def test_the_dev_container_is_a_stage_of_the_image() -> None:
+def test_the_dev_container_is_a_stage_of_the_image():
     path = ROOT / ".devcontainer" / "devcontainer.json"
     container = json.loads(path.read_text(encoding="utf-8"))
     build = container["build"]

@@ -1,9 +1,6 @@
 """Every command of the pipelines exists, with the options that they give it."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -19,9 +16,6 @@ from pipelines import (
 
 from harness.cli.main import cli
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 HARNESS = [
     pytest.param(arguments, id=f"{path.name}: {' '.join(arguments[:4])} {i}")
     for path in PIPELINES
@@ -30,7 +24,7 @@ HARNESS = [
 
 
 @pytest.mark.parametrize("arguments", HARNESS)
-def test_the_commands_of_the_harness_parse(arguments: list[str]) -> None:
+def test_the_commands_of_the_harness_parse(arguments):
     """Verb, options and values are known; nothing is run."""
     verb, *rest = arguments
     # The names of the studies of `xargs report` come from its input.
@@ -43,7 +37,7 @@ def test_the_commands_of_the_harness_parse(arguments: list[str]) -> None:
     "arguments",
     [param for param in HARNESS if param.values[0][0] == "sweep"],
 )
-def test_the_sweeps_can_be_planned_here(arguments: list[str], tmp_path: Path) -> None:
+def test_the_sweeps_can_be_planned_here(arguments, tmp_path):
     """Values are allowed together, which parsing does not see; here on CPUs."""
     here = ["cpu" if word == "gpu" else word for word in arguments[1:]]
     done = CliRunner().invoke(
@@ -55,7 +49,7 @@ def test_the_sweeps_can_be_planned_here(arguments: list[str], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.name)
-def test_the_targets_and_programs_of_the_pipelines_exist(path: Path) -> None:
+def test_the_targets_and_programs_of_the_pipelines_exist(path):
     """Targets of the Makefile, and scripts of this tree."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
@@ -67,7 +61,7 @@ def test_the_targets_and_programs_of_the_pipelines_exist(path: Path) -> None:
                 assert not word.endswith(".py") or (ROOT / word).is_file()
 
 
-def test_the_programs_of_the_makefile_exist() -> None:
+def test_the_programs_of_the_makefile_exist():
     """A file that was renamed would end a target that few people run."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     named = set(re.findall(r"\b(?:tests|benchmarks|docs)/[\w/.-]+\.py", makefile))
@@ -76,7 +70,7 @@ def test_the_programs_of_the_makefile_exist() -> None:
     assert [] == sorted(name for name in named if not (ROOT / name).is_file())
 
 
-def test_what_is_checked_is_found() -> None:
+def test_what_is_checked_is_found():
     """The extraction above is not empty by accident."""
     verbs = [param.values[0][0] for param in HARNESS]
 
@@ -95,8 +89,6 @@ def test_what_is_checked_is_found() -> None:
         ("# a comment\na", [["a"]]),
     ],
 )
-def test_commands_are_split_as_a_shell_does(
-    script: str, expected: list[list[str]]
-) -> None:
+def test_commands_are_split_as_a_shell_does(script, expected):
     """Continuations, substitutions, groups, redirections."""
     assert expected == commands_in(script)

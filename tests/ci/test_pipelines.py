@@ -1,12 +1,9 @@
 """The pipelines that users copy: what they may do, and that what they run exists."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pipelines import GITLAB, PIPELINES, ROOT, WORKFLOWS, parsed, read, scripts_in
@@ -29,13 +26,12 @@ _USES = re.compile(
 _PIN = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")
 
 
-def jobs_of(pipeline: Any) -> dict[str, Any]:
+def jobs_of(pipeline):
     """Returns the jobs of a workflow of GitHub."""
-    jobs: dict[str, Any] = pipeline["jobs"]
-    return jobs
+    return pipeline["jobs"]
 
 
-def too_many_permissions(name: str, pipeline: Any) -> list[str]:
+def too_many_permissions(name, pipeline):
     """Returns the jobs that may do more than they need, or do not say what."""
     wrong = [] if pipeline.get("permissions") == {} else ["the workflow itself"]
     for job, content in jobs_of(pipeline).items():
@@ -49,7 +45,7 @@ def too_many_permissions(name: str, pipeline: Any) -> list[str]:
     return wrong
 
 
-def own_machines_open_to_forks(pipeline: Any) -> list[str]:
+def own_machines_open_to_forks(pipeline):
     """Returns the jobs by which a fork could run its code on a machine of one's own."""
     by_pull_requests = "pull_request" in pipeline["on"]
     return [
@@ -61,7 +57,7 @@ def own_machines_open_to_forks(pipeline: Any) -> list[str]:
     ]
 
 
-def is_closed_to_forks(condition: str) -> bool:
+def is_closed_to_forks(condition):
     """Says whether each way into a job is of this repository: an "or" of conditions."""
     ways = re.split(r"\|\|", condition.replace("\n", " "))
     safe = ("github.event.schedule ==", "github.event_name == 'workflow_dispatch'")
@@ -70,7 +66,7 @@ def is_closed_to_forks(condition: str) -> bool:
     )
 
 
-def unpinned(text: str) -> list[str]:
+def unpinned(text):
     """Returns the actions without a whole commit and its version beside it."""
     return [
         match["target"]
@@ -80,7 +76,7 @@ def unpinned(text: str) -> list[str]:
     ]
 
 
-def run_check(program: str, *arguments: str) -> str:
+def run_check(program, *arguments):
     """Runs a checker of the environment; returns what it prints, or nothing if fine."""
     done = subprocess.run(
         [str(Path(sys.executable).parent / program), *arguments],
@@ -92,13 +88,13 @@ def run_check(program: str, *arguments: str) -> str:
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
-def test_the_audit_of_workflows_finds_nothing() -> None:
+def test_the_audit_of_workflows_finds_nothing():
     """With zizmor, and without a network: ``make lint`` runs the same."""
     audited = (".github/workflows", str(ACTION))
     assert "" == run_check("zizmor", "--offline", "--quiet", *audited)
 
 
-def test_the_audit_of_workflows_finds_an_unsafe_one(tmp_path: Path) -> None:
+def test_the_audit_of_workflows_finds_an_unsafe_one(tmp_path):
     """A title of a pull request as a part of a script."""
     path = tmp_path / ".github" / "workflows" / "unsafe.yml"
     path.parent.mkdir(parents=True)
@@ -113,7 +109,7 @@ def test_the_audit_of_workflows_finds_an_unsafe_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.name)
-def test_pipelines_match_the_schemas_of_their_hosts(path: Path) -> None:
+def test_pipelines_match_the_schemas_of_their_hosts(path):
     """As the hosts publish them; misspelt keys are found here and not there."""
     schema = ["--builtin-schema", "vendor.github-workflows"]
     if path == GITLAB:
@@ -123,14 +119,14 @@ def test_pipelines_match_the_schemas_of_their_hosts(path: Path) -> None:
     assert "" == run_check("check-jsonschema", *schema, str(path))
 
 
-def test_the_action_matches_the_schema_of_its_host() -> None:
+def test_the_action_matches_the_schema_of_its_host():
     """Its scripts run in ``tests/release/``."""
     schema = ("--builtin-schema", "vendor.github-actions")
 
     assert "" == run_check("check-jsonschema", *schema, str(ACTION))
 
 
-def test_there_is_a_pipeline_for_each_purpose() -> None:
+def test_there_is_a_pipeline_for_each_purpose():
     """On both hosts."""
     assert ["gpu.yml", "pull_request.yml", "weekly.yml"] == [p.name for p in WORKFLOWS]
     jobs = {"check", "test", "advisory", "gpu-gate", "a-a", "pages"}
@@ -138,13 +134,13 @@ def test_there_is_a_pipeline_for_each_purpose() -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_jobs_may_do_what_they_need(path: Path) -> None:
+def test_jobs_may_do_what_they_need(path):
     """Nothing by default; what writes is listed above."""
     assert [] == too_many_permissions(path.name, read(path))
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_code_of_forks_runs_without_rights_and_not_on_own_machines(path: Path) -> None:
+def test_code_of_forks_runs_without_rights_and_not_on_own_machines(path):
     """No trigger that has rights, and no job on a machine of one's own."""
     pipeline = read(path)
 
@@ -152,7 +148,7 @@ def test_code_of_forks_runs_without_rights_and_not_on_own_machines(path: Path) -
     assert [] == own_machines_open_to_forks(pipeline)
 
 
-def test_the_job_that_writes_runs_no_code_of_the_change() -> None:
+def test_the_job_that_writes_runs_no_code_of_the_change():
     """It has no checkout, and runs for branches of the repository only."""
     job = read(ROOT / ".github/workflows/pull_request.yml")["jobs"]["comment"]
 
@@ -163,7 +159,7 @@ def test_the_job_that_writes_runs_no_code_of_the_change() -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_actions_are_pinned(path: Path) -> None:
+def test_actions_are_pinned(path):
     """By a whole commit, with its version for readers."""
     text = path.read_text(encoding="utf-8")
 
@@ -171,9 +167,9 @@ def test_actions_are_pinned(path: Path) -> None:
     assert text.count("uses:") == len(_USES.findall(text))
 
 
-def test_one_version_of_an_action_is_one_commit() -> None:
+def test_one_version_of_an_action_is_one_commit():
     """In all workflows."""
-    found: dict[tuple[str, str], set[str]] = {}
+    found = {}
     for path in WORKFLOWS:
         for match in _USES.finditer(path.read_text(encoding="utf-8")):
             name, _, commit = match["target"].partition("@")
@@ -184,7 +180,7 @@ def test_one_version_of_an_action_is_one_commit() -> None:
 
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.name)
-def test_no_pipeline_has_a_secret(path: Path) -> None:
+def test_no_pipeline_has_a_secret(path):
     """The token of the job is enough."""
     text = path.read_text(encoding="utf-8").lower()
 
@@ -192,7 +188,7 @@ def test_no_pipeline_has_a_secret(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_scripts_take_expressions_as_variables(path: Path) -> None:
+def test_scripts_take_expressions_as_variables(path):
     """What a branch or title contains is never part of a script."""
     pipeline = read(path)
 
@@ -201,7 +197,7 @@ def test_scripts_take_expressions_as_variables(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_every_job_ends(path: Path) -> None:
+def test_every_job_ends(path):
     """A limit of its own, and no token in the checkout."""
     for name, job in jobs_of(read(path)).items():
         assert int(job["timeout-minutes"]) <= 300, name
@@ -210,7 +206,7 @@ def test_every_job_ends(path: Path) -> None:
                 assert "false" == step["with"]["persist-credentials"], name
 
 
-def test_one_job_at_a_time_has_the_gpus() -> None:
+def test_one_job_at_a_time_has_the_gpus():
     """On both hosts, and it is not cancelled by the next."""
     for name, job in jobs_of(read(ROOT / ".github/workflows/gpu.yml")).items():
         assert "self-hosted" in job["runs-on"], name
@@ -221,7 +217,7 @@ def test_one_job_at_a_time_has_the_gpus() -> None:
     assert "false" == template["interruptible"]
 
 
-def test_merge_requests_of_forks_do_not_reach_the_gpus() -> None:
+def test_merge_requests_of_forks_do_not_reach_the_gpus():
     """Every rule of a job with the tag is a schedule or of this project."""
     pipeline = read(GITLAB)
     jobs = {
@@ -237,7 +233,7 @@ def test_merge_requests_of_forks_do_not_reach_the_gpus() -> None:
             assert SAME_PROJECT in condition or '"schedule"' in condition, name
 
 
-def test_reports_are_kept_whatever_the_verdict() -> None:
+def test_reports_are_kept_whatever_the_verdict():
     """A failed gate is the one whose report is read."""
     for job in jobs_of(read(ROOT / ".github/workflows/gpu.yml")).values():
         (upload,) = (s for s in job["steps"] if "upload-artifact" in s.get("uses", ""))
@@ -254,9 +250,9 @@ ALLOWED_UPLOADS = {
 }
 
 
-def test_studies_are_uploaded_as_published_only() -> None:
+def test_studies_are_uploaded_as_published_only():
     """Logs, tracebacks and secrets stay on the machine that measured."""
-    uploaded: set[str] = set()
+    uploaded = set()
     for path in sorted((ROOT / ".github/workflows").glob("*.yml")):
         for job in jobs_of(read(path)).values():
             for step in job.get("steps", []):
@@ -280,7 +276,7 @@ def test_studies_are_uploaded_as_published_only() -> None:
         "uses: actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7",
     ],
 )
-def test_an_action_without_its_commit_is_found(line: str) -> None:
+def test_an_action_without_its_commit_is_found(line):
     """Tags and short commits can be moved or guessed; a version is for readers."""
     assert 1 == len(unpinned(f"      - {line}"))
 
@@ -295,7 +291,7 @@ def test_an_action_without_its_commit_is_found(line: str) -> None:
         (f"github.event.label.name == 'gpu' || {SAME_REPOSITORY}", False),
     ],
 )
-def test_a_way_in_for_forks_is_found(condition: str, is_closed: bool) -> None:
+def test_a_way_in_for_forks_is_found(condition, is_closed):
     """A label alone does not make code trusted: it stays when commits are added."""
     pipeline = {
         "on": {"pull_request": {}},
@@ -305,7 +301,7 @@ def test_a_way_in_for_forks_is_found(condition: str, is_closed: bool) -> None:
     assert (not is_closed) == bool(own_machines_open_to_forks(pipeline))
 
 
-def test_a_right_that_is_not_needed_is_found() -> None:
+def test_a_right_that_is_not_needed_is_found():
     """For the workflow and for a job."""
     pipeline = parsed("{jobs: {a: {permissions: {contents: write}}, b: {}}}")
 

@@ -1,12 +1,9 @@
 """``python -m benchmarks`` runs the requested benchmarks, and lists them."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,18 +11,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Any:
+def benchmarks(monkeypatch):
     """The command; the package is not installed."""
     monkeypatch.syspath_prepend(str(ROOT))
     return importlib.import_module("benchmarks.__main__")
 
 
 @pytest.fixture
-def commands(benchmarks: Any, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def commands(benchmarks, monkeypatch):
     """What it starts; nothing is measured, and reports fail."""
-    started: list[list[str]] = []
+    started = []
 
-    def run(command: list[str], *, check: bool) -> Any:
+    def run(command, *, check):
         assert not check
         started.append(command)
         return subprocess.CompletedProcess(command, "bench_report" in command[-1])
@@ -34,26 +31,20 @@ def commands(benchmarks: Any, monkeypatch: pytest.MonkeyPatch) -> list[list[str]
     return started
 
 
-def test_without_names_everything_is_measured(
-    benchmarks: Any, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_names_everything_is_measured(benchmarks, commands, capsys):
     """What could not be measured is named at the end, and the others are."""
     assert 1 == benchmarks.main([])
     assert list(benchmarks.COMMANDS.values()) == commands
     assert "not measured: report\n" in capsys.readouterr().err
 
 
-def test_names_choose_what_is_measured(
-    benchmarks: Any, commands: list[list[str]]
-) -> None:
+def test_names_choose_what_is_measured(benchmarks, commands):
     """In the order in which they are given."""
     assert 0 == benchmarks.main(["workers", "input"])
     assert [benchmarks.COMMANDS[name] for name in ("workers", "input")] == commands
 
 
-def test_an_unknown_name_is_answered_with_the_known(
-    benchmarks: Any, commands: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_name_is_answered_with_the_known(benchmarks, commands, capsys):
     """Before anything is measured."""
     with pytest.raises(SystemExit) as raised:
         benchmarks.main(["report", "worker"])
@@ -65,7 +56,7 @@ def test_an_unknown_name_is_answered_with_the_known(
     )
 
 
-def test_every_benchmark_is_there(benchmarks: Any) -> None:
+def test_every_benchmark_is_there(benchmarks):
     """A renamed file would otherwise be noticed in the middle of a run."""
     for command in benchmarks.COMMANDS.values():
         assert sys.executable == command[0]

@@ -1,7 +1,5 @@
 """``harness/README.md`` and the command line say the same."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path
@@ -20,7 +18,7 @@ EVERYWHERE = {"-h", "--help"}
 _OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 
 
-def section(document: str, title: str) -> str:
+def section(document, title):
     """Returns the text below a heading, up to the next one of its level or above."""
     match = re.search(
         rf"^(#+) {re.escape(title)}\n(?P<body>.*?)(?=^#{{1,3}} |\Z)",
@@ -31,13 +29,13 @@ def section(document: str, title: str) -> str:
     return match["body"]
 
 
-def options_in(text: str) -> set[str]:
+def options_in(text):
     """Returns the options that a document names in backquotes or first columns."""
     quoted = "\n".join(re.findall(r"`([^`\n]+)`", text))
     return set(_OPTION.findall(quoted))
 
 
-def options_of(verb: str) -> set[str]:
+def options_of(verb):
     """Returns the options that a verb takes, and its parts, where it has any."""
     command = cli.commands[verb]
     parts = command.commands.values() if isinstance(command, click.Group) else ()
@@ -50,13 +48,13 @@ def options_of(verb: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def document(root: Path) -> str:
+def document(root):
     """The harness's document."""
     return (root / "harness" / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_help_of_a_verb_shows_every_option(verb: str) -> None:
+def test_the_help_of_a_verb_shows_every_option(verb):
     """No option is hidden, so the help is what to compare with."""
     command = cli.commands[verb]
     parts = list(command.commands) if isinstance(command, click.Group) else []
@@ -68,7 +66,7 @@ def test_the_help_of_a_verb_shows_every_option(verb: str) -> None:
     assert options_of(verb) <= set(_OPTION.findall(shown))
 
 
-def test_the_tables_of_options_are_those_that_are_declared(document: str) -> None:
+def test_the_tables_of_options_are_those_that_are_declared(document):
     """``python -m harness.cli.documents`` writes them; every verb but plan has one."""
     assert documents.with_tables(document) == document
     for verb in VERBS:
@@ -76,7 +74,7 @@ def test_the_tables_of_options_are_those_that_are_declared(document: str) -> Non
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_table_names_every_value_of_a_choice(verb: str, document: str) -> None:
+def test_a_table_names_every_value_of_a_choice(verb, document):
     """A reader need not ask the help which formats, modes or devices there are."""
     rows = section(document, verb).splitlines()
     missing = [
@@ -93,7 +91,7 @@ def test_a_table_names_every_value_of_a_choice(verb: str, document: str) -> None
     assert [] == missing
 
 
-def test_a_changed_table_would_be_noticed(document: str) -> None:
+def test_a_changed_table_would_be_noticed(document):
     """The comparison is not empty: a row that is taken away is written again."""
     rows = document.splitlines(keepends=True)
     without = "".join(row for row in rows if "`--repeats` N |" not in row)
@@ -103,7 +101,7 @@ def test_a_changed_table_would_be_noticed(document: str) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_no_documented_option_is_gone(verb: str, document: str) -> None:
+def test_no_documented_option_is_gone(verb, document):
     """An option that was removed leaves the document too."""
     known = options_of(verb) | EVERYWHERE
     # A verb that refers to another one may say what it leaves out.
@@ -111,14 +109,14 @@ def test_no_documented_option_is_gone(verb: str, document: str) -> None:
     assert set() == options_in(section(document, verb)) - known
 
 
-def test_every_verb_has_a_section(document: str) -> None:
+def test_every_verb_has_a_section(document):
     """In the order of the help."""
     titles = re.findall(r"^### (\w+)$", document, re.MULTILINE)
 
     assert list(cli.commands) == titles
 
 
-def test_the_exit_codes_are_the_documented_ones(document: str) -> None:
+def test_the_exit_codes_are_the_documented_ones(document):
     """Each code has a row, and each row is a code."""
     codes = {v for k, v in vars(exit_codes).items() if k.isupper()}
     rows = re.findall(r"^\| (\d+) \|", section(document, "Exit codes"), re.MULTILINE)
@@ -146,7 +144,7 @@ COMMANDS = sorted(
 
 
 @pytest.mark.parametrize("arguments", COMMANDS)
-def test_the_commands_of_the_documents_parse(arguments: str) -> None:
+def test_the_commands_of_the_documents_parse(arguments):
     """Verb, options and values are known; nothing is run."""
     verb, *rest = shlex.split(arguments, comments=True)
 
@@ -158,7 +156,7 @@ def test_the_commands_of_the_documents_parse(arguments: str) -> None:
     assert command.make_context(verb, rest).params
 
 
-def test_commands_are_found_and_a_wrong_one_is_refused() -> None:
+def test_commands_are_found_and_a_wrong_one_is_refused():
     """The pattern sees the first command of the harness's document."""
     assert "sweep --workload resnet50" in COMMANDS
     with pytest.raises(click.UsageError, match="No such option"):

@@ -1,9 +1,6 @@
 """Lists in the documents are complete: what is added to the code is added to them."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,22 +10,19 @@ from harness.launch.catalog import LAUNCHERS
 from results.records import schema
 from results.records.status_record import Phase, TrialStatus
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def read(root: Path, name: str) -> str:
+def read(root, name):
     """Returns the text of a file of the project."""
     return (root / name).read_text(encoding="utf-8")
 
 
-def first_cells(text: str) -> list[str]:
+def first_cells(text):
     """Returns the first cell of each row of all tables, without backquotes."""
     rows = re.findall(r"^\| *(.*?) *\|", text, re.MULTILINE)
     return [row.replace("`", "") for row in rows]
 
 
-def test_every_backend_is_described(root: Path) -> None:
+def test_every_backend_is_described(root):
     """The table of the replicator's README has the catalogue, and nothing else."""
     text = read(root, "replicator/README.md")
     section = text.partition("## Backends")[2].partition("\n## ")[0]
@@ -37,7 +31,7 @@ def test_every_backend_is_described(root: Path) -> None:
     assert sorted(replicator.catalog.BACKENDS) == sorted(set(names) - {"name"})
 
 
-def test_every_public_name_is_described(root: Path) -> None:
+def test_every_public_name_is_described(root):
     """The replicator's README mentions what the package exports."""
     text = read(root, "replicator/README.md")
     words = set(re.findall(r"\w+", text))
@@ -46,7 +40,7 @@ def test_every_public_name_is_described(root: Path) -> None:
     assert set() == public - words
 
 
-def test_every_record_is_described(root: Path) -> None:
+def test_every_record_is_described(root):
     """The table of records has their files and schemas."""
     text = read(root, "results/README.md")
 
@@ -67,9 +61,7 @@ PRESETS = {p.name for w in workloads.catalog.WORKLOADS.values() for p in w.prese
         ("preset", PRESETS),
     ],
 )
-def test_the_lists_of_the_glossary_are_those_that_are_declared(
-    root: Path, term: str, declared: set[str]
-) -> None:
+def test_the_lists_of_the_glossary_are_those_that_are_declared(root, term, declared):
     """A new status, phase, launcher or preset is added to its term."""
     row = re.search(
         rf"^\| {term} \| (.*) \|$", read(root, "docs/glossary.md"), re.MULTILINE
@@ -79,7 +71,7 @@ def test_the_lists_of_the_glossary_are_those_that_are_declared(
     assert declared == set(re.findall(r"`(\w+)`", row[1]))
 
 
-def test_every_identifier_of_the_glossary_is_in_the_code(root: Path) -> None:
+def test_every_identifier_of_the_glossary_is_in_the_code(root):
     """A term that is renamed in the code is renamed there too."""
     text = read(root, "docs/glossary.md")
     rows = [row.split(" | ")[0] for row in text.splitlines() if row.startswith("| ")]
@@ -98,7 +90,7 @@ def test_every_identifier_of_the_glossary_is_in_the_code(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(workloads.catalog.WORKLOADS))
-def test_every_workload_says_how_far_it_is_the_paper(root: Path, name: str) -> None:
+def test_every_workload_says_how_far_it_is_the_paper(root, name):
     """Its README has a section on fidelity and names its presets."""
     text = read(root, f"workloads/{name}/README.md")
 

@@ -1,7 +1,5 @@
 """What the documents point to exists."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -22,7 +20,7 @@ _FILE = re.compile(
 _MADE = ("runs/", "report/")
 
 
-def targets_in(text: str) -> list[str]:
+def targets_in(text):
     """Returns relative link targets, and files named in backquotes by their path."""
     prose = _FENCE.sub("", text)
     links = [m["target"].partition("#")[0] for m in _LINK.finditer(prose)]
@@ -34,7 +32,7 @@ def targets_in(text: str) -> list[str]:
     ]
 
 
-def missing_targets(text: str, folder: Path) -> list[str]:
+def missing_targets(text, folder):
     """Returns the targets that are neither beside the document nor below the root."""
     return [
         target
@@ -44,7 +42,7 @@ def missing_targets(text: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_what_a_document_points_to_exists(path: Path) -> None:
+def test_what_a_document_points_to_exists(path):
     """Links and files; files may be named from the root or from the document."""
     text = path.read_text(encoding="utf-8")
 
@@ -52,7 +50,7 @@ def test_what_a_document_points_to_exists(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_documents_hold_no_path_of_one_machine(path: Path) -> None:
+def test_documents_hold_no_path_of_one_machine(path):
     """A path that only its author has is of no use to a reader."""
     found = re.findall(
         r"(?<![\w.])/(?:home|root|work|tmp|Users)/\S*", path.read_text(encoding="utf-8")
@@ -61,7 +59,7 @@ def test_documents_hold_no_path_of_one_machine(path: Path) -> None:
     assert [] == found
 
 
-def test_every_section_of_the_report_is_in_its_document() -> None:
+def test_every_section_of_the_report_is_in_its_document():
     """In reading order."""
     package = ROOT / "reports" / "page" / "sections" / "__init__.py"
     order = package.read_text(encoding="utf-8").partition("SECTIONS = (")[2]
@@ -72,7 +70,7 @@ def test_every_section_of_the_report_is_in_its_document() -> None:
     assert sections == re.findall(r"^\| `(\w+)\.py` \|", document, re.MULTILINE)
 
 
-def test_a_dead_link_is_found(tmp_path: Path) -> None:
+def test_a_dead_link_is_found(tmp_path):
     """Both kinds; what a code block says is code."""
     text = "[a](gone.md) and `harness/gone.py`\n```\n[b](c.md)\n```\n`runs/x/plan.json`"
 

@@ -1,16 +1,10 @@
 """The two locks agree, and name content, not places."""
 
-from __future__ import annotations
-
 import ast
 import re
 from importlib import metadata
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LOCKS = ("requirements.lock", "requirements-gpu.lock")
 LENGTHS = {
@@ -25,7 +19,7 @@ ELSEWHERE = {"pytest", "torch", "jax", "flax", "optax", "mpi4py"}
 _HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 
 
-def requirements_of(root: Path, name: str) -> dict[str, set[str]]:
+def requirements_of(root, name):
     """Returns the hashes of each requirement of a lock, markers included."""
     text = (root / name).read_text(encoding="utf-8")
     blocks = re.split(r"\n(?=\S)", text.strip())
@@ -33,9 +27,7 @@ def requirements_of(root: Path, name: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("name", LENGTHS)
-def test_a_lock_has_versions_with_hashes_and_nothing_else(
-    root: Path, name: str
-) -> None:
+def test_a_lock_has_versions_with_hashes_and_nothing_else(root, name):
     """No URL, no index, no option: any mirror works."""
     found = requirements_of(root, name)
 
@@ -48,7 +40,7 @@ def test_a_lock_has_versions_with_hashes_and_nothing_else(
     assert not re.search(r"^-|index|@", text, re.MULTILINE)
 
 
-def test_the_lock_for_gpus_adds_libraries_of_cuda_only(root: Path) -> None:
+def test_the_lock_for_gpus_adds_libraries_of_cuda_only(root):
     cpu, gpu = (requirements_of(root, name) for name in LOCKS)
 
     assert set() == gpu.keys() & cpu.keys()
@@ -57,7 +49,7 @@ def test_the_lock_for_gpus_adds_libraries_of_cuda_only(root: Path) -> None:
         assert any(text.startswith(f"nvidia-{library}-cu12==") for text in gpu)
 
 
-def test_an_image_has_each_package_that_is_imported(root: Path) -> None:
+def test_an_image_has_each_package_that_is_imported(root):
     """In every module of every package, also within functions."""
     names = {text.split("==")[0] for text in requirements_of(root, "requirements.lock")}
     found = metadata.packages_distributions()
@@ -74,7 +66,7 @@ def test_an_image_has_each_package_that_is_imported(root: Path) -> None:
     assert {} == lacking
 
 
-def imported(path: Path) -> set[str]:
+def imported(path):
     """Returns the top-level modules that a file imports."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -85,7 +77,7 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-def test_what_ci_runs_needs_no_libraries_of_cuda(root: Path) -> None:
+def test_what_ci_runs_needs_no_libraries_of_cuda(root):
     """They are several gigabytes that a machine without a GPU cannot use."""
     makefile = (root / "Makefile").read_text(encoding="utf-8")
     rules = dict(re.findall(r"^([a-z-]+|\$\(\w+\)): ([^#\n]*)", makefile, re.MULTILINE))
@@ -97,7 +89,7 @@ def test_what_ci_runs_needs_no_libraries_of_cuda(root: Path) -> None:
     assert "requirements-gpu.lock" in rules["$(STAMP_GPU)"]
 
 
-def test_the_environment_record_has_every_library_of_cuda(root: Path) -> None:
+def test_the_environment_record_has_every_library_of_cuda(root):
     """Trials with another cuDNN or NCCL are of another machine."""
     from harness.machine import environment
 

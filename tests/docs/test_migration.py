@@ -1,10 +1,7 @@
 """The messages that ``docs/migration.md`` quotes are those that come."""
 
-from __future__ import annotations
-
 import re
 import warnings
-from typing import Any
 
 import pytest
 
@@ -24,7 +21,7 @@ _EXPECTED = (
 )
 
 
-def rows(text: str) -> list[dict[str, str]]:
+def rows(text):
     """The rows of the table of mistakes."""
     section = text.partition(HEADING)[2]
     found = [_ROW.match(line) for line in section.splitlines()]
@@ -32,13 +29,13 @@ def rows(text: str) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def text(root: Any) -> str:
+def text(root):
     """The document."""
     return str((root / "docs" / "migration.md").read_text(encoding="utf-8"))
 
 
 @pytest.fixture
-def names() -> dict[str, Any]:
+def names():
     """What the lines of the table refer to, made as the document says."""
     import keras
     import tensorflow as tf
@@ -53,7 +50,7 @@ def names() -> dict[str, Any]:
     examples = tf.data.Dataset.from_tensors((tf.ones([4]), tf.ones([1]))).repeat()
     dataset = examples.batch(2)
 
-    def train_step(batch: Any) -> Any:
+    def train_step(batch):
         x, y = batch
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(x) - y) ** 2)
@@ -83,7 +80,7 @@ def names() -> dict[str, Any]:
     }
 
 
-def said(line: str, names: dict[str, Any]) -> str:
+def said(line, names):
     """What a line of code is answered: an error's message, or a warning's."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -94,7 +91,7 @@ def said(line: str, names: dict[str, Any]) -> str:
     return "\n".join(str(warning.message) for warning in seen)
 
 
-def test_what_the_table_quotes_is_said(text: str, names: dict[str, Any]) -> None:
+def test_what_the_table_quotes_is_said(text, names):
     """Every line of the first column is answered with the words of the second."""
     answers = {row["wrong"]: said(row["wrong"], names) for row in rows(text)}
 
@@ -106,7 +103,7 @@ def test_what_the_table_quotes_is_said(text: str, names: dict[str, Any]) -> None
     assert {} == missing
 
 
-def test_what_is_to_be_written_instead_works(text: str, names: dict[str, Any]) -> None:
+def test_what_is_to_be_written_instead_works(text, names):
     """Every line of the third column runs, without a word."""
     answers = {row["right"]: said(row["right"], dict(names)) for row in rows(text)}
 
@@ -114,12 +111,12 @@ def test_what_is_to_be_written_instead_works(text: str, names: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("part", _EXPECTED)
-def test_the_table_has_the_usual_mistakes(text: str, part: str) -> None:
+def test_the_table_has_the_usual_mistakes(text, part):
     """The search above is not empty by accident."""
     assert any(part in row["wrong"] for row in rows(text))
 
 
-def test_every_row_of_the_table_is_found(text: str) -> None:
+def test_every_row_of_the_table_is_found(text):
     """A row that the pattern does not match would be held to nothing."""
     table = text.partition(HEADING)[2].partition("\n\n| ")[2].partition("\n\n")[0]
     lines = [line for line in table.splitlines() if line.startswith("| `")]
@@ -127,7 +124,7 @@ def test_every_row_of_the_table_is_found(text: str) -> None:
     assert len(lines) == len(rows(text)) > len(_EXPECTED)
 
 
-def test_a_line_with_another_message_is_noticed(names: dict[str, Any]) -> None:
+def test_a_line_with_another_message_is_noticed(names):
     """The comparison is of the words that come."""
     assert "no such words" not in said("repl.run(train_step)", names)
     assert said("repl.run(train_step, inputs)", names) == ""

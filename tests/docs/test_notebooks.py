@@ -1,13 +1,10 @@
 """Every notebook of the documents runs, cell by cell, as a user would run it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +24,7 @@ for number, code in enumerate(json.load(sys.stdin)):
 pytestmark = pytest.mark.processes
 
 
-def cells_of(path: Path) -> list[str]:
+def cells_of(path):
     """Returns the code of a notebook, a string per cell."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     return [
@@ -37,7 +34,7 @@ def cells_of(path: Path) -> list[str]:
     ]
 
 
-def run(cells: list[str], folder: Path) -> Any:
+def run(cells, folder):
     """Runs cells in a fresh interpreter."""
     return subprocess.run(
         [sys.executable, "-c", _RUNNER],
@@ -58,7 +55,7 @@ def run(cells: list[str], folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_runs(path: Path) -> None:
+def test_a_notebook_runs(path):
     """In its folder, with what the package requires and nothing else."""
     cells = cells_of(path)
     done = run(cells, path.parent)
@@ -68,7 +65,7 @@ def test_a_notebook_runs(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_is_kept_without_output(path: Path) -> None:
+def test_a_notebook_is_kept_without_output(path):
     """Output would become old, and could show what is private."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
@@ -78,7 +75,7 @@ def test_a_notebook_is_kept_without_output(path: Path) -> None:
     assert all(cell["execution_count"] is None for cell in code)
 
 
-def test_a_cell_that_fails_is_noticed(tmp_path: Path) -> None:
+def test_a_cell_that_fails_is_noticed(tmp_path):
     """There is a notebook, and its number would be in the traceback."""
     done = run(["x = 1", "x / 0"], tmp_path)
 

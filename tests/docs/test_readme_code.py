@@ -1,14 +1,11 @@
 """Every Python block of the documents runs, in order, as a user would run it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import case_cluster
 import covering
@@ -29,7 +26,7 @@ PROGRAM = Path(__file__).with_name("document_blocks.py")
 pytestmark = pytest.mark.processes
 
 
-def python_blocks(text: str) -> list[tuple[int, str]]:
+def python_blocks(text):
     """Returns the number of lines before each Python block, and its code."""
     return [
         (text[: match.start("code")].count("\n"), match["code"])
@@ -37,7 +34,7 @@ def python_blocks(text: str) -> list[tuple[int, str]]:
     ]
 
 
-def documents_with_code() -> list[str]:
+def documents_with_code():
     """Returns the Markdown files of the project that have Python blocks."""
     paths = [*ROOT.glob("*.md")]
     for folder in _FOLDERS:
@@ -49,9 +46,7 @@ def documents_with_code() -> list[str]:
     ]
 
 
-def run_document(
-    name: str, text: str, folder: Path, *, is_forked: bool = True
-) -> tuple[int, str]:
+def run_document(name, text, folder, *, is_forked=True):
     """Runs the blocks of a document in a process of its own, in a folder."""
     task, log = folder / "document.json", folder / "document.log"
     document = {
@@ -81,7 +76,7 @@ def run_document(
 
 
 @pytest.fixture
-def folder_with_study(tmp_path: Path, synthetic: Any) -> Path:
+def folder_with_study(tmp_path, synthetic):
     """A folder in which ``runs/example`` is a small study."""
     shape = synthetic.Shape(modes=(synthetic.WEAK,), repeats=2)
     synthetic.make_store(tmp_path / "runs" / EXAMPLE_STUDY, shape)
@@ -89,7 +84,7 @@ def folder_with_study(tmp_path: Path, synthetic: Any) -> Path:
 
 
 @pytest.mark.parametrize("path", documents_with_code())
-def test_the_code_of_a_document_runs(path: str, folder_with_study: Path) -> None:
+def test_the_code_of_a_document_runs(path, folder_with_study):
     """A failing line is reported with the document's own line number.
 
     In processes that are forked from one with TensorFlow, as are those of a cluster
@@ -104,15 +99,13 @@ def test_the_code_of_a_document_runs(path: str, folder_with_study: Path) -> None
     assert 0 == code, output
 
 
-def test_the_documents_that_promise_code_have_some() -> None:
+def test_the_documents_that_promise_code_have_some():
     """The search above is not empty by accident."""
     assert {"replicator/README.md", "results/README.md"} <= set(documents_with_code())
 
 
 @pytest.mark.parametrize("is_forked", [True, False])
-def test_a_broken_block_is_named_by_document_and_line(
-    is_forked: bool, tmp_path: Path
-) -> None:
+def test_a_broken_block_is_named_by_document_and_line(is_forked, tmp_path):
     """The runner fails where a document does, and says where."""
     text = "# Title\n\n```python\nx = 1\n```\n\ntext\n\n```python\nassert x == 2\n```\n"
     code, output = run_document("broken.md", text, tmp_path, is_forked=is_forked)
@@ -121,6 +114,6 @@ def test_a_broken_block_is_named_by_document_and_line(
     assert 'File "broken.md", line 10' in output
 
 
-def test_blocks_of_other_languages_are_not_run() -> None:
+def test_blocks_of_other_languages_are_not_run():
     """Shell commands are for people."""
     assert python_blocks("```\nmake sweep\n```\n```sh\nmake test\n```\n") == []

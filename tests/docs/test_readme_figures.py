@@ -1,10 +1,7 @@
 """The table of README is that of the study that is kept beside it."""
 
-from __future__ import annotations
-
 import re
 import runpy
-from typing import TYPE_CHECKING
 
 import published_studies
 import pytest
@@ -13,30 +10,25 @@ from results.figures import comparisons, relay, scaling
 from results.store.study_store import Store
 from results.study.cases import load_study
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from results.statistics.estimates import Estimate
-
 STUDY = "resnet50-two-cores"
 OF_PEERS = "peers-resnet50"
 TABLES = [("README.md", STUDY, 6), ("workloads/peers/README.md", OF_PEERS, 16)]
 
 
 @pytest.fixture(scope="module")
-def study(root: Path) -> object:
+def study(root):
     """Returns the study."""
     return load_study(Store.open(published_studies.study(STUDY)))
 
 
-def cells(text: str, head: str) -> list[list[str]]:
+def cells(text, head):
     """Returns the cells of the table that begins so, without its head."""
     table = text.partition(head)[2].partition("\n\n")[0]
     lines = table.splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def written(estimate: Estimate, digits: int, factor: float = 1.0) -> tuple[str, str]:
+def written(estimate, digits, factor=1.0):
     """Returns an estimate and its interval as README writes them."""
     value, low, high = (
         f"{factor * number:.{digits}f}"
@@ -46,9 +38,7 @@ def written(estimate: Estimate, digits: int, factor: float = 1.0) -> tuple[str, 
 
 
 @pytest.mark.parametrize(("document", "folder", "fewest"), TABLES)
-def test_every_figure_of_the_table_is_that_of_the_study(
-    root: Path, document: str, folder: str, fewest: int
-) -> None:
+def test_every_figure_of_the_table_is_that_of_the_study(root, document, folder, fewest):
     """Rows in any order; one per case and mode."""
     study = load_study(Store.open(published_studies.study(folder)))
     points = {
@@ -76,8 +66,8 @@ def test_every_figure_of_the_table_is_that_of_the_study(
     ],
 )
 def test_figures_that_a_short_document_repeats_are_those_of_the_whole(
-    root: Path, short: str, whole: str
-) -> None:
+    root, short, whole
+):
     """Estimates with intervals; of README, those below "Performance"."""
     text = (root / short).read_text(encoding="utf-8")
     if short == "README.md":
@@ -89,9 +79,7 @@ def test_figures_that_a_short_document_repeats_are_those_of_the_whole(
     assert [] == sorted(figure for figure in repeated if figure not in kept)
 
 
-def test_the_primary_contrast_and_the_twin_are_those_of_the_study(
-    root: Path, study
-) -> None:
+def test_the_primary_contrast_and_the_twin_are_those_of_the_study(root, study):
     """The two ratios of the text below the table."""
     text = (root / "README.md").read_text(encoding="utf-8")
     primary = study.plan.measuring.primary
@@ -105,12 +93,12 @@ def test_the_primary_contrast_and_the_twin_are_those_of_the_study(
         assert re.search(re.escape(" ".join(written(estimate, 2))), text)
 
 
-def test_ratios_of_peers_are_those_of_their_study(root: Path) -> None:
+def test_ratios_of_peers_are_those_of_their_study(root):
     """Each pair of backends at each size, and the twin."""
     study = load_study(Store.open(published_studies.study(OF_PEERS)))
     text = (root / "workloads/peers/README.md").read_text(encoding="utf-8")
     found = {row[0]: row[1:] for row in cells(text, "| throughput | 1 replica |")}
-    expected: dict[str, list[str]] = {}
+    expected = {}
     for pair in comparisons.of_study(study):
         assert pair.ratio is not None
         name = f"`{pair.first.spec.backend}` / `{pair.second.spec.backend}`"
@@ -124,7 +112,7 @@ def test_ratios_of_peers_are_those_of_their_study(root: Path) -> None:
     assert f"is {lead[0]}, with two {lead[1]}," in (root / short).read_text()
 
 
-def test_the_table_of_workloads_is_that_of_their_studies(root: Path) -> None:
+def test_the_table_of_workloads_is_that_of_their_studies(root):
     """All but that of peers; efficiency, ratio of backends, and the twin."""
     text = (root / "README.md").read_text(encoding="utf-8")
     found = {row[0]: row[1:] for row in cells(text, "| study | `in_graph`, weak |")}
@@ -154,7 +142,7 @@ def test_the_table_of_workloads_is_that_of_their_studies(root: Path) -> None:
         assert expected == row
 
 
-def test_the_picture_of_readme_is_as_old_as_its_page(root: Path) -> None:
+def test_the_picture_of_readme_is_as_old_as_its_page(root):
     """It carries the digest of what it shows; another page has another one."""
     writer = runpy.run_path(str(root / "tests/browser/write_picture.py"))
     page = writer["PAGE"].read_text(encoding="utf-8")

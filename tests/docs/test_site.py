@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -31,14 +30,14 @@ pytestmark = pytest.mark.processes
 class Page(html.parser.HTMLParser):
     """The ids of a page, what it loads, and where its links lead."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
         self.ids: set[str] = set()
         self.loaded: list[str] = []
         self.links: list[str] = []
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         """Collects the attributes of an element."""
         for name, value in attrs:
             if name == "id" and value:
@@ -49,7 +48,7 @@ class Page(html.parser.HTMLParser):
                 self.links.append(value)
 
 
-def build(folder: Path, *arguments: str) -> Any:
+def build(folder, *arguments):
     """Builds the site."""
     return subprocess.run(
         [
@@ -66,7 +65,7 @@ def build(folder: Path, *arguments: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def hooks() -> Any:
+def hooks():
     """The module that collects the documents."""
     spec = importlib.util.spec_from_file_location(
         "site_hooks", ROOT / "docs" / "site" / "hooks.py"
@@ -79,7 +78,7 @@ def hooks() -> Any:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """The site, as ``make docs`` writes it."""
     folder = tmp_path_factory.mktemp("site")
     done = build(folder)
@@ -89,13 +88,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pages(site: Path) -> dict[Path, Page]:
+def pages(site):
     """The pages of documents: those of studies have tests of their own."""
     paths = [p for p in site.rglob("*.html") if "report" not in p.parts]
     return {p: Page(p.read_text(encoding="utf-8")) for p in paths}
 
 
-def test_every_document_is_a_page(site: Path, hooks: Any) -> None:
+def test_every_document_is_a_page(site, hooks):
     """Under the path that it has in the tree."""
     documents = hooks.documents()
 
@@ -106,7 +105,7 @@ def test_every_document_is_a_page(site: Path, hooks: Any) -> None:
         assert (site / path).is_file(), path
 
 
-def test_every_link_leads_somewhere(site: Path, pages: dict[Path, Page]) -> None:
+def test_every_link_leads_somewhere(site, pages):
     """Files and anchors, whatever made them: documents, menus, docstrings."""
     dead = []
     for path, page in pages.items():
@@ -123,7 +122,7 @@ def test_every_link_leads_somewhere(site: Path, pages: dict[Path, Page]) -> None
     assert [] == dead
 
 
-def test_no_page_loads_anything_from_elsewhere(pages: dict[Path, Page]) -> None:
+def test_no_page_loads_anything_from_elsewhere(pages):
     """Fonts, scripts and images are in the site."""
     loaded = {link for page in pages.values() for link in page.loaded}
 
@@ -131,7 +130,7 @@ def test_no_page_loads_anything_from_elsewhere(pages: dict[Path, Page]) -> None:
     assert [] == [link for link in loaded if re.match(r"([a-z]+:)?//", link)]
 
 
-def test_the_style_sheets_load_nothing_from_elsewhere(site: Path) -> None:
+def test_the_style_sheets_load_nothing_from_elsewhere(site):
     """A font would be requested by a style sheet."""
     sheets = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
 
@@ -139,7 +138,7 @@ def test_the_style_sheets_load_nothing_from_elsewhere(site: Path) -> None:
     assert [] == [s for s in sheets if re.search(r"url\([\"']?(https?:)?//", s)]
 
 
-def test_the_reference_has_every_public_name(site: Path, hooks: Any) -> None:
+def test_the_reference_has_every_public_name(site, hooks):
     """With its docstring, read from the source."""
     import replicator
 
@@ -152,7 +151,7 @@ def test_the_reference_has_every_public_name(site: Path, hooks: Any) -> None:
     assert "Runs a single-device step function on many replicas." in page
 
 
-def test_lists_of_documents_are_lists_on_the_site(pages: dict[Path, Page]) -> None:
+def test_lists_of_documents_are_lists_on_the_site(pages):
     """Code hosts begin a list without a blank line; MkDocs would write it as text."""
     wrong = [
         f"{path.name}: {paragraph[:80]!r}"
@@ -164,14 +163,14 @@ def test_lists_of_documents_are_lists_on_the_site(pages: dict[Path, Page]) -> No
     assert [] == wrong
 
 
-def test_the_site_shows_no_path_of_this_machine(pages: dict[Path, Page]) -> None:
+def test_the_site_shows_no_path_of_this_machine(pages):
     """Neither of the documents nor of the source."""
     found = [p.name for p in pages if str(ROOT) in p.read_text(encoding="utf-8")]
 
     assert [] == found
 
 
-def test_a_dead_link_is_an_error(tmp_path: Path) -> None:
+def test_a_dead_link_is_an_error(tmp_path):
     """Of a file, and of an anchor."""
     folder = tmp_path / "docs"
     folder.mkdir()

@@ -4,8 +4,6 @@ The blocks of a guide with a title are files, its diffs are changes: both are ap
 a copy of the project. Then the guide's own tests and commands run there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -15,7 +13,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import covering
 import published_studies
@@ -24,9 +21,6 @@ import pytest
 from results.figures import frame
 from results.store.study_store import Store
 from results.study.cases import load_study
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ROOT / "docs" / "howto"
@@ -43,24 +37,24 @@ _COMMAND = re.compile(r"^    (?:\.venv/bin/)?python (?P<rest>-m .+)$", re.MULTIL
 pytestmark = pytest.mark.processes
 
 
-def files_of(guide: str) -> dict[str, str]:
+def files_of(guide):
     """Returns the files that a guide adds, by their paths."""
     return {match["path"]: match["text"] for match in _FILE.finditer(guide)}
 
 
-def diffs_of(guide: str) -> list[str]:
+def diffs_of(guide):
     """Returns the changes of a guide."""
     return [match["text"] for match in _DIFF.finditer(guide)]
 
 
-def commands_of(guide: str) -> list[list[str]]:
+def commands_of(guide):
     """Returns the arguments of Python of the commands of a guide."""
     return [
         shlex.split(match["rest"], comments=True) for match in _COMMAND.finditer(guide)
     ]
 
 
-def apply(guide: str, tree: Path) -> None:
+def apply(guide, tree):
     """Writes the files of a guide, and applies its changes."""
     for path, text in files_of(guide).items():
         target = tree / path
@@ -82,7 +76,7 @@ def apply(guide: str, tree: Path) -> None:
         assert done.returncode == 0, f"{diff}\n{done.stderr}"
 
 
-def python(tree: Path, arguments: list[str], *, code: int = 0) -> str:
+def python(tree, arguments, *, code=0):
     """Runs Python in a copy of the project; returns its output, or the error."""
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -119,9 +113,7 @@ print(json.dumps(answers))
 """
 
 
-def harness(
-    tree: Path, *lines: Sequence[str], code: int = 0, extra: str = ""
-) -> list[str]:
+def harness(tree, *lines, code=0, extra=""):
     """Runs command lines that are in no guide in one process, which imports once."""
     said = python(tree, ["-c", extra + _SEVERAL, json.dumps(lines)])
     answers = json.loads(said.splitlines()[-1])
@@ -130,10 +122,10 @@ def harness(
 
 
 @pytest.fixture
-def followed(tmp_path: Path) -> Callable[[str], tuple[Path, str]]:
+def followed(tmp_path):
     """Makes a copy of the project in which a guide was followed."""
 
-    def follow(name: str) -> tuple[Path, str]:
+    def follow(name):
         guide = (GUIDES / f"{name}.md").read_text(encoding="utf-8")
         tree = tmp_path / "project"
         ignored = shutil.ignore_patterns(*NOT_COPIED)
@@ -144,7 +136,7 @@ def followed(tmp_path: Path) -> Callable[[str], tuple[Path, str]]:
     return follow
 
 
-def test_a_backend_is_added(followed: Any) -> None:
+def test_a_backend_is_added(followed):
     """It is planned, documented, and keeps what it promises.
 
     In the full run, also in the cases that train: other wrapped strategies have them.
@@ -163,7 +155,7 @@ def test_a_backend_is_added(followed: Any) -> None:
     assert "failed" not in tested
 
 
-def test_a_collective_is_added(followed: Any) -> None:
+def test_a_collective_is_added(followed):
     """It works on every backend, is fuzzed, and touches two files of the product.
 
     In the full run, on every target; the cases that cover run without clusters.
@@ -195,7 +187,7 @@ def test_a_collective_is_added(followed: Any) -> None:
         assert f"PASSED {path}" in tested, path
 
 
-def test_a_workload_is_added(followed: Any) -> None:
+def test_a_workload_is_added(followed):
     """Its own tests pass, and a sweep of it is planned.
 
     In the full run the sweep measures, matches and evaluates it.
@@ -223,7 +215,7 @@ def test_a_workload_is_added(followed: Any) -> None:
     assert (tree / "runs" / "new" / "report" / "index.html").is_file()
 
 
-def shorten(path: Path) -> None:
+def shorten(path):
     """Leaves one block in each of two stages of a ResNet, which is traced sooner."""
     text = path.read_text(encoding="utf-8")
     for name, values in (("NUM_BLOCKS", (1, 1)), ("WIDTHS", (8, 16))):
@@ -234,7 +226,7 @@ def shorten(path: Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def test_a_metric_is_added(followed: Any) -> None:
+def test_a_metric_is_added(followed):
     """One entry is measured, and is in the page, the exports, the gate and its help.
 
     In the full run, of the whole network.
@@ -266,7 +258,7 @@ def test_a_metric_is_added(followed: Any) -> None:
     assert "reciprocal_rank (resnet50)" in " ".join(of_gate.split())
 
 
-def test_a_section_is_added(followed: Any) -> None:
+def test_a_section_is_added(followed):
     """The page of a kept study has it, in its place."""
     tree, guide = followed("section")
     (report,) = commands_of(guide)
@@ -280,7 +272,7 @@ def test_a_section_is_added(followed: Any) -> None:
 
 
 @pytest.fixture
-def lsf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def lsf(tmp_path, monkeypatch):
     """Puts stand-ins of ``bsub`` and ``blaunch`` first on the path; returns a folder.
 
     It has what was accepted. All hosts are this one, under two names.
@@ -300,7 +292,7 @@ def lsf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return programs
 
 
-def written(tree: Path, pattern: str, num_lines: int = 1) -> str:
+def written(tree, pattern, num_lines=1):
     """Waits for a file that a job writes; returns its text."""
     deadline = time.monotonic() + TIMEOUT_SEC
     while True:
@@ -314,7 +306,7 @@ def written(tree: Path, pattern: str, num_lines: int = 1) -> str:
         time.sleep(0.1)
 
 
-def test_a_launcher_is_added(followed: Any, lsf: Path, monkeypatch: Any) -> None:
+def test_a_launcher_is_added(followed, lsf, monkeypatch):
     """It submits, starts trials on two hosts, records failures, and has own options.
 
     Another worker stands in for that of the harness, unless it is the full run.
@@ -362,7 +354,7 @@ REFUSED = [
 ]
 
 
-def test_no_option_of_an_added_launcher_is_ignored(followed: Any, lsf: Path) -> None:
+def test_no_option_of_an_added_launcher_is_ignored(followed, lsf):
     """Each is used, or refused; nothing is written."""
     tree, guide = followed("launcher")
     words = commands_of(guide)[0]
@@ -375,7 +367,7 @@ def test_no_option_of_an_added_launcher_is_ignored(followed: Any, lsf: Path) -> 
     assert not (tree / "runs").exists()
 
 
-def test_the_file_of_an_added_launcher_starts_a_gang(followed: Any, lsf: Path) -> None:
+def test_the_file_of_an_added_launcher_starts_a_gang(followed, lsf):
     """Each worker finds out who it is, and where the others are."""
     tree, guide = followed("launcher")
     render = commands_of(guide)[1]
@@ -394,7 +386,7 @@ def test_the_file_of_an_added_launcher_starts_a_gang(followed: Any, lsf: Path) -
 
 
 @pytest.mark.parametrize("path", sorted(GUIDES.glob("*.md")), ids=lambda p: p.stem)
-def test_the_code_of_a_guide_passes_the_linter(path: Path) -> None:
+def test_the_code_of_a_guide_passes_the_linter(path):
     """Whoever copies it can propose it."""
     ruff = str(Path(sys.executable).with_name("ruff"))
     for name, text in files_of(path.read_text(encoding="utf-8")).items():
@@ -419,7 +411,7 @@ def test_the_code_of_a_guide_passes_the_linter(path: Path) -> None:
             assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
 
 
-def test_every_guide_is_followed_by_a_test() -> None:
+def test_every_guide_is_followed_by_a_test():
     """And each has files or changes to apply."""
     names = {path.stem for path in GUIDES.glob("*.md")}
     source = Path(__file__).read_text(encoding="utf-8")
@@ -432,7 +424,7 @@ def test_every_guide_is_followed_by_a_test() -> None:
         assert files_of(guide), name
 
 
-def test_a_guide_that_no_longer_fits_is_noticed(tmp_path: Path) -> None:
+def test_a_guide_that_no_longer_fits_is_noticed(tmp_path):
     """A change whose context is gone, and a file that is there already."""
     (tmp_path / "a.py").write_text("x = 1\n", encoding="utf-8")
     change = "```diff\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 2\n+x = 3\n```\n"
@@ -453,7 +445,7 @@ sys.exit(main(sys.argv[1:], run_overrides=overrides))
 """
 
 
-def test_the_tutorial_begins_with_somebodys_program(tmp_path: Path) -> None:
+def test_the_tutorial_begins_with_somebodys_program(tmp_path):
     """The file and the commands before the first workload, in an empty folder."""
     text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
     text = text[: text.index("## 3.")]
@@ -468,7 +460,7 @@ def test_the_tutorial_begins_with_somebodys_program(tmp_path: Path) -> None:
     assert "is not in a git repository" in python(tmp_path, gate, code=2)
 
 
-def test_a_loop_of_ones_own_takes_part(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_loop_of_ones_own_takes_part(tmp_path, monkeypatch):
     """Five lines, in an empty folder: it runs alone, and in a relay; N matches one."""
     guide = (GUIDES / "loop.md").read_text(encoding="utf-8")
     (diff,) = diffs_of(guide)
@@ -493,7 +485,7 @@ def test_a_loop_of_ones_own_takes_part(tmp_path: Path, monkeypatch: Any) -> None
     assert 1e-9 > match.loss_difference
 
 
-def test_a_package_of_plugins_is_installed(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_package_of_plugins_is_installed(tmp_path, monkeypatch):
     """By pip, in an empty folder: it is listed, planned, reported and verified."""
     guide = (GUIDES / "plugin.md").read_text(encoding="utf-8")
     plan, install, listing = commands_of(guide)

@@ -1,7 +1,5 @@
 """Every public function with every kind of argument works, or says what is wrong."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -4,8 +4,6 @@ Programs of libraries that are not locked are skipped by name; ``make test-commu
 installs these and runs all.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

@@ -3,8 +3,6 @@
 ``make test-communities`` runs them; each process reads all data and takes its part.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import case_cluster

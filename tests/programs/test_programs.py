@@ -3,8 +3,6 @@
 Replicas are in this process, or in a real cluster of two processes.
 """
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Each is one function of a strategy (``published/``), and ``README.md`` has the table.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from pathlib import Path

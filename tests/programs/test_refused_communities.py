@@ -3,8 +3,6 @@
 Skipped where a library is not installed; ``make test-communities`` has all.
 """
 
-from __future__ import annotations
-
 import importlib
 
 import numpy as np

@@ -83,7 +83,7 @@ def run(tmp_path_factory):
         timeout=TIMEOUT_SEC,
     )
     assert facts.exists(), done.stdout + done.stderr
-    cases: dict[str, list[str]] = {}
+    cases = {}
     for case in ET.parse(report).getroot().iter("testcase"):
         file = case.attrib["classname"].replace(".", "/") + ".py"
         cases.setdefault(file, []).extend(each.tag for each in case)

@@ -1,7 +1,5 @@
 """How tests are started: quick imports, little garbage to visit, long files first."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os

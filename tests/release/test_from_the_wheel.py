@@ -3,8 +3,6 @@
 The wheel is built from the working tree, as ``make dist`` builds it from the commit.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -13,14 +11,10 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / ".ci"))
@@ -49,7 +43,7 @@ INPUTS = {
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def wheels(tmp_path_factory):
     """The wheels of the working tree, of the harness and of the client."""
     source = tmp_path_factory.mktemp("source")
     listed = subprocess.run(
@@ -68,7 +62,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [dist.build(source, of, folder, "1700000000") for of in dist.PROJECTS]
 
 
-def test_the_wheel_has_every_file_that_the_packages_read(wheels: list[Path]) -> None:
+def test_the_wheel_has_every_file_that_the_packages_read(wheels):
     """Templates, styles, scripts and references; and all modules."""
     with zipfile.ZipFile(wheels[0]) as file:
         found = set(file.namelist())
@@ -83,7 +77,7 @@ def test_the_wheel_has_every_file_that_the_packages_read(wheels: list[Path]) -> 
     assert set() == wanted - found
 
 
-def test_the_wheel_requires_no_tensorflow(wheels: list[Path]) -> None:
+def test_the_wheel_requires_no_tensorflow(wheels):
     """Only its extras do."""
     with zipfile.ZipFile(wheels[0]) as file:
         (name,) = (n for n in file.namelist() if n.endswith("/METADATA"))
@@ -95,7 +89,7 @@ def test_the_wheel_requires_no_tensorflow(wheels: list[Path]) -> None:
     assert not [of for of in always if re.search("tensorflow|keras|control", of)]
 
 
-def test_the_client_is_small_and_needs_nothing(wheels: list[Path]) -> None:
+def test_the_client_is_small_and_needs_nothing(wheels):
     """Two files, under 20 kB, for Python 3.8 and later."""
     with zipfile.ZipFile(wheels[1]) as file:
         modules = {name for name in file.namelist() if name.endswith(".py")}
@@ -108,7 +102,7 @@ def test_the_client_is_small_and_needs_nothing(wheels: list[Path]) -> None:
     assert "Requires-Python: >=3.8" in metadata
 
 
-def test_a_source_archive_is_the_same_on_another_day(tmp_path: Path) -> None:
+def test_a_source_archive_is_the_same_on_another_day(tmp_path):
     """And the wheel that is built from it is that of the tree."""
     built = []
     for folder in (tmp_path / "first", tmp_path / "second"):
@@ -139,9 +133,7 @@ def test_a_source_archive_is_the_same_on_another_day(tmp_path: Path) -> None:
         ({"a": "1", "b": "2"}, 20_000, "has 20000 bytes, and must have fewer"),
     ],
 )
-def test_wheels_that_differ_or_are_large_are_not_released(
-    second: Mapping[str, str], size: int, reason: str
-) -> None:
+def test_wheels_that_differ_or_are_large_are_not_released(second, size, reason):
     """Each for its reason."""
     found = dist.why_not({"a": "1", "b": "2"}, second, size)
 
@@ -149,13 +141,11 @@ def test_wheels_that_differ_or_are_large_are_not_released(
     assert reason in found
 
 
-def test_the_folder_may_be_relative(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_the_folder_may_be_relative(tmp_path, monkeypatch, capsys):
     """As make gives it; what builds starts in other folders."""
     monkeypatch.chdir(tmp_path)
 
-    def build(_root: Path, folder: Path, **_options: bool) -> dict[str, str]:
+    def build(_root, folder, **_options):
         monkeypatch.chdir("/")
         (folder / "client.whl").write_bytes(b"123")
         return {"client.whl": "00"}
@@ -167,7 +157,7 @@ def test_the_folder_may_be_relative(
     assert "00  client.whl\n" == (tmp_path / "dist" / "SHA256SUMS").read_text()
 
 
-def test_the_quick_start_is_that_of_the_readme() -> None:
+def test_the_quick_start_is_that_of_the_readme():
     """Its first sweep, of a program that needs nothing; another README is an error."""
     words = quick_start.quick_start((ROOT / "README.md").read_text(encoding="utf-8"))
 
@@ -178,14 +168,14 @@ def test_the_quick_start_is_that_of_the_readme() -> None:
         quick_start.quick_start("# Another\n")
 
 
-def git(root: Path, *arguments: str) -> None:
+def git(root, *arguments):
     """Runs git as nobody in particular."""
     who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
     subprocess.run(["git", *who, *arguments], cwd=root, check=True)
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
+def own(tmp_path):
     """A repository of somebody's, whose last commit made the program 10 % slower."""
     root = tmp_path / "own"
     root.mkdir()
@@ -199,7 +189,7 @@ def own(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def environ(tmp_path: Path, wheels: list[Path]) -> dict[str, str]:
+def environ(tmp_path, wheels):
     """The environment of a job: pip has no network, and TensorFlow is blocked."""
     blocked = tmp_path / "blocked"
     blocked.mkdir()
@@ -216,28 +206,28 @@ def environ(tmp_path: Path, wheels: list[Path]) -> dict[str, str]:
     }
 
 
-def add_what_pip_would_resolve(environment: Path) -> None:
+def add_what_pip_would_resolve(environment):
     """Lets an environment see the installed dependencies, and not this tree."""
     (site,) = environment.glob("lib/python*/site-packages")
     installed = [path for path in sys.path if path.endswith("-packages")]
     (site / "installed.pth").write_text("\n".join(installed))
 
 
-def inputs_of(declared: Mapping[str, Any]) -> dict[str, str]:
+def inputs_of(declared):
     """Returns the inputs of a job: those above, and the defaults of the others."""
     return {
         name: INPUTS.get(name, of.get("default", "")) for name, of in declared.items()
     }
 
 
-def evaluated(text: str, inputs: Mapping[str, str]) -> str:
+def evaluated(text, inputs):
     """Returns a value of a pipeline with its inputs; other expressions are empty."""
     text = re.sub(r"\$\[\[ inputs\.([\w-]+) \]\]", lambda of: inputs[of[1]], text)
     text = re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda of: inputs[of[1]], text)
     return re.sub(r"\$\{\{.*?\}\}", "", text)
 
 
-def steps_of_action(inputs: Mapping[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
+def steps_of_action(inputs):
     """Yields script and variables of each step of the action."""
     action = yaml.safe_load(ACTION.read_text(encoding="utf-8"))
     for step in action["runs"]["steps"]:
@@ -246,9 +236,7 @@ def steps_of_action(inputs: Mapping[str, str]) -> Iterator[tuple[str, dict[str, 
 
 
 @pytest.mark.processes
-def test_each_step_of_the_action_runs(
-    own: Path, environ: dict[str, str], tmp_path: Path
-) -> None:
+def test_each_step_of_the_action_runs(own, environ, tmp_path):
     """From another repository, with the wheel: +10 % fails the job, with its files."""
     declared = yaml.safe_load(ACTION.read_text(encoding="utf-8"))["inputs"]
     inputs = inputs_of(declared)
@@ -263,7 +251,7 @@ def test_each_step_of_the_action_runs(
     text = ACTION.read_text(encoding="utf-8")
     assert [] == [name for name in inputs if f"inputs.{name} " not in text]
 
-    def run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(script, **variables):
         return subprocess.run(
             ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
             cwd=own,
@@ -292,7 +280,7 @@ def test_each_step_of_the_action_runs(
 
 
 @pytest.mark.processes
-def test_the_script_of_the_component_runs(own: Path, environ: dict[str, str]) -> None:
+def test_the_script_of_the_component_runs(own, environ):
     """As a runner does, in the checkout; the folder of the job is no change of it.
 
     A regression is one of the accepted exit codes here.
@@ -307,7 +295,7 @@ def test_the_script_of_the_component_runs(own: Path, environ: dict[str, str]) ->
     install, judge = content["script"]
     environ["ACCEPTED"] = "3 1"
 
-    def run(script: str) -> subprocess.CompletedProcess[str]:
+    def run(script):
         return subprocess.run(
             ["sh", "-e", "-c", script],
             cwd=own,
@@ -333,7 +321,7 @@ def test_the_script_of_the_component_runs(own: Path, environ: dict[str, str]) ->
     assert b"" == status.stdout
 
 
-def test_action_and_component_have_the_same_inputs() -> None:
+def test_action_and_component_have_the_same_inputs():
     """And the same defaults; a component says more of its job."""
     of_action = yaml.safe_load(ACTION.read_text(encoding="utf-8"))["inputs"]
     header, _ = yaml.safe_load_all(COMPONENT.read_text(encoding="utf-8"))

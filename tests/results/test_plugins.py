@@ -1,11 +1,8 @@
 """What packages of others add, and what is said where they cannot be used."""
 
-from __future__ import annotations
-
 import math
 import re
 import types
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from plugin_packages import install
@@ -14,9 +11,6 @@ from results import plugins
 from results.figures import trial_metrics
 from results.records.models import Plan
 from results.verify import plugin_parts
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["install"]
 
@@ -27,18 +21,18 @@ OWN = TrialMetric(name="own_sec", title="Own", unit="s", of=lambda entry: {of})
 """
 
 
-def found_of(columns: tuple[str, ...] = ("trial_id",)) -> list[Any]:
+def found_of(columns=("trial_id",)):
     """Returns the metrics that are installed."""
     return trial_metrics.installed(columns)
 
 
-def test_nothing_is_added_where_nothing_is_installed(install: Any) -> None:
+def test_nothing_is_added_where_nothing_is_installed(install):
     """And a name that nobody has is no plugin."""
     assert [] == found_of()
     assert plugins.find("formats", {"csv": 1}, "pdf", lambda _: "") is None
 
 
-def test_an_entry_point_is_found_and_its_package_known(install: Any) -> None:
+def test_an_entry_point_is_found_and_its_package_known(install):
     """Name and version of the package are in every message, and in records."""
     install("mine", METRIC.format(of="1.5"), metrics={"own_sec": "mine:OWN"})
 
@@ -126,9 +120,7 @@ def test_an_entry_point_is_found_and_its_package_known(install: Any) -> None:
         ),
     ],
 )
-def test_one_that_cannot_be_used_is_said_in_one_line(
-    install: Any, text: str, entries: dict[str, str], message: str
-) -> None:
+def test_one_that_cannot_be_used_is_said_in_one_line(install, text, entries, message):
     """What it is, why not, and what to do."""
     install("mine", text, metrics=entries)
 
@@ -137,7 +129,7 @@ def test_one_that_cannot_be_used_is_said_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_one_name_in_two_packages_is_refused(install: Any) -> None:
+def test_one_name_in_two_packages_is_refused(install):
     """Which of the two is meant is not guessed."""
     for module in ("mine", "yours"):
         install(module, METRIC.format(of="1"), metrics={"own_sec": f"{module}:OWN"})
@@ -150,11 +142,11 @@ def test_one_name_in_two_packages_is_refused(install: Any) -> None:
         found_of()
 
 
-def test_two_objects_cannot_share_a_name(install: Any) -> None:
+def test_two_objects_cannot_share_a_name(install):
     """Even where their modules are named."""
     for module in ("mine", "yours"):
         install(module, METRIC.format(of="1"))
-    table: dict[str, Any] = {}
+    table = {}
     plugins.find("metrics", table, "mine:OWN", trial_metrics.complain)
 
     with pytest.raises(
@@ -163,9 +155,7 @@ def test_two_objects_cannot_share_a_name(install: Any) -> None:
         plugins.find("metrics", table, "yours:OWN", trial_metrics.complain)
 
 
-def test_one_that_imports_tensorflow_is_refused(
-    install: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_imports_tensorflow_is_refused(install, monkeypatch):
     """The planner would take seconds, and memory and GPUs of the trials."""
     install("heavy", "")
     install("mine", "import heavy\n" + METRIC.format(of="1"))
@@ -185,20 +175,16 @@ def test_one_that_imports_tensorflow_is_refused(
         ("gone:OWN", "it is looked for in the current folder and among installed"),
     ],
 )
-def test_a_reference_that_names_nothing(
-    install: Any, tmp_path: Path, text: str, message: str
-) -> None:
+def test_a_reference_that_names_nothing(install, tmp_path, text, message):
     """The message says how to write it."""
     with pytest.raises(plugins.PluginError, match=message):
         plugins.find("metrics", {}, text, trial_metrics.complain, tmp_path)
 
 
-def test_a_module_of_the_folder_needs_no_entry_point(
-    install: Any, tmp_path: Path
-) -> None:
+def test_a_module_of_the_folder_needs_no_entry_point(install, tmp_path):
     """It stays under its name, and processes of trials are given the folder."""
     (tmp_path / "near.py").write_text(METRIC.format(of="2"), encoding="utf-8")
-    table: dict[str, Any] = {}
+    table = {}
 
     for text in ("near:OWN", "own_sec", "near:OWN"):
         found = plugins.find("metrics", table, text, trial_metrics.complain, tmp_path)
@@ -208,7 +194,7 @@ def test_a_module_of_the_folder_needs_no_entry_point(
 
 
 @pytest.mark.parametrize("of", ["entry.gone", "'many'"])
-def test_a_metric_that_fails_names_the_trial(install: Any, of: str) -> None:
+def test_a_metric_that_fails_names_the_trial(install, of):
     """What was written is not a number, or nothing."""
     install("mine", METRIC.format(of=of), metrics={"own_sec": "mine:OWN"})
     (metric,) = found_of()
@@ -221,7 +207,7 @@ def test_a_metric_that_fails_names_the_trial(install: Any, of: str) -> None:
         trial_metrics.value_of(metric, types.SimpleNamespace(trial_id="t1"))
 
 
-def test_a_metric_without_a_value_is_missing(install: Any) -> None:
+def test_a_metric_without_a_value_is_missing(install):
     """Infinite ones would make a mean of them infinite."""
     install("mine", METRIC.format(of="1e999"), metrics={"own_sec": "mine:OWN"})
     (metric,) = found_of()
@@ -230,7 +216,7 @@ def test_a_metric_without_a_value_is_missing(install: Any) -> None:
     assert math.isnan(value)
 
 
-def test_verify_says_what_of_a_study_it_cannot_look_at() -> None:
+def test_verify_says_what_of_a_study_it_cannot_look_at():
     """By package, and whether that is here."""
     of = {"object": "a:B", "package": "gone 1.0", "files": "2 (ab)"}
     plan = Plan.model_construct(plugins={"workload mine": of})

@@ -1,7 +1,5 @@
 """The 95 % intervals hold the truth about 95 % of the time, even at n = 3."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -15,15 +13,13 @@ TRUE_THROUGHPUT = 40.0
 TRUE_RATIO = 1.7
 
 
-def _throughputs(
-    generator: np.random.Generator, n: int, mean: float, sigma: float
-) -> dict[int, float]:
+def _throughputs(generator, n, mean, sigma):
     values = mean * np.exp(generator.normal(0, sigma, n))
     return dict(enumerate(values.tolist()))
 
 
 @pytest.mark.parametrize("n", [3, 5, 10])
-def test_one_group_covers_as_stated(n: int) -> None:
+def test_one_group_covers_as_stated(n):
     """Lognormal noise of 3 %, one group."""
     generator = np.random.default_rng(n)
     covered = 0
@@ -36,7 +32,7 @@ def test_one_group_covers_as_stated(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [3, 5, 10])
-def test_paired_ratio_covers_as_stated_under_drift(n: int) -> None:
+def test_paired_ratio_covers_as_stated_under_drift(n):
     """Repetitions drift by 10 % together; pairs must cancel it."""
     generator = np.random.default_rng(100 + n)
     covered = 0
@@ -63,8 +59,8 @@ def test_paired_ratio_covers_as_stated_under_drift(n: int) -> None:
     ],
 )
 def test_unpaired_ratio_covers_as_stated(
-    num_first: int, num_second: int, sigma_first: float, sigma_second: float
-) -> None:
+    num_first, num_second, sigma_first, sigma_second
+):
     """Two groups without pairs, of unequal size and spread too.
 
     The full run adds groups of equal size and spread, and large ones.
@@ -80,7 +76,7 @@ def test_unpaired_ratio_covers_as_stated(
     assert covered / NUM_STUDIES == pytest.approx(0.95, abs=TOLERANCE + 0.01)
 
 
-def test_percentile_bootstrap_would_undercover_at_three() -> None:
+def test_percentile_bootstrap_would_undercover_at_three():
     """The reason for not using it: it holds the truth three times in four."""
     generator = np.random.default_rng(3)
     samples = generator.normal(0, 0.03, (NUM_STUDIES, 3))
@@ -92,7 +88,7 @@ def test_percentile_bootstrap_would_undercover_at_three() -> None:
     assert coverage == pytest.approx(repetitions.PERCENTILE_COVERAGE, abs=0.03)
 
 
-def test_skewed_noise_loses_coverage_as_stated() -> None:
+def test_skewed_noise_loses_coverage_as_stated():
     """An exponential slow tail: fewer than 95 %, and the report says how many."""
     generator = np.random.default_rng(5)
     covered = 0
@@ -104,7 +100,7 @@ def test_skewed_noise_loses_coverage_as_stated() -> None:
     assert covered / NUM_STUDIES == pytest.approx(repetitions.SKEWED_COVERAGE, abs=0.03)
 
 
-def test_drawn_quantile_approaches_student_when_one_group_is_certain() -> None:
+def test_drawn_quantile_approaches_student_when_one_group_is_certain():
     """With a noiseless denominator the bootstrap has a known answer."""
     first = {0: 1.00, 1: 1.02, 2: 0.97}
     estimate = repetitions.ratio(first, {10: 1.0, 11: 1.0, 12: 1.0})

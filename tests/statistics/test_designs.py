@@ -3,8 +3,6 @@
 A few hundred sweeps each; ``make statistics`` simulates thousands and prints the table.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -22,12 +20,12 @@ TOLERANCE = 3 * (0.95 * 0.05 / NUM_SWEEPS) ** 0.5
 
 
 @pytest.fixture(scope="module")
-def default() -> Coverage:
+def default():
     """Five generations in nine minutes."""
     return simulated_designs.fixed(NUM_SWEEPS, SEED, num_generations=5)
 
 
-def test_simulated_noise_is_that_of_the_machine() -> None:
+def test_simulated_noise_is_that_of_the_machine():
     """Logs of steps: their spread, and how fast it forgets itself."""
     sweeps = Sweeps(2000, SEED)
     cases, processes = np.zeros(2000, dtype=int), sweeps.start_processes(1)[0]
@@ -42,7 +40,7 @@ def test_simulated_noise_is_that_of_the_machine() -> None:
     assert shared / total == pytest.approx(np.corrcoef(before, after)[0, 1], abs=0.07)
 
 
-def test_a_simulated_relay_has_the_ratio_and_the_rounds_of_its_time() -> None:
+def test_a_simulated_relay_has_the_ratio_and_the_rounds_of_its_time():
     """Five starts of six processes, then rounds of six steps, within nine minutes."""
     sweeps = Sweeps(50, SEED, log_slowdown=math.log(1.5))
     measured = relay(sweeps, 5, 540)
@@ -60,14 +58,14 @@ def test_a_simulated_relay_has_the_ratio_and_the_rounds_of_its_time() -> None:
     assert (sweeps.clock_sec <= 541).all()
 
 
-def test_the_default_covers_as_stated(default: Coverage) -> None:
+def test_the_default_covers_as_stated(default):
     """And half of their intervals are shorter than 6 %."""
     assert default.share == pytest.approx(0.95, abs=TOLERANCE)
     assert default.median_half_width < 0.06
     assert default.median_sec < 541
 
 
-def test_stopping_on_width_covers_as_stated() -> None:
+def test_stopping_on_width_covers_as_stated():
     """From five generations on, with a target that takes about ten."""
     found = simulated_designs.sequential(NUM_SWEEPS, SEED, target=0.03)
 
@@ -76,7 +74,7 @@ def test_stopping_on_width_covers_as_stated() -> None:
     assert found.mean_generations > 6
 
 
-def test_rounds_of_one_generation_are_no_repetitions() -> None:
+def test_rounds_of_one_generation_are_no_repetitions():
     """Its interval is right about its processes, and wrong about the programs."""
     own, all_of_them = (
         simulated_designs.one_generation(NUM_SWEEPS, SEED, is_truth_of_processes=truth)
@@ -87,9 +85,7 @@ def test_rounds_of_one_generation_are_no_repetitions() -> None:
     assert all_of_them.share < 0.6
 
 
-def test_fresh_processes_in_sequence_are_right_and_four_times_as_wide(
-    default: Coverage,
-) -> None:
+def test_fresh_processes_in_sequence_are_right_and_four_times_as_wide(default):
     """The former design: its pairs lie too far apart to share any noise."""
     found = simulated_designs.fresh_processes(
         NUM_SWEEPS, SEED, num_repetitions=4, num_steps=6
@@ -100,7 +96,7 @@ def test_fresh_processes_in_sequence_are_right_and_four_times_as_wide(
     assert found.median_sec == pytest.approx(540, abs=10)
 
 
-def test_turns_of_four_steps_are_wider(default: Coverage) -> None:
+def test_turns_of_four_steps_are_wider(default):
     """At equal cost: the turns that are divided lie further apart."""
     found = simulated_designs.fixed(
         NUM_SWEEPS, SEED, num_generations=5, steps_per_turn=4
@@ -109,7 +105,7 @@ def test_turns_of_four_steps_are_wider(default: Coverage) -> None:
     assert found.median_half_width > 1.3 * default.median_half_width
 
 
-def test_binomial_interval_of_a_coverage() -> None:
+def test_binomial_interval_of_a_coverage():
     """Clopper and Pearson's, from 475 of 500."""
     found = Coverage(
         design="",

@@ -1,7 +1,5 @@
 """Estimates: centres, intervals, pairing, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,7 +12,7 @@ from results.statistics import repetitions
 positive = st.floats(min_value=1e-3, max_value=1e6)
 
 
-def test_one_repetition_has_no_interval_and_says_why() -> None:
+def test_one_repetition_has_no_interval_and_says_why():
     """One value: a value, no interval, a reason."""
     estimate = repetitions.geometric_mean([42.0], unit="images/s")
 
@@ -23,7 +21,7 @@ def test_one_repetition_has_no_interval_and_says_why() -> None:
     assert "one repetition" in estimate.method
 
 
-def test_interval_of_three_is_students_on_logs() -> None:
+def test_interval_of_three_is_students_on_logs():
     """One group: the closed form of the studentized bootstrap."""
     logs = np.log([40.0, 41.0, 39.5])
     low, high = stats.t.interval(
@@ -35,7 +33,7 @@ def test_interval_of_three_is_students_on_logs() -> None:
     assert np.exp(high) == pytest.approx(estimate.high)
 
 
-def test_ratio_pairs_by_key_not_by_position() -> None:
+def test_ratio_pairs_by_key_not_by_position():
     """The order in which trials were read must not matter."""
     first = {(0, 7): 2.0, (1, 8): 4.0, (2, 9): 8.0}
     second = {(2, 9): 4.0, (0, 7): 1.0, (1, 8): 2.0}
@@ -49,7 +47,7 @@ def test_ratio_pairs_by_key_not_by_position() -> None:
     )
 
 
-def test_ratio_without_common_repetitions_is_unpaired() -> None:
+def test_ratio_without_common_repetitions_is_unpaired():
     """A failed repetition on one side breaks the pairs, and the method says so."""
     estimate = repetitions.ratio({0: 2.0, 1: 2.1, 2: 1.9}, {0: 1.0, 2: 1.1})
 
@@ -58,7 +56,7 @@ def test_ratio_without_common_repetitions_is_unpaired() -> None:
     assert estimate.low < estimate.value < estimate.high
 
 
-def test_ratio_to_one_repetition_has_no_interval() -> None:
+def test_ratio_to_one_repetition_has_no_interval():
     """An uncertain baseline of unknown spread cannot give an interval."""
     estimate = repetitions.ratio({0: 2.0, 1: 2.1}, {0: 1.0})
 
@@ -67,9 +65,7 @@ def test_ratio_to_one_repetition_has_no_interval() -> None:
 
 
 @given(st.lists(positive, min_size=2, max_size=6), st.lists(positive, min_size=2))
-def test_ratio_and_its_inverse_tell_the_same(
-    first: list[float], second: list[float]
-) -> None:
+def test_ratio_and_its_inverse_tell_the_same(first, second):
     """Both directions have reciprocal values and intervals."""
     a, b = dict(enumerate(first)), dict(enumerate(second))
     forward, backward = repetitions.ratio(a, b), repetitions.ratio(b, a)
@@ -80,7 +76,7 @@ def test_ratio_and_its_inverse_tell_the_same(
         assert forward.low * backward.high == pytest.approx(1.0)
 
 
-def test_same_input_gives_the_same_bytes() -> None:
+def test_same_input_gives_the_same_bytes():
     """The bootstrap is seeded."""
     first, second = {0: 2.0, 1: 2.2, 2: 1.9}, {5: 1.0, 6: 1.1, 7: 0.9}
     before = repetitions.ratio(first, second)
@@ -97,15 +93,13 @@ def test_same_input_gives_the_same_bytes() -> None:
         ([1.0, float("nan")], r"must be positive and finite; trials whose sanity"),
     ],
 )
-def test_values_that_are_no_measurement_are_refused(
-    values: list[float], message: str
-) -> None:
+def test_values_that_are_no_measurement_are_refused(values, message):
     """Zero, NaN and nothing raise an actionable error."""
     with pytest.raises(errors.ResultsError, match=message):
         repetitions.geometric_mean(values, unit="images/s")
 
 
-def test_excludes_needs_an_interval() -> None:
+def test_excludes_needs_an_interval():
     """Without an interval nothing is excluded."""
     alone = repetitions.geometric_mean([2.0], unit="")
     sure = repetitions.geometric_mean([2.0, 2.01, 1.99], unit="")
@@ -115,7 +109,7 @@ def test_excludes_needs_an_interval() -> None:
     assert not sure.excludes(2.0)
 
 
-def test_scaling_scales_value_and_interval() -> None:
+def test_scaling_scales_value_and_interval():
     """Efficiency is speedup over n: all three numbers are divided."""
     estimate = repetitions.geometric_mean([2.0, 2.2], unit="x").scaled(0.5, "y")
     original = repetitions.geometric_mean([2.0, 2.2], unit="x")

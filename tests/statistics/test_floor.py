@@ -1,7 +1,5 @@
 """Studies whose generations happen to agree: what their intervals are worth."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -12,9 +10,7 @@ NUM_ROUNDS = 20
 
 
 @pytest.mark.parametrize("of_process", [0.0, 0.5])
-def test_the_interval_of_generations_that_agree_holds_the_truth(
-    of_process: float,
-) -> None:
+def test_the_interval_of_generations_that_agree_holds_the_truth(of_process):
     """Where rounds decide the width; Student's t over generations does not hold it.
 
     Processes differ by nothing, or by half of what a mean of rounds does.

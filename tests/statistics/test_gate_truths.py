@@ -1,7 +1,5 @@
 """Gates err no more often than they say, whatever is true of the change."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -19,14 +17,14 @@ NUM_GATES = 300
 SEED = 3
 
 
-def beyond(share: float) -> float:
+def beyond(share):
     """Three standard errors above a share of so many gates."""
     return share + 3 * (share * (1 - share) / NUM_GATES) ** 0.5
 
 
 @pytest.mark.parametrize("num_cases", CASES)
 @pytest.mark.parametrize("name", TRUTHS)
-def test_gates_seldom_err(name: str, num_cases: int) -> None:
+def test_gates_seldom_err(name, num_cases):
     """They look, or have 5 or 20 generations; dependent ones have their own limits."""
     most = MOST[name in DEPENDENT]
     for number in (None, 5, 20):
@@ -39,7 +37,7 @@ def test_gates_seldom_err(name: str, num_cases: int) -> None:
 
 
 @pytest.mark.parametrize("num_cases", CASES)
-def test_what_errs_seldom_still_decides(num_cases: int) -> None:
+def test_what_errs_seldom_still_decides(num_cases):
     """On normal noise, of a gate that looks."""
     options = {"num_gates": NUM_GATES, "seed": SEED}
 
@@ -48,7 +46,7 @@ def test_what_errs_seldom_still_decides(num_cases: int) -> None:
     assert shares("normal noise", 0.08, num_cases, **options)[1] > 0.99
 
 
-def test_pages_have_the_rates_of_their_own_configuration() -> None:
+def test_pages_have_the_rates_of_their_own_configuration():
     """The worst of the neighbours that were simulated; none at another alpha."""
     rates = error_rates.of_gate(2, None, 0.05)
     few, many = (error_rates.of_gate(1, number, 0.05) for number in (7, 100))
@@ -62,7 +60,7 @@ def test_pages_have_the_rates_of_their_own_configuration() -> None:
     assert error_rates.of_gate(2, None, 0.01) is None
 
 
-def test_the_rates_that_ship_are_those_of_the_simulation() -> None:
+def test_the_rates_that_ship_are_those_of_the_simulation():
     """A small part, again: rates of the slow fifth, which all pages state."""
     rows = error_rates.PATH.read_text(encoding="utf-8")
     passes, _ = shares(

@@ -1,7 +1,5 @@
 """Intervals of the probability of improvement hold it at least as often as they say."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.stats
@@ -15,7 +13,7 @@ TOLERANCE = 3 * (0.95 * 0.05 / NUM_STUDIES) ** 0.5
 
 @pytest.mark.parametrize("n", [3, 5, 10])
 @pytest.mark.parametrize("distance", [0.0, 1.0, 2.0])
-def test_coverage_is_at_least_as_stated(n: int, distance: float) -> None:
+def test_coverage_is_at_least_as_stated(n, distance):
     """Normal results, apart by a number of standard deviations."""
     generator = np.random.default_rng(n)
     truth = scipy.stats.norm.cdf(distance / 2**0.5)

@@ -1,11 +1,8 @@
 """How the verdicts of real gates are counted, and what their programs are."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,9 +29,7 @@ SLOWER = {"value": 1.1, "low": 1.08, "high": 1.13, "n": 8}
         (["pass"], ["pass"], 1, "10% more work: 0 of 1 right"),
     ],
 )
-def test_verdicts_are_counted_by_what_is_true(
-    equal: list[str | None], planted: list[str | None], code: int, text: str
-) -> None:
+def test_verdicts_are_counted_by_what_is_true(equal, planted, code, text):
     """A wrong one outweighs one that says nothing."""
     lines, found = summary({EQUAL: equal, PLANTED: planted})
 
@@ -42,9 +37,9 @@ def test_verdicts_are_counted_by_what_is_true(
     assert text in "\n".join(lines)
 
 
-def test_a_gate_is_shown_with_its_interval() -> None:
+def test_a_gate_is_shown_with_its_interval():
     """Of what decided; without one where nothing was measured."""
-    found: dict[str, Any] = {"verdict": "regress", "cases": [{"slowdown": SLOWER}]}
+    found = {"verdict": "regress", "cases": [{"slowdown": SLOWER}]}
     change = "+10.0% [+8.0%, +13.0%], n = 8"
 
     assert ("planted 3", "regress", change) == row(PLANTED, 3, found)
@@ -59,7 +54,7 @@ def test_a_gate_is_shown_with_its_interval() -> None:
     assert "too loud" == row(EQUAL, 0, nothing | {"unfit": "too loud"})[2]
 
 
-def test_the_repository_is_made_in_an_empty_folder(tmp_path: Path) -> None:
+def test_the_repository_is_made_in_an_empty_folder(tmp_path):
     """Each commit has a tag."""
     RUNNER["make_repository"](tmp_path, list(ON_ANY))
     tags = tmp_path / ".git/refs/tags"
@@ -70,7 +65,7 @@ def test_the_repository_is_made_in_an_empty_folder(tmp_path: Path) -> None:
     }
 
 
-def test_planted_programs_run_and_differ_from_their_base(tmp_path: Path) -> None:
+def test_planted_programs_run_and_differ_from_their_base(tmp_path):
     """In what is planted, and equal ones in a comment."""
     for kind in ON_ANY:
         base, head = kind.source("base", {}), kind.source("head", kind.constants)
@@ -80,14 +75,12 @@ def test_planted_programs_run_and_differ_from_their_base(tmp_path: Path) -> None
         assert kind.is_planted is not is_equal, kind.name
 
 
-def test_a_piece_starts_no_gate_once_its_time_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_piece_starts_no_gate_once_its_time_is_over(tmp_path, monkeypatch):
     """The same command goes on, asks again what had no verdict, and shows the rest."""
-    asked: list[str] = []
+    asked = []
     clock = iter(range(100))
 
-    def judge(_: Path, kind: Any, number: int) -> dict[str, Any]:
+    def judge(_, kind, number):
         asked.append(f"{kind.name} {number}")
         verdict = None if len(asked) == 2 else "pass"
         return {"verdict": verdict, "unfit": "too loud", "cases": [{"slowdown": None}]}

@@ -1,17 +1,10 @@
 """Intervals of interquartile means hold the truth as often as they say."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 import scipy.stats
 
 from results.statistics import run_scores
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NUM_STUDIES = 400
 # Of which the widths of intervals are compared, which differ by a factor of 4.
@@ -20,18 +13,18 @@ NUM_WIDTHS = 50
 TOLERANCE = 3 * (0.9 * 0.1 / NUM_STUDIES) ** 0.5
 
 
-def _returns(generator: np.random.Generator, n: int) -> np.ndarray:
+def _returns(generator, n):
     """Runs of which one in five fails."""
     fails = generator.uniform(size=n) < 0.2
     return np.where(fails, generator.normal(100, 30, n), generator.normal(800, 40, n))
 
 
-def _truth(draw: Callable[[int], np.ndarray]) -> float:
+def _truth(draw):
     return float(scipy.stats.trim_mean(draw(400_000), 0.25))
 
 
 @pytest.mark.parametrize(("n", "stated"), [(3, 0.96), (5, 0.94), (8, 0.95)])
-def test_coverage_of_few_runs_is_as_stated(n: int, stated: float) -> None:
+def test_coverage_of_few_runs_is_as_stated(n, stated):
     """The table in the module's docstring: the trimmed t, one run in five fails."""
     generator = np.random.default_rng(n)
     everything = np.sort(_returns(generator, 400_000))
@@ -47,7 +40,7 @@ def test_coverage_of_few_runs_is_as_stated(n: int, stated: float) -> None:
 
 
 @pytest.mark.parametrize(("n", "stated"), [(10, 0.93), (20, 0.95)])
-def test_coverage_is_as_stated(n: int, stated: float) -> None:
+def test_coverage_is_as_stated(n, stated):
     """The table in the module's docstring."""
     generator = np.random.default_rng(n)
     truth = _truth(lambda count: _returns(generator, count))
@@ -61,11 +54,11 @@ def test_coverage_is_as_stated(n: int, stated: float) -> None:
     assert covered / NUM_STUDIES == pytest.approx(stated, abs=TOLERANCE)
 
 
-def test_strata_make_intervals_shorter_and_still_true() -> None:
+def test_strata_make_intervals_shorter_and_still_true():
     """Two environments of unlike returns, eight runs each."""
     generator = np.random.default_rng(7)
 
-    def draw(n: int) -> dict[str, np.ndarray]:
+    def draw(n):
         return {
             "easy": generator.normal(900, 30, n),
             "hard": generator.normal(300, 60, n),
@@ -89,7 +82,7 @@ def test_strata_make_intervals_shorter_and_still_true() -> None:
     assert apart < 0.5 * mixed
 
 
-def test_a_profile_s_band_holds_the_share_that_reaches_a_threshold() -> None:
+def test_a_profile_s_band_holds_the_share_that_reaches_a_threshold():
     """Pointwise: four runs in five reach 600, ten are seen."""
     generator = np.random.default_rng(11)
     covered = 0

@@ -1,7 +1,5 @@
 """Stopping on the width of an interval costs coverage, which widening restores."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,7 @@ TARGETS = (2.0, 1.2, 0.8, 0.6, 0.5, 0.45, 0.4)
 """Half widths in standard deviations; they take from 5 to about 25 generations."""
 
 
-def _coverage(target: float, *, is_widened: bool = True) -> float:
+def _coverage(target, *, is_widened=True):
     """The rule of ``is_precise_enough`` for all studies at once, on normal numbers."""
     generator = np.random.default_rng(5)
     logs = generator.standard_normal((NUM_STUDIES, MOST_GENERATIONS))
@@ -36,12 +34,12 @@ def _coverage(target: float, *, is_widened: bool = True) -> float:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_widened_intervals_cover_as_stated(target: float) -> None:
+def test_widened_intervals_cover_as_stated(target):
     """Whatever the target: between 93.8 and 95.3 %, and the noise of the simulation."""
     assert 0.934 <= _coverage(target) <= 0.957
 
 
-def test_without_widening_some_targets_would_not() -> None:
+def test_without_widening_some_targets_would_not():
     """The reason for it: down to 92 %."""
     found = [_coverage(target, is_widened=False) for target in TARGETS]
 
@@ -49,12 +47,12 @@ def test_without_widening_some_targets_would_not() -> None:
     assert max(found) == pytest.approx(0.949, abs=0.006)
 
 
-def test_the_simulated_rule_is_the_one_that_is_used() -> None:
+def test_the_simulated_rule_is_the_one_that_is_used():
     """One study at a time, with the functions of results."""
     target, num_studies, num_covered = 0.6, 300, 0
     generator = np.random.default_rng(6)
     for _ in range(num_studies):
-        logs: list[list[float]] = []
+        logs = []
         while not generations.is_precise_enough(logs, np.expm1(target)):
             logs.append([float(generator.standard_normal())])
         estimate = generations.over_rounds(logs, is_stopped_on_width=True)

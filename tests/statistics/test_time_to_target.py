@@ -1,7 +1,5 @@
 """Intervals of censored median times hold the median as often as they say."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -14,7 +12,7 @@ BUDGET = 130.0
 
 
 @pytest.mark.parametrize("n", [3, 4, 5, 8, 20])
-def test_equal_cases_seem_to_never_get_there_as_often_as_stated(n: int) -> None:
+def test_equal_cases_seem_to_never_get_there_as_often_as_stated(n):
     """Against the median of the others, one of 3 to 20 in two studies did."""
     generator = np.random.default_rng(n)
     missed = of_median = 0
@@ -32,7 +30,7 @@ def test_equal_cases_seem_to_never_get_there_as_often_as_stated(n: int) -> None:
     assert of_median / NUM_STUDIES > 0.27
 
 
-def test_a_target_of_costs_is_one_of_the_highest() -> None:
+def test_a_target_of_costs_is_one_of_the_highest():
     """Equal results are all reached."""
     first, _ = target_of([3.0, 1.0, 2.0], is_higher_better=False, num_others=3)
     equal, _ = target_of([2.0] * 4, is_higher_better=True, num_others=4)
@@ -46,7 +44,7 @@ def test_a_target_of_costs_is_one_of_the_highest() -> None:
 
 @pytest.mark.parametrize("n", [3, 5, 8, 20])
 @pytest.mark.parametrize("truth", [100.0, 150.0], ids=["reached", "beyond the budget"])
-def test_coverage_is_as_stated(n: int, truth: float) -> None:
+def test_coverage_is_as_stated(n, truth):
     """Lognormal times of which a third or more are censored; open ends hold all."""
     generator = np.random.default_rng(n)
     covered, stated = 0, 0.0

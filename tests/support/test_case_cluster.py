@@ -1,7 +1,5 @@
 """Cases in real clusters: every result comes back, and no failure is waited for."""
 
-from __future__ import annotations
-
 import case_cluster
 import pytest
 

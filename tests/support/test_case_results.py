@@ -1,7 +1,5 @@
 """Results of cases cross from the processes of a cluster whole, or not at all."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from case_results import CaseResult, ResultFolder

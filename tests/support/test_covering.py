@@ -1,16 +1,18 @@
 """Cases that cover a product of parameters, and what the full run adds."""
 
-from __future__ import annotations
-
+import ast
 import itertools
+from pathlib import Path
 
 import covering
 import pytest
 
+TESTS = Path(__file__).resolve().parents[1]
 PRODUCT = [
     {"backend": backend, "count": count, "type": kind}
     for backend, count, kind in itertools.product("abcd", "124", "xyz")
 ]
+MARKS = {"full", "covering"}
 
 pytest_plugins = ("pytester",)
 
@@ -99,3 +101,29 @@ def test_a_test_that_is_named_runs_always(run):
     """A case that is requested is run."""
     run("test_example.py::test_rest").assert_outcomes(passed=1)
     run("test_example.py::test_product").assert_outcomes(passed=6)
+
+
+def marked_functions():
+    """File, name and docstring of every test with a mark of the full run."""
+    for path in sorted(TESTS.rglob("test_*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            names = {
+                name.attr
+                for decorator in node.decorator_list
+                for name in ast.walk(decorator)
+                if isinstance(name, ast.Attribute)
+            }
+            if names & MARKS:
+                where = f"{path.relative_to(TESTS)}::{node.name}"
+                yield where, ast.get_docstring(node) or ""
+
+
+def test_every_such_test_says_what_is_left_to_the_full_run():
+    """In its docstring, for who reads that it passed."""
+    found = dict(marked_functions())
+
+    assert len(found) > 3
+    assert [] == [name for name, text in found.items() if "full run" not in text]

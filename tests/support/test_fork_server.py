@@ -1,7 +1,5 @@
 """Forked processes are like any others, but have imported TensorFlow already."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,12 +1,9 @@
 """The catalogue: facts for the planner, without TensorFlow."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import case_cluster
 import fork_server
@@ -14,9 +11,6 @@ import pytest
 
 from workloads import catalog, child_process
 from workloads.resnet50 import config
-
-if TYPE_CHECKING:
-    import pathlib
 
 TIMEOUT_SEC = 300
 _PLANNER_SCRIPT = """
@@ -40,7 +34,7 @@ print(json.dumps([errors, "tensorflow" in sys.modules, "keras" in sys.modules]))
 
 
 @pytest.fixture(scope="module")
-def planner() -> tuple[list[str], bool, bool]:
+def planner():
     """What a planning process says to bad names, and what it had to import."""
     done = subprocess.run(
         [sys.executable, "-c", _PLANNER_SCRIPT],
@@ -51,7 +45,7 @@ def planner() -> tuple[list[str], bool, bool]:
     return json.loads(done.stdout)
 
 
-def test_checks_import_no_tensorflow(planner: tuple[list[str], bool, bool]) -> None:
+def test_checks_import_no_tensorflow(planner):
     """Names and options are checked by a process that never imports TensorFlow."""
     _, imports_tensorflow, imports_keras = planner
 
@@ -59,9 +53,7 @@ def test_checks_import_no_tensorflow(planner: tuple[list[str], bool, bool]) -> N
     assert not imports_keras
 
 
-def test_unknown_data_set_offers_close_matches(
-    planner: tuple[list[str], bool, bool],
-) -> None:
+def test_unknown_data_set_offers_close_matches(planner):
     """A misspelt name is answered with what it may have meant."""
     message = planner[0][0]
 
@@ -70,9 +62,7 @@ def test_unknown_data_set_offers_close_matches(
     assert "\n" not in message
 
 
-def test_unprepared_data_set_names_the_command(
-    planner: tuple[list[str], bool, bool],
-) -> None:
+def test_unprepared_data_set_names_the_command(planner):
     """A known set that is not here says how to prepare it, and offers the digits."""
     message = planner[0][1]
 
@@ -81,16 +71,14 @@ def test_unprepared_data_set_names_the_command(
     assert "--data digits" in message
 
 
-def test_unknown_data_config_lists_configs(
-    planner: tuple[list[str], bool, bool],
-) -> None:
+def test_unknown_data_config_lists_configs(planner):
     """A config that a known set lacks is answered with those it has."""
     message = planner[0][2]
 
     assert "its configs are '8x8', '16x16', '32x32', '64x64'" in message
 
 
-def test_unknown_option_lists_options(planner: tuple[list[str], bool, bool]) -> None:
+def test_unknown_option_lists_options(planner):
     """A misspelt option is an error, not ignored."""
     message = planner[0][3]
 
@@ -98,13 +86,13 @@ def test_unknown_option_lists_options(planner: tuple[list[str], bool, bool]) -> 
     assert message.endswith("did you mean 'image_size'?")
 
 
-def test_a_text_that_is_no_name_is_refused() -> None:
+def test_a_text_that_is_no_name_is_refused():
     """Paths and blanks are no data set names."""
     with pytest.raises(ValueError, match=r"data '\.\./x y' is not a data set name"):
         catalog.check_data("resnet50", "../x y")
 
 
-def test_catalogue_and_config_have_the_same_presets() -> None:
+def test_catalogue_and_config_have_the_same_presets():
     """Every preset that the planner offers has a configuration, and no more."""
     info = catalog.WORKLOADS["resnet50"]
 
@@ -129,9 +117,7 @@ def test_catalogue_and_config_have_the_same_presets() -> None:
         ("transformer", 16 * 1024, {"num_layers": 28, "dropout": 0.0}),
     ],
 )
-def test_presets_for_gpus_are_sized_for_one_h100(
-    name: str, per_replica_batch_size: int, fields: dict[str, object]
-) -> None:
+def test_presets_for_gpus_are_sized_for_one_h100(name, per_replica_batch_size, fields):
     """Without XLA, which is an option, and with TF32 in what stays float32."""
     (preset,) = [p for p in catalog.WORKLOADS[name].presets if p.name == "gpu"]
     module = importlib.import_module(catalog.WORKLOADS[name].config_module)
@@ -142,7 +128,7 @@ def test_presets_for_gpus_are_sized_for_one_h100(
     assert ("off", True) == (found.jit, found.tf32)
 
 
-def test_unknown_preset_lists_presets() -> None:
+def test_unknown_preset_lists_presets():
     """A misspelt preset is answered with the presets."""
     with pytest.raises(
         ValueError, match=r"preset 'laptob' is unknown .*did you mean 'laptop'\?"
@@ -166,15 +152,13 @@ def test_unknown_preset_lists_presets() -> None:
         ({"num_classes": 0}, r"num_classes=0 must be at least 1"),
     ],
 )
-def test_wrong_option_values_are_named(
-    options: dict[str, object], message: str
-) -> None:
+def test_wrong_option_values_are_named(options, message):
     """Each wrong value is answered with the option, the value and what is allowed."""
     with pytest.raises(ValueError, match=message):
         config.make_config("smoke", options)
 
 
-def test_options_override_the_preset() -> None:
+def test_options_override_the_preset():
     """An option replaces its field and leaves the others; an integer serves a float."""
     made = config.make_config("laptop", {"weight_decay": 0, "version": "v1"})
 
@@ -183,7 +167,7 @@ def test_options_override_the_preset() -> None:
     assert made.image_size == config.PRESETS["laptop"].image_size
 
 
-def test_preparing_leaves_room_for_virtual_devices(tmp_path: pathlib.Path) -> None:
+def test_preparing_leaves_room_for_virtual_devices(tmp_path):
     """The harness prepares before it makes the replicator; an op would be too early.
 
     In a process that is forked from one that has imported TensorFlow and run no op.

@@ -1,7 +1,5 @@
 """Processes that are started from here: what they inherit."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import subprocess
@@ -12,7 +10,7 @@ from workloads import child_process
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def test_a_child_imports_what_this_process_can(tmp_path, monkeypatch) -> None:
+def test_a_child_imports_what_this_process_can(tmp_path, monkeypatch):
     """This package first, then what the variable names, then what was added here."""
     named, added = tmp_path / "named", tmp_path / "added"
     for folder in (named, added):
@@ -37,7 +35,7 @@ def test_a_child_imports_what_this_process_can(tmp_path, monkeypatch) -> None:
     assert f"{child_process.__file__} named added False\n" == done.stdout
 
 
-def test_variables_are_added_and_the_others_kept(monkeypatch) -> None:
+def test_variables_are_added_and_the_others_kept(monkeypatch):
     """No directory is named by nothing: that would be wherever the child works."""
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("PYTHONPATH", raising=False)

@@ -1,7 +1,5 @@
 """Option ``jit``: XLA computes what the graph computes, on every kind of backend."""
 
-from __future__ import annotations
-
 import importlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pipelines that feed GPUs: threads, bytes that are sent, batches that wait there."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Steps that are queued compute what steps that are waited for compute."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 from small_programs import build as build_small

@@ -1,7 +1,5 @@
 """No workload writes variables outside its steps, so presets for GPUs promise it."""
 
-from __future__ import annotations
-
 import collections
 
 import pytest

@@ -1,7 +1,5 @@
 """The counted arithmetic of a training step, held to graphs and published figures."""
 
-from __future__ import annotations
-
 import importlib
 
 import numpy as np

@@ -4,15 +4,12 @@ No GPU is needed: the graphs are optimized for two, on a host with the rules of 
 and compared with the kernels that are registered in the installed build of TensorFlow.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os
 import pathlib
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
 
 import gpu_graphs
 import pytest
@@ -20,9 +17,6 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import kernels
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.processes
 
@@ -34,9 +28,7 @@ CONTROL_FLOW = {"Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", 
 
 
 @pytest.fixture(scope="module")
-def graphs(
-    tmp_path_factory: pytest.TempPathFactory, data_dirs: pathlib.Path
-) -> pathlib.Path:
+def graphs(tmp_path_factory, data_dirs):
     """The folder of all graphs, written by a process whose host has oneDNN's rules."""
     del data_dirs  # its variables are in the environment
     if not kernels.kernels_of("_FusedBatchNormEx") or not tf.test.is_built_with_cuda():
@@ -59,17 +51,17 @@ def graphs(
 
 
 @functools.cache
-def _graph(folder: pathlib.Path, case: tuple[str, ...]) -> Any:
+def _graph(folder, case):
     return _tf_compat.GraphDef.FromString((folder / ".".join(case)).read_bytes())
 
 
-def _kernel(node: Any) -> kernels.Kernel | None:
+def _kernel(node):
     label = node.attr["_kernel"].s.decode() if "_kernel" in node.attr else ""
     device = "CPU" if "CPU" in node.device else "GPU"
     return kernels.find_kernel(node.op, device, dict(_types(node)), label)
 
 
-def _types(node: Any) -> Iterator[tuple[str, frozenset[tf.DType]]]:
+def _types(node):
     for name, attr in node.attr.items():
         kind = attr.WhichOneof("value")
         found = [attr.type] if kind == "type" else list(attr.list.type)
@@ -77,12 +69,12 @@ def _types(node: Any) -> Iterator[tuple[str, frozenset[tf.DType]]]:
             yield name, frozenset(map(tf.as_dtype, found))
 
 
-def _is_call(graph_def: Any, node: Any) -> bool:
+def _is_call(graph_def, node):
     names = {function.signature.name for function in graph_def.library.function}
     return node.op in names
 
 
-def _operations(graph_def: Any) -> list[Any]:
+def _operations(graph_def):
     """All nodes, those in functions too, that are not inputs or calls by name."""
     functions = (function.node_def for function in graph_def.library.function)
     nodes = itertools.chain(graph_def.node, *functions)
@@ -90,9 +82,7 @@ def _operations(graph_def: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=".".join)
-def test_every_operation_has_a_gpu_kernel_for_its_types(
-    graphs: pathlib.Path, case: tuple[str, ...]
-) -> None:
+def test_every_operation_has_a_gpu_kernel_for_its_types(graphs, case):
     """So that nothing moves to the CPU unnoticed, or fails in the first step.
 
     The full run adds the steps of sngan that update only the discriminator, which all
@@ -106,9 +96,7 @@ def test_every_operation_has_a_gpu_kernel_for_its_types(
 
 
 @pytest.mark.parametrize("case", CASES, ids=".".join)
-def test_no_operation_is_fused_by_the_rules_of_cpus(
-    graphs: pathlib.Path, case: tuple[str, ...]
-) -> None:
+def test_no_operation_is_fused_by_the_rules_of_cpus(graphs, case):
     """Of the fused kernels, GPUs have few, with other types and in other modes."""
     fused = [
         (node.op, [text.decode() for text in node.attr["fused_ops"].list.s])
@@ -120,16 +108,14 @@ def test_no_operation_is_fused_by_the_rules_of_cpus(
 
 
 @pytest.mark.parametrize("case", CASES, ids=".".join)
-def test_no_operation_is_pinned_to_one_gpu(
-    graphs: pathlib.Path, case: tuple[str, ...]
-) -> None:
+def test_no_operation_is_pinned_to_one_gpu(graphs, case):
     """The device of the optimizer's time would put all replicas on the first GPU."""
     nodes = _operations(_graph(graphs, case))
 
     assert set() == {node.device for node in nodes} - {"", "/device:CPU:0"}
 
 
-def _memories(graph_def: Any) -> Iterator[tuple[str, str, str, bool, bool]]:
+def _memories(graph_def):
     """By edge: its ends, and whether each end is in host memory."""
     nodes = {node.name: node for node in graph_def.node}
     for node in graph_def.node:
@@ -152,7 +138,7 @@ def _memories(graph_def: Any) -> Iterator[tuple[str, str, str, bool, bool]]:
             )
 
 
-def _arguments(node: Any, definitions: Any) -> list[str]:
+def _arguments(node, definitions):
     """Names of the arguments, once per tensor."""
     names = []
     for arg in definitions:
@@ -165,15 +151,13 @@ def _arguments(node: Any, definitions: Any) -> list[str]:
     return names
 
 
-def _is_on_host(node: Any, argument: str) -> bool:
+def _is_on_host(node, argument):
     kernel = _kernel(node)
     return kernel is None or "CPU" in node.device or argument in kernel.host_args
 
 
 @pytest.mark.parametrize("case", CASES, ids=".".join)
-def test_nothing_waits_for_a_value_of_the_gpu_but_decisions(
-    graphs: pathlib.Path, case: tuple[str, ...]
-) -> None:
+def test_nothing_waits_for_a_value_of_the_gpu_but_decisions(graphs, case):
     """A kernel that reads host memory waits until the GPU has copied a value there."""
     waiting = {
         (source, op, argument)
@@ -186,7 +170,7 @@ def test_nothing_waits_for_a_value_of_the_gpu_but_decisions(
     assert set() == {edge for edge in waiting if edge[1] not in CONTROL_FLOW}
 
 
-def _layouts(graph_def: Any) -> set[str]:
+def _layouts(graph_def):
     """Of all convolutions, their gradients included."""
     return {
         node.attr["data_format"].s.decode()
@@ -195,7 +179,7 @@ def _layouts(graph_def: Any) -> set[str]:
     }
 
 
-def _conversions(graph_def: Any) -> list[str]:
+def _conversions(graph_def):
     """Transpositions and the like that the optimizer put between two layouts."""
     nodes = _operations(graph_def)
     return [node.name for node in nodes if "LayoutOptimizer" in node.name]
@@ -204,9 +188,7 @@ def _conversions(graph_def: Any) -> list[str]:
 @pytest.mark.parametrize(
     "case", [case for case in CASES if "nhwc" in case], ids=".".join
 )
-def test_nhwc_is_kept_in_every_convolution(
-    graphs: pathlib.Path, case: tuple[str, ...]
-) -> None:
+def test_nhwc_is_kept_in_every_convolution(graphs, case):
     """Nothing is transposed; without the option, float32 is converted."""
     kept, converted = (_graph(graphs, each) for each in (case, case[:-1]))
 
@@ -221,9 +203,7 @@ def test_nhwc_is_kept_in_every_convolution(
     [c for c in CASES if "mixed_bfloat16" in c and c[0] in gpu_graphs.WITH_LAYOUT],
     ids=".".join,
 )
-def test_nhwc_is_native_in_bfloat16(
-    graphs: pathlib.Path, case: tuple[str, ...]
-) -> None:
+def test_nhwc_is_native_in_bfloat16(graphs, case):
     """As presets for GPUs compute."""
     found = _graph(graphs, case)
 

@@ -1,7 +1,5 @@
 """The measuring control that reads batches and runs no step."""
 
-from __future__ import annotations
-
 import pytest
 from small_programs import build as build_small
 

@@ -1,7 +1,5 @@
 """N replicas match one on their first steps; each mistake of a backend is found."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

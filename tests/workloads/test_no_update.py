@@ -1,7 +1,5 @@
 """The measuring control whose steps sum their gradients and update nothing."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,9 +1,6 @@
 """Figures of metrics: what they are called, and their intervals."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +18,7 @@ METRIC = Metric(
 @pytest.mark.parametrize(
     ("num_successes", "num_trials"), [(0, 5), (1, 10), (96, 359), (359, 359), (7, 8)]
 )
-def test_wilson_interval_equals_scipys(num_successes: int, num_trials: int) -> None:
+def test_wilson_interval_equals_scipys(num_successes, num_trials):
     """The interval is Wilson's, as SciPy computes it."""
     reference = scipy.stats.binomtest(num_successes, num_trials).proportion_ci(
         confidence_level=0.95, method="wilson"
@@ -33,7 +30,7 @@ def test_wilson_interval_equals_scipys(num_successes: int, num_trials: int) -> N
     assert high == pytest.approx(reference.high, abs=1e-12)
 
 
-def test_accuracy_carries_count_and_method() -> None:
+def test_accuracy_carries_count_and_method():
     """A quality figure says how many examples and which interval are behind it."""
     metric = quality.accuracy(METRIC, 90, 359)
 
@@ -52,15 +49,13 @@ def test_accuracy_carries_count_and_method() -> None:
         ((1, 2), 95, "confidence=95: use a ratio"),
     ],
 )
-def test_impossible_proportions_are_refused(
-    counts: tuple[int, int], confidence: float, message: str
-) -> None:
+def test_impossible_proportions_are_refused(counts, confidence, message):
     """More successes than trials, none tried, or a level in percent."""
     with pytest.raises(ValueError, match=message):
         quality.wilson_interval(*counts, confidence=confidence)
 
 
-def test_mean_has_scipys_interval() -> None:
+def test_mean_has_scipys_interval():
     """Student's t, as SciPy computes it."""
     values = [1.0, 2.0, 4.0, 9.0]
     reference = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
@@ -72,16 +67,14 @@ def test_mean_has_scipys_interval() -> None:
     assert metric.high == pytest.approx(reference.high)
 
 
-def test_mean_of_one_value_is_refused() -> None:
+def test_mean_of_one_value_is_refused():
     """There is no spread, so there is no interval."""
     with pytest.raises(ValueError, match=r"1 value\(s\) of 'top_1': an interval needs"):
         quality.mean(METRIC, [1.0])
 
 
 @pytest.mark.parametrize("copies", [1, 3])
-def test_values_that_are_alike_in_groups_have_the_interval_of_groups(
-    copies: int,
-) -> None:
+def test_values_that_are_alike_in_groups_have_the_interval_of_groups(copies):
     """Of equal groups that of their means; more of the same value adds nothing."""
     of_groups = [1.0, 2.0, 4.0, 9.0]
     expected = quality.mean(METRIC, of_groups)
@@ -95,7 +88,7 @@ def test_values_that_are_alike_in_groups_have_the_interval_of_groups(
     assert f"over groups of the {4 * copies} examples" in found.method
 
 
-def test_a_large_group_counts_for_more() -> None:
+def test_a_large_group_counts_for_more():
     """The mean is that of all values; its interval by hand, as a ratio of two sums."""
     values, groups = np.array([1.0, 1.0, 1.0, 5.0, 6.0]), np.array([0, 0, 0, 1, 2])
     found = quality.mean_over_groups(METRIC, values, groups)
@@ -106,13 +99,13 @@ def test_a_large_group_counts_for_more() -> None:
     assert scipy.stats.t.ppf(0.975, 2) * error == pytest.approx(found.high - 2.8)
 
 
-def test_one_group_has_no_interval() -> None:
+def test_one_group_has_no_interval():
     """However many values it has."""
     with pytest.raises(ValueError, match=r"got 1 group\(s\) of 'top_1': an interval"):
         quality.mean_over_groups(METRIC, np.ones(5), np.zeros(5))
 
 
-def test_counted_figures_say_that_they_are() -> None:
+def test_counted_figures_say_that_they_are():
     """Their interval is a point, and the method says why."""
     metric = quality.counted(METRIC, 2.5, num_examples=7)
 
@@ -120,7 +113,7 @@ def test_counted_figures_say_that_they_are() -> None:
     assert metric.method == "counted, not estimated"
 
 
-def test_examples_of_all_batches_count() -> None:
+def test_examples_of_all_batches_count():
     """Yes and no give a share with Wilson's interval, numbers a mean with Student's."""
     is_even = dataclasses.replace(METRIC, name="even", of=lambda x: x % 2 == 0)
     itself = dataclasses.replace(METRIC, name="itself", of=lambda x: x)
@@ -139,16 +132,14 @@ def test_examples_of_all_batches_count() -> None:
         ({"tolerance": 5.0}, r"'top_1' has tolerance=5.0: use a ratio between 0 and 1"),
     ],
 )
-def test_a_metric_with_wrong_facts_is_refused(
-    change: dict[str, Any], message: str
-) -> None:
+def test_a_metric_with_wrong_facts_is_refused(change, message):
     """A name that is no column, a tolerance in percent."""
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(METRIC, **change)
 
 
 @pytest.mark.parametrize("workload", catalog.WORKLOADS)
-def test_a_workload_declares_each_metric_once(workload: str) -> None:
+def test_a_workload_declares_each_metric_once(workload):
     """With what readers need; at least one of them says what was learned."""
     metrics = catalog.metrics_of(workload)
     names = [metric.name for metric in metrics]

@@ -1,7 +1,5 @@
 """Measuring controls of the workloads: one batch for ever, replicas on their own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """What is counted of a step, against changes of a step whose counts are known."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

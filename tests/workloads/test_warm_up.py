@@ -1,7 +1,5 @@
 """The program that has a driver compile: it runs the steps that others measure."""
 
-from __future__ import annotations
-
 import short_resnet
 
 from workloads import warm_up

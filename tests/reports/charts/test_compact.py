@@ -1,7 +1,5 @@
 """The text of an SVG is made smaller, and the drawing stays what it is."""
 
-from __future__ import annotations
-
 import pytest
 
 from reports.charts.compact import compact
@@ -16,6 +14,6 @@ from reports.charts.compact import compact
         ("M 0 0 L -1.5 2 L -1.5 2 z", "M0 0L-1.5 2z"),
     ],
 )
-def test_a_line_to_where_it_is_already_is_left_out(path: str, expected: str) -> None:
+def test_a_line_to_where_it_is_already_is_left_out(path, expected):
     """Only where the whole point is repeated."""
     assert f'<path d="{expected}"/>' == compact(f'<path d="{path}"/>')

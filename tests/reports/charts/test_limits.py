@@ -1,14 +1,12 @@
 """Axis limits show the estimates, however long an interval is."""
 
-from __future__ import annotations
-
 import pytest
 
 from reports.charts import limits
 
 
 @pytest.mark.parametrize("function", [limits.logarithmic, limits.linear])
-def test_modest_intervals_are_shown_whole(function: object) -> None:
+def test_modest_intervals_are_shown_whole(function):
     """Ends near the estimates lie inside."""
     low, high = function([20.0, 40.0], [19.0, 42.0])
 
@@ -17,7 +15,7 @@ def test_modest_intervals_are_shown_whole(function: object) -> None:
 
 
 @pytest.mark.parametrize("function", [limits.logarithmic, limits.linear])
-def test_absurd_intervals_do_not_squeeze_the_estimates(function: object) -> None:
+def test_absurd_intervals_do_not_squeeze_the_estimates(function):
     """An end beyond reach runs off the panel; estimates stay well inside."""
     low, high = function([20.0, 40.0], [0.0, 40_000.0])
 
@@ -26,14 +24,14 @@ def test_absurd_intervals_do_not_squeeze_the_estimates(function: object) -> None
 
 
 @pytest.mark.parametrize("function", [limits.logarithmic, limits.linear])
-def test_one_estimate_alone_has_room(function: object) -> None:
+def test_one_estimate_alone_has_room(function):
     """Limits never coincide."""
     low, high = function([3.0], [])
 
     assert low < 3.0 < high
 
 
-def test_logarithmic_limits_are_positive() -> None:
+def test_logarithmic_limits_are_positive():
     """Zero ends come from underflow and must not reach the axis."""
     low, _ = limits.logarithmic([1e-3], [0.0, 5.0])
 

@@ -1,9 +1,6 @@
 """The chart over replicas: axes, labels, ceiling, and how many lines."""
 
-from __future__ import annotations
-
 import itertools
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,20 +11,14 @@ from reports.page.sections import verdict
 from reports.view.view import view_store
 from results.records.models import ScalingMode
 
-if TYPE_CHECKING:
-    import pathlib
-
-    from reports.view.view import View
-    from results.store.study_store import Store
-
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 
 
-def _first_screen(store: Store) -> str:
+def _first_screen(store):
     return str(verdict.render(view_store(store)))
 
 
-def test_the_figure_is_linear_from_zero_and_labels_its_lines(relay: View) -> None:
+def test_the_figure_is_linear_from_zero_and_labels_its_lines(relay):
     """All in words too; labels name backend and mode."""
     drawn = hero.draw(relay)
     assert drawn is not None
@@ -37,9 +28,7 @@ def test_the_figure_is_linear_from_zero_and_labels_its_lines(relay: View) -> Non
         assert text in drawn
 
 
-def test_the_ceiling_is_that_of_programs_that_never_communicate(
-    controlled: Store,
-) -> None:
+def test_the_ceiling_is_that_of_programs_that_never_communicate(controlled):
     """Two programs at 52 ms beside one at 50 ms: 96 %."""
     (first, *_) = hero.curves(view_store(controlled))
     (found,) = first.of_kind("ceiling")
@@ -49,9 +38,7 @@ def test_the_ceiling_is_that_of_programs_that_never_communicate(
     assert "Short line: ceiling" in _first_screen(controlled)
 
 
-def test_a_panel_has_at_most_seven_lines(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_a_panel_has_at_most_seven_lines(tmp_path, synthetic):
     """The others are counted in the caption."""
     backends = ("in_graph", "tf_mirrored", "multi_worker", "tf_multi_worker", "async")
     store = synthetic.make_store(tmp_path, synthetic.Shape(backends=backends))
@@ -61,7 +48,7 @@ def test_a_panel_has_at_most_seven_lines(
 
 
 @pytest.mark.parametrize("is_from_zero", [True, False])
-def test_replicas_are_linear_up_to_sixteen(is_from_zero: bool) -> None:
+def test_replicas_are_linear_up_to_sixteen(is_from_zero):
     """Beyond, doublings are equally far apart."""
     few, many = (
         ReplicasAxis(sizes=sizes, is_log=is_log, is_from_zero=is_from_zero)
@@ -74,7 +61,7 @@ def test_replicas_are_linear_up_to_sixteen(is_from_zero: bool) -> None:
     assert many(2, 0.5) / many(2) == pytest.approx(many(64, 0.5) / many(64))
 
 
-def test_a_single_number_of_replicas_is_within_its_axis() -> None:
+def test_a_single_number_of_replicas_is_within_its_axis():
     """There is no line to draw, and no division by zero."""
     axis = ReplicasAxis(sizes=(4,), is_log=False, is_from_zero=False)
     low, high = axis.limits
@@ -82,7 +69,7 @@ def test_a_single_number_of_replicas_is_within_its_axis() -> None:
     assert low < axis(4, -0.1) < axis(4, 0.1) < high
 
 
-def test_labels_never_overlap_and_stay_within() -> None:
+def test_labels_never_overlap_and_stay_within():
     """They move as little as is needed, in the order of their lines."""
     places = [0.9, 0.91, 0.92, 0.2, 0.99]
     heights = [0.1, 0.1, 0.1, 0.1, 0.2]
@@ -97,9 +84,7 @@ def test_labels_never_overlap_and_stay_within() -> None:
     assert min(m - h / 2 for m, h in zip(moved, heights, strict=True)) >= -1e-9
 
 
-def test_long_names_leave_room_for_the_lines(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_long_names_leave_room_for_the_lines(tmp_path, synthetic):
     """The longest backend of the catalogue is whole, a longer one is cut."""
     shape = synthetic.Shape(backends=("multi_worker_in_graph", "x" * 80))
     drawn = hero.draw(view_store(synthetic.make_store(tmp_path, shape)))

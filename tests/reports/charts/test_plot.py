@@ -1,9 +1,6 @@
 """Figures for a notebook, and the rules that all figures keep."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
@@ -20,15 +17,12 @@ from reports.words import formats
 from results.figures import frame
 from results.statistics import estimates
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 mpl.use("agg")
 EIGHT = tuple(f"backend_{index}" for index in range(8))
 
 
 @pytest.fixture(scope="module")
-def points(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> pd.DataFrame:
+def points(tmp_path_factory, synthetic):
     """Of a study with quality runs of three seeds."""
     shape = synthetic.Shape(
         replicas=(1, 2, 4), budget=synthetic.LEARNING, num_learning_runs=3
@@ -38,14 +32,14 @@ def points(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> pd.DataF
 
 
 @pytest.fixture(scope="module")
-def explained(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+def explained(tmp_path_factory):
     """Of a study with controls."""
     shape = RelayShape(lost={"in_graph": Lost(contention=0.006)}, controls=ALL)
     return frame.points_frame(make_relay(tmp_path_factory.mktemp("relay"), shape))
 
 
 @pytest.fixture(autouse=True)
-def _no_figures_left() -> Iterator[None]:
+def _no_figures_left():
     """Closes what pyplot opened."""
     yield
     import matplotlib.pyplot as plt
@@ -58,9 +52,7 @@ def _no_figures_left() -> Iterator[None]:
     [plot.scaling, plot.forest, plot.learning, plot.steps],
     ids=["scaling", "forest", "learning", "steps"],
 )
-def test_a_figure_is_drawn_on_new_axes_or_on_given_ones(
-    points: pd.DataFrame, draw: Any
-) -> None:
+def test_a_figure_is_drawn_on_new_axes_or_on_given_ones(points, draw):
     """The frame that ``points_frame`` returns is all it needs."""
     import matplotlib.pyplot as plt
 
@@ -72,7 +64,7 @@ def test_a_figure_is_drawn_on_new_axes_or_on_given_ones(
     assert given.has_data()
 
 
-def test_a_waterfall_is_drawn_of_a_study_with_controls(explained: pd.DataFrame) -> None:
+def test_a_waterfall_is_drawn_of_a_study_with_controls(explained):
     """The whole is the last bar, and as long as all others together."""
     axes = plot.waterfall(explained)
     widths = [patch.get_width() for patch in axes.patches]
@@ -81,7 +73,7 @@ def test_a_waterfall_is_drawn_of_a_study_with_controls(explained: pd.DataFrame) 
     assert widths[-1] == pytest.approx(sum(widths[:-1]))
 
 
-def test_values_begin_at_zero_unless_they_are_logarithmic(points: pd.DataFrame) -> None:
+def test_values_begin_at_zero_unless_they_are_logarithmic(points):
     """Half as high is half as much."""
     for quantity in ("efficiency", "speedup", "throughput"):
         axes = plot.scaling(points, quantity=quantity)
@@ -91,7 +83,7 @@ def test_values_begin_at_zero_unless_they_are_logarithmic(points: pd.DataFrame) 
         assert "log" == both.get_xscale()
 
 
-def test_panels_of_a_quantity_share_their_axis(points: pd.DataFrame) -> None:
+def test_panels_of_a_quantity_share_their_axis(points):
     """Weak and strong scaling are compared by eye."""
     for quantity in ("efficiency", "speedup", "throughput"):
         weak, strong = (
@@ -101,7 +93,7 @@ def test_panels_of_a_quantity_share_their_axis(points: pd.DataFrame) -> None:
         assert weak.get_ylim() == strong.get_ylim()
 
 
-def test_the_drawn_values_are_those_of_the_frame(points: pd.DataFrame) -> None:
+def test_the_drawn_values_are_those_of_the_frame(points):
     """Markers of efficiency, weak scaling."""
     chosen = points.query(
         "quantity == 'efficiency' and kind == 'estimate' and mode == 'weak'"
@@ -114,7 +106,7 @@ def test_the_drawn_values_are_those_of_the_frame(points: pd.DataFrame) -> None:
     assert {round(value, 9) for value in chosen["value"]} <= drawn
 
 
-def test_ratios_have_1_in_the_middle(points: pd.DataFrame) -> None:
+def test_ratios_have_1_in_the_middle(points):
     """Half as fast and twice as fast are equally far away."""
     axes = plot.forest(points)
     low, high = axes.get_xlim()
@@ -123,7 +115,7 @@ def test_ratios_have_1_in_the_middle(points: pd.DataFrame) -> None:
     assert low * high == pytest.approx(1)
 
 
-def test_a_dash_is_a_mode_and_no_number_of_replicas() -> None:
+def test_a_dash_is_a_mode_and_no_number_of_replicas():
     """Lines of one colour that differ in something else have widths."""
     run = curves.CurveRun(spent=(1, 2), values=(1, 2), lows=(0, 1), highs=(2, 3))
     sizes = [
@@ -137,7 +129,7 @@ def test_a_dash_is_a_mode_and_no_number_of_replicas() -> None:
     assert thin.get_linewidth() < thick.get_linewidth()
 
 
-def test_several_seeds_are_a_median_and_a_band(points: pd.DataFrame) -> None:
+def test_several_seeds_are_a_median_and_a_band(points):
     """One line per case, however many seeds."""
     cases = rows_of.cases_of_learning(points, "top_1", "train_time_sec")
     axes = plot.learning(points)
@@ -172,17 +164,13 @@ def test_several_seeds_are_a_median_and_a_band(points: pd.DataFrame) -> None:
         ),
     ],
 )
-def test_what_a_frame_has_not_is_an_error(
-    points: pd.DataFrame, act: Any, message: str
-) -> None:
+def test_what_a_frame_has_not_is_an_error(points, act, message):
     """It says what the frame has."""
     with pytest.raises(ValueError, match=message):
         act(points)
 
 
-def test_at_most_seven_lines_are_in_a_panel(
-    tmp_path_factory: pytest.TempPathFactory, synthetic: Any
-) -> None:
+def test_at_most_seven_lines_are_in_a_panel(tmp_path_factory, synthetic):
     """Eight backends have two panels."""
     shape = synthetic.Shape(backends=EIGHT, repeats=1)
     found = frame.points_frame(
@@ -197,7 +185,7 @@ def test_at_most_seven_lines_are_in_a_panel(
     assert {"N = 2"} == {row.label.partition(",")[0] for row in drawn}
 
 
-def test_headings_have_rows_of_their_own() -> None:
+def test_headings_have_rows_of_their_own():
     """Rows of one group stand under its name."""
     places = rows.place(["a", "a", "b"])
 
@@ -207,7 +195,7 @@ def test_headings_have_rows_of_their_own() -> None:
     assert (0, 1) == rows.place(["", ""]).rows
 
 
-def test_limits_of_ratios_are_symmetric_and_those_from_zero_hold_everything() -> None:
+def test_limits_of_ratios_are_symmetric_and_those_from_zero_hold_everything():
     """However narrow the ratios are, and however long an interval is."""
     assert limits.symmetric([1.01], [], centre=1.0) == pytest.approx((1 / 1.1, 1.1))
     low, high = limits.symmetric([0.5, 1.2], [0.3, 1.5], centre=1.0)
@@ -221,7 +209,7 @@ def test_limits_of_ratios_are_symmetric_and_those_from_zero_hold_everything() ->
     assert (0.0, 1.06) == limits.from_zero([], [])
 
 
-def test_ticks_of_ratios_are_mirrored_at_1() -> None:
+def test_ticks_of_ratios_are_mirrored_at_1():
     """From a few per cent to a factor of a hundred."""
     for reach in (1.1, 1.5, 4, 10, 300):
         with svg.style():
@@ -235,7 +223,7 @@ def test_ticks_of_ratios_are_mirrored_at_1() -> None:
         assert (1 / ticks[::-1]).tolist() == pytest.approx(ticks.tolist())
 
 
-def test_data_in_a_link_are_a_table_without_empty_columns(points: pd.DataFrame) -> None:
+def test_data_in_a_link_are_a_table_without_empty_columns(points):
     """Few steps are all there, of many the quartiles of each case."""
     assert data.of_rows(points, "scaling").startswith("data:text/csv;charset=utf-8,")
     assert "train_time_sec" not in data.of_rows(points, "scaling")
@@ -263,9 +251,7 @@ def test_data_in_a_link_are_a_table_without_empty_columns(points: pd.DataFrame) 
         ),
     ],
 )
-def test_digits_follow_the_interval(
-    write: Any, numbers: tuple[float, float, float], expected: str
-) -> None:
+def test_digits_follow_the_interval(write, numbers, expected):
     """Never the same number three times."""
     value, low, high = numbers
     estimate = estimates.Estimate(

@@ -1,9 +1,6 @@
 """Figures of step times: what they draw, and when they vanish."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,15 +11,12 @@ from reports.charts.drawing import look
 from reports.page.sections import lost_time, variation
 from reports.view.view import view_store
 
-if TYPE_CHECKING:
-    import pathlib
 
-
-def _plain(text: str) -> str:
+def _plain(text):
     return re.sub(r"\s", " ", text)
 
 
-def test_cells_are_relative_to_the_median_and_binned() -> None:
+def test_cells_are_relative_to_the_median_and_binned():
     """A slow process is a slow row; a slow moment is a slow column."""
     times = np.ones((3, 100))
     times[1] = 1.2
@@ -35,12 +29,12 @@ def test_cells_are_relative_to_the_median_and_binned() -> None:
     assert cells[0, 32] == pytest.approx(2.0)
 
 
-def test_processes_of_unequal_length_use_the_steps_that_all_have() -> None:
+def test_processes_of_unequal_length_use_the_steps_that_all_have():
     """A process that was killed has fewer."""
     assert heat.binned([[1.0] * 7, [1.0] * 5]).shape == (2, 5)
 
 
-def test_a_slow_process_is_named_in_the_description() -> None:
+def test_a_slow_process_is_named_in_the_description():
     """For readers who do not see it."""
     drawn = heat.draw(
         [[1.0] * 20, [1.5] * 20, [1.0] * 20], series=0, name="case", slug="x"
@@ -49,9 +43,7 @@ def test_a_slow_process_is_named_in_the_description() -> None:
     assert "process 1 is the slowest with 1.50 of the median" in drawn
 
 
-def test_each_backend_has_its_fewest_and_most_replicas(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_each_backend_has_its_fewest_and_most_replicas(tmp_path, synthetic):
     """At the most, one for each scaling mode; seven lines in all."""
     shape = synthetic.Shape(backends=("in_graph", "tf_mirrored", "single"))
     shown = _plain(variation.render(view_store(synthetic.make_store(tmp_path, shape))))
@@ -62,12 +54,12 @@ def test_each_backend_has_its_fewest_and_most_replicas(
 
 
 def test_a_scaling_mode_has_the_line_style_that_it_has_in_all_figures(
-    tmp_path: pathlib.Path, synthetic: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, synthetic, monkeypatch
+):
     """What both modes are compared with is dotted, as ideal scaling is."""
-    drawn: dict[str, str] = {}
+    drawn = {}
 
-    def draw(samples: Any, **_: str) -> str:
+    def draw(samples, **_):
         drawn.update({f"{of.label}, {of.batch}": of.dash for of in samples})
         return "figure"
 
@@ -84,7 +76,7 @@ def test_a_scaling_mode_has_the_line_style_that_it_has_in_all_figures(
     assert "Dotted: the fewest replicas" in shown
 
 
-def test_a_case_of_several_processes_has_a_heat_map(tmp_path: pathlib.Path) -> None:
+def test_a_case_of_several_processes_has_a_heat_map(tmp_path):
     """Those of one process have none."""
     several = make_store(tmp_path / "several", RelayShape(num_ranks=2, controls=()))
     one = make_store(tmp_path / "one", RelayShape(controls=()))
@@ -93,9 +85,7 @@ def test_a_case_of_several_processes_has_a_heat_map(tmp_path: pathlib.Path) -> N
     assert "Step time by process" not in variation.render(view_store(one))
 
 
-def test_a_study_without_controls_and_cpu_time_explains_no_loss(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_a_study_without_controls_and_cpu_time_explains_no_loss(tmp_path):
     """The section vanishes rather than guess."""
     view = view_store(make_store(tmp_path, RelayShape(controls=())))
 

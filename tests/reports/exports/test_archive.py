@@ -1,11 +1,8 @@
 """Raw records that readers of a page can download, and recompute its figures from."""
 
-from __future__ import annotations
-
 import io
 import re
 import zipfile
-from typing import TYPE_CHECKING, Any
 
 import published_studies
 import pytest
@@ -18,23 +15,19 @@ from results.judging import gate_metrics
 from results.store import zipped
 from results.store.study_store import Store
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 STUDY = "resnet50-two-cores"
 PAGE = "<!DOCTYPE html>\n<html>\n<body>\n<main>a study</main>\n</body>\n</html>\n"
 
 
 @pytest.fixture(scope="module")
-def content() -> bytes:
+def content():
     """The records of a published study."""
     found, reason = archive.of_study(Store.open(published_studies.study(STUDY)))
     assert found is not None, reason
     return found
 
 
-def test_verify_accepts_what_was_downloaded(content: bytes, tmp_path: Path) -> None:
+def test_verify_accepts_what_was_downloaded(content, tmp_path):
     """As a zip, and as the folder that it unpacks to; every figure is recomputed."""
     with zipfile.ZipFile(io.BytesIO(content)) as file:
         names = file.namelist()
@@ -55,7 +48,7 @@ def test_verify_accepts_what_was_downloaded(content: bytes, tmp_path: Path) -> N
     assert re.search(r"^verified: [\d,]+ figures are as rec", done.output, re.MULTILINE)
 
 
-def test_published_pages_link_what_is_beside_them(content: bytes) -> None:
+def test_published_pages_link_what_is_beside_them(content):
     """The files of the site; their records are those of the folders."""
     for path in published_studies.SITE.glob("studies/*/index.html"):
         beside = path.with_name(build.RECORDS)
@@ -70,7 +63,7 @@ def test_published_pages_link_what_is_beside_them(content: bytes) -> None:
 
 
 @pytest.fixture
-def make(tmp_path: Path, synthetic: Any, monkeypatch: Any) -> Callable[..., Any]:
+def make(tmp_path, synthetic, monkeypatch):
     """Returns a function that writes a site of two small studies without figures."""
     monkeypatch.setattr("reports.page.build.build_report", lambda *_: PAGE)
     shape = {"modes": (synthetic.WEAK,), "repeats": 1, "num_measured_steps": 2}
@@ -79,7 +72,7 @@ def make(tmp_path: Path, synthetic: Any, monkeypatch: Any) -> Callable[..., Any]
         for name in ("a", "b")
     ]
 
-    def write(data_url: str = "") -> list[str]:
+    def write(data_url=""):
         records, missing = archive.of_studies(stores, data_url)
         metric = gate_metrics.THROUGHPUT
         build.write_site(stores, tmp_path / "site", metric, records=records)
@@ -88,7 +81,7 @@ def make(tmp_path: Path, synthetic: Any, monkeypatch: Any) -> Callable[..., Any]
     return write
 
 
-def test_records_are_beside_each_page(make: Any, tmp_path: Path) -> None:
+def test_records_are_beside_each_page(make, tmp_path):
     """Each page has its own."""
     missing = make()
 
@@ -100,7 +93,7 @@ def test_records_are_beside_each_page(make: Any, tmp_path: Path) -> None:
             assert f"{name}/plan.json" in file.namelist()
 
 
-def test_records_elsewhere_are_linked_there(make: Any, tmp_path: Path) -> None:
+def test_records_elsewhere_are_linked_there(make, tmp_path):
     """With the name of each study, and nothing beside the pages."""
     make(data_url="https://example.org/{study}.zip?a=1&b=2")
     folder = tmp_path / "site" / "studies" / "a"
@@ -112,9 +105,7 @@ def test_records_elsewhere_are_linked_there(make: Any, tmp_path: Path) -> None:
     assert not (folder / build.RECORDS).exists()
 
 
-def test_too_large_or_private_records_are_not_put_there(
-    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_or_private_records_are_not_put_there(make, tmp_path, monkeypatch):
     """One line says why, and what to do; the page has no dead link."""
     monkeypatch.setattr(archive, "MOST_BYTES", 1000)
     too_large = make()
@@ -154,9 +145,7 @@ def test_too_large_or_private_records_are_not_put_there(
         ),
     ],
 )
-def test_an_address_that_cannot_be_used_is_refused(
-    make: Any, tmp_path: Path, arguments: tuple[str, ...], message: str
-) -> None:
+def test_an_address_that_cannot_be_used_is_refused(make, tmp_path, arguments, message):
     """Exit code 2, one line, nothing written."""
     del make
     done = CliRunner().invoke(

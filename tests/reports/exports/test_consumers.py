@@ -1,14 +1,11 @@
 """Each export is read back by the program that it is for."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
@@ -20,10 +17,6 @@ from results.errors import ResultsError
 from results.figures import scaling
 from results.judging import gate_metrics
 from results.study.cases import load_study
-
-if TYPE_CHECKING:
-    from results.store.study_store import Store
-    from results.study.cases import Entry
 
 ROOT = Path(__file__).resolve().parents[3]
 THROUGHPUT = gate_metrics.THROUGHPUT
@@ -47,13 +40,13 @@ GITHUB_ACTION_BENCHMARK = {
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: Any, synthetic: Any) -> Store:
+def store(tmp_path_factory, synthetic):
     """A study with quality runs."""
     shape = synthetic.Shape(budget=synthetic.LEARNING, num_learning_runs=2)
     return synthetic.make_store(tmp_path_factory.mktemp("study"), shape)
 
 
-def write(folder: Path, files: dict[str, bytes]) -> list[Path]:
+def write(folder, files):
     """Writes files and returns their paths."""
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +54,7 @@ def write(folder: Path, files: dict[str, bytes]) -> list[Path]:
     return [folder / name for name in files]
 
 
-def test_the_parser_of_mlperf_reads_every_line(store: Store, tmp_path: Path) -> None:
+def test_the_parser_of_mlperf_reads_every_line(store, tmp_path):
     """A file per trial that is ok; its keys are those of MLPerf's logger."""
     parser = pytest.importorskip("mlperf_logging.compliance_checker.mlp_parser")
     constants = importlib.import_module("mlperf_logging.mllog.constants")
@@ -83,9 +76,7 @@ def test_the_parser_of_mlperf_reads_every_line(store: Store, tmp_path: Path) -> 
         assert order == [key for key in keys if key in order]
 
 
-def test_a_log_has_the_curve_and_the_throughput_of_its_trial(
-    store: Store, tmp_path: Path
-) -> None:
+def test_a_log_has_the_curve_and_the_throughput_of_its_trial(store, tmp_path):
     """To the last digit."""
     parser = pytest.importorskip("mlperf_logging.compliance_checker.mlp_parser")
     (case, *_) = load_study(store).quality_runs
@@ -101,9 +92,7 @@ def test_a_log_has_the_curve_and_the_throughput_of_its_trial(
     assert entry.result.examples_per_sec == stats[-1]["throughput"]
 
 
-def test_the_rules_of_mlperf_object_to_what_a_study_is_not(
-    store: Store, tmp_path: Path
-) -> None:
+def test_the_rules_of_mlperf_object_to_what_a_study_is_not(store, tmp_path):
     """No submission: caches are not cleared, and epochs are not counted."""
     compliance = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance")
     files = mlperf.export([store], THROUGHPUT)
@@ -119,7 +108,7 @@ def test_the_rules_of_mlperf_object_to_what_a_study_is_not(
     assert {} == checker.warnings
 
 
-def test_pytest_benchmark_shows_the_cases(store: Store, tmp_path: Path) -> None:
+def test_pytest_benchmark_shows_the_cases(store, tmp_path):
     """Its own command compares two of them."""
     text = benchmark_formats.pytest_benchmark([store], THROUGHPUT)
     paths = [tmp_path / "before.json", tmp_path / "after.json"]
@@ -151,9 +140,7 @@ def test_pytest_benchmark_shows_the_cases(store: Store, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "metric", gate_metrics.METRICS.values(), ids=lambda of: of.name
 )
-def test_github_action_benchmark_has_one_row_per_case(
-    store: Store, metric: Any
-) -> None:
+def test_github_action_benchmark_has_one_row_per_case(store, metric):
     """In the documented form; names stay the same from study to study."""
     rows = json.loads(benchmark_formats.github_action_benchmark([store], metric))
     jsonschema.validate(rows, GITHUB_ACTION_BENCHMARK)
@@ -168,12 +155,10 @@ def test_github_action_benchmark_has_one_row_per_case(
     assert {units.get(metric.name, "s")} == {row["unit"] for row in rows}
 
 
-def test_a_metric_that_no_trial_has_is_refused_by_name(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_metric_that_no_trial_has_is_refused_by_name(store, monkeypatch):
     """The trials of a relay record no time to their first step."""
 
-    def without(entry: Entry) -> dict[str, Any]:
+    def without(entry):
         zero = {"time_to_first_step_sec": 0.0}
         return {"ranks": tuple(of.model_copy(update=zero) for of in entry.result.ranks)}
 
@@ -193,9 +178,7 @@ def test_a_metric_that_no_trial_has_is_refused_by_name(
         benchmark_formats.github_action_benchmark([store], metric)
 
 
-def test_junitparser_counts_the_verdicts_of_a_gate(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_junitparser_counts_the_verdicts_of_a_gate(tmp_path, monkeypatch):
     """A regression is a failure; an inconclusive case is skipped."""
     junitparser = pytest.importorskip("junitparser")
     monkeypatch.syspath_prepend(str(ROOT))
@@ -226,9 +209,7 @@ def test_junitparser_counts_the_verdicts_of_a_gate(
 @pytest.mark.parametrize(
     "name", [name for name, of in export_formats.FORMATS.items() if of.writer]
 )
-def test_a_study_without_a_figure_is_one_line_or_an_empty_table(
-    failed: Store, name: str
-) -> None:
+def test_a_study_without_a_figure_is_one_line_or_an_empty_table(failed, name):
     """Never a traceback of something else."""
     export = export_formats.FORMATS[name].export
     if name == "csv":
@@ -238,7 +219,7 @@ def test_a_study_without_a_figure_is_one_line_or_an_empty_table(
         export([failed], THROUGHPUT)
 
 
-def test_equal_records_give_equal_bytes(store: Store) -> None:
+def test_equal_records_give_equal_bytes(store):
     """Every format that has a writer."""
     for form in export_formats.FORMATS.values():
         if form.writer:

@@ -1,12 +1,9 @@
 """Markdown, JSON and CSV of a study."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pandas as pd
@@ -16,19 +13,16 @@ from reports.exports import exports
 from reports.words import markdown
 from results.figures import frame
 
-if TYPE_CHECKING:
-    from results.store.study_store import Store
-
 SCHEMA = json.loads(
     (Path(__file__).parents[3] / "docs/schema/report.schema.json").read_text()
 )
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: Any, synthetic: Any) -> Any:
+def make(tmp_path_factory, synthetic):
     """Returns a function that makes a study."""
 
-    def make_study(**fields: Any) -> Store:
+    def make_study(**fields):
         root = tmp_path_factory.mktemp("study")
         return synthetic.make_store(root, synthetic.Shape(**fields))
 
@@ -36,19 +30,19 @@ def make(tmp_path_factory: Any, synthetic: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def good(make: Any) -> Store:
+def good(make):
     """Two backends, both modes, nothing failed."""
     return make()
 
 
 @pytest.fixture(scope="module")
-def broken(tmp_path_factory: Any, synthetic: Any) -> Store:
+def broken(tmp_path_factory, synthetic):
     """Every kind of failure, and quality runs."""
     return synthetic.make_store(tmp_path_factory.mktemp("study"), synthetic.BROKEN)
 
 
 @pytest.mark.parametrize("name", ["good", "broken", "failed"])
-def test_json_has_verdict_and_figures(name: str, request: Any) -> None:
+def test_json_has_verdict_and_figures(name, request):
     """As the published schema says, also where nothing was measured."""
     data = json.loads(exports.as_json(request.getfixturevalue(name)))
 
@@ -58,7 +52,7 @@ def test_json_has_verdict_and_figures(name: str, request: Any) -> None:
 
 
 @pytest.mark.parametrize("field", ["verdict", "points", "coverage"])
-def test_the_schema_refuses_a_report_without(field: str, good: Store) -> None:
+def test_the_schema_refuses_a_report_without(field, good):
     """The schema is not empty."""
     data = json.loads(exports.as_json(good))
     del data[field]
@@ -67,7 +61,7 @@ def test_the_schema_refuses_a_report_without(field: str, good: Store) -> None:
         jsonschema.validate(data, SCHEMA)
 
 
-def test_markdown_fits_a_pull_request(good: Store) -> None:
+def test_markdown_fits_a_pull_request(good):
     """Badge, verdict, a row per case, and the limits."""
     lines = exports.as_markdown(good).splitlines()
 
@@ -82,9 +76,7 @@ def test_markdown_fits_a_pull_request(good: Store) -> None:
     assert exports.MOST_LINES >= len(lines)
 
 
-def test_markdown_of_a_large_study_has_at_most_forty_lines(
-    make: Any, synthetic: Any
-) -> None:
+def test_markdown_of_a_large_study_has_at_most_forty_lines(make, synthetic):
     """The largest cases are kept, and what is left out is said."""
     large = make(
         modes=(synthetic.WEAK,),
@@ -100,7 +92,7 @@ def test_markdown_of_a_large_study_has_at_most_forty_lines(
     assert re.search(r"\| in_graph \| weak \| 24 \(oversub", text)
 
 
-def test_markdown_of_a_failed_study_says_so(failed: Store) -> None:
+def test_markdown_of_a_failed_study_says_so(failed):
     """Without a table and without a figure."""
     text = exports.as_markdown(failed)
 
@@ -125,12 +117,12 @@ def test_markdown_of_a_failed_study_says_so(failed: Store) -> None:
         ("two\nlines", "two lines"),
     ],
 )
-def test_text_of_records_is_no_markdown(text: str, expected: str) -> None:
+def test_text_of_records_is_no_markdown(text, expected):
     """Names and reasons are free text; intervals stay readable."""
     assert expected == markdown.escaped(text)
 
 
-def test_csv_is_the_frame_that_figures_draw(good: Store, broken: Store) -> None:
+def test_csv_is_the_frame_that_figures_draw(good, broken):
     """Every row and number, with the study as first column."""
     read = pd.read_csv(
         io.StringIO(exports.csv_of_studies([good, broken])), low_memory=False

@@ -1,7 +1,5 @@
 """What a published report would show that may be private."""
 
-from __future__ import annotations
-
 import pytest
 
 from reports.exports import private
@@ -19,7 +17,7 @@ PRIVATE = [
 
 
 @pytest.mark.parametrize(("kind", "text", "found"), PRIVATE)
-def test_what_may_be_private_is_found(kind: str, text: str, found: str) -> None:
+def test_what_may_be_private_is_found(kind, text, found):
     """Each kind, within a sentence."""
     shown = list(private.find("page", text, names=("gpu-box-7",)))
 
@@ -37,12 +35,12 @@ def test_what_may_be_private_is_found(kind: str, text: str, found: str) -> None:
         "on gpu-box-70",
     ],
 )
-def test_what_every_report_has_is_not_private(text: str) -> None:
+def test_what_every_report_has_is_not_private(text):
     """Otherwise nobody would read the list."""
     assert [] == list(private.find("page", text, names=("gpu-box-7",)))
 
 
-def test_only_what_a_reader_sees_counts() -> None:
+def test_only_what_a_reader_sees_counts():
     """Neither styles nor scripts nor attributes; characters are as they are shown."""
     page = (
         "<style>a{b:/home/x/y}</style><script>'/home/z/w'</script>"
@@ -53,9 +51,7 @@ def test_only_what_a_reader_sees_counts() -> None:
     assert ["/home/jane"] == [of.text for of in shown if of.kind == "home folder"]
 
 
-def test_names_that_say_nothing_are_not_searched(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_names_that_say_nothing_are_not_searched(monkeypatch):
     """The user of a build machine is often called root or runner."""
     monkeypatch.setattr("socket.gethostname", lambda: "gpu-box-7.corp.example")
     monkeypatch.setattr("getpass.getuser", lambda: "runner")
@@ -64,10 +60,10 @@ def test_names_that_say_nothing_are_not_searched(
     assert expected == private.names_of_this_machine()
 
 
-def test_a_user_without_a_name_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_name_is_no_error(monkeypatch):
     """As in a container that runs under a number."""
 
-    def refuse() -> str:
+    def refuse():
         raise KeyError("getpwuid(): uid not found: 1234")
 
     monkeypatch.setattr("getpass.getuser", refuse)

@@ -4,8 +4,6 @@ The secrets are made up here from the forms that their issuers publish, so that 
 of the project has one.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import string
@@ -19,24 +17,24 @@ from reports.exports import secrets
 _CHANCE = random.Random(63)
 
 
-def _drawn(characters: str, number: int) -> str:
+def _drawn(characters, number):
     # Ends with a digit and a letter, as long random words do.
     return "".join(_CHANCE.choices(characters, k=number - 2)) + characters[-1] + "7"
 
 
-def _any(number: int) -> str:
+def _any(number):
     return _drawn(string.ascii_letters + string.digits + "A", number)
 
 
-def _hex(number: int) -> str:
+def _hex(number):
     return _drawn("0123456789abcdef", number)
 
 
-def _big(number: int) -> str:
+def _big(number):
     return _drawn(string.ascii_uppercase + string.digits + "Q", number)
 
 
-def _letters(number: int) -> str:
+def _letters(number):
     return "".join(_CHANCE.choices(string.ascii_letters, k=number))
 
 
@@ -152,7 +150,7 @@ SECRETS = {
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_a_secret_is_found_and_not_shown(name: str) -> None:
+def test_a_secret_is_found_and_not_shown(name):
     """Within an error message, a record of JSON, and a page."""
     secret = SECRETS[name]
     message = f"RuntimeError: 401 for {secret} (see the log)"
@@ -163,7 +161,7 @@ def test_a_secret_is_found_and_not_shown(name: str) -> None:
         assert not any(secret in shown for _, shown in found)
 
 
-def test_a_secret_in_escapes_of_json_is_found() -> None:
+def test_a_secret_in_escapes_of_json_is_found():
     """A reader of the record sees it, a search of the bytes does not."""
     escaped = "".join(f"\\u{ord(c):04x}" for c in SECRETS["GitHub"])
     text = f'{{"reason": "{escaped}"}}\n'
@@ -184,12 +182,12 @@ def test_a_secret_in_escapes_of_json_is_found() -> None:
         "~/.cache/sk-learn; v1.0-rc1; CLOCK_MONOTONIC 1.2.3.4",
     ],
 )
-def test_words_of_reports_are_no_secrets(text: str) -> None:
+def test_words_of_reports_are_no_secrets(text):
     """A list that is always full is never read."""
     assert [] == list(secrets.find(text))
 
 
-def test_published_studies_have_no_secrets() -> None:
+def test_published_studies_have_no_secrets():
     """Not one false alarm; the full run searches every file."""
     folders = [
         published_studies.SITE,

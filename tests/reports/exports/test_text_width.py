@@ -1,10 +1,7 @@
 """The table of the terminal drops columns where it is narrow, and cuts no number."""
 
-from __future__ import annotations
-
 import io
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import rich.console
@@ -12,14 +9,11 @@ import rich.console
 from reports.exports import text
 from reports.view.view import view_store
 
-if TYPE_CHECKING:
-    from results.store.study_store import Store
-
 CUT = "\N{HORIZONTAL ELLIPSIS}"
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: Any, synthetic: Any) -> Store:
+def store(tmp_path_factory, synthetic):
     """A study of three backends; the longest name of the catalogue is among them."""
     shape = synthetic.Shape(
         backends=("in_graph", "tf_mirrored", "multi_worker_in_graph"),
@@ -29,7 +23,7 @@ def store(tmp_path_factory: Any, synthetic: Any) -> Store:
     return synthetic.make_store(tmp_path_factory.mktemp("study"), shape)
 
 
-def shown(store: Store, width: int) -> tuple[str, list[str]]:
+def shown(store, width):
     """Returns what is printed at a width, and the rows of the table."""
     stream = io.StringIO()
     text.print_summary(store, rich.console.Console(file=stream, width=width))
@@ -38,13 +32,13 @@ def shown(store: Store, width: int) -> tuple[str, list[str]]:
     return printed, table.splitlines()
 
 
-def numbers(lines: list[str]) -> set[str]:
+def numbers(lines):
     """Returns the numbers of rows."""
     return set(re.findall(r"\d+\.?\d*", " ".join(lines)))
 
 
 @pytest.mark.parametrize("width", [140, 100, 80, 60, 50])
-def test_every_row_fits_and_no_number_is_cut(store: Store, width: int) -> None:
+def test_every_row_fits_and_no_number_is_cut(store, width):
     """What is shown in a narrow table is what the wide one has."""
     _, wide = shown(store, 200)
     printed, rows = shown(store, width)
@@ -55,9 +49,7 @@ def test_every_row_fits_and_no_number_is_cut(store: Store, width: int) -> None:
     assert any("efficiency" in line for line in rows)
 
 
-def test_sixty_columns_keep_the_efficiency_and_say_what_is_missing(
-    store: Store,
-) -> None:
+def test_sixty_columns_keep_the_efficiency_and_say_what_is_missing(store):
     """The columns that matter most are the last to go."""
     printed, rows = shown(store, 60)
 
@@ -66,7 +58,7 @@ def test_sixty_columns_keep_the_efficiency_and_say_what_is_missing(
     assert {"weak", "strong"} <= set(" ".join(rows).split())
 
 
-def test_a_wide_terminal_has_every_column(store: Store) -> None:
+def test_a_wide_terminal_has_every_column(store):
     """And no note."""
     printed, rows = shown(store, 140)
     console = rich.console.Console(file=io.StringIO(), width=140)

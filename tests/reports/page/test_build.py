@@ -1,19 +1,11 @@
 """A report has the sections that its study has something for."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
 
 from reports.page import build
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def test_a_study_of_quality_runs_only_has_no_figure_of_throughput(
-    tmp_path: Path, synthetic: Any
-) -> None:
+def test_a_study_of_quality_runs_only_has_no_figure_of_throughput(tmp_path, synthetic):
     """As that of a gate on quality; nothing is empty, and learning is there."""
     shape = synthetic.Shape(
         repeats=0, budget=synthetic.LEARNING, num_learning_runs=3, replicas=(2,)

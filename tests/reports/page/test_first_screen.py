@@ -1,11 +1,8 @@
 """The first screen: verdict in few words, marks of trust, one figure, and the title."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from relay_study import ALL, Lost, RelayShape
@@ -19,31 +16,23 @@ from reports.words import brief, formats, names, next_step
 from results.records import kept_metrics
 from results.records.models import MetricFacts, ScalingMode, TrialStatus
 
-if TYPE_CHECKING:
-    import pathlib
-
-    from reports.view.view import View
-    from results.store.study_store import Store
-
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 PERCENT = r"[\d.]+ % \[[\d.]+, [\d.]+\]"
 
 
-def _plain(text: str) -> str:
+def _plain(text):
     return text.replace(formats.THIN_SPACE, " ").replace(formats.HARD_SPACE, " ")
 
 
-def _text(view: View) -> str:
+def _text(view):
     return _plain(brief.judge(view).text)
 
 
-def _first_screen(store: Store) -> str:
+def _first_screen(store):
     return str(verdict.render(view_store(store)))
 
 
-def test_the_verdict_says_how_well_at_which_number_weak_and_strong(
-    relay: View,
-) -> None:
+def test_the_verdict_says_how_well_at_which_number_weak_and_strong(relay):
     """Each number with its interval, then the comparison and what to do next."""
     judged = brief.judge(relay)
     text = _plain(judged.text)
@@ -61,7 +50,7 @@ def test_the_verdict_says_how_well_at_which_number_weak_and_strong(
     )
 
 
-def test_the_table_has_every_backend_and_mode_with_intervals(relay: View) -> None:
+def test_the_table_has_every_backend_and_mode_with_intervals(relay):
     """Rate with its unit, efficiency, and how sure it is; the most replicas of each."""
     rows = brief.judge(relay).rows
     number = r"[\d.]+ \[[\d.]+, [\d.]+\]"
@@ -81,7 +70,7 @@ def test_the_table_has_every_backend_and_mode_with_intervals(relay: View) -> Non
     assert all(cell in shown for row in rows for cell in row.cells)
 
 
-def test_the_verdict_names_the_largest_cause_with_its_share(controlled: Store) -> None:
+def test_the_verdict_names_the_largest_cause_with_its_share(controlled):
     """10 ms of communication in a step of 62 ms; from the controls."""
     text = _text(view_store(controlled))
 
@@ -93,9 +82,7 @@ def test_the_verdict_names_the_largest_cause_with_its_share(controlled: Store) -
     assert text.endswith("Next: try larger batches per replica.")
 
 
-def test_where_nothing_is_lost_no_cause_and_no_advice_is_given(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_where_nothing_is_lost_no_cause_and_no_advice_is_given(tmp_path):
     """One replica waits for its input for a third of its step, and so do two."""
     even = Lost(input_alone=0.015, input=0.015, exposed_communication=0.0)
     shape = RelayShape(lost={"in_graph": even}, controls=ALL)
@@ -107,9 +94,7 @@ def test_where_nothing_is_lost_no_cause_and_no_advice_is_given(
     assert "Next: try" not in text
 
 
-def test_a_loss_without_a_single_cause_is_not_explained(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_a_loss_without_a_single_cause_is_not_explained(tmp_path):
     """Half of it is contention, and half communication."""
     both = Lost(contention=0.008, exposed_communication=0.008)
     shape = RelayShape(lost={"in_graph": both}, controls=ALL)
@@ -121,7 +106,7 @@ def test_a_loss_without_a_single_cause_is_not_explained(
     assert "Next: try" not in text
 
 
-def test_what_is_typed_is_in_code_letters_as_a_whole(relay: View) -> None:
+def test_what_is_typed_is_in_code_letters_as_a_whole(relay):
     """The whole command, as it is typed."""
     typed = [text for text, is_typed in brief.judge(relay).next_parts if is_typed]
 
@@ -131,9 +116,7 @@ def test_what_is_typed_is_in_code_letters_as_a_whole(relay: View) -> None:
     assert f"<code>{command}</code> measures what" in _first_screen(relay.store)
 
 
-def test_a_study_of_one_backend_says_that_it_ranks_none(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_a_study_of_one_backend_says_that_it_ranks_none(tmp_path, synthetic):
     """A reader asks which is faster; so it does where the others failed."""
     alone = synthetic.make_store(
         tmp_path / "alone", synthetic.Shape(backends=("in_graph",))
@@ -152,9 +135,7 @@ def test_a_study_of_one_backend_says_that_it_ranks_none(
     assert "No comparison with tf_mirrored." in _text(view_store(beside))
 
 
-def test_without_intervals_the_note_says_so(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_without_intervals_the_note_says_so(tmp_path, synthetic):
     """One repetition."""
     view = view_store(synthetic.make_store(tmp_path, synthetic.Shape(repeats=1)))
     judged = brief.judge(view)
@@ -164,9 +145,7 @@ def test_without_intervals_the_note_says_so(
     assert {"one repetition: no interval"} == {row.how_sure for row in judged.rows}
 
 
-def test_a_machine_without_more_cores_is_not_given_more_replicas(
-    relay: View,
-) -> None:
+def test_a_machine_without_more_cores_is_not_given_more_replicas(relay):
     """It has two, and both are used; one replica leaves one."""
     points = [p for p in relay.points_of(STRONG, "in_graph") if p.trial_ids]
 
@@ -174,14 +153,12 @@ def test_a_machine_without_more_cores_is_not_given_more_replicas(
     assert next_step._wider(relay, points[:1]) == "more replicas, of 2 cores"
 
 
-def test_a_cause_that_was_not_recorded_is_not_guessed(sequence: View) -> None:
+def test_a_cause_that_was_not_recorded_is_not_guessed(sequence):
     """Trials in sequence have no turns and no controls."""
     assert "Causes were not recorded." in _text(sequence)
 
 
-def test_every_estimate_of_a_verdict_has_its_interval(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_every_estimate_of_a_verdict_has_its_interval(tmp_path, synthetic):
     """Whatever was measured: no figure is written without what it is worth."""
     shapes = [
         synthetic.BROKEN,
@@ -206,9 +183,7 @@ def test_every_estimate_of_a_verdict_has_its_interval(
             assert "[" in row.rate or "no interval" in row.how_sure
 
 
-def test_if_all_trials_failed_the_commonest_reason_is_the_headline(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_if_all_trials_failed_the_commonest_reason_is_the_headline(tmp_path, synthetic):
     """Escaped, with how often it came; and the figure vanishes."""
     keys = itertools.product(
         ("in_graph", "tf_mirrored"), (WEAK, STRONG), (1, 2), range(3)
@@ -229,9 +204,7 @@ def test_if_all_trials_failed_the_commonest_reason_is_the_headline(
     assert "nothing measured" in screen
 
 
-def test_sections_without_content_vanish(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_sections_without_content_vanish(tmp_path, synthetic):
     """No heading stands above a sentence that there is nothing."""
     shape = synthetic.Shape(
         backends=("in_graph",), modes=(STRONG,), repeats=2, is_evaluated=False
@@ -244,7 +217,7 @@ def test_sections_without_content_vanish(
     assert sections >= set(re.findall(r'<li><a href="#([\w-]+)"', page))
 
 
-def test_the_title_is_a_question_in_plain_words(relay: View) -> None:
+def test_the_title_is_a_question_in_plain_words(relay):
     """With the display name of the workload, and the machine."""
     title = names.title(relay)
 
@@ -263,12 +236,12 @@ def test_the_title_is_a_question_in_plain_words(relay: View) -> None:
         ("CPU", "CPU"),
     ],
 )
-def test_processors_lose_their_trade_marks(model: str, shown: str) -> None:
+def test_processors_lose_their_trade_marks(model, shown):
     """A model that is nothing else stays."""
     assert shown == names.processor(model)
 
 
-def test_metrics_have_display_names() -> None:
+def test_metrics_have_display_names():
     """Those that the plan knows have its title, others their words."""
     (top_1, _) = (
         MetricFacts(**facts) for facts in kept_metrics.of_workload("resnet50")
@@ -279,9 +252,7 @@ def test_metrics_have_display_names() -> None:
     assert names.workload("mine") == "mine"
 
 
-def test_what_is_open_can_be_narrowed_and_nothing_is_promised(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_what_is_open_can_be_narrowed_and_nothing_is_promised(tmp_path, synthetic):
     """Equal backends are never ranked, however many generations there are."""
     shape = synthetic.Shape(noise=0.3, num_rounds=4, repeats=4)
     view = view_store(synthetic.make_store(tmp_path, shape))
@@ -295,7 +266,7 @@ def test_what_is_open_can_be_narrowed_and_nothing_is_promised(
     )
 
 
-def test_damaged_figures_do_not_break_the_verdict(relay: View) -> None:
+def test_damaged_figures_do_not_break_the_verdict(relay):
     """An efficiency of 1e300, and an interval from 0."""
     (point,) = [p for p in relay.points_of(WEAK, "in_graph") if p.efficiency]
     assert point.efficiency is not None
@@ -314,7 +285,7 @@ def test_damaged_figures_do_not_break_the_verdict(relay: View) -> None:
     assert hero.draw(view) is not None
 
 
-def test_a_relay_has_generations(relay: View, sequence: View) -> None:
+def test_a_relay_has_generations(relay, sequence):
     """Captions say what the study has."""
     assert (relay.repetition, sequence.repetition) == ("generation", "repetition")
     assert "repetitions" not in _first_screen(relay.store)

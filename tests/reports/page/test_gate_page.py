@@ -1,9 +1,6 @@
 """The page of a gate says what the gate said, and is never reliable about a scaling."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,20 +13,15 @@ from reports.words.judging import gate_brief, judgement
 from results.judging import gate, gate_file, gate_metrics
 from results.study.cases import load_study
 
-if TYPE_CHECKING:
-    import pathlib
-
-    from results.store.study_store import Store
-
 BASE = "1234567890ab"
 REGRESSION = 1
 
 
 @pytest.fixture
-def made(tmp_path: pathlib.Path, synthetic: Any) -> Any:
+def made(tmp_path, synthetic):
     """Returns a function that makes the study of a gate with a known slowdown."""
 
-    def make(*, slower: float, code: int, is_recorded: bool = True) -> Store:
+    def make(*, slower, code, is_recorded=True):
         shape = synthetic.Shape(
             backends=("in_graph",),
             modes=(synthetic.WEAK,),
@@ -55,14 +47,12 @@ def made(tmp_path: pathlib.Path, synthetic: Any) -> Any:
     return make
 
 
-def _plain(html: str) -> str:
+def _plain(html):
     text = " ".join(re.sub(r"<[^>]+>", " ", html).split())
     return text.replace(formats.THIN_SPACE, " ").replace(formats.HARD_SPACE, " ")
 
 
-def test_the_page_of_a_regression_says_regress_and_nothing_is_reliable(
-    made: Any,
-) -> None:
+def test_the_page_of_a_regression_says_regress_and_nothing_is_reliable(made):
     """Verdict, change with interval, exit code, and the margin in the figure."""
     store = made(slower=1.1, code=REGRESSION)
     page = build.build_report(store)
@@ -80,7 +70,7 @@ def test_the_page_of_a_regression_says_regress_and_nothing_is_reliable(
     assert "did it get slower?" in page
 
 
-def test_card_and_markdown_of_a_regression_say_so(made: Any) -> None:
+def test_card_and_markdown_of_a_regression_say_so(made):
     """No efficiency in place of the verdict."""
     view = view_store(made(slower=1.1, code=REGRESSION))
 
@@ -90,7 +80,7 @@ def test_card_and_markdown_of_a_regression_say_so(made: Any) -> None:
     assert "**REGRESS" in exports.as_markdown(view.store)
 
 
-def test_an_equal_tree_passes_in_green(made: Any) -> None:
+def test_an_equal_tree_passes_in_green(made):
     """With its exit code; a pass that exits with an error is none."""
     passed = gate_brief.of_view(view_store(made(slower=1.0, code=0)))
     failed = gate_brief.of_view(view_store(made(slower=1.001, code=4)))
@@ -101,7 +91,7 @@ def test_an_equal_tree_passes_in_green(made: Any) -> None:
     assert "caution" == failed.level.value
 
 
-def test_advice_is_neither_green_nor_red(made: Any) -> None:
+def test_advice_is_neither_green_nor_red(made):
     """Against a stored study; and what was seen besides the cases is shown."""
     store = made(slower=1.0, code=3)
     record = gate_file.read(store)
@@ -117,7 +107,7 @@ def test_advice_is_neither_green_nor_red(made: Any) -> None:
     assert "looked after 3, 5 generations" in page
 
 
-def test_a_gate_that_has_not_concluded_has_no_verdict(made: Any) -> None:
+def test_a_gate_that_has_not_concluded_has_no_verdict(made):
     """Killed before its end, or its record is damaged."""
     store = made(slower=1.1, code=1, is_recorded=False)
     found = gate_brief.of_view(view_store(store))

@@ -1,9 +1,6 @@
 """The page says which GPUs measured a study, and what they did meanwhile."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,13 +8,8 @@ from reports.page.sections import machine
 from reports.view.view import view_store
 from results.records.machines.gpu_record import GpuUse
 
-if TYPE_CHECKING:
-    import pathlib
 
-
-def test_the_page_has_clocks_power_and_why_a_clock_was_low(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_the_page_has_clocks_power_and_why_a_clock_was_low(tmp_path, synthetic):
     """Over all trials; accelerators are those of the largest one."""
     store = synthetic.make_store(tmp_path / "s")
     trials = list(store.trials())
@@ -42,10 +34,10 @@ def test_the_page_has_clocks_power_and_why_a_clock_was_low(
 
 
 @pytest.fixture
-def show(tmp_path: pathlib.Path, synthetic: Any) -> Any:
+def show(tmp_path, synthetic):
     """Returns a function that shows a study whose GPUs have these uses."""
 
-    def run(make_uses: Any) -> str:
+    def run(make_uses):
         store = synthetic.make_store(tmp_path / "s")
         for number, trial in enumerate(store.trials()):
             uses = make_uses(number, trial.spec.num_replicas)
@@ -56,14 +48,14 @@ def show(tmp_path: pathlib.Path, synthetic: Any) -> Any:
     return run
 
 
-def _uses(count: int, **fields: Any) -> tuple[GpuUse, ...]:
+def _uses(count, **fields):
     return tuple(GpuUse(index=i, num_samples=5, **fields) for i in range(count))
 
 
-def test_the_page_says_which_gpu_was_slow_before_the_windows(show: Any) -> None:
+def test_the_page_says_which_gpu_was_slow_before_the_windows(show):
     """Against the median of its trial; trials without a rate are counted."""
 
-    def make_uses(number: int, count: int) -> tuple[GpuUse, ...]:
+    def make_uses(number, count):
         uses = _uses(count, product_tflops=None if number == 0 else 600.0)
         if number == 1 or count == 1:
             return uses
@@ -77,7 +69,7 @@ def test_the_page_says_which_gpu_was_slow_before_the_windows(show: Any) -> None:
     assert "not recorded in 1 trial<" in page
 
 
-def test_the_page_has_the_energy_of_an_example(show: Any) -> None:
+def test_the_page_has_the_energy_of_an_example(show):
     """By the number of GPUs, since all of them count."""
     page = show(lambda _, n: _uses(n, energy_joules=600.0, watched_sec=2.0))
 
@@ -93,18 +85,14 @@ def test_the_page_has_the_energy_of_an_example(show: Any) -> None:
         (2, r": other processes used the GPUs of \d+ of \d+\Wtrials, which are void"),
     ],
 )
-def test_the_page_says_whether_exclusive_use_was_confirmed(
-    show: Any, foreign: int | None, expected: str
-) -> None:
+def test_the_page_says_whether_exclusive_use_was_confirmed(show, foreign, expected):
     """It is checked, and not only planned."""
     page = show(lambda _, n: _uses(n, num_foreign_processes=foreign))
 
     assert re.search(expected, page)
 
 
-def test_without_gpus_the_page_says_none(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_without_gpus_the_page_says_none(tmp_path, synthetic):
     """As for most studies."""
     page = str(machine.render(view_store(synthetic.make_store(tmp_path / "s"))))
 

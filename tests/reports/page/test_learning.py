@@ -1,9 +1,5 @@
 """Learning curves over environment steps, and runs with several seeds."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
 from reports.exports import text
@@ -12,14 +8,9 @@ from reports.view.view import view_store
 from reports.words import formats, quality_runs
 from results.statistics import run_scores
 
-if TYPE_CHECKING:
-    import pathlib
-
-    from reports.view.view import View
-
 
 @pytest.fixture(scope="module")
-def view(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> View:
+def view(tmp_path_factory, synthetic):
     """Two cases with five quality runs each, by programs with actors."""
     shape = synthetic.Shape(
         backends=("in_graph",),
@@ -31,12 +22,12 @@ def view(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> View:
 
 
 @pytest.fixture(scope="module")
-def section(view: View) -> str:
+def section(view):
     """Its learning section."""
     return str(learning.render(view))
 
 
-def test_runs_of_a_case_are_scored_together(view: View) -> None:
+def test_runs_of_a_case_are_scored_together(view):
     """What the records say is what the score is made of."""
     (runs,) = quality_runs.collect(view).values()
     found = seeds.collect(runs, view.study.metrics)
@@ -51,9 +42,7 @@ def test_runs_of_a_case_are_scored_together(view: View) -> None:
         assert 5 == case.score.n
 
 
-def test_the_legend_has_the_backends_of_the_figure(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_the_legend_has_the_backends_of_the_figure(tmp_path, synthetic):
     """One whose quality runs failed is in no legend of theirs."""
     failed = {
         ("tf_mirrored", mode, n, repetition): synthetic.TrialStatus.FAILED
@@ -74,9 +63,7 @@ def test_the_legend_has_the_backends_of_the_figure(
     assert "tf_mirrored</li>" not in shown["some"]
 
 
-def test_environment_steps_and_seeds_are_shown(
-    tmp_path: pathlib.Path, synthetic: Any, section: str
-) -> None:
+def test_environment_steps_and_seeds_are_shown(tmp_path, synthetic, section):
     """Three panels and a profile; without actors and repetitions neither."""
     shape = synthetic.Shape(budget=synthetic.LEARNING)
     plain = learning.render(view_store(synthetic.make_store(tmp_path, shape)))
@@ -90,7 +77,7 @@ def test_environment_steps_and_seeds_are_shown(
     assert "Seeds together" not in plain
 
 
-def test_counts_of_the_window_have_a_column_per_case(view: View) -> None:
+def test_counts_of_the_window_have_a_column_per_case(view):
     """Means over the trials of the case; ratios as percentages."""
     found = counts.collect(view)
     section = counts.render(view)
@@ -105,7 +92,7 @@ def test_counts_of_the_window_have_a_column_per_case(view: View) -> None:
     assert section.count("environment steps/s") == 1
 
 
-def test_runs_of_a_case_are_distinguished(view: View, section: str) -> None:
+def test_runs_of_a_case_are_distinguished(view, section):
     """Page and terminal name the repetition, and what all of a case reached."""
     lines = text.quality_lines(view)
 
@@ -128,29 +115,27 @@ def test_runs_of_a_case_are_distinguished(view: View, section: str) -> None:
         (861.829999, 861.830001, ("861.830 return", "[861.830, 861.830]")),
     ],
 )
-def test_an_interval_has_the_digits_that_tell_its_ends(
-    low: float, high: float, texts: tuple[str, str]
-) -> None:
+def test_an_interval_has_the_digits_that_tell_its_ends(low, high, texts):
     """At least three, at most six; the value has as many."""
     found = formats.quality_with_interval(861.83, low, high, "return")
     assert texts == tuple(part.replace(formats.HARD_SPACE, " ") for part in found)
 
 
-def test_ratios_keep_their_percentages() -> None:
+def test_ratios_keep_their_percentages():
     """However narrow the interval is."""
     value, interval = formats.quality_with_interval(0.9, 0.89, 0.91, "ratio")
     assert formats.percent(0.9) == value
     assert f"[89,{formats.HARD_SPACE}91]" == interval
 
 
-def test_what_more_replicas_change_is_in_the_section(section: str) -> None:
+def test_what_more_replicas_change_is_in_the_section(section):
     """Probability of a better run, and time to the target, with trials."""
     assert "in_graph: what more replicas change" in section
     assert "which runs with 1 replica reached at the end: not their median" in section
     assert "reached by 5 of 5 runs" in section
 
 
-def test_the_terminal_says_what_intervals_of_quality_are_over(view: View) -> None:
+def test_the_terminal_says_what_intervals_of_quality_are_over(view):
     """Not over runs with other seeds."""
     lines = [line for line in text.quality_lines(view) if " reached " in line]
 

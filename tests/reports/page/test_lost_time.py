@@ -1,11 +1,8 @@
 """Where the time went: in the page, the terminal and the JSON, only where measured."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 import rich.console
@@ -18,14 +15,9 @@ from reports.view.view import view_store
 from results.figures import summary
 from results.figures.lost_time import PARTS
 
-if TYPE_CHECKING:
-    import pathlib
-
-    from results.store.study_store import Store
-
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def store(tmp_path_factory):
     """Two backends, of which the first has all controls."""
     shape = RelayShape(
         backends=("in_graph", "tf_mirrored"),
@@ -36,18 +28,18 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.fixture(scope="module")
-def page(store: Store) -> str:
+def page(store):
     """Its report."""
     return build.build_report(store)
 
 
 @pytest.fixture(scope="module")
-def section(page: str) -> str:
+def section(page):
     """The section of the report."""
     return page.partition('<section id="lost-time"')[2].partition("</section>")[0]
 
 
-def test_the_page_has_a_waterfall_of_every_case_with_a_control(section: str) -> None:
+def test_the_page_has_a_waterfall_of_every_case_with_a_control(section):
     """With its parts in words for those who do not see it."""
     descriptions = re.findall(r"<desc [^>]*>([^<]*)</desc>", section)
 
@@ -61,15 +53,13 @@ def test_the_page_has_a_waterfall_of_every_case_with_a_control(section: str) -> 
     assert "exposed communication" not in descriptions[1]
 
 
-def test_a_part_that_was_not_measured_says_why(section: str) -> None:
+def test_a_part_that_was_not_measured_says_why(section):
     """It is in the table, not in the figure."""
     assert "nosync was not measured: part of unexplained" in section
     assert "the replicas share a process" in section
 
 
-def test_the_section_is_in_the_navigation_only_where_there_are_controls(
-    page: str, tmp_path: pathlib.Path
-) -> None:
+def test_the_section_is_in_the_navigation_only_where_there_are_controls(page, tmp_path):
     """A section without content is not shown."""
     plain = build.build_report(
         make_store(tmp_path, RelayShape(controls=(), generations=2, rounds=2))
@@ -79,9 +69,7 @@ def test_the_section_is_in_the_navigation_only_where_there_are_controls(
     assert "lost-time" not in plain
 
 
-def test_programs_that_never_communicate_are_the_ceiling_of_the_throughput(
-    page: str,
-) -> None:
+def test_programs_that_never_communicate_are_the_ceiling_of_the_throughput(page):
     """A line in each of the three quantities, and in words too."""
     described = re.findall(r"<desc id=\"(\w+)-weak-desc\">([^<]*)</desc>", page)
     of = dict(described)
@@ -93,7 +81,7 @@ def test_programs_that_never_communicate_are_the_ceiling_of_the_throughput(
     assert 1 == page.count("Short line: the ceiling")
 
 
-def test_cases_that_cannot_be_compared_say_so(tmp_path: pathlib.Path) -> None:
+def test_cases_that_cannot_be_compared_say_so(tmp_path):
     """In place of the figure."""
     shape = RelayShape(is_without_common_round=True, generations=2)
     shown = lost_time.render(view_store(make_store(tmp_path, shape)))
@@ -101,7 +89,7 @@ def test_cases_that_cannot_be_compared_say_so(tmp_path: pathlib.Path) -> None:
     assert "Not compared: no round of any generation has a valid turn of" in shown
 
 
-def test_the_terminal_has_at_most_six_lines_of_it(store: Store) -> None:
+def test_the_terminal_has_at_most_six_lines_of_it(store):
     """Of the case with the most parts; all figures in ms with equal decimals."""
     lines = lost_time.lines(view_store(store))
     stream = io.StringIO()
@@ -115,7 +103,7 @@ def test_the_terminal_has_at_most_six_lines_of_it(store: Store) -> None:
         assert re.search(r" -?\d+\.\d \[-?\d+\.\d,\s-?\d+\.\d\]$", line)
 
 
-def test_the_json_has_all_parts_and_their_trials(store: Store) -> None:
+def test_the_json_has_all_parts_and_their_trials(store):
     """With ends, method and reasons; it is valid JSON."""
     found = json.loads(json.dumps(summary.summary(store), allow_nan=False))
     first = found["lost_time"][0]

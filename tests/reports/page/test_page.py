@@ -12,7 +12,6 @@ import pathlib
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import pytest
@@ -21,9 +20,6 @@ from reports.page import build
 from reports.page.sections import verdict
 from reports.view.view import view_store
 from results import errors
-
-if TYPE_CHECKING:
-    from results.store.study_store import Store
 
 BUILD = """
 import pathlib, sys
@@ -46,12 +42,12 @@ SCRIPTS = [
 class Outline(html.parser.HTMLParser):
     """Collects what the tests ask about."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.inside: list[tuple[str, list[str]]] = []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         """Notes the tag, also in the tables and figures that were opened."""
         for _, children in self.inside:
             children.append(tag)
@@ -59,13 +55,13 @@ class Outline(html.parser.HTMLParser):
         if tag in {"table", "svg"}:
             self.inside.append((tag, []))
 
-    def values(self, name: str) -> list[str]:
+    def values(self, name):
         """Returns every value that any element gives to an attribute."""
         return [value for _, attrs in self.tags if (value := attrs.get(name))]
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> Store:
+def store(tmp_path_factory, synthetic):
     """A study with every kind of failure, with quality runs and with actors."""
     shape = dataclasses.replace(
         synthetic.BROKEN,
@@ -77,13 +73,13 @@ def store(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> Store:
 
 
 @pytest.fixture(scope="module")
-def page(store: Store) -> str:
+def page(store):
     """Its report."""
     return build.build_report(store)
 
 
 @pytest.fixture(scope="module")
-def outline(page: str) -> Outline:
+def outline(page):
     """Its report, parsed."""
     parsed = Outline()
     parsed.feed(page)
@@ -92,7 +88,7 @@ def outline(page: str) -> Outline:
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_another_process_gives_the_same_bytes(store: Store, page: str) -> None:
+def test_another_process_gives_the_same_bytes(store, page):
     """With another hash seed, another time zone and another place of the store.
 
     Also under the reader's own matplotlib settings, which stay as they were. Only in
@@ -116,7 +112,7 @@ def test_another_process_gives_the_same_bytes(store: Store, page: str) -> None:
     assert page == completed.stdout.decode()
 
 
-def test_the_settings_of_the_reader_change_nothing(store: Store, page: str) -> None:
+def test_the_settings_of_the_reader_change_nothing(store, page):
     """Those of matplotlib, which stay as they were."""
     with mpl.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.id": "x"}):
         before = dict(mpl.rcParams)
@@ -127,7 +123,7 @@ def test_the_settings_of_the_reader_change_nothing(store: Store, page: str) -> N
     assert drawn in page
 
 
-def test_page_reaches_for_nothing_outside(page: str, outline: Outline) -> None:
+def test_page_reaches_for_nothing_outside(page, outline):
     """No address anywhere: neither in links, styles nor name spaces."""
     references = outline.values("href")
     files = [url for url in references if url[0] != "#"]
@@ -143,7 +139,7 @@ def test_page_reaches_for_nothing_outside(page: str, outline: Outline) -> None:
     assert {"link", "iframe"}.isdisjoint(tag for tag, _ in outline.tags)
 
 
-def test_the_only_script_is_ours_and_no_other_is_allowed(page: str) -> None:
+def test_the_only_script_is_ours_and_no_other_is_allowed(page):
     """The policy of the page names it by its hash, and forbids every request."""
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
@@ -155,7 +151,7 @@ def test_the_only_script_is_ours_and_no_other_is_allowed(page: str) -> None:
     assert policy.startswith("default-src 'none';")
 
 
-def test_ids_are_unique_and_every_reference_resolves(outline: Outline) -> None:
+def test_ids_are_unique_and_every_reference_resolves(outline):
     """Figures share no ids; links to trials lead to their rows."""
     counts = collections.Counter(outline.values("id"))
     wanted = {url[1:] for url in outline.values("href") if url[0] == "#"}
@@ -166,7 +162,7 @@ def test_ids_are_unique_and_every_reference_resolves(outline: Outline) -> None:
     assert wanted <= set(counts)
 
 
-def test_figures_speak_and_tables_are_labelled(outline: Outline) -> None:
+def test_figures_speak_and_tables_are_labelled(outline):
     """Each figure has title and description, each table a caption and scopes."""
     figures = [attrs for tag, attrs in outline.tags if tag == "svg" and "role" in attrs]
     tables = [children for tag, children in outline.inside if tag == "table"]
@@ -183,9 +179,7 @@ def test_figures_speak_and_tables_are_labelled(outline: Outline) -> None:
     assert {"col", "row"} == scopes
 
 
-def test_every_trial_is_listed_and_every_ok_trial_is_used(
-    store: Store, page: str
-) -> None:
+def test_every_trial_is_listed_and_every_ok_trial_is_used(store, page):
     """Ids of all planned trials, and links from figures to each that counts."""
     planned = {trial.trial_id for trial in store.read_plan().trials}
     rows = set(re.findall(r'<tr id="trial-(\w+)"', page))
@@ -196,13 +190,13 @@ def test_every_trial_is_listed_and_every_ok_trial_is_used(
     assert finished <= used
 
 
-def test_text_from_trials_is_escaped(page: str) -> None:
+def test_text_from_trials_is_escaped(page):
     """A reason and a traceback with markup are shown, not run."""
     assert 1 == page.count("<script")
     assert page.count("&lt;script&gt;alert(") >= 2
 
 
-def test_figures_take_their_colours_from_the_page(page: str) -> None:
+def test_figures_take_their_colours_from_the_page(page):
     """No drawing colour is left, so one drawing serves light and dark."""
     figures = re.findall(r'<svg viewBox="[^"]*" role="img".*?</svg>', page, re.DOTALL)
 
@@ -215,11 +209,11 @@ def test_figures_take_their_colours_from_the_page(page: str) -> None:
 
 
 @pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch, page: str) -> list[Store]:
+def built(monkeypatch, page):
     """The studies whose page was built; each gives the page above, in no time."""
-    studies: list[Store] = []
+    studies = []
 
-    def build_report(store: Store, _references: Any = ()) -> str:
+    def build_report(store, _references=()):
         studies.append(store)
         return page
 
@@ -227,9 +221,7 @@ def built(monkeypatch: pytest.MonkeyPatch, page: str) -> list[Store]:
     return studies
 
 
-def test_report_lies_where_it_was_asked_for(
-    tmp_path: pathlib.Path, store: Store, page: str, built: list[Store]
-) -> None:
+def test_report_lies_where_it_was_asked_for(tmp_path, store, page, built):
     """Default: in the study's own folder."""
     path = build.write_report(store, tmp_path / "a" / "report.html")
 
@@ -241,9 +233,7 @@ def test_report_lies_where_it_was_asked_for(
 
 
 @pytest.mark.usefixtures("built")
-def test_report_that_cannot_be_written_says_so(
-    tmp_path: pathlib.Path, store: Store
-) -> None:
+def test_report_that_cannot_be_written_says_so(tmp_path, store):
     """A file in the way of the folder."""
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.WriteStoreError, match=r"cannot write report .*choose a"):

@@ -1,17 +1,10 @@
 """Pictures that a run made are on its page; files of the reader never are."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
 from reports.page.sections import learning
 from reports.view.view import view_store
 from results.records.models import Budget, BudgetUnit
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -22,9 +15,7 @@ if TYPE_CHECKING:
         ("large", f"{2**30} bytes, at most {learning.MOST_PICTURE_BYTES} are read"),
     ],
 )
-def test_what_is_no_picture_is_not_published(
-    tmp_path: Path, synthetic: Any, what: str, why_not: str
-) -> None:
+def test_what_is_no_picture_is_not_published(tmp_path, synthetic, what, why_not):
     """A link would put a file of whoever builds the page on it, base64."""
     secret = tmp_path / "secret"
     secret.write_text("secret")

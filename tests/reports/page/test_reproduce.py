@@ -1,9 +1,6 @@
 """How one point is measured again, and how drawings are made smaller."""
 
-from __future__ import annotations
-
 import shlex
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,21 +10,14 @@ from reports.charts import compact
 from reports.view.view import view_store
 from reports.words import reproduce
 
-if TYPE_CHECKING:
-    import pathlib
-
-    from reports.view.view import View
-
 
 @pytest.fixture(scope="module")
-def view(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> View:
+def view(tmp_path_factory, synthetic):
     """A small study."""
     return view_store(synthetic.make_store(tmp_path_factory.mktemp("study")))
 
 
-def test_the_command_of_a_point_plans_the_point(
-    view: View, tmp_path: pathlib.Path
-) -> None:
+def test_the_command_of_a_point_plans_the_point(view, tmp_path):
     """It is a command line that the harness accepts, as a dry run."""
     point = next(p for p in view.points if p.num_replicas == 2)
     words = shlex.split(reproduce.command(view.study.plan, point))
@@ -46,7 +36,7 @@ def test_the_command_of_a_point_plans_the_point(
     assert ["--seed", "7"] == words[words.index("--seed") :][:2]
 
 
-def test_options_of_the_point_replace_those_of_the_sweep(view: View) -> None:
+def test_options_of_the_point_replace_those_of_the_sweep(view):
     """In both spellings; those of the workload stay."""
     command = (
         "python",
@@ -68,13 +58,13 @@ def test_options_of_the_point_replace_those_of_the_sweep(view: View) -> None:
     assert "" == reproduce.command(other, view.points[0])
 
 
-def test_commit_and_seeds_of_a_point_are_those_of_its_trials(view: View) -> None:
+def test_commit_and_seeds_of_a_point_are_those_of_its_trials(view):
     """Records of a folder without git say so."""
     assert "1000, 1001, 1002" == reproduce.seeds(view.points[0].case)
     assert "not recorded" == reproduce.commits(view.points[0].case)
 
 
-def test_a_drawing_is_smaller_and_says_the_same() -> None:
+def test_a_drawing_is_smaller_and_says_the_same():
     """Texts keep their spaces; groups with attributes and marks stay."""
     text = (
         '<g>\n<g clip-path="url(#a)">\n'
@@ -91,7 +81,7 @@ def test_a_drawing_is_smaller_and_says_the_same() -> None:
     ) == compact.compact(text).strip()
 
 
-def test_marks_of_different_styles_keep_them() -> None:
+def test_marks_of_different_styles_keep_them():
     """A group has one style only."""
     mark = '<use href="#m" x="{}" style="fill: {}"/>'
     marks = mark.format(1, "red") + mark.format(2, "blue")

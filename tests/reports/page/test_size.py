@@ -1,15 +1,8 @@
 """How large a page is, by the number of trials; benchmarks/bench_report.py has more."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
 from reports.page import build
-
-if TYPE_CHECKING:
-    import pathlib
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 BACKENDS = ("single", "in_graph", "tf_mirrored", "multi_worker")
@@ -34,13 +27,7 @@ BACKENDS = ("single", "in_graph", "tf_mirrored", "multi_worker")
     ],
     ids=["100 trials", "310 trials"],
 )
-def test_a_page_stays_small(
-    tmp_path: pathlib.Path,
-    synthetic: Any,
-    least_trials: int,
-    most_bytes: int,
-    settings: dict[str, Any],
-) -> None:
+def test_a_page_stays_small(tmp_path, synthetic, least_trials, most_bytes, settings):
     """A page that is sent by mail or opened on a phone; the full run has a larger."""
     budget = synthetic.LEARNING if "num_learning_runs" in settings else None
     store = synthetic.make_store(tmp_path, synthetic.Shape(budget=budget, **settings))

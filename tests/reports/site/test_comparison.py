@@ -1,9 +1,6 @@
 """The page of two studies: what differs, ratios, shared axes, and refusals."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,20 +9,16 @@ from results.errors import ResultsError
 from results.judging import gate_metrics
 from results.study.cases import load_study
 
-if TYPE_CHECKING:
-    from reports.site.comparison import Compared
-    from results.store.study_store import Store
-
 METRIC = gate_metrics.THROUGHPUT
 
 
 @pytest.fixture(scope="module")
-def compared(first: Store, second: Store) -> Compared:
+def compared(first, second):
     """The study of the first commit over that of the second."""
     return comparison.compare_studies(load_study(first), load_study(second), METRIC)
 
 
-def test_the_headline_says_how_much_in_how_many_cases(compared: Compared) -> None:
+def test_the_headline_says_how_much_in_how_many_cases(compared):
     """30 % in the cases of one backend; which is advice."""
     expected = (
         "In A, throughput is 30.0\N{NARROW NO-BREAK SPACE}% higher than in B in 3 of 6"
@@ -35,7 +28,7 @@ def test_the_headline_says_how_much_in_how_many_cases(compared: Compared) -> Non
     assert comparison.headline(compared).startswith(expected)
 
 
-def test_code_and_its_changes_are_named(compared: Compared) -> None:
+def test_code_and_its_changes_are_named(compared):
     """Commit and dirtiness of both sides; nothing else differs."""
     (found,) = compared.differences
 
@@ -44,7 +37,7 @@ def test_code_and_its_changes_are_named(compared: Compared) -> None:
     assert "fedcba9876fe with changes" == found.second
 
 
-def test_both_studies_are_drawn_on_the_same_axes(compared: Compared) -> None:
+def test_both_studies_are_drawn_on_the_same_axes(compared):
     """Every panel has the same ticks and both lines."""
     page = comparison.build(compared)
     charts = re.findall(r'<svg viewBox="[^"]*" role="img".*?</svg>', page, re.DOTALL)
@@ -59,9 +52,7 @@ def test_both_studies_are_drawn_on_the_same_axes(compared: Compared) -> None:
     assert all("0\N{NARROW NO-BREAK SPACE}%" in of for of in ticks)
 
 
-def test_the_same_records_give_the_same_page(
-    compared: Compared, first: Store, second: Store
-) -> None:
+def test_the_same_records_give_the_same_page(compared, first, second):
     """Also when they are read again; nothing is loaded from elsewhere."""
     again = comparison.compare_studies(load_study(first), load_study(second), METRIC)
     page = comparison.build(compared)
@@ -73,9 +64,7 @@ def test_the_same_records_give_the_same_page(
     assert len(ids) == len(set(ids))
 
 
-def test_another_machine_is_a_reason_not_to_conclude(
-    first: Store, elsewhere: Store
-) -> None:
+def test_another_machine_is_a_reason_not_to_conclude(first, elsewhere):
     """The headline says it first, whatever the ratios are."""
     found = comparison.compare_studies(load_study(first), load_study(elsewhere), METRIC)
 
@@ -88,14 +77,14 @@ def test_another_machine_is_a_reason_not_to_conclude(
     )
 
 
-def test_a_study_has_no_difference_from_itself(first: Store) -> None:
+def test_a_study_has_no_difference_from_itself(first):
     """Under any name."""
     study = load_study(first)
     with pytest.raises(ResultsError, match=r"both studies are 'before' with the same"):
         comparison.compare_studies(study, load_study(first), METRIC)
 
 
-def test_cases_of_one_study_only_are_listed(first: Store, make_study: Any) -> None:
+def test_cases_of_one_study_only_are_listed(first, make_study):
     """They have no ratio, and are not passed over."""
     larger = make_study("larger", replicas=(1, 2, 4), backends=("in_graph",))
     found = comparison.compare_studies(load_study(larger), load_study(first), METRIC)

@@ -1,7 +1,5 @@
 """Sparklines and ratios: axes, places of marks, text that is escaped."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -10,7 +8,7 @@ from reports.site import ratio_bar, sparkline
 from results.statistics.estimates import Estimate
 
 
-def test_a_sparkline_begins_at_zero_and_keeps_what_exceeds_it() -> None:
+def test_a_sparkline_begins_at_zero_and_keeps_what_exceeds_it():
     """Efficiency above the upper edge is drawn at it."""
     text = str(sparkline.draw([(1, 1.0), (2, 9.0)], series=3, label='a "b"'))
     (y,) = re.findall(r'cy="([\d.]+)"', text)
@@ -20,7 +18,7 @@ def test_a_sparkline_begins_at_zero_and_keeps_what_exceeds_it() -> None:
     assert "var(--series-3)" in text
 
 
-def estimate(value: float, low: float | None, high: float | None) -> Estimate:
+def estimate(value, low, high):
     """Returns a ratio."""
     return Estimate(value=value, low=low, high=high, n=4, unit="", method="")
 
@@ -33,9 +31,7 @@ def estimate(value: float, low: float | None, high: float | None) -> Estimate:
         ((50.0,), 10.0, ("0.1", "10")),
     ],
 )
-def test_the_axis_of_ratios_is_centred_on_one(
-    values: tuple[float, ...], reach: float, ends: tuple[str, str]
-) -> None:
+def test_the_axis_of_ratios_is_centred_on_one(values, reach, ends):
     """A ratio and its inverse are equally far from its middle."""
     found = ratio_bar.reach(estimate(value, None, None) for value in values)
 
@@ -43,7 +39,7 @@ def test_the_axis_of_ratios_is_centred_on_one(
     assert ends == ratio_bar.ends(found)
 
 
-def test_ratios_that_hold_stand_out() -> None:
+def test_ratios_that_hold_stand_out():
     """Muted otherwise; an interval without end stops at the edge."""
     differs = str(ratio_bar.draw(estimate(1.2, 1.1, 1.3), 1.5, is_marked=True))
     endless = estimate(1.2, 0.0, float("inf"))

@@ -1,7 +1,5 @@
 """Every published page, card and Markdown shows each figure with its interval first."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 from reports.exports import exports
 from reports.page.sections import verdict
 from reports.site.card import make_card
-from reports.view.view import View, view_store
+from reports.view.view import view_store
 from reports.words import formats
 from results.store.study_store import Store
 
@@ -23,7 +21,7 @@ FIGURE = re.compile(rf"{NUMBER}(?: %|{formats.TIMES})(?! [Ii]ntervals| \(|, n =)
 """A percentage or a ratio; "95 % intervals" and "95 %, n = 5" are none."""
 
 
-def _plain(html: str) -> str:
+def _plain(html):
     text = re.sub(
         r"<svg.*?</svg>|<ul.*?</ul>|<figure.*?</figure>", "", html, flags=re.DOTALL
     )
@@ -33,18 +31,18 @@ def _plain(html: str) -> str:
 
 
 @pytest.fixture(scope="module", params=STUDIES, ids=lambda path: path.name)
-def view(request: pytest.FixtureRequest) -> View:
+def view(request):
     """One published study."""
     return view_store(Store.open(request.param))
 
 
-def _first_screen(view: View) -> str:
+def _first_screen(view):
     page = ROOT / "docs" / "reports" / "studies" / view.study.plan.study / "index.html"
     text = page.read_text(encoding="utf-8")
     return text[text.index('<section id="verdict"') : text.index("</section>")]
 
 
-def test_the_first_screen_has_every_interval(view: View) -> None:
+def test_the_first_screen_has_every_interval(view):
     """Rate and efficiency of each backend and mode, the cause, and the comparison."""
     text = _plain(_first_screen(view))
     num_rows = len(view.study.backends) * len(view.study.modes)
@@ -55,12 +53,12 @@ def test_the_first_screen_has_every_interval(view: View) -> None:
         assert INTERVAL.match(text, figure.start()), text[figure.start() - 40 :][:90]
 
 
-def test_the_first_screen_is_that_of_the_records(view: View) -> None:
+def test_the_first_screen_is_that_of_the_records(view):
     """So what was read above is what a build would write."""
     assert _plain(str(verdict.render(view))) in _plain(_first_screen(view))
 
 
-def test_card_and_markdown_have_every_interval(view: View) -> None:
+def test_card_and_markdown_have_every_interval(view):
     """The index of studies, and what is pasted into a pull request."""
     card = make_card(view, "any")
     shown = [_plain(card.verdict), *(_plain(of.text) for of in card.sparks)]
@@ -77,7 +75,7 @@ def test_card_and_markdown_have_every_interval(view: View) -> None:
             assert INTERVAL.match(text, figure.start()), text
 
 
-def test_the_readme_has_the_intervals_of_the_default_study() -> None:
+def test_the_readme_has_the_intervals_of_the_default_study():
     """Its table and its picture are of the published study."""
     view = view_store(Store.open(published_studies.study("resnet50-two-cores")))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

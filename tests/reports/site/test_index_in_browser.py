@@ -1,24 +1,16 @@
 """The site in a real Chromium: filter, sort, widths, text that overlaps nothing."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from reports.site import build, comparison
 from results.judging import gate_metrics
 from results.study.cases import load_study
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from results.store.study_store import Store
 
 CHROMIUM = next(
     (
@@ -73,10 +65,10 @@ for (const figure of document.querySelectorAll(".charts svg")) {
 
 
 @pytest.fixture
-def evaluate(tmp_path: Path) -> Any:
+def evaluate(tmp_path):
     """Returns a function that loads a page and evaluates an expression in it."""
 
-    def run(page: str, setup: str, expression: str, *, width: int = 1280) -> Any:
+    def run(page, setup, expression, *, width=1280):
         script = (
             f"<script>{setup}\ndocument.body.append(Object.assign("
             "document.createElement('pre'), {id: 'found', textContent:"
@@ -108,7 +100,7 @@ def evaluate(tmp_path: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def index(first: Store, second: Store, elsewhere: Store) -> str:
+def index(first, second, elsewhere):
     """The index of three studies on two machines."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("reports.page.build.build_report", lambda *_: PAGE)
@@ -116,13 +108,13 @@ def index(first: Store, second: Store, elsewhere: Store) -> str:
 
 
 @pytest.fixture(scope="module")
-def compared(first: Store, second: Store) -> str:
+def compared(first, second):
     """The page of two of them."""
     found = comparison.compare_studies(load_study(first), load_study(second), METRIC)
     return comparison.build(found)
 
 
-def test_studies_are_filtered_and_sorted(index: str, evaluate: Any) -> None:
+def test_studies_are_filtered_and_sorted(index, evaluate):
     """By what a reader chooses; the number that is shown is said."""
     steps = (
         '[shown(), choose("machine", "2 cores of an Other X9"), choose("machine", ""),'
@@ -141,9 +133,7 @@ def test_studies_are_filtered_and_sorted(index: str, evaluate: Any) -> None:
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("width", [500, 768, 1280])
 @pytest.mark.parametrize("name", ["compared", "index"])
-def test_no_page_scrolls_sideways(
-    request: pytest.FixtureRequest, evaluate: Any, name: str, width: int
-) -> None:
+def test_no_page_scrolls_sideways(request, evaluate, name, width):
     """Tables scroll within their own region.
 
     Each page and each width; the full run has every pair.
@@ -154,15 +144,13 @@ def test_no_page_scrolls_sideways(
     assert content <= window
 
 
-def test_no_text_of_a_figure_overlaps_another(
-    index: str, compared: str, evaluate: Any
-) -> None:
+def test_no_text_of_a_figure_overlaps_another(index, compared, evaluate):
     """Nor leaves its figure."""
     for page in (index, compared):
         assert [] == evaluate(page, GEOMETRY, "found")
 
 
-def test_text_that_overlaps_would_be_noticed(compared: str, evaluate: Any) -> None:
+def test_text_that_overlaps_would_be_noticed(compared, evaluate):
     """The check is not empty."""
     broken = re.sub(r'(<text[^>]* x=)"[\d.]+"', r'\1"50"', compared)
 

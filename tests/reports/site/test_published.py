@@ -1,9 +1,6 @@
 """The published site: what its records give when it is built again."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
 
 import covering
 import published_studies
@@ -16,9 +13,6 @@ from reports.words import reproduce
 from results.store.study_store import Store
 from results.study.cases import load_study
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 MOST_BYTES_OF_A_STUDY = 10_000_000  # D4PG has 60 steps a second, and each is kept
 DRAWN = ("resnet50-two-cores",)
 LINK = re.compile(r'(?:href|src)="([^"#]+)(?:#[^"]*)?"')
@@ -26,7 +20,7 @@ INTERVAL = re.compile(r"\[\d[\d.]*, \d[\d.]*\]")
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory):
     """The site of one study and another without figures, or of all, from the zips."""
     folder = tmp_path_factory.mktemp("site")
     zips = [
@@ -35,7 +29,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     report = build.build.build_report
 
-    def build_report(store: Store, *args: Any) -> str:
+    def build_report(store, *args):
         if store.root.name in DRAWN or covering.is_full():
             return report(store, *args)
         return "<!DOCTYPE html>\n<html>\n<body>\nLEFT OUT\n</body>\n</html>\n"
@@ -48,7 +42,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def drawn(built: Path) -> dict[str, str]:
+def drawn(built):
     """The pages that were built, by their paths."""
     pages = {
         path.relative_to(built).as_posix(): path.read_text("utf-8")
@@ -57,16 +51,16 @@ def drawn(built: Path) -> dict[str, str]:
     return {name: page for name, page in pages.items() if "LEFT OUT" not in page}
 
 
-def test_every_published_page_is_built_again(built: Path) -> None:
+def test_every_published_page_is_built_again(built):
     """From nothing but the zip files."""
 
-    def pages(folder: Path) -> list[str]:
+    def pages(folder):
         return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.html"))
 
     assert pages(published_studies.SITE) == pages(built)
 
 
-def test_the_figures_are_those_that_are_published(drawn: dict[str, str]) -> None:
+def test_the_figures_are_those_that_are_published(drawn):
     """Each interval of a first screen and of the index."""
     assert {"index.html", f"studies/{DRAWN[0]}/index.html"} <= set(drawn)
     for name, page in drawn.items():
@@ -76,7 +70,7 @@ def test_the_figures_are_those_that_are_published(drawn: dict[str, str]) -> None
         assert found[0] == found[1], f"{name}: write it again with make site"
 
 
-def test_every_link_leads_somewhere(built: Path, drawn: dict[str, str]) -> None:
+def test_every_link_leads_somewhere(built, drawn):
     """Within the site; nothing else is loaded."""
     for name, page in drawn.items():
         for target in LINK.findall(page):
@@ -85,9 +79,7 @@ def test_every_link_leads_somewhere(built: Path, drawn: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("name", published_studies.NAMES)
-def test_records_are_the_same_bytes_beside_a_page_built_again(
-    built: Path, name: str
-) -> None:
+def test_records_are_the_same_bytes_beside_a_page_built_again(built, name):
     """So a site can be kept under version control."""
     beside = f"studies/{name}/records.zip"
 
@@ -97,7 +89,7 @@ def test_records_are_the_same_bytes_beside_a_page_built_again(
 
 
 @pytest.mark.parametrize("name", published_studies.NAMES)
-def test_what_is_published_of_a_study_is_small(name: str) -> None:
+def test_what_is_published_of_a_study_is_small(name):
     """Records and observations, no logs."""
     files = [
         path for path in published_studies.study(name).rglob("*") if path.is_file()
@@ -108,7 +100,7 @@ def test_what_is_published_of_a_study_is_small(name: str) -> None:
     assert kinds <= {".json", ".jsonl", ".png"}
 
 
-def test_a_page_says_whose_it_is_without_a_click(drawn: dict[str, str]) -> None:
+def test_a_page_says_whose_it_is_without_a_click(drawn):
     """Project, backends in words, licence, commit, citation, preview, records."""
     for name in DRAWN:
         page = drawn[f"studies/{name}/index.html"]
@@ -126,7 +118,7 @@ def test_a_page_says_whose_it_is_without_a_click(drawn: dict[str, str]) -> None:
         assert '<a href="records.zip">' in closed
 
 
-def test_a_zip_needs_a_name_for_its_page() -> None:
+def test_a_zip_needs_a_name_for_its_page():
     """What is unpacked is removed, and a page within would be lost."""
     path = published_studies.SITE / "studies" / DRAWN[0] / "records.zip"
     done = CliRunner().invoke(main.cli, ["report", str(path)])

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import html.parser
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from reports.site import build, card
 from results.errors import ResultsError, WriteStoreError
 from results.judging import gate_metrics
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from results.store.study_store import Store
 
 METRIC = gate_metrics.THROUGHPUT
 PAGE = "<!DOCTYPE html>\n<html>\n<body>\n<main>a study</main>\n</body>\n</html>\n"
@@ -24,12 +18,12 @@ PAGE = "<!DOCTYPE html>\n<html>\n<body>\n<main>a study</main>\n</body>\n</html>\
 class Links(html.parser.HTMLParser):
     """Collects addresses and what loads something."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.addresses: list[str] = []
         self.loads: list[str] = []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         """Notes links, and sources of scripts, styles and pictures."""
         values = dict(attrs)
         if tag == "a":
@@ -39,7 +33,7 @@ class Links(html.parser.HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def page_of_a_study() -> Any:
+def page_of_a_study():
     """Pages of single studies have tests of their own; here they cost no time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("reports.page.build.build_report", lambda *_: PAGE)
@@ -47,7 +41,7 @@ def page_of_a_study() -> Any:
 
 
 @pytest.fixture(scope="module")
-def broken(make_study: Any, synthetic: Any) -> Store:
+def broken(make_study, synthetic):
     """A study in which nothing is ok, with a name that is markup."""
     shape = {
         (backend, mode, size, repetition): synthetic.TrialStatus.FAILED
@@ -60,34 +54,27 @@ def broken(make_study: Any, synthetic: Any) -> Store:
 
 
 @pytest.fixture(scope="module")
-def site(
-    first: Store, second: Store, elsewhere: Store, broken: Store, page_of_a_study: Any
-) -> dict[str, str]:
+def site(first, second, elsewhere, broken, page_of_a_study):
     """Four studies: two comparable, one of another machine, one without a figure."""
     return dict(build.pages([second, broken, first, elsewhere], METRIC))
 
 
 @pytest.fixture(scope="module")
-def index(site: dict[str, str]) -> str:
+def index(site):
     """Its first page."""
     return site["index.html"]
 
 
 def test_the_order_of_studies_changes_no_byte(
-    site: dict[str, str],
-    first: Store,
-    second: Store,
-    elsewhere: Store,
-    broken: Store,
-    page_of_a_study: Any,
-) -> None:
+    site, first, second, elsewhere, broken, page_of_a_study
+):
     """Nor does building it again."""
     again = dict(build.pages([first, second, elsewhere, broken], METRIC))
 
     assert site == again
 
 
-def test_every_link_leads_to_a_page_of_the_site(site: dict[str, str]) -> None:
+def test_every_link_leads_to_a_page_of_the_site(site):
     """Relative, to files and not folders, so that any host and a disk will do."""
     for name, page in site.items():
         found = Links()
@@ -105,7 +92,7 @@ def test_every_link_leads_to_a_page_of_the_site(site: dict[str, str]) -> None:
         assert "://" not in page
 
 
-def test_each_study_has_its_page_with_a_way_back(site: dict[str, str]) -> None:
+def test_each_study_has_its_page_with_a_way_back(site):
     """And a card on the index."""
     pages = [name for name in site if name.startswith("studies/")]
 
@@ -119,7 +106,7 @@ def test_each_study_has_its_page_with_a_way_back(site: dict[str, str]) -> None:
         assert '<a href="../../index.html">All studies</a>' in site[name]
 
 
-def test_the_index_reads_without_its_script(index: str) -> None:
+def test_the_index_reads_without_its_script(index):
     """Every study with verdict and figure is in the page; the filter is hidden."""
     plain = re.sub(r"<script>.*?</script>", "", index, flags=re.DOTALL)
 
@@ -133,7 +120,7 @@ def test_the_index_reads_without_its_script(index: str) -> None:
     )
 
 
-def test_the_newest_study_is_first_and_all_can_be_chosen(index: str) -> None:
+def test_the_newest_study_is_first_and_all_can_be_chosen(index):
     """The filter has every workload, backend and machine once."""
     names = re.findall(r'data-name="([^"]*)"', index)
     options = re.findall(r"<option>([^<]*)</option>", index)
@@ -143,15 +130,13 @@ def test_the_newest_study_is_first_and_all_can_be_chosen(index: str) -> None:
     assert "2 cores of an Other X9" in options
 
 
-def test_hostile_names_are_shown_as_text(index: str) -> None:
+def test_hostile_names_are_shown_as_text(index):
     """Also within attributes."""
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in index
     assert 1 == index.count("<script>")
 
 
-def test_neighbours_are_compared_or_refused_with_the_reason(
-    site: dict[str, str], index: str
-) -> None:
+def test_neighbours_are_compared_or_refused_with_the_reason(site, index):
     """After and before share a page; the others say why not."""
     text = " ".join(re.sub(r"<[^>]*>", "", index).split())
 
@@ -163,7 +148,7 @@ def test_neighbours_are_compared_or_refused_with_the_reason(
     assert "and elsewhere are not comparable: no case was measured in both" in text
 
 
-def test_history_keeps_machines_apart(index: str) -> None:
+def test_history_keeps_machines_apart(index):
     """Three studies of a case, two classes of machines, none joined.
 
     By name alone nobody knows that two are one machine: they are of one kind.
@@ -178,22 +163,22 @@ def test_history_keeps_machines_apart(index: str) -> None:
     assert "6 cases left out" in history
 
 
-def test_equal_names_get_folders_of_their_own() -> None:
+def test_equal_names_get_folders_of_their_own():
     """Also where a file system ignores letter case, and for names that are paths."""
     names = ["a", "A", "../../etc", "a", ".", "x" * 300]
 
     assert ["a", "A-2", "etc", "a-3", "study", "x" * 80] == card.slugs(names)
 
 
-def test_a_study_that_is_named_twice_is_refused(first: Store) -> None:
+def test_a_study_that_is_named_twice_is_refused(first):
     """It would be compared with itself."""
     with pytest.raises(ResultsError, match=r"study '.*folder' is given twice; name"):
         list(build.pages([first, first], METRIC))
 
 
 def test_a_file_in_the_way_of_the_site_is_kept(
-    tmp_path: Path, first: Store, second: Store, page_of_a_study: Any
-) -> None:
+    tmp_path, first, second, page_of_a_study
+):
     """One line, nothing written."""
     (tmp_path / "site").write_text("mine")
     with pytest.raises(WriteStoreError, match=r"cannot write site .*not a directory"):

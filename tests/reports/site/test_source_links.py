@@ -1,9 +1,6 @@
 """Where readers of a page find the code that was measured."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,17 +10,12 @@ from reports.site import build
 from results.records.machines.machine_record import MachineState
 from results.study.cases import load_study
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from results.study.cases import Study
-
 PAGE = '<!DOCTYPE html>\n<html>\n<body>\n<a class="skip" href="#x">Skip</a>\nx\n</body>'
 COMMIT, OTHER = "0123456789abcdef" * 2 + "01234567", "f" * 40
 URL = "https://example.org/tree/{commit}?a=1&b=2"
 
 
-def _with_commits(study: Study, *commits: str) -> Study:
+def _with_commits(study, *commits):
     """Returns the study with the commits of its trials replaced, in turns."""
     entries = []
     for index, entry in enumerate(study.entries):
@@ -36,13 +28,13 @@ def _with_commits(study: Study, *commits: str) -> Study:
 
 
 @pytest.fixture
-def small(tmp_path: Path, synthetic: Any) -> Study:
+def small(tmp_path, synthetic):
     """A study of two cases."""
     shape = synthetic.Shape(name="a", modes=(synthetic.WEAK,), repeats=1)
     return load_study(synthetic.make_store(tmp_path / "a", shape))
 
 
-def test_the_commit_is_in_the_address(small: Study) -> None:
+def test_the_commit_is_in_the_address(small):
     """One link per commit; none where an address needs one and none is known."""
     address = "https://example.org/tree/"
     assert {} == build.source_links(small, "")
@@ -54,9 +46,7 @@ def test_the_commit_is_in_the_address(small: Study) -> None:
     assert two["Source code (ffffffffffff)"] == URL.replace("{commit}", OTHER)
 
 
-def test_pages_link_the_code(
-    small: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_link_the_code(small, tmp_path, monkeypatch):
     """Of one study, and of each in a site; without the option there is no link."""
     del small
     monkeypatch.setattr("reports.page.build.build_report", lambda *_: PAGE)

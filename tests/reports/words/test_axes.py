@@ -1,9 +1,5 @@
 """Scores that were made differently are drawn apart, with the difference named."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
 from reports.page.sections import learning, quality
@@ -12,16 +8,13 @@ from reports.words import axes, formats
 from results.records import kept_metrics
 from results.records.models import MetricFacts, QualityMetric
 
-if TYPE_CHECKING:
-    import pathlib
-
 METRICS = {
     facts["name"]: MetricFacts(**facts) for facts in kept_metrics.of_workload("sngan")
 }
 PROTOCOL = "all pairs; extractor digits aaaa; reference digits/test, n = 359, bbbb"
 
 
-def score(**changes: Any) -> QualityMetric:
+def score(**changes):
     """A FID."""
     fields = {
         "name": "fid",
@@ -36,7 +29,7 @@ def score(**changes: Any) -> QualityMetric:
     return QualityMetric.model_validate({**fields, **changes})
 
 
-def test_one_protocol_is_one_axis() -> None:
+def test_one_protocol_is_one_axis():
     """Equal protocols and n share the axis, which has the plain name."""
     assert axes.axis_of(score()) == axes.axis_of(score(value=9.0, low=8.0, high=10.0))
     assert ["FID"] == list(axes.titles([axes.axis_of(score())] * 2, METRICS).values())
@@ -46,7 +39,7 @@ def test_one_protocol_is_one_axis() -> None:
     "changes",
     [{"num_examples": 50_000}, {"protocol": PROTOCOL.replace("aaaa", "cccc")}],
 )
-def test_another_n_or_extractor_is_another_axis(changes: dict[str, Any]) -> None:
+def test_another_n_or_extractor_is_another_axis(changes):
     """Titles are numbered, and the sentence has both sides of the difference."""
     both = [axes.axis_of(score()), axes.axis_of(score(**changes))]
 
@@ -63,7 +56,7 @@ def test_another_n_or_extractor_is_another_axis(changes: dict[str, Any]) -> None
     assert sentence.endswith(difference)
 
 
-def test_proportions_have_no_protocol() -> None:
+def test_proportions_have_no_protocol():
     """Another n of a proportion is the same axis; nothing is explained."""
     few = score(name="top_1", protocol="", num_examples=10)
     many = score(name="top_1", protocol="", num_examples=1000)
@@ -72,14 +65,12 @@ def test_proportions_have_no_protocol() -> None:
     assert "" == axes.explain(axes.axis_of(few), [axes.axis_of(few)])
 
 
-def test_a_score_has_no_unit_to_write() -> None:
+def test_a_score_has_no_unit_to_write():
     """3.25, and neither 325 % nor 3.25 1."""
     assert "3.25" == formats.quality(3.25, "1")
 
 
-def test_the_report_draws_protocols_apart(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_the_report_draws_protocols_apart(tmp_path, synthetic):
     """Two extractors in one study: two figures in each section, and why."""
     shape = synthetic.Shape(budget=synthetic.LEARNING)
     store = synthetic.make_store(tmp_path, shape)

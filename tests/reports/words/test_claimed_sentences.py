@@ -4,11 +4,8 @@
 simulates and writes into ``docs/archive/claims-of-gates.md``.
 """
 
-from __future__ import annotations
-
 import pathlib
 import sys
-from typing import TYPE_CHECKING, Any
 
 import published_studies
 import pytest
@@ -17,11 +14,6 @@ from relay_study import ALL, Lost, RelayShape, make_store
 from reports.view.view import view_store
 from reports.words import brief, formats, verdict
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from reports.view.view import View
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests/statistics"))
@@ -33,13 +25,13 @@ import page_claims  # noqa: E402
 DOCUMENT = ROOT / "docs/archive/claims-of-gates.md"
 
 
-def _sentences(view: View) -> Iterator[str]:
+def _sentences(view):
     judged = brief.judge(view)
     yield from (text for text in (judged.scaling, *judged.sentences) if text)
     yield from (finding.sentence for finding in verdict.judge(view).findings)
 
 
-def _rows(view: View) -> set[str | None]:
+def _rows(view):
     """The rows of all sentences of a study."""
     return {
         page_claims.row_of(
@@ -50,7 +42,7 @@ def _rows(view: View) -> set[str | None]:
 
 
 @pytest.mark.parametrize("name", published_studies.NAMES)
-def test_published_studies_say_only_what_has_a_row(name: str) -> None:
+def test_published_studies_say_only_what_has_a_row(name):
     """Figures, causes and comparisons."""
     found = _rows(view_store(Store.open(published_studies.study(name))))
 
@@ -70,16 +62,12 @@ def test_published_studies_say_only_what_has_a_row(name: str) -> None:
     ],
     ids=["default", "two", "three", "cause", "nothing lost", "one", "alone"],
 )
-def test_made_studies_say_only_what_has_a_row(
-    tmp_path: pathlib.Path, fields: dict[str, Any]
-) -> None:
+def test_made_studies_say_only_what_has_a_row(tmp_path, fields):
     """With and without a cause, a baseline, another backend, an interval."""
     _rows(view_store(make_store(tmp_path, RelayShape(**fields))))
 
 
-def test_other_studies_say_only_what_has_a_row(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_other_studies_say_only_what_has_a_row(tmp_path, synthetic):
     """One repetition, failures, sequences, and nothing at all."""
     shapes = [
         synthetic.Shape(),
@@ -94,13 +82,13 @@ def test_other_studies_say_only_what_has_a_row(
         _rows(view_store(store))
 
 
-def test_a_sentence_without_a_row_is_found() -> None:
+def test_a_sentence_without_a_row_is_found():
     """Such as one that nobody simulated."""
     with pytest.raises(LookupError, match="surely"):
         page_claims.row_of("in_graph is surely the best.")
 
 
-def test_the_document_has_every_row() -> None:
+def test_the_document_has_every_row():
     """Of sentences, and of gates on every kind of noise; what is missed is bold."""
     text = DOCUMENT.read_text(encoding="utf-8")
     rows = {row for _, row in page_claims.SENTENCES if row is not None}

@@ -1,10 +1,7 @@
 """What makes a reader doubt the numbers that a program of the user's prints."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,17 +14,17 @@ STEPS = 10
 
 
 def case(
-    replicas: int,
+    replicas,
     *,
-    step_sec: float = 0.1,
-    said_sec: float = 0.1,
-    number: int = STEPS,
-    busy: float | None = None,
-    of: Evidence = Evidence.WINDOW,
-    advances: tuple[int, ...] = (),
-    trial: Any = None,
-    **fields: Any,
-) -> Any:
+    step_sec=0.1,
+    said_sec=0.1,
+    number=STEPS,
+    busy=None,
+    of=Evidence.WINDOW,
+    advances=(),
+    trial=None,
+    **fields,
+):
     """Returns a case: its steps take one time, and its numbers say another."""
     rank = SimpleNamespace(window_start_ns=0, window_end_ns=STEPS * step_sec * 1e9)
     rank.warmup_step_time_sec = ()
@@ -48,7 +45,7 @@ def case(
     )
 
 
-def study(*cases: Any, every: int | None = None) -> Any:
+def study(*cases, every=None):
     """Returns a study of a program that prints."""
     program = SimpleNamespace(is_client=False, steps_per_line=every)
     program.metric = "throughput=x"
@@ -56,7 +53,7 @@ def study(*cases: Any, every: int | None = None) -> Any:
     return SimpleNamespace(program=program, cases=cases, planned=planned)
 
 
-def letter(found: Any) -> str:
+def letter(found):
     """Returns the grade of a study."""
     graded = evidence.grade(found)
     assert graded is not None
@@ -73,14 +70,14 @@ def letter(found: Any) -> str:
     st.floats(2, 1e4) | st.floats(1e-4, 0.5),
 )
 def test_the_clock_of_the_harness_is_a_witness(
-    step_sec: float, per_line: int, how: str, overhead: float, wrong: float
-) -> None:
+    step_sec, per_line, how, overhead, wrong
+):
     """An honest program is confirmed, however it counts; a claim that is off is not."""
     per_line = 1 if how == "each" else per_line
     counted = {"steps": STEPS * per_line, "examples": STEPS * per_line * 8}.get(how, 3)
     every = per_line if how == "declared" else None
 
-    def found(said_sec: float) -> Any:
+    def found(said_sec):
         line_sec = step_sec * per_line * overhead
         one = case(1, step_sec=line_sec, said_sec=said_sec, advances=(counted, 7))
         return study(one, every=every)
@@ -107,9 +104,7 @@ def test_the_clock_of_the_harness_is_a_witness(
         (0.1, 100.0, "D", "Then no figure is right; see --metric"),
     ],
 )
-def test_a_claim_beside_the_clock_is_said_in_words(
-    line_sec: float, said_sec: float, grade: str, words: str
-) -> None:
+def test_a_claim_beside_the_clock_is_said_in_words(line_sec, said_sec, grade, words):
     """With both times, and what explains it."""
     found = study(case(1), case(2, step_sec=line_sec, said_sec=said_sec))
 
@@ -119,7 +114,7 @@ def test_a_claim_beside_the_clock_is_said_in_words(
     assert text in list(evidence.sentences(found))
 
 
-def test_steps_that_take_longer_than_their_program_are_none() -> None:
+def test_steps_that_take_longer_than_their_program_are_none():
     """Also where numbers have no times."""
     status = SimpleNamespace(duration_sec=2.0)
     trial = SimpleNamespace(status=status)
@@ -130,7 +125,7 @@ def test_steps_that_take_longer_than_their_program_are_none() -> None:
     assert "longer than the program ran" in evidence.caveat(study(one))
 
 
-def test_a_program_that_ignores_its_replicas_is_doubted() -> None:
+def test_a_program_that_ignores_its_replicas_is_doubted():
     """It keeps as many cores busy; not where there are no more, or none is busy."""
     (said,) = evidence._suspicions(case(2, busy=1.02), case(1, busy=1.0))
 
@@ -144,7 +139,7 @@ def test_a_program_that_ignores_its_replicas_is_doubted() -> None:
         assert [] == list(evidence._suspicions(two, case(1, busy=1.0)))
 
 
-def test_the_rate_of_one_replica_is_noticed() -> None:
+def test_the_rate_of_one_replica_is_noticed():
     """With two replicas it stands for half of the time between two numbers."""
     one, two = case(1), case(2, said_sec=0.2)
 
@@ -154,7 +149,7 @@ def test_the_rate_of_one_replica_is_noticed() -> None:
     assert [] == list(evidence._suspicions(case(2), one))
 
 
-def test_processes_that_all_print_are_noticed() -> None:
+def test_processes_that_all_print_are_noticed():
     """The rate of all, or each its own: twice as often, and each stands for longer."""
     one = case(1)
 

@@ -1,11 +1,8 @@
 """Input-bound: in the headline, the section, the terminal and the JSON."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import rich.console
@@ -18,17 +15,14 @@ from reports.words import verdict
 from results.figures import summary
 from results.records.models import Control
 
-if TYPE_CHECKING:
-    from results.store.study_store import Store
-
 NUMBER = r"\d+\s% \[\d+,\s\d+\]"
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def make(tmp_path_factory):
     """Makes a study whose pipelines take a given time alone, of steps of 64 ms."""
 
-    def make_one(pipelines: float, **changes: Any) -> Store:
+    def make_one(pipelines, **changes):
         shape = RelayShape(
             backends=("in_graph",),
             lost={"in_graph": Lost(input=0.008, pipelines=pipelines)},
@@ -41,18 +35,18 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def bound(make: Any) -> Store:
+def bound(make):
     """A case that waits for its input."""
     return make(0.063)
 
 
 @pytest.fixture(scope="module")
-def not_bound(make: Any) -> Store:
+def not_bound(make):
     """A case whose batches are there in time."""
     return make(0.010)
 
 
-def test_the_headline_says_that_the_loss_is_that_of_the_input(bound: Store) -> None:
+def test_the_headline_says_that_the_loss_is_that_of_the_input(bound):
     """Beside the speedup, which would be called poor scaling otherwise."""
     judged = verdict.judge(view_store(bound))
 
@@ -65,9 +59,7 @@ def test_the_headline_says_that_the_loss_is_that_of_the_input(bound: Store) -> N
     assert any("input-bound" in finding.sentence for finding in judged.findings)
 
 
-def test_the_section_and_the_terminal_say_what_the_pipelines_take(
-    bound: Store,
-) -> None:
+def test_the_section_and_the_terminal_say_what_the_pipelines_take(bound):
     """With the interval, in the unit of the parts."""
     section = lost_time.render(view_store(bound))
     stream = io.StringIO()
@@ -83,7 +75,7 @@ def test_the_section_and_the_terminal_say_what_the_pipelines_take(
     assert "Input-bound: the input pipelines alone take" in section
 
 
-def test_a_case_that_is_not_input_bound_is_not_called_so(not_bound: Store) -> None:
+def test_a_case_that_is_not_input_bound_is_not_called_so(not_bound):
     """The section says it; the verdict has nothing to say."""
     judged = verdict.judge(view_store(not_bound))
     line = lost_time.lines(view_store(not_bound))[-1]
@@ -94,7 +86,7 @@ def test_a_case_that_is_not_input_bound_is_not_called_so(not_bound: Store) -> No
     assert line.endswith("its batches arrive before they are needed")
 
 
-def test_one_generation_is_inconclusive(make: Any) -> None:
+def test_one_generation_is_inconclusive(make):
     """Its value is shown without an interval."""
     store = make(0.063, generations=1)
     line = lost_time.lines(view_store(store))[-1]
@@ -104,7 +96,7 @@ def test_one_generation_is_inconclusive(make: Any) -> None:
     assert "input-bound" not in verdict.judge(view_store(store)).headline
 
 
-def test_the_json_has_the_verdict_and_its_interval(bound: Store) -> None:
+def test_the_json_has_the_verdict_and_its_interval(bound):
     """With the trials of the control."""
     found = json.loads(json.dumps(summary.summary(bound), allow_nan=False))
     (item,) = found["lost_time"]

@@ -1,29 +1,23 @@
 """A gate is written for terminals, pull requests, CI systems and programs."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from reports.words.judging import judgement
 from results.judging import gate, gate_metrics
-from results.study.cases import Study, load_study
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from results.study.cases import load_study
 
 BASE = "1234567890ab"
 
 
 @pytest.fixture
-def relay(tmp_path: Path, synthetic: Any) -> Any:
+def relay(tmp_path, synthetic):
     """Returns a function that makes a gate's study with a baseline and a twin."""
 
-    def make(**fields: Any) -> Study:
+    def make(**fields):
         defaults = {
             "backends": ("in_graph", "tf_mirrored"),
             "modes": (synthetic.WEAK,),
@@ -40,13 +34,13 @@ def relay(tmp_path: Path, synthetic: Any) -> Any:
     return make
 
 
-def judged(study: Study) -> gate.Gate:
+def judged(study):
     """Judges with the defaults."""
     rule = gate_metrics.Rule(metric=gate_metrics.THROUGHPUT, delta=0.05, alpha=0.05)
     return gate.of_revisions(study, rule, baseline="main")
 
 
-def test_the_text_ends_with_the_verdict(relay: Any) -> None:
+def test_the_text_ends_with_the_verdict(relay):
     """A row per case, the twin, the void turns; the rule is in the last line."""
     lines = judgement.gate_text(judged(relay())).splitlines()
 
@@ -64,7 +58,7 @@ def test_the_text_ends_with_the_verdict(relay: Any) -> None:
     )
 
 
-def test_junit_has_a_failure_per_regression(relay: Any) -> None:
+def test_junit_has_a_failure_per_regression(relay):
     """And one for the whole."""
     suite = ET.fromstring(judgement.gate_junit(judged(relay())))
 
@@ -75,7 +69,7 @@ def test_junit_has_a_failure_per_regression(relay: Any) -> None:
     assert "in_graph x1, weak" == suite.find("testcase").get("name")
 
 
-def test_junit_of_a_pass_has_no_failure(relay: Any) -> None:
+def test_junit_of_a_pass_has_no_failure(relay):
     """Nor an error."""
     fields = {"backends": ("in_graph",), "repeats": 15}
     found = judged(relay(revisions={BASE: 1.0}, **fields))
@@ -84,7 +78,7 @@ def test_junit_of_a_pass_has_no_failure(relay: Any) -> None:
     assert not suite.findall("testcase/*")
 
 
-def test_junit_of_an_unfit_machine_is_an_error(relay: Any) -> None:
+def test_junit_of_an_unfit_machine_is_an_error(relay):
     """No case can hide it."""
     found = judged(relay(revisions={BASE: 1.0}, void_share=0.5))
     suite = ET.fromstring(judgement.gate_junit(found))
@@ -93,7 +87,7 @@ def test_junit_of_an_unfit_machine_is_an_error(relay: Any) -> None:
     assert error.get("message").startswith("UNFIT: throughput against main: no verdict")
 
 
-def test_github_annotates_a_regression_as_an_error(relay: Any) -> None:
+def test_github_annotates_a_regression_as_an_error(relay):
     """A percent sign is escaped, as workflow commands demand."""
     lines = judgement.gate_github(judged(relay())).splitlines()
 
@@ -106,7 +100,7 @@ def test_github_annotates_a_regression_as_an_error(relay: Any) -> None:
     assert not re.search(r"%(?!25)", lines[0])
 
 
-def test_markdown_is_a_table_below_the_verdict(relay: Any) -> None:
+def test_markdown_is_a_table_below_the_verdict(relay):
     """Every row has the same columns."""
     lines = judgement.gate_markdown(judged(relay())).splitlines()
     table = [line for line in lines if line.startswith("|")]
@@ -116,7 +110,7 @@ def test_markdown_is_a_table_below_the_verdict(relay: Any) -> None:
     assert 6 == len(table)
 
 
-def test_json_has_the_figures(relay: Any) -> None:
+def test_json_has_the_figures(relay):
     """With method and confidence."""
     data = json.loads(judgement.gate_json(judged(relay())))
 
@@ -126,7 +120,7 @@ def test_json_has_the_figures(relay: Any) -> None:
     assert 4 == data["twin"]["n"]
 
 
-def test_a_gate_without_any_trial_says_so(relay: Any, synthetic: Any) -> None:
+def test_a_gate_without_any_trial_says_so(relay, synthetic):
     """No verdict can be read from it."""
     timeout = synthetic.TrialStatus.TIMEOUT
     statuses = {
@@ -141,7 +135,7 @@ def test_a_gate_without_any_trial_says_so(relay: Any, synthetic: Any) -> None:
     )
 
 
-def test_small_changes_have_no_sign_of_their_own() -> None:
+def test_small_changes_have_no_sign_of_their_own():
     """Neither -0.0 % nor +0.0 % that differ."""
     assert "+0.0 %" == judgement.change_text(0.99999)
     assert "-5.0 %" == judgement.change_text(0.95)

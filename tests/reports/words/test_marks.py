@@ -1,10 +1,7 @@
 """The marks of trust: each level with its reason, and the words of the verdict."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from changed_study import with_results, with_turns
@@ -18,30 +15,23 @@ from results.figures import scaling
 from results.records.models import ScalingMode
 from results.study.cases import load_study
 
-if TYPE_CHECKING:
-    import pathlib
-    from collections.abc import Callable
-
-    from reports.view.view import View
-    from results.study.cases import Entry
-
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 
 
-def _plain(text: str) -> str:
+def _plain(text):
     return text.replace(formats.THIN_SPACE, " ").replace(formats.HARD_SPACE, " ")
 
 
-def _text(view: View) -> str:
+def _text(view):
     return _plain(brief.judge(view).text)
 
 
-def _mark(view: View, name: str) -> marks.Mark:
+def _mark(view, name):
     (found,) = [mark for mark in marks.of_view(view) if mark.name == name]
     return found
 
 
-def test_a_quiet_relay_with_a_twin_is_reliable(relay: View) -> None:
+def test_a_quiet_relay_with_a_twin_is_reliable(relay):
     """Every mark is ok but for load that was not recorded, which is no quiet."""
     unknown = _mark(relay, "Quiet machine")
     study = with_turns(relay.study, lambda _: {"foreign_cpu_fraction": 0.0})
@@ -71,9 +61,7 @@ def test_a_quiet_relay_with_a_twin_is_reliable(relay: View) -> None:
 @pytest.mark.parametrize(
     ("half", "level"), [(0.02, Level.OK), (0.11, Level.CAUTION), (0.3, Level.BAD)]
 )
-def test_a_study_that_resolves_little_is_not_reliable(
-    relay: View, half: float, level: Level
-) -> None:
+def test_a_study_that_resolves_little_is_not_reliable(relay, half, level):
     """79 % [70, 88] is an interval of 11 % to either side."""
     view = _with_halves(relay, half)
     mark = _mark(view, "Resolution")
@@ -83,7 +71,7 @@ def test_a_study_that_resolves_little_is_not_reliable(
     assert (level is Level.OK) == ("resolution" not in _text(view))
 
 
-def _with_halves(relay: View, half: float) -> View:
+def _with_halves(relay, half):
     points = tuple(
         dataclasses.replace(
             point,
@@ -103,13 +91,13 @@ def _with_halves(relay: View, half: float) -> View:
 
 @pytest.mark.parametrize(("every", "level"), [(0, Level.OK), (10, Level.CAUTION)])
 def test_slow_turns_that_typical_ones_hide_call_for_caution(
-    tmp_path: pathlib.Path, synthetic: Any, every: int, level: Level
-) -> None:
+    tmp_path, synthetic, every, level
+):
     """Every tenth turn of two replicas takes four times as long: 30 % more time."""
     shape = synthetic.Shape(modes=(WEAK,), num_rounds=20, repeats=5, noise=0.002)
     study = load_study(synthetic.make_store(tmp_path, shape))
 
-    def change(entry: Entry) -> Any:
+    def change(entry):
         now_ns, turns = 0, []
         for turn in entry.result.turns:
             is_slow = every and turn.round_index % every == 5
@@ -140,9 +128,7 @@ def test_slow_turns_that_typical_ones_hide_call_for_caution(
     assert bool(is_said) == bool(every)
 
 
-def test_a_twin_that_is_far_from_its_case_is_not_reliable(
-    relay: View, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_twin_that_is_far_from_its_case_is_not_reliable(relay, monkeypatch):
     """Its interval may include 1 because it is wide."""
     twin = relay_counts.twin_of(relay.study)
     assert twin is not None
@@ -156,7 +142,7 @@ def test_a_twin_that_is_far_from_its_case_is_not_reliable(
     assert "equal programs are 11 % apart: coarse" == _plain(mark.reason)
 
 
-def test_rates_say_when_they_were_measured(relay: View) -> None:
+def test_rates_say_when_they_were_measured(relay):
     """Noise that lasts ten minutes is in a rate, and in no interval of it."""
     note = brief.judge(relay).note
 
@@ -167,7 +153,7 @@ def test_rates_say_when_they_were_measured(relay: View) -> None:
     )
 
 
-def test_trials_in_sequence_call_for_caution(sequence: View) -> None:
+def test_trials_in_sequence_call_for_caution(sequence):
     """Drift is in their ratios, and three repetitions have wide intervals."""
     design, sample = _mark(sequence, "Design"), _mark(sequence, "Sample")
 
@@ -178,9 +164,7 @@ def test_trials_in_sequence_call_for_caution(sequence: View) -> None:
     assert re.match(r"With caution \(design, sample[\w, ]*\): ", _text(sequence))
 
 
-def _with_environments(
-    view: View, choose: Callable[[Entry], bool] | None = None, **fields: Any
-) -> View:
+def _with_environments(view, choose=None, **fields):
     """Changes the environment of every second trial, or of those that are chosen."""
     entries = []
     for number, entry in enumerate(view.study.entries):
@@ -196,9 +180,7 @@ def _with_environments(
     return dataclasses.replace(view, study=study)
 
 
-def test_a_large_drift_changes_the_words_of_the_verdict(
-    sequence: View, relay: View
-) -> None:
+def test_a_large_drift_changes_the_words_of_the_verdict(sequence, relay):
     """In sequence it is in the ratios; in turns it cancels, and calls for caution."""
     (before,) = {
         entry.trial.env.canary_before_sec
@@ -224,9 +206,7 @@ def test_a_large_drift_changes_the_words_of_the_verdict(
     assert _plain(_mark(generation, "Drift").reason).startswith("speed of the machine")
 
 
-def test_the_drift_of_the_mark_is_that_of_the_section_on_the_machine(
-    relay: View,
-) -> None:
+def test_the_drift_of_the_mark_is_that_of_the_section_on_the_machine(relay):
     """Of medians over a generation; single readings move further, and say so."""
     (first, *_) = relay.study.planned
     before = first.trial.env.canary_before_sec
@@ -245,7 +225,7 @@ def test_the_drift_of_the_mark_is_that_of_the_section_on_the_machine(
     assert re.search(r"single readings by up to [12]\d\d %", section)
 
 
-def test_void_turns_are_counted(tmp_path: pathlib.Path, synthetic: Any) -> None:
+def test_void_turns_are_counted(tmp_path, synthetic):
     """A share of less than half a per cent would be 0 %."""
     shape = synthetic.Shape(num_rounds=12, repeats=4, void_share=0.04)
     view = view_store(synthetic.make_store(tmp_path, shape))
@@ -257,7 +237,7 @@ def test_void_turns_are_counted(tmp_path: pathlib.Path, synthetic: Any) -> None:
     assert mark.reason.startswith(told)
 
 
-def test_a_loud_machine_and_two_environments_are_bad(sequence: View) -> None:
+def test_a_loud_machine_and_two_environments_are_bad(sequence):
     """Both are named in the verdict."""
     loud = _with_environments(sequence, foreign_cpu_fraction=0.4, fingerprint="other")
 
@@ -267,9 +247,7 @@ def test_a_loud_machine_and_two_environments_are_bad(sequence: View) -> None:
     assert re.match(r"Not reliable \(quiet machine, drift\): ", _text(loud))
 
 
-def test_failures_and_oversubscription_are_marked(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_failures_and_oversubscription_are_marked(tmp_path, synthetic):
     """With how many, and at which numbers of replicas."""
     view = view_store(synthetic.make_store(tmp_path, synthetic.BROKEN))
     failures, cores = _mark(view, "Failures"), _mark(view, "Cores")
@@ -280,7 +258,7 @@ def test_failures_and_oversubscription_are_marked(
     assert "oversubscribed at 4 replicas" in cores.reason
 
 
-def test_the_method_says_where_the_marks_turn(relay: View, sequence: View) -> None:
+def test_the_method_says_where_the_marks_turn(relay, sequence):
     """A reader can look up how much drift, or how many void turns, are too many."""
     of_relay, of_sequence = (_plain(method.render(view)) for view in (relay, sequence))
 

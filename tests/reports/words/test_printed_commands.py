@@ -1,7 +1,5 @@
 """Every command that a page prints is one that runs, in a copy of the study."""
 
-from __future__ import annotations
-
 import html
 import re
 import shlex
@@ -9,7 +7,6 @@ import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import published_studies
 import pytest
@@ -31,7 +28,7 @@ COMMAND = re.compile(r"<(?:code|pre)[^>]*>(python -m harness [^<]+)</")
 IN_MARKDOWN = re.compile(r"`(python -m harness [^`]+)`")
 
 
-def _run(command: str, runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def _run(command, runs_dir, monkeypatch):
     """Runs a command as dry as its verb can be: a plan, or no trial at all."""
     words = shlex.split(command)
     assert words[:3] == ["python", "-m", "harness"]
@@ -50,9 +47,7 @@ def _run(command: str, runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("page", PUBLISHED, ids=lambda path: path.parent.name)
-def test_commands_of_published_pages_run(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_of_published_pages_run(page, tmp_path, monkeypatch):
     """``Next``, ``Reproduce this point`` and ``Reproduce``, each of them once."""
     study = published_studies.study(page.parent.name)
     shutil.copytree(study, tmp_path / study.name)
@@ -65,10 +60,10 @@ def test_commands_of_published_pages_run(
 
 
 @pytest.fixture
-def made(tmp_path: Path, synthetic: Any) -> Any:
+def made(tmp_path, synthetic):
     """Makes a study in the folder that commands look in."""
 
-    def make(**fields: Any) -> Store:
+    def make(**fields):
         shape = synthetic.Shape(**fields)
         store = synthetic.make_store(tmp_path / "made", shape)
         plan = store.read_plan()
@@ -78,9 +73,7 @@ def made(tmp_path: Path, synthetic: Any) -> Any:
     return make
 
 
-def test_commands_for_more_generations_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_for_more_generations_run(tmp_path, monkeypatch):
     """Generations are as long as before."""
     with monkeypatch.context() as patch:
         patch.setattr(running, "run_until_done", lambda *_args, **_kwargs: 0)
@@ -98,9 +91,7 @@ def test_commands_for_more_generations_run(
     assert command.endswith(f"--minutes {plan.measuring.minutes * 6 / 4:g}")
 
 
-def test_a_command_with_a_baseline_runs(
-    made: Any, tmp_path: Path, synthetic: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_with_a_baseline_runs(made, tmp_path, synthetic, monkeypatch):
     """Where everything that was planned is ok."""
     view = view_store(made(backends=("in_graph",), modes=(synthetic.WEAK,), repeats=1))
     (command,) = re.findall(r"`([^`]+)`", next_step.with_a_baseline(view))
@@ -109,7 +100,7 @@ def test_a_command_with_a_baseline_runs(
     _run(command, tmp_path, monkeypatch)
 
 
-def test_a_program_that_was_repaired_has_another_study() -> None:
+def test_a_program_that_was_repaired_has_another_study():
     """Its code is another, so the study of the failures would refuse it."""
     plan = SimpleNamespace(
         study="s",
@@ -118,7 +109,7 @@ def test_a_program_that_was_repaired_has_another_study() -> None:
     )
     trial = SimpleNamespace(state="failed", is_ok=False)
     study = SimpleNamespace(program="a {replicas}", planned=[trial], plan=plan)
-    view: Any = SimpleNamespace(study=study)
+    view = SimpleNamespace(study=study)
     again = "then `python -m harness sweep --a=b`"
 
     assert f"fix this, {again}" == next_step.after_failures(view)
@@ -130,8 +121,8 @@ def test_a_program_that_was_repaired_has_another_study() -> None:
 
 
 def test_commands_after_failures_and_of_markdown_run(
-    made: Any, tmp_path: Path, synthetic: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    made, tmp_path, synthetic, monkeypatch
+):
     """A study of which every trial failed, and the export of a large one."""
     weak = synthetic.WEAK
     store = made(
@@ -154,9 +145,7 @@ def test_commands_after_failures_and_of_markdown_run(
 
 
 @pytest.mark.parametrize("order", ["relay", "sequential"])
-def test_commands_name_the_replicas_that_were_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
-) -> None:
+def test_commands_name_the_replicas_that_were_measured(tmp_path, monkeypatch, order):
     """Their default is the cores of the machine that the command is typed on."""
     options = ["--workload=resnet50", "--preset=smoke", f"--order={order}"]
     arguments = ["sweep", *options, "--study", "mine", "--runs-dir", str(tmp_path)]

@@ -1,9 +1,6 @@
 """Model FLOP utilisation: throughput by operations over the peak of all processes."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 from relay_study import RelayShape, make_store
@@ -14,14 +11,11 @@ from reports.words import utilisation
 from results.figures import scaling, summary
 from results.study.cases import load_study
 
-if TYPE_CHECKING:
-    import pathlib
-
 PEAK = 2e9
 FLOPS_PER_EXAMPLE = 1_000_000
 
 
-def test_it_is_the_rate_of_the_model_over_all_peaks(tmp_path: pathlib.Path) -> None:
+def test_it_is_the_rate_of_the_model_over_all_peaks(tmp_path):
     """Two processes have two peaks; the interval is over generations."""
     store = make_store(tmp_path, RelayShape(num_ranks=2, peak_flops_per_sec=PEAK))
     for case in load_study(store).cases:
@@ -38,7 +32,7 @@ def test_it_is_the_rate_of_the_model_over_all_peaks(tmp_path: pathlib.Path) -> N
             assert found[name] == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_section_of_lost_time_has_a_table_of_it(tmp_path: pathlib.Path) -> None:
+def test_the_section_of_lost_time_has_a_table_of_it(tmp_path):
     """Every case with its interval and n, and the peak per replica."""
     store = make_store(tmp_path, RelayShape(num_ranks=2, peak_flops_per_sec=PEAK))
     found = utilisation.of_view(view_store(store))
@@ -53,7 +47,7 @@ def test_the_section_of_lost_time_has_a_table_of_it(tmp_path: pathlib.Path) -> N
     assert all(row[3] in shown for row in found.rows)
 
 
-def test_nothing_is_said_where_a_peak_is_missing(tmp_path: pathlib.Path) -> None:
+def test_nothing_is_said_where_a_peak_is_missing(tmp_path):
     """Such as in records of earlier versions."""
     store = make_store(tmp_path)
 

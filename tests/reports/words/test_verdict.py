@@ -1,11 +1,8 @@
 """The verdict says what was found, and admits what was not."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import rich.console
@@ -18,19 +15,14 @@ from reports.view import view
 from reports.words import formats, verdict
 from results.records.models import ScalingMode, TrialStatus
 
-if TYPE_CHECKING:
-    import pathlib
-
-    from results.store.study_store import Store
-
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 
 
-def _plain(text: str) -> str:
+def _plain(text):
     return text.replace(formats.THIN_SPACE, " ").replace(formats.HARD_SPACE, " ")
 
 
-def _judge(store: Store) -> tuple[str, str, str]:
+def _judge(store):
     """Headline, all findings and all unknowns."""
     judged = verdict.judge(view.view_store(store))
     return (
@@ -40,7 +32,7 @@ def _judge(store: Store) -> tuple[str, str, str]:
     )
 
 
-def _build(store: Store) -> str:
+def _build(store):
     """The whole page; figures take most of the time, so only where they differ."""
     page = build.build_report(store)
     assert page.startswith("<!DOCTYPE html>")
@@ -48,12 +40,12 @@ def _build(store: Store) -> str:
 
 
 @pytest.fixture(scope="module")
-def complete(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> Store:
+def complete(tmp_path_factory, synthetic):
     """A study in which every trial is ok; nobody writes to it."""
     return synthetic.make_store(tmp_path_factory.mktemp("complete"))
 
 
-def test_headline_names_speedup_efficiency_and_the_peer(complete: Store) -> None:
+def test_headline_names_speedup_efficiency_and_the_peer(complete):
     """The fastest backend leads, each number with its interval."""
     headline, findings, unknowns = _judge(complete)
     interval = r"\[[\d.]+, [\d.]+\]"
@@ -70,7 +62,7 @@ def test_headline_names_speedup_efficiency_and_the_peer(complete: Store) -> None
     assert "share its memory bandwidth" in unknowns
 
 
-def test_numbers_in_words_are_the_numbers_of_the_points(complete: Store) -> None:
+def test_numbers_in_words_are_the_numbers_of_the_points(complete):
     """The sentence is made from the estimate, not beside it."""
     headline, *_ = _judge(complete)
     (point,) = [
@@ -86,9 +78,7 @@ def test_numbers_in_words_are_the_numbers_of_the_points(complete: Store) -> None
     ) in headline
 
 
-def test_nothing_measured_is_the_verdict(
-    tmp_path: pathlib.Path, complete: Store
-) -> None:
+def test_nothing_measured_is_the_verdict(tmp_path, complete):
     """All planned trials are missing; the page tells it without figures."""
     empty = type(complete).create(tmp_path / "empty")
     empty.write_plan(complete.read_plan())
@@ -101,7 +91,7 @@ def test_nothing_measured_is_the_verdict(
     assert 'role="img" aria-labelledby' not in page
 
 
-def test_empty_plan_is_reported_too(tmp_path: pathlib.Path, complete: Store) -> None:
+def test_empty_plan_is_reported_too(tmp_path, complete):
     """A plan without trials: no figure, no crash."""
     empty = type(complete).create(tmp_path / "empty")
     empty.write_plan(complete.read_plan().model_copy(update={"trials": ()}))
@@ -111,7 +101,7 @@ def test_empty_plan_is_reported_too(tmp_path: pathlib.Path, complete: Store) -> 
     assert 'role="img" aria-labelledby' not in _build(empty)
 
 
-def test_one_backend_in_one_mode(tmp_path: pathlib.Path, synthetic: Any) -> None:
+def test_one_backend_in_one_mode(tmp_path, synthetic):
     """No comparison and no weak scaling: their section is empty."""
     shape = synthetic.Shape(backends=("in_graph",), modes=(STRONG,))
     store = synthetic.make_store(tmp_path, shape)
@@ -122,7 +112,7 @@ def test_one_backend_in_one_mode(tmp_path: pathlib.Path, synthetic: Any) -> None
     assert "" == backends.render(view.view_store(store))
 
 
-def test_one_size_alone(tmp_path: pathlib.Path, synthetic: Any) -> None:
+def test_one_size_alone(tmp_path, synthetic):
     """Only the baseline: backends are compared, nothing scales.
 
     ``tests/browser`` draws the pages of such a study, and of one repetition.
@@ -134,7 +124,7 @@ def test_one_size_alone(tmp_path: pathlib.Path, synthetic: Any) -> None:
     assert "reaches" not in findings
 
 
-def test_baseline_that_failed_is_named(tmp_path: pathlib.Path, synthetic: Any) -> None:
+def test_baseline_that_failed_is_named(tmp_path, synthetic):
     """The backend without a baseline has no speedup, and the verdict says so."""
     failed = {("in_graph", WEAK, 1, k): TrialStatus.TIMEOUT for k in range(3)}
     shape = synthetic.Shape(modes=(WEAK,), statuses=failed)
@@ -150,9 +140,7 @@ def test_baseline_that_failed_is_named(tmp_path: pathlib.Path, synthetic: Any) -
     _build(store)
 
 
-def test_one_repetition_has_no_interval_and_no_winner(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_one_repetition_has_no_interval_and_no_winner(tmp_path, synthetic):
     """N = 1: the comparison is inconclusive, whatever the ratio."""
     store = synthetic.make_store(tmp_path, synthetic.Shape(repeats=1))
     headline, findings, _ = _judge(store)
@@ -164,9 +152,7 @@ def test_one_repetition_has_no_interval_and_no_winner(
     assert "[one repetition: no interval] is that of one repetition." in findings
 
 
-def test_overlap_with_one_is_inconclusive(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_overlap_with_one_is_inconclusive(tmp_path, synthetic):
     """So much noise that nobody can tell: said as such."""
     store = synthetic.make_store(tmp_path, synthetic.Shape(noise=0.5))
     _, findings, _ = _judge(store)
@@ -178,7 +164,7 @@ def test_overlap_with_one_is_inconclusive(
     assert "inconclusive</b>" in shown
 
 
-def test_one_generation_is_shown_and_not_judged(complete: Store) -> None:
+def test_one_generation_is_shown_and_not_judged(complete):
     """Its intervals exclude "no difference", but only for its own processes."""
     seen = view.view_store(complete)
     own = {"is_conclusive": False}
@@ -209,9 +195,7 @@ def test_one_generation_is_shown_and_not_judged(complete: Store) -> None:
         assert "includes" not in finding.sentence
 
 
-def test_oversubscribed_points_are_no_part_of_the_verdict(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_oversubscribed_points_are_no_part_of_the_verdict(tmp_path, synthetic):
     """Four replicas on two cores are shown, and kept out."""
     store = synthetic.make_store(tmp_path, synthetic.BROKEN)
     headline, findings, unknowns = _judge(store)
@@ -220,9 +204,7 @@ def test_oversubscribed_points_are_no_part_of_the_verdict(
     assert "4 replicas are oversubscribed" in unknowns
 
 
-def test_different_machines_are_a_warning(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_different_machines_are_a_warning(tmp_path, synthetic):
     """Fingerprints that differ make ratios compare machines."""
     shape = synthetic.Shape(fingerprints=("aaaa", "bbbb"))
     store = synthetic.make_store(tmp_path, shape)
@@ -232,9 +214,7 @@ def test_different_machines_are_a_warning(
     assert "Environment <code>bbbb</code>" in machine.render(view.view_store(store))
 
 
-def test_corrupt_record_is_named_in_the_report(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_corrupt_record_is_named_in_the_report(tmp_path, synthetic):
     """By trial and file, without the path of this machine."""
     shape = synthetic.Shape(backends=("in_graph",), modes=(STRONG,), repeats=2)
     store = synthetic.make_store(tmp_path, shape)
@@ -248,9 +228,7 @@ def test_corrupt_record_is_named_in_the_report(
     assert str(tmp_path) not in page
 
 
-def test_missing_quality_and_memory_are_not_drawn(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_missing_quality_and_memory_are_not_drawn(tmp_path, synthetic):
     """No quality was recorded; zero bytes mean that memory could not be read."""
     store = synthetic.make_store(tmp_path, synthetic.Shape(is_evaluated=False))
     for trial in store.trials():
@@ -268,7 +246,7 @@ def test_missing_quality_and_memory_are_not_drawn(
     assert 'id="first-step-title"' in beginning
 
 
-def test_quality_says_how_few_steps_it_is_after(complete: Store) -> None:
+def test_quality_says_how_few_steps_it_is_after(complete):
     """Three warmup and sixteen measured steps train as well."""
     section = quality.render(view.view_store(complete))
 
@@ -276,9 +254,7 @@ def test_quality_says_how_few_steps_it_is_after(complete: Store) -> None:
     assert "Wilson score interval" in section
 
 
-def test_terminal_summary_has_verdict_table_and_unknowns(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_terminal_summary_has_verdict_table_and_unknowns(tmp_path, synthetic):
     """Brackets survive: they are intervals, not markup."""
     store = synthetic.make_store(tmp_path, synthetic.BROKEN)
     stream = io.StringIO()
@@ -297,7 +273,7 @@ def test_terminal_summary_has_verdict_table_and_unknowns(
     assert "5 planned trials of 33 gave no number" in shown
 
 
-def test_a_busy_machine_is_said(tmp_path: pathlib.Path, synthetic: Any) -> None:
+def test_a_busy_machine_is_said(tmp_path, synthetic):
     """Trials beside other processes are counted, with the worst share."""
     store = synthetic.make_store(tmp_path)
     _, _, quiet = _judge(store)
@@ -323,8 +299,8 @@ def test_a_busy_machine_is_said(tmp_path: pathlib.Path, synthetic: Any) -> None:
     ],
 )
 def test_an_efficiency_is_tested_against_the_target_of_the_study(
-    tmp_path: pathlib.Path, synthetic: Any, target: float | None, clause: str
-) -> None:
+    tmp_path, synthetic, target, clause
+):
     """Not only whether replicas gain something, but whether they gain enough."""
     store = synthetic.make_store(tmp_path / "study")
     plan = store.read_plan()
@@ -335,9 +311,7 @@ def test_an_efficiency_is_tested_against_the_target_of_the_study(
     assert re.search(rf"parallel efficiency of \d\d % \[\d\d, \d\d{clause}", headline)
 
 
-def test_an_efficiency_near_the_target_is_inconclusive(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_an_efficiency_near_the_target_is_inconclusive(tmp_path, synthetic):
     """Its interval includes the target: neither met nor missed."""
     store = synthetic.make_store(tmp_path / "study")
     shown = view.view_store(store)

@@ -1,7 +1,5 @@
 """Words of a page: what a backend is, and what is longer or shorter."""
 
-from __future__ import annotations
-
 import math
 
 from hypothesis import given
@@ -12,7 +10,7 @@ from reports.words import formats, names
 from results.statistics.estimates import Estimate
 
 
-def test_every_backend_of_the_catalogue_is_described() -> None:
+def test_every_backend_of_the_catalogue_is_described():
     """None is said to be a stranger's."""
     unknown = names.backend("nobody's")
 
@@ -20,9 +18,7 @@ def test_every_backend_of_the_catalogue_is_described() -> None:
 
 
 @given(log=st.floats(-1, 1), below=st.floats(0, 0.5), above=st.floats(0, 0.5))
-def test_a_direction_in_words_has_no_sign_of_its_own(
-    log: float, below: float, above: float
-) -> None:
+def test_a_direction_in_words_has_no_sign_of_its_own(log, below, above):
     """The ends of the interval are in order, and the value is among them."""
     low, high = math.exp(log - below), math.exp(log + above)
     found = formats.longer(

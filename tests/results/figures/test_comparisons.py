@@ -1,22 +1,15 @@
 """Which of several backends is faster: tested together, and labelled."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
 from results.figures import comparisons
 from results.records.models import ScalingMode
 from results.study import cases
 
-if TYPE_CHECKING:
-    import pathlib
-
 WEAK = ScalingMode.WEAK
 
 
-def _found(root: pathlib.Path, synthetic: Any, **fields: Any) -> Any:
+def _found(root, synthetic, **fields):
     shape = synthetic.Shape(**fields)
     study = cases.load_study(synthetic.make_store(root, shape))
     return comparisons.of_study(study)
@@ -31,12 +24,8 @@ def _found(root: pathlib.Path, synthetic: Any, **fields: Any) -> Any:
     ],
 )
 def test_a_difference_must_hold_among_all_ratios(
-    tmp_path: pathlib.Path,
-    synthetic: Any,
-    monkeypatch: Any,
-    p_values: list[float],
-    expected: list[bool],
-) -> None:
+    tmp_path, synthetic, monkeypatch, p_values, expected
+):
     """Alone, each of 0.03 and 0.04 would be a difference; of two, neither is."""
     given = iter(p_values)
     monkeypatch.setattr(comparisons, "_p_value", lambda _: next(given))
@@ -48,9 +37,7 @@ def test_a_difference_must_hold_among_all_ratios(
 
 
 @pytest.mark.parametrize("num_rounds", [0, 4])
-def test_what_holds_is_also_outside_its_own_interval(
-    tmp_path: pathlib.Path, synthetic: Any, num_rounds: int
-) -> None:
+def test_what_holds_is_also_outside_its_own_interval(tmp_path, synthetic, num_rounds):
     """The p-value is of the same mean and spread as the interval shown."""
     found = _found(tmp_path, synthetic, noise=0.02, repeats=4, num_rounds=num_rounds)
     alone = [comparisons._p_value(item) for item in found]
@@ -62,7 +49,7 @@ def test_what_holds_is_also_outside_its_own_interval(
         assert not item.holds or item.ratio.excludes(1.0)
 
 
-def test_one_repetition_tests_nothing(tmp_path: pathlib.Path, synthetic: Any) -> None:
+def test_one_repetition_tests_nothing(tmp_path, synthetic):
     """Nothing holds, and nothing counts in the set."""
     found = _found(tmp_path, synthetic, repeats=1)
 

@@ -1,30 +1,23 @@
 """What the first step of a turn takes more: known, found, and said."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 from relay_study import RelayShape, make_store
 
-from reports.view.view import View, view_store
+from reports.view.view import view_store
 from reports.words import trust
 from results.figures import first_steps
 
-if TYPE_CHECKING:
-    import pathlib
 
-
-def _view(root: pathlib.Path, **fields: object) -> View:
-    shape = RelayShape(controls=(), **fields)  # type: ignore[arg-type]  # as given
+def _view(root, **fields):
+    shape = RelayShape(controls=(), **fields)
     return view_store(make_store(root, shape))
 
 
-def _said(view: View) -> list[str]:
+def _said(view):
     return [s for s in trust.sentences(view) if "step" in s]
 
 
-def test_what_a_first_step_takes_more_is_found(tmp_path: pathlib.Path) -> None:
+def test_what_a_first_step_takes_more_is_found(tmp_path):
     """8 % in turns of three steps, over generations; void turns do not count."""
     view = _view(tmp_path, first_step=1.08)
     found = [first_steps.of_case(case) for case in view.measured_cases]
@@ -43,7 +36,7 @@ def test_what_a_first_step_takes_more_is_found(tmp_path: pathlib.Path) -> None:
     assert said.endswith("+2.7\N{NARROW NO-BREAK SPACE}% of a turn of 3 steps.")
 
 
-def test_turns_of_one_step_cannot_tell(tmp_path: pathlib.Path) -> None:
+def test_turns_of_one_step_cannot_tell(tmp_path):
     """Nothing is claimed where nothing can be seen."""
     view = _view(tmp_path, first_step=1.08, steps_per_turn=(1,))
     found = first_steps.of_case(view.measured_cases[0])
@@ -53,9 +46,7 @@ def test_turns_of_one_step_cannot_tell(tmp_path: pathlib.Path) -> None:
     assert [] == _said(view)
 
 
-def test_a_study_of_before_says_that_its_turns_are_unlike(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_a_study_of_before_says_that_its_turns_are_unlike(tmp_path):
     """Each process chose its own number of steps."""
     view = _view(tmp_path, first_step=1.08, steps_per_turn=(1, 2))
     excess, single, unlike = _said(view)

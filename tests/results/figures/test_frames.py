@@ -1,12 +1,9 @@
 """Frames, summary and schema: what other programs read."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import subprocess
 import sys
-from typing import Any
 
 import jsonschema
 import pytest
@@ -19,7 +16,7 @@ from results.store.study_store import Store
 SCHEMAS = pathlib.Path(__file__).parents[3] / "docs" / "schema"
 
 
-def test_notebooks_need_one_import(tmp_path: pathlib.Path, synthetic: Any) -> None:
+def test_notebooks_need_one_import(tmp_path, synthetic):
     """Everything in it works; what loads pandas is loaded on first use."""
     loads = "import sys, results; assert 'pandas' not in sys.modules; results.summary"
     subprocess.run([sys.executable, "-c", loads], check=True)
@@ -33,15 +30,12 @@ def test_notebooks_need_one_import(tmp_path: pathlib.Path, synthetic: Any) -> No
 
 
 @pytest.fixture(scope="module")
-def broken(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> Store:
+def broken(tmp_path_factory, synthetic):
     """A study with every kind of failure."""
-    made: Store = synthetic.make_store(
-        tmp_path_factory.mktemp("study"), synthetic.BROKEN
-    )
-    return made
+    return synthetic.make_store(tmp_path_factory.mktemp("study"), synthetic.BROKEN)
 
 
-def test_trials_frame_has_a_row_per_trial_and_mode(broken: Store) -> None:
+def test_trials_frame_has_a_row_per_trial_and_mode(broken):
     """Failed and missing trials are rows; the shared baseline has two."""
     trials = frame.trials_frame(broken)
     baseline = trials[(trials.backend == "in_graph") & (trials.num_replicas == 1)]
@@ -54,7 +48,7 @@ def test_trials_frame_has_a_row_per_trial_and_mode(broken: Store) -> None:
     } == trials.status.value_counts().to_dict()
 
 
-def test_figures_of_trials_that_are_not_ok_are_empty(broken: Store) -> None:
+def test_figures_of_trials_that_are_not_ok_are_empty(broken):
     """Nobody can average an insane number by mistake."""
     trials = frame.trials_frame(broken)
     bad = trials[trials.status != "ok"]
@@ -65,7 +59,7 @@ def test_figures_of_trials_that_are_not_ok_are_empty(broken: Store) -> None:
     assert trials[trials.status == "failed"].failure_phase.tolist() == ["build"]
 
 
-def test_trials_frame_agrees_with_the_records(broken: Store) -> None:
+def test_trials_frame_agrees_with_the_records(broken):
     """Throughput is recomputed from the raw record."""
     trials = frame.trials_frame(broken)
     row = trials[trials.status == "ok"].iloc[0]
@@ -76,9 +70,7 @@ def test_trials_frame_agrees_with_the_records(broken: Store) -> None:
     assert result.ranks[0].peak_memory_bytes == row.peak_memory_bytes
 
 
-def test_curves_frame_has_a_row_per_evaluation_of_a_quality_run(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_curves_frame_has_a_row_per_evaluation_of_a_quality_run(tmp_path, synthetic):
     """Quality runs are cases of their own: no figure of scaling uses them."""
     plain = synthetic.make_store(tmp_path / "plain")
     shape = synthetic.Shape(budget=synthetic.LEARNING)
@@ -96,7 +88,7 @@ def test_curves_frame_has_a_row_per_evaluation_of_a_quality_run(
     ]
 
 
-def test_steps_frame_drops_nothing(broken: Store) -> None:
+def test_steps_frame_drops_nothing(broken):
     """Warmup and measured steps of every trial with a result."""
     steps = frame.steps_frame(broken)
     results = [trial.result for trial in broken.trials() if trial.result is not None]
@@ -113,9 +105,7 @@ def test_steps_frame_drops_nothing(broken: Store) -> None:
     )
 
 
-def test_frames_of_an_unmeasured_study_are_empty(
-    tmp_path: pathlib.Path, broken: Store
-) -> None:
+def test_frames_of_an_unmeasured_study_are_empty(tmp_path, broken):
     """Planned, never started: rows without figures, no steps."""
     store = Store.create(tmp_path / "study")
     store.write_plan(broken.read_plan())
@@ -124,7 +114,7 @@ def test_frames_of_an_unmeasured_study_are_empty(
     assert frame.steps_frame(store).empty
 
 
-def test_summary_is_plain_data_with_units_and_intervals(broken: Store) -> None:
+def test_summary_is_plain_data_with_units_and_intervals(broken):
     """It goes to JSON and back; every estimate has value, low, high, n and unit."""
     figures = summary.summary(broken)
     points = [point for point in figures["points"] if point["throughput"]]
@@ -142,7 +132,7 @@ def test_summary_is_plain_data_with_units_and_intervals(broken: Store) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(schema.KINDS))
-def test_published_schema_is_fresh(kind: str) -> None:
+def test_published_schema_is_fresh(kind):
     """Run ``python -m results.records.schema docs/schema`` after changing a record."""
     path = SCHEMAS / f"{kind}.schema.json"
 
@@ -150,9 +140,7 @@ def test_published_schema_is_fresh(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(schema.MODELS))
-def test_records_on_disk_validate_against_the_published_schema(
-    broken: Store, kind: str
-) -> None:
+def test_records_on_disk_validate_against_the_published_schema(broken, kind):
     """By an independent validator; and a wrong record does not."""
     text = (SCHEMAS / f"{kind}.schema.json").read_text(encoding="ascii")
     validator = jsonschema.Draft202012Validator(json.loads(text))
@@ -167,9 +155,7 @@ def test_records_on_disk_validate_against_the_published_schema(
     assert not validator.is_valid({**records[0], "schema_version": 1})
 
 
-def test_schema_command_wants_one_folder(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_schema_command_wants_one_folder(tmp_path, capsys):
     """Wrong use is exit 2; right use prints the paths."""
     assert schema.main([]) == 2
     assert "usage: python -m results.records.schema FOLDER" in capsys.readouterr().err

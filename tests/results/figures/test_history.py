@@ -1,9 +1,6 @@
 """A series is one case on one machine class; its changes are found where they are."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,24 +10,18 @@ from results.records.models import TrialStatus
 from results.store.study_store import Store
 from results.study.cases import load_study
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NOISE = 0.01
 
 
 @pytest.fixture
-def make_studies(tmp_path: Path, synthetic: Any) -> Any:
+def make_studies(tmp_path, synthetic):
     """Returns a function that makes studies of one case, a day apart.
 
     It takes how fast each one is, and replaces fields of the machine of some.
     """
 
-    def make(
-        factors: Sequence[float], machines: dict[int, dict[str, Any]] | None = None
-    ) -> list[Any]:
+    def make(factors, machines=None):
         shape = synthetic.Shape(
             backends=("in_graph",),
             modes=(synthetic.WEAK,),
@@ -59,12 +50,12 @@ def make_studies(tmp_path: Path, synthetic: Any) -> Any:
     return make
 
 
-def factors(length: int) -> np.ndarray:
+def factors(length):
     """Returns the noise of so many studies, as factors."""
     return np.exp(np.random.default_rng(1).normal(0, NOISE, length))
 
 
-def test_machines_are_never_compared(make_studies: Any) -> None:
+def test_machines_are_never_compared(make_studies):
     """The last six ran on a faster CPU: two series."""
     values = factors(14)
     values[8:] *= 3
@@ -89,9 +80,7 @@ def test_machines_are_never_compared(make_studies: Any) -> None:
         ({"memory_bytes": 2**40}, False),
     ],
 )
-def test_what_a_machine_class_is(
-    make_studies: Any, fields: dict[str, Any], *, is_same: bool
-) -> None:
+def test_what_a_machine_class_is(make_studies, fields, *, is_same):
     """Hardware, kernel and packages; neither load nor the version of this package."""
     (study,) = make_studies([1.0])
     env = study.entries[0].trial.env
@@ -101,7 +90,7 @@ def test_what_a_machine_class_is(
     assert is_same == (machine_class(env) == machine_class(other))
 
 
-def test_what_has_no_place_in_a_series_is_said(tmp_path: Path, synthetic: Any) -> None:
+def test_what_has_no_place_in_a_series_is_said(tmp_path, synthetic):
     """A case without an ok trial, and one whose trials ran on two machines."""
     shape = synthetic.Shape(
         backends=("in_graph", "tf_mirrored"),

@@ -1,9 +1,5 @@
 """Input-bound: what the pipelines take alone, against the step and one replica."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 from relay_study import ALL, Lost, RelayShape, make_store
@@ -12,9 +8,6 @@ from results.figures import explain, input_bound
 from results.figures.lost_time import PARTS, Observed, decompose
 from results.records.models import Control
 from results.study.cases import load_study
-
-if TYPE_CHECKING:
-    import pathlib
 
 CASE = np.array([0.100, 0.101, 0.099, 0.100])
 
@@ -29,8 +22,8 @@ CASE = np.array([0.100, 0.101, 0.099, 0.100])
     ],
 )
 def test_pipelines_that_take_the_whole_step_bound_it(
-    fraction: float, baseline: float, verdict: str, explains_loss: bool
-) -> None:
+    fraction, baseline, verdict, explains_loss
+):
     """They explain a loss where they take longer than one replica's step, too."""
     found = input_bound.judge(CASE, baseline * CASE / 0.100, fraction * CASE)
 
@@ -39,7 +32,7 @@ def test_pipelines_that_take_the_whole_step_bound_it(
     assert explains_loss is found.explains_loss
 
 
-def test_an_interval_around_the_limit_is_inconclusive() -> None:
+def test_an_interval_around_the_limit_is_inconclusive():
     """Nine tenths lie between generations that are above and below."""
     factors = np.array([0.85, 0.97, 0.88, 0.93])
     found = input_bound.judge(CASE, 0.5 * CASE, factors * CASE)
@@ -48,7 +41,7 @@ def test_an_interval_around_the_limit_is_inconclusive() -> None:
     assert not found.explains_loss
 
 
-def test_one_generation_is_inconclusive() -> None:
+def test_one_generation_is_inconclusive():
     """It has no interval, whatever its value."""
     found = input_bound.judge(CASE[:1], CASE[:1] / 2, CASE[:1])
 
@@ -56,7 +49,7 @@ def test_one_generation_is_inconclusive() -> None:
     assert 1.0 == found.fraction.value
 
 
-def test_what_pipelines_take_alone_is_no_part_of_the_step() -> None:
+def test_what_pipelines_take_alone_is_no_part_of_the_step():
     """They run beside it: the parts add up without them."""
     case, alone = (dict.fromkeys(range(3), t) for t in (0.1, 0.05))
     plain = decompose(Observed(case=case, baseline=alone))
@@ -74,9 +67,7 @@ def test_what_pipelines_take_alone_is_no_part_of_the_step() -> None:
 @pytest.mark.parametrize(
     ("pipelines", "verdict"), [(0.063, "input-bound"), (0.010, "not input-bound")]
 )
-def test_the_turns_of_the_control_judge_its_case(
-    tmp_path: pathlib.Path, pipelines: float, verdict: str
-) -> None:
+def test_the_turns_of_the_control_judge_its_case(tmp_path, pipelines, verdict):
     """A step of 64 ms, and pipelines that take 63 or 10 of them alone."""
     shape = RelayShape(
         lost={"in_graph": Lost(input=0.008, pipelines=pipelines)},
@@ -91,7 +82,7 @@ def test_the_turns_of_the_control_judge_its_case(
     assert pytest.approx(pipelines, rel=0.1) == item.lost.input_bound.input_sec.value
 
 
-def test_a_study_without_the_control_says_nothing(tmp_path: pathlib.Path) -> None:
+def test_a_study_without_the_control_says_nothing(tmp_path):
     """Neither that a step is input-bound, nor that it is not."""
     (item,) = explain.explain(load_study(make_store(tmp_path, RelayShape())))
 

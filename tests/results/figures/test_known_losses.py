@@ -8,7 +8,6 @@ which shares nothing with the code that splits steps. Noise is that of shared ma
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,13 +17,6 @@ from relay_study import RelayShape, make_store
 from results.figures import lost_time, recorded_loss, scaling
 from results.figures.lost_time import Observed
 from results.study.cases import load_study
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from results.figures.lost_time import LostTime
-    from results.study.cases import Entry, Study
 
 GENERATIONS = 5
 SEEDS = range(5)
@@ -44,13 +36,13 @@ class Step:
     update: float = 0.0
     imbalance: float = 0.0
 
-    def process(self, rank: int, *, no_input: bool = False, no_update: bool = False):
+    def process(self, rank, *, no_input=False, no_update=False):
         """The step of one of two processes until it would communicate."""
         step = self.work + self.contention + self.imbalance * rank
         step += 0.0 if no_input else self.own_input + self.input
         return step + (0.0 if no_update else self.own_update + self.update)
 
-    def times(self) -> dict[str, float]:
+    def times(self):
         """What each case and control takes."""
         alone = self.work + self.own_input + self.own_update
         two = [self.process(rank) for rank in (0, 1)]
@@ -68,11 +60,11 @@ class Step:
         }
 
 
-def _with_controls(truth: Step, seed: int) -> LostTime:
+def _with_controls(truth, seed):
     generator = np.random.default_rng(seed)
     machine = np.exp(generator.normal(0, 0.03, GENERATIONS))
 
-    def measured(seconds: float) -> dict[int, float]:
+    def measured(seconds):
         noise = np.exp(generator.normal(0, 0.01, GENERATIONS))
         return dict(enumerate((seconds * machine * noise).tolist()))
 
@@ -96,12 +88,12 @@ OF_CONTROLS = [
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+def study(tmp_path_factory):
     """A relay of one and two replicas whose turns a test fills."""
     return make_study(tmp_path_factory.mktemp("relay"))
 
 
-def make_study(folder: Path) -> Study:
+def make_study(folder):
     """Makes that relay."""
     shape = RelayShape(controls=(), generations=GENERATIONS, rounds=6)
     return load_study(make_store(folder, shape))
@@ -121,12 +113,12 @@ class Cores:
 ALONE = 0.057
 
 
-def of_turns(study: Study, truth: Cores, seed: int | list[int]) -> LostTime:
+def of_turns(study, truth, seed):
     """The parts of the step of two replicas, from turns of known parts."""
     generator = np.random.default_rng(seed)
     machine = np.exp(generator.normal(0, 0.03, GENERATIONS))
 
-    def change(entry: Entry) -> dict[str, Any]:
+    def change(entry):
         size = entry.spec.num_replicas
         is_alone = size == 1
         process = float(np.exp(generator.normal(0, 0.01)))
@@ -171,7 +163,7 @@ OF_TURNS = [
 ]
 
 
-def held_parts(found: LostTime, truth: Cores) -> Iterator[tuple[str, bool]]:
+def held_parts(found, truth):
     """Yields each part, and whether its interval holds the truth."""
     truths = {"ideal": ALONE, "unexplained": 0.0}
     for part in found.parts:
@@ -182,7 +174,7 @@ def held_parts(found: LostTime, truth: Cores) -> Iterator[tuple[str, bool]]:
         yield part.name, not part.time.excludes(wanted)
 
 
-def test_of_fifty_studies_no_cause_is_wrong(study: Study) -> None:
+def test_of_fifty_studies_no_cause_is_wrong(study):
     """One in eight may stay unexplained: noise is as large as what is looked for."""
     named = [
         (truth, found.main_loss)
@@ -200,7 +192,7 @@ def test_of_fifty_studies_no_cause_is_wrong(study: Study) -> None:
     assert sum(truth == cause for truth, cause in named) >= 7 / 8 * 50
 
 
-def test_a_process_that_is_late_in_every_step_is_imbalance_or_unexplained() -> None:
+def test_a_process_that_is_late_in_every_step_is_imbalance_or_unexplained():
     """Of two programs that do not communicate, half of it looks like contention."""
     found = [_with_controls(Step(imbalance=2 * LOST), seed) for seed in SEEDS]
 
@@ -208,7 +200,7 @@ def test_a_process_that_is_late_in_every_step_is_imbalance_or_unexplained() -> N
     assert "imbalance" in {of.main_loss for of in found}
 
 
-def test_cores_without_work_are_idle_and_no_wait_for_a_core(study: Study) -> None:
+def test_cores_without_work_are_idle_and_no_wait_for_a_core(study):
     """Threads wait longer than others had the cores: they waited for one another."""
     found = of_turns(study, Cores(idle=LOST, queue=0.050), 0)
     idle, wait = found.part("idle"), found.part("core_wait")
@@ -218,7 +210,7 @@ def test_cores_without_work_are_idle_and_no_wait_for_a_core(study: Study) -> Non
     assert abs(wait.value_sec) < 0.0005
 
 
-def test_input_that_one_replica_waits_for_as_well_is_no_loss() -> None:
+def test_input_that_one_replica_waits_for_as_well_is_no_loss():
     """It keeps 100 % and waits for its input for a quarter of its step."""
     found = _with_controls(Step(own_input=0.020), 1)
 
@@ -227,7 +219,7 @@ def test_input_that_one_replica_waits_for_as_well_is_no_loss() -> None:
     assert found.part("alone").value_sec == pytest.approx(0.073, rel=0.05)
 
 
-def test_two_controls_that_take_away_the_same_time_name_no_cause() -> None:
+def test_two_controls_that_take_away_the_same_time_name_no_cause():
     """Pipelines that slow each other down are contention, and input."""
     truth = Step().times()
     slow = {**truth}

@@ -1,11 +1,8 @@
 """More replicas are compared with the fewest, where there are seeds enough."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,14 +10,8 @@ from results.figures import learning_gains
 from results.statistics import run_scores
 from results.study.cases import load_study
 
-if TYPE_CHECKING:
-    import pathlib
-    from collections.abc import Sequence
 
-    from results.study.cases import Study
-
-
-def study_of(root: pathlib.Path, synthetic: Any, num_runs: int) -> Study:
+def study_of(root, synthetic, num_runs):
     """Returns a study with quality runs of one and two replicas."""
     shape = synthetic.Shape(
         backends=("in_graph",),
@@ -32,12 +23,12 @@ def study_of(root: pathlib.Path, synthetic: Any, num_runs: int) -> Study:
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> Study:
+def study(tmp_path_factory, synthetic):
     """Returns a study with five runs of each case."""
     return study_of(tmp_path_factory.mktemp("gains"), synthetic, 5)
 
 
-def reached(study: Study, num_replicas: int) -> list[float]:
+def reached(study, num_replicas):
     """Returns the final top-1 of the runs of a case."""
     return [
         entry.result.curve[-1].quality[0].value
@@ -47,7 +38,7 @@ def reached(study: Study, num_replicas: int) -> list[float]:
     ]
 
 
-def test_the_target_is_what_the_fewest_replicas_reach(study: Study) -> None:
+def test_the_target_is_what_the_fewest_replicas_reach(study):
     """The worst of five runs: all reach it, at their end or before."""
     (found,) = learning_gains.of_study(study)
     first, second = found.cases
@@ -58,7 +49,7 @@ def test_the_target_is_what_the_fewest_replicas_reach(study: Study) -> None:
     assert "s" == first.seconds.median.unit
 
 
-def test_better_is_the_share_of_better_pairs(study: Study) -> None:
+def test_better_is_the_share_of_better_pairs(study):
     """The fewest replicas are not compared with themselves."""
     (found,) = learning_gains.of_study(study)
     first, second = found.cases
@@ -74,15 +65,13 @@ def test_better_is_the_share_of_better_pairs(study: Study) -> None:
     assert second.better.low is not None
 
 
-def test_two_seeds_are_too_few(tmp_path: pathlib.Path, synthetic: Any) -> None:
+def test_two_seeds_are_too_few(tmp_path, synthetic):
     """No table is better than one without intervals."""
     assert () == learning_gains.of_study(study_of(tmp_path, synthetic, 2))
 
 
 @pytest.mark.parametrize("is_declared", [True, False])
-def test_a_metric_of_unknown_direction_is_not_compared(
-    study: Study, is_declared: bool
-) -> None:
+def test_a_metric_of_unknown_direction_is_not_compared(study, is_declared):
     """Nobody can say what better is: its workload says neither, or nothing."""
     facts = study.metrics["top_1"].model_copy(update={"is_higher_better": None})
     metrics = (facts,) if is_declared else ()
@@ -91,7 +80,7 @@ def test_a_metric_of_unknown_direction_is_not_compared(
     assert () == learning_gains.of_study(dataclasses.replace(study, plan=plan))
 
 
-def with_failed(study: Study, num_replicas: int, numbers: Sequence[int]) -> Study:
+def with_failed(study, num_replicas, numbers):
     """Returns the study where some quality runs of a case failed, from the worst on."""
     (case,) = (c for c in study.quality_runs if c.spec.num_replicas == num_replicas)
     ordered = sorted(
@@ -110,9 +99,7 @@ def with_failed(study: Study, num_replicas: int, numbers: Sequence[int]) -> Stud
 
 
 @pytest.mark.parametrize("num_failed", [1, 2, 3, 4])
-def test_a_run_that_failed_is_worse_than_any_other(
-    study: Study, num_failed: int
-) -> None:
+def test_a_run_that_failed_is_worse_than_any_other(study, num_failed):
     """Failures, from the worst run on, make no case better, and none is dropped."""
     (before,) = learning_gains.of_study(study)
     (after,) = learning_gains.of_study(with_failed(study, 2, range(num_failed)))
@@ -129,9 +116,7 @@ def test_a_run_that_failed_is_worse_than_any_other(
     assert (now.seconds.median.value == math.inf) is (num_failed > 2)
 
 
-def test_a_target_of_runs_of_which_some_failed_says_what_it_is_worth(
-    study: Study,
-) -> None:
+def test_a_target_of_runs_of_which_some_failed_says_what_it_is_worth(study):
     """The worst that did not fail, which equal runs miss more often than one in ten."""
     (found,) = learning_gains.of_study(with_failed(study, 1, range(3)))
     (all_ok,) = learning_gains.of_study(study)
@@ -145,8 +130,8 @@ def test_a_target_of_runs_of_which_some_failed_says_what_it_is_worth(
     ("num_failed", "is_finite"), [(0, True), (1, True), (2, False)]
 )
 def test_a_robust_mean_leaves_out_a_fifth_of_failures_and_no_more(
-    study: Study, num_failed: int, is_finite: bool
-) -> None:
+    study, num_failed, is_finite
+):
     """Beyond that it says so; the mean of the others would be that of survivors."""
     values = sorted(reached(study, 2))
     failed = run_scores.score({"": [-math.inf] * num_failed + values[num_failed:]})

@@ -1,7 +1,5 @@
 """The parts of a step add up to it; what was not measured is not guessed."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -14,7 +12,7 @@ from results.figures.lost_time import PARTS, Observed, decompose
 GENERATIONS = range(3)
 
 
-def _all(milli_sec: float) -> dict[int, float]:
+def _all(milli_sec):
     return {g: (milli_sec + 0.1 * g) / 1000 for g in GENERATIONS}
 
 
@@ -31,7 +29,7 @@ FULL = Observed(
 )
 
 
-def test_every_difference_is_in_its_part() -> None:
+def test_every_difference_is_in_its_part():
     """Seconds of each part, from the table in the module's docstring."""
     found = decompose(FULL)
     values = {part.name: part.value_sec for part in found.parts}
@@ -51,7 +49,7 @@ def test_every_difference_is_in_its_part() -> None:
     "missing",
     [(), ("nosync",), ("solo",), ("synthetic",), ("imbalance", "without_update")],
 )
-def test_the_parts_add_up_to_the_step(missing: tuple[str, ...]) -> None:
+def test_the_parts_add_up_to_the_step(missing):
     """Exactly, whatever was measured."""
     observed = dataclasses.replace(FULL, **dict.fromkeys(missing))
     found = decompose(observed)
@@ -71,9 +69,7 @@ def test_the_parts_add_up_to_the_step(missing: tuple[str, ...]) -> None:
         ("imbalance", "imbalance", "the replicas share a process, or"),
     ],
 )
-def test_a_part_without_its_control_is_part_of_the_unexplained(
-    field: str, part: str, reason: str
-) -> None:
+def test_a_part_without_its_control_is_part_of_the_unexplained(field, part, reason):
     """No value, a reason, and the unexplained part names it."""
     found = decompose(dataclasses.replace(FULL, **{field: None}))
     unexplained = found.part("unexplained")
@@ -85,7 +81,7 @@ def test_a_part_without_its_control_is_part_of_the_unexplained(
     assert unexplained.value_sec is not None
 
 
-def test_input_that_one_replica_waits_for_as_well_is_no_loss() -> None:
+def test_input_that_one_replica_waits_for_as_well_is_no_loss():
     """60 ms at one replica and at two, 10 of them input: nothing is lost."""
     found = decompose(
         Observed(
@@ -102,7 +98,7 @@ def test_input_that_one_replica_waits_for_as_well_is_no_loss() -> None:
     assert found.part("unexplained").value_sec == pytest.approx(0, abs=1e-12)
 
 
-def test_only_generations_with_all_step_times_are_used() -> None:
+def test_only_generations_with_all_step_times_are_used():
     """A generation without a control is counted as left out."""
     found = decompose(
         Observed(case=_all(100), baseline=_all(50), nosync={0: 0.08, 2: 0.08})
@@ -111,7 +107,7 @@ def test_only_generations_with_all_step_times_are_used() -> None:
     assert (found.num_generations, found.num_left_out) == (2, 1)
 
 
-def test_one_generation_has_no_interval() -> None:
+def test_one_generation_has_no_interval():
     """Its values are shown, and why nothing else is."""
     found = decompose(Observed(case={0: 0.1}, baseline={0: 0.05}, nosync={0: 0.08}))
 
@@ -122,7 +118,7 @@ def test_one_generation_has_no_interval() -> None:
     )
 
 
-def test_generations_that_never_met_are_an_error() -> None:
+def test_generations_that_never_met_are_an_error():
     """The message says what a part is made of."""
     with pytest.raises(
         errors.ResultsError,
@@ -133,7 +129,7 @@ def test_generations_that_never_met_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_value_that_is_no_duration_is_an_error(value: float) -> None:
+def test_a_value_that_is_no_duration_is_an_error(value):
     """The message names the control and the generation."""
     with pytest.raises(
         errors.ResultsError,

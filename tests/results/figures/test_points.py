@@ -1,48 +1,38 @@
 """The frame that the figures draw: its numbers are those of the report."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
 import pathlib
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from results.figures import frame, points, summary
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from results.store.study_store import Store
-
 README = pathlib.Path(__file__).parents[3] / "results" / "README.md"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def folder(tmp_path_factory):
     """Where a notebook runs."""
     return tmp_path_factory.mktemp("notebook")
 
 
 @pytest.fixture(scope="module")
-def store(folder: pathlib.Path, synthetic: Any) -> Store:
+def store(folder, synthetic):
     """A study with quality runs, which are slower."""
     shape = synthetic.Shape(budget=synthetic.LEARNING, num_learning_runs=3)
     return synthetic.make_store(folder / "runs" / "example", shape)
 
 
 @pytest.fixture(scope="module")
-def found(store: Store) -> pd.DataFrame:
+def found(store):
     """Its points."""
     return frame.points_frame(store)
 
 
-def test_the_pandas_example_prints_the_throughput_of_the_report(
-    folder: pathlib.Path, store: Store
-) -> None:
+def test_the_pandas_example_prints_the_throughput_of_the_report(folder, store):
     """Quality runs are in no mean of it."""
     text = README.read_text(encoding="utf-8").partition("## Reading with pandas")[2]
     code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
@@ -61,7 +51,7 @@ def test_the_pandas_example_prints_the_throughput_of_the_report(
         assert f"{point['throughput']['value']:.6f}" in printed.getvalue()
 
 
-def test_estimates_are_those_of_the_summary(store: Store, found: pd.DataFrame) -> None:
+def test_estimates_are_those_of_the_summary(store, found):
     """Value and interval of every quantity at every point."""
     for point in summary.summary(store)["points"]:
         for quantity in points.QUANTITIES:
@@ -81,9 +71,7 @@ def test_estimates_are_those_of_the_summary(store: Store, found: pd.DataFrame) -
                 ].iloc[0].tolist()
 
 
-def test_quality_runs_are_rows_of_learning_only(
-    store: Store, found: pd.DataFrame
-) -> None:
+def test_quality_runs_are_rows_of_learning_only(store, found):
     """A mean over rows of one quantity is never a mean of different things."""
     runs = {
         trial_id
@@ -97,9 +85,7 @@ def test_quality_runs_are_rows_of_learning_only(
     assert {"evaluation"} == set(of_runs.kind)
 
 
-def test_every_figure_of_the_report_has_rows(
-    tmp_path: pathlib.Path, synthetic: Any, found: pd.DataFrame
-) -> None:
+def test_every_figure_of_the_report_has_rows(tmp_path, synthetic, found):
     """Ratios, steps and evaluations too; nothing of them without an ok trial."""
     assert {"scaling", "forest", "learning", "steps"} == set(found.figure)
     assert list(points.POINT_COLUMNS) == list(found.columns)
@@ -120,7 +106,7 @@ def test_every_figure_of_the_report_has_rows(
     assert list(points.POINT_COLUMNS) == list(empty.columns)
 
 
-def test_trials_say_which_of_them_are_no_figures_of_scaling(store: Store) -> None:
+def test_trials_say_which_of_them_are_no_figures_of_scaling(store):
     """Quality runs, controls and other revisions have columns that tell them."""
     trials = frame.trials_frame(store)
     plain = trials[

@@ -1,9 +1,6 @@
 """What turns record about the loss of a case adds up to its step."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from changed_study import with_results, with_turns
@@ -13,33 +10,21 @@ from results.figures import recorded_loss, scaling
 from results.records.models import Control, ScalingMode
 from results.study.cases import load_study
 
-if TYPE_CHECKING:
-    import pathlib
-
-    from results.figures.recorded_loss import RecordedLoss
-    from results.study.cases import Study
-
 CPU_OF_ALONE, CPU_PER_REPLICA, WAIT, OTHERS = 0.048, 0.055, 0.002, 0.05
 """Seconds per step: of one replica, and of each of two; what others have of cores."""
 
 
 @pytest.fixture
-def study(tmp_path: pathlib.Path) -> Study:
+def study(tmp_path):
     """A step of 50 ms alone and 60 ms at two replicas, without controls."""
     shape = RelayShape(controls=(), noise=0.0, noise_of_processes=0.0)
     return load_study(make_store(tmp_path, shape))
 
 
-def _with_turns(
-    study: Study,
-    *,
-    has_wait: bool = True,
-    wait_of_alone: float = 0.0,
-    is_load_known: bool = True,
-) -> Study:
+def _with_turns(study, *, has_wait=True, wait_of_alone=0.0, is_load_known=True):
     """Gives every turn the CPU time and the wait of the case."""
 
-    def change(entry: Any) -> Any:
+    def change(entry):
         size = entry.spec.num_replicas
         cpu = CPU_OF_ALONE if size == 1 else size * CPU_PER_REPLICA
         wait = wait_of_alone if size == 1 else size * WAIT
@@ -53,12 +38,12 @@ def _with_turns(
     return with_turns(study, change)
 
 
-def _only(study: Study) -> RecordedLoss:
+def _only(study):
     (found,) = recorded_loss.of_points(scaling.points(study))
     return found
 
 
-def test_the_parts_are_those_that_the_turns_were_given(study: Study) -> None:
+def test_the_parts_are_those_that_the_turns_were_given(study):
     """Also in seconds: they are not logarithms, so they add up."""
     found = _only(_with_turns(study))
     assert found.lost is not None
@@ -77,7 +62,7 @@ def test_the_parts_are_those_that_the_turns_were_given(study: Study) -> None:
     assert lost.num_generations == 4
 
 
-def test_threads_that_wait_while_the_cores_compute_are_no_loss(study: Study) -> None:
+def test_threads_that_wait_while_the_cores_compute_are_no_loss(study):
     """Actors beside a learner wait for longer than a step takes, for one another.
 
     They waited for others for at most as long as others had the cores.
@@ -95,12 +80,12 @@ def test_threads_that_wait_while_the_cores_compute_are_no_loss(study: Study) -> 
     assert unexplained < 0.1 * (lost.step.value_sec or 0.0)
 
 
-def test_sustained_stretches_of_a_gate_are_no_rounds(study: Study) -> None:
+def test_sustained_stretches_of_a_gate_are_no_rounds(study):
     """They have indices of their own, from 0, and twice the CPU time here."""
     made = _with_turns(study)
     before = _only(made).lost
 
-    def change(entry: Any) -> Any:
+    def change(entry):
         result = entry.result
         (turn, *_) = (of for of in result.turns if of.is_valid)
         stretch = turn.model_copy(
@@ -116,14 +101,14 @@ def test_sustained_stretches_of_a_gate_are_no_rounds(study: Study) -> None:
     assert before == _only(with_results(made, change)).lost
 
 
-def test_no_duration_has_an_interval_below_zero(study: Study) -> None:
+def test_no_duration_has_an_interval_below_zero(study):
     """Two generations of which one is twice as slow, on a disturbed machine."""
     kept = dataclasses.replace(
         study,
         entries=tuple(e for e in study.entries if e.spec.repetition_index < 2),
     )
 
-    def slow(entry: Any) -> Any:
+    def slow(entry):
         if entry.spec.repetition_index:
             return None
         ranks = [
@@ -141,7 +126,7 @@ def test_no_duration_has_an_interval_below_zero(study: Study) -> None:
     assert found.lost.step.low_sec == found.lost.part("ideal").low_sec == 0.0
 
 
-def test_a_wait_that_the_kernel_does_not_record_is_unexplained(study: Study) -> None:
+def test_a_wait_that_the_kernel_does_not_record_is_unexplained(study):
     """It is not taken for zero."""
     found = _only(_with_turns(study, has_wait=False))
     assert found.lost is not None
@@ -153,9 +138,7 @@ def test_a_wait_that_the_kernel_does_not_record_is_unexplained(study: Study) -> 
     assert sum(values) == pytest.approx(found.lost.step.value_sec)
 
 
-def test_a_load_that_the_kernel_does_not_record_leaves_it_unexplained(
-    study: Study,
-) -> None:
+def test_a_load_that_the_kernel_does_not_record_leaves_it_unexplained(study):
     """Without it, a wait for a core and a core without work look the same."""
     found = _only(_with_turns(study, is_load_known=False))
     assert found.lost is not None
@@ -165,7 +148,7 @@ def test_a_load_that_the_kernel_does_not_record_leaves_it_unexplained(
     assert found.lost.main_loss in ("", "computing")
 
 
-def test_turns_without_cpu_time_explain_nothing(study: Study) -> None:
+def test_turns_without_cpu_time_explain_nothing(study):
     """Records of a version that did not measure it."""
     found = _only(study)
 
@@ -173,7 +156,7 @@ def test_turns_without_cpu_time_explain_nothing(study: Study) -> None:
     assert found.reason == recorded_loss.NO_CPU_TIME
 
 
-def test_no_round_in_common_explains_nothing(tmp_path: pathlib.Path) -> None:
+def test_no_round_in_common_explains_nothing(tmp_path):
     """A case and its baseline are compared within rounds only."""
     shape = RelayShape(controls=(Control.NOSYNC,), generations=2)
     study = _with_turns(load_study(make_store(tmp_path, shape)))
@@ -186,9 +169,7 @@ def test_no_round_in_common_explains_nothing(tmp_path: pathlib.Path) -> None:
     assert found.reason == recorded_loss.NO_COMMON_ROUND
 
 
-def test_trials_in_sequence_record_no_turns(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_trials_in_sequence_record_no_turns(tmp_path, synthetic):
     """Nothing to split, and nothing is invented."""
     study = load_study(synthetic.make_store(tmp_path))
 

@@ -1,10 +1,7 @@
 """Scaling: definitions, baselines, flags, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,15 +12,10 @@ from results.records.models import PlannedTrial, ScalingMode, TrialStatus
 from results.store.study_store import Store
 from results.study import cases
 
-if TYPE_CHECKING:
-    import pathlib
-
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 
 
-def _point(
-    points: tuple[scaling.Point, ...], backend: str, mode: ScalingMode, n: int
-) -> scaling.Point:
+def _point(points, backend, mode, n):
     (point,) = [
         point
         for point in points
@@ -32,18 +24,16 @@ def _point(
     return point
 
 
-def _load(root: pathlib.Path, synthetic: Any, **fields: Any) -> cases.Study:
+def _load(root, synthetic, **fields):
     return cases.load_study(synthetic.make_store(root, synthetic.Shape(**fields)))
 
 
-def _geometric_mean(case: cases.Case) -> float:
+def _geometric_mean(case):
     rates = [entry.result.examples_per_sec for entry in case.ok_entries]
     return math.prod(rates) ** (1 / len(rates))
 
 
-def test_speedup_and_efficiency_follow_their_definitions(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_speedup_and_efficiency_follow_their_definitions(tmp_path, synthetic):
     """S(n) = X(n) / X(1), E(n) = S(n) / n, from geometric means."""
     points = scaling.points(_load(tmp_path, synthetic))
     base = _point(points, "in_graph", WEAK, 1)
@@ -59,8 +49,8 @@ def test_speedup_and_efficiency_follow_their_definitions(
 
 
 def test_the_efficiency_of_the_best_is_relative_to_the_fastest_baseline(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+    tmp_path, synthetic
+):
     """X(n) / (n X*): a slow backend is not flattered by its own baseline."""
     points = scaling.points(_load(tmp_path, synthetic, noise=0.001))
     best = _point(points, "in_graph", WEAK, 1)
@@ -81,9 +71,7 @@ def test_the_efficiency_of_the_best_is_relative_to_the_fastest_baseline(
     }
 
 
-def test_alone_a_backend_is_its_own_best(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_alone_a_backend_is_its_own_best(tmp_path, synthetic):
     """Both efficiencies are then the same."""
     points = scaling.points(_load(tmp_path, synthetic, backends=("in_graph",)))
     two = _point(points, "in_graph", WEAK, 2)
@@ -91,9 +79,7 @@ def test_alone_a_backend_is_its_own_best(
     assert two.efficiency == two.efficiency_of_best
 
 
-def test_baseline_is_shared_by_both_modes(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_baseline_is_shared_by_both_modes(tmp_path, synthetic):
     """One case with one replica serves weak and strong scaling."""
     points = scaling.points(_load(tmp_path, synthetic))
     weak, strong = (_point(points, "in_graph", mode, 1) for mode in (WEAK, STRONG))
@@ -102,9 +88,7 @@ def test_baseline_is_shared_by_both_modes(
     assert weak.throughput == strong.throughput
 
 
-def test_baseline_of_two_replicas_scales_from_two(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_baseline_of_two_replicas_scales_from_two(tmp_path, synthetic):
     """S(4) = 2 X(4) / X(2) and E(4) = S(4) / 4: ideal is 4 and 1."""
     points = scaling.points(_load(tmp_path, synthetic, replicas=(2, 4), modes=(WEAK,)))
     two, four = (_point(points, "in_graph", WEAK, n) for n in (2, 4))
@@ -114,9 +98,7 @@ def test_baseline_of_two_replicas_scales_from_two(
     assert ratio / 2 == pytest.approx(four.efficiency.value)
 
 
-def test_trial_ids_of_a_ratio_include_the_baselines(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_trial_ids_of_a_ratio_include_the_baselines(tmp_path, synthetic):
     """Every number traces back to all trials behind it."""
     point = _point(scaling.points(_load(tmp_path, synthetic)), "in_graph", STRONG, 2)
 
@@ -124,7 +106,7 @@ def test_trial_ids_of_a_ratio_include_the_baselines(
     assert len(set(point.ratio_trial_ids)) == 6
 
 
-def test_missing_baseline_is_said(tmp_path: pathlib.Path, synthetic: Any) -> None:
+def test_missing_baseline_is_said(tmp_path, synthetic):
     """Throughput stays, speedup is None with a reason, the other backend is whole."""
     failed = {
         ("in_graph", WEAK, 1, repetition): TrialStatus.FAILED for repetition in range(3)
@@ -139,7 +121,7 @@ def test_missing_baseline_is_said(tmp_path: pathlib.Path, synthetic: Any) -> Non
     assert _point(points, "tf_mirrored", WEAK, 2).speedup is not None
 
 
-def test_insane_trials_do_not_count(tmp_path: pathlib.Path, synthetic: Any) -> None:
+def test_insane_trials_do_not_count(tmp_path, synthetic):
     """A number whose sanity failed is not a result, though it is on disk."""
     insane = {("in_graph", WEAK, 2, 1): TrialStatus.INSANE}
     loaded = _load(tmp_path, synthetic, statuses=insane)
@@ -152,18 +134,14 @@ def test_insane_trials_do_not_count(tmp_path: pathlib.Path, synthetic: Any) -> N
     assert "unpaired" in point.speedup.method
 
 
-def test_oversubscribed_points_are_flagged(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_oversubscribed_points_are_flagged(tmp_path, synthetic):
     """Four replicas on two cores."""
     points = scaling.points(_load(tmp_path, synthetic, replicas=(1, 2, 4)))
 
     assert {4} == {p.num_replicas for p in points if p.is_oversubscribed}
 
 
-def test_backends_are_compared_once_per_pair_of_cases(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_backends_are_compared_once_per_pair_of_cases(tmp_path, synthetic):
     """The shared baseline is compared once, for both modes."""
     found = comparisons.of_study(_load(tmp_path, synthetic))
 
@@ -176,9 +154,7 @@ def test_backends_are_compared_once_per_pair_of_cases(
     )
 
 
-def test_weak_case_that_is_not_weak_is_refused(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_weak_case_that_is_not_weak_is_refused(tmp_path, synthetic):
     """A strong-scaling case labelled weak: both numbers, and what to do."""
     store = synthetic.make_store(tmp_path, synthetic.Shape(modes=(STRONG,)))
     plan = store.read_plan()
@@ -195,9 +171,7 @@ def test_weak_case_that_is_not_weak_is_refused(
         scaling.points(cases.load_study(store))
 
 
-def test_two_settings_in_one_study_are_refused(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_two_settings_in_one_study_are_refused(tmp_path, synthetic):
     """A study varies backends, modes and replicas only."""
     store = synthetic.make_store(tmp_path, synthetic.Shape(repeats=1))
     plan = store.read_plan()
@@ -214,7 +188,7 @@ def test_two_settings_in_one_study_are_refused(
         scaling.points(cases.load_study(store))
 
 
-def test_states_of_a_broken_study(tmp_path: pathlib.Path, synthetic: Any) -> None:
+def test_states_of_a_broken_study(tmp_path, synthetic):
     """Missing, unfinished, corrupt and unplanned trials are distinguished."""
     store = synthetic.make_store(tmp_path, synthetic.Shape())
     plan = store.read_plan()
@@ -236,7 +210,7 @@ def test_states_of_a_broken_study(tmp_path: pathlib.Path, synthetic: Any) -> Non
     }
 
 
-def test_records_are_frozen(tmp_path: pathlib.Path, synthetic: Any) -> None:
+def test_records_are_frozen(tmp_path, synthetic):
     """A reader cannot change what was measured."""
     entry = _load(tmp_path, synthetic).entries[0]
 

@@ -1,24 +1,15 @@
 """The table of figures: every cell has an estimate, a fixed value, or a reason."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
 from results.figures import points, scaling, summary, table
 from results.study.cases import load_study
 
-if TYPE_CHECKING:
-    import pathlib
-
-    from results.study.cases import Study
-
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> Study:
+def study(tmp_path_factory, synthetic):
     """Two backends in both modes; one of its cases has no result."""
-    path: pathlib.Path = tmp_path_factory.mktemp("study")
+    path = tmp_path_factory.mktemp("study")
     store = synthetic.make_store(path, synthetic.Shape(replicas=(1, 2, 4)))
     found = load_study(store)
     for entry in found.cases[-1].entries:
@@ -26,7 +17,7 @@ def study(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> Study:
     return load_study(store)
 
 
-def test_no_cell_is_empty_without_a_reason(study: Study) -> None:
+def test_no_cell_is_empty_without_a_reason(study):
     """Of every case and quantity."""
     cells = [
         figure
@@ -39,7 +30,7 @@ def test_no_cell_is_empty_without_a_reason(study: Study) -> None:
     assert any(cell.why_not == "no trial of this case is ok" for cell in cells)
 
 
-def test_the_baseline_has_ratios_by_definition(study: Study) -> None:
+def test_the_baseline_has_ratios_by_definition(study):
     """They are no estimates, so they have no interval."""
     (point, *_) = scaling.points(study)
     row = table.of_point(point)
@@ -49,7 +40,7 @@ def test_the_baseline_has_ratios_by_definition(study: Study) -> None:
     assert "this is the baseline" == row["speedup"].why_not
 
 
-def test_the_best_baseline_is_all_of_itself(study: Study) -> None:
+def test_the_best_baseline_is_all_of_itself(study):
     """Of both baselines of a mode, the faster one; the other has an estimate."""
     rows = [
         table.of_point(point)["efficiency_of_best"]
@@ -61,7 +52,7 @@ def test_the_best_baseline_is_all_of_itself(study: Study) -> None:
     assert all((row.fixed is None) == (row.estimate is not None) for row in rows)
 
 
-def test_throughput_of_trials_is_that_of_the_point(study: Study) -> None:
+def test_throughput_of_trials_is_that_of_the_point(study):
     """With the unit of the workload, and the value of each trial."""
     (point, *_) = scaling.points(study)
     cell = table.of_trials(point.case, "throughput")
@@ -72,7 +63,7 @@ def test_throughput_of_trials_is_that_of_the_point(study: Study) -> None:
     )
 
 
-def test_frame_and_summary_have_the_numbers_of_the_table(study: Study) -> None:
+def test_frame_and_summary_have_the_numbers_of_the_table(study):
     """They are projections of it."""
     frame = points.points_frame(study)
     drawn = frame[(frame["figure"] == "scaling") & (frame["kind"] == "estimate")]

@@ -1,9 +1,6 @@
 """Seconds and examples to a target, from the records of quality runs."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,17 +9,12 @@ from results.figures import targets
 from results.records.models import ScalingMode, TrialStatus
 from results.study import cases
 
-if TYPE_CHECKING:
-    import pathlib
-
-    from results.study.cases import Case
-
 
 @pytest.fixture
-def make_case(tmp_path: pathlib.Path, synthetic: Any) -> Any:
+def make_case(tmp_path, synthetic):
     """Makes the quality runs of in_graph with two replicas, three seeds."""
 
-    def make(**statuses: Any) -> Case:
+    def make(**statuses):
         shape = synthetic.Shape(
             budget=synthetic.LEARNING, num_learning_runs=3, repeats=1, **statuses
         )
@@ -36,7 +28,7 @@ def make_case(tmp_path: pathlib.Path, synthetic: Any) -> Any:
     return make
 
 
-def _values(case: Case) -> tuple[str, list[list[float]]]:
+def _values(case):
     """The first metric, and its values in each run."""
     runs = [entry.result.curve for entry in case.ok_entries]
     name = runs[0][0].quality[0].name
@@ -48,8 +40,8 @@ def _values(case: Case) -> tuple[str, list[list[float]]]:
 
 @pytest.mark.parametrize("axis", list(targets.Axis))
 def test_every_run_that_meets_the_target_at_once_needs_its_first_evaluation(
-    make_case: Any, axis: targets.Axis
-) -> None:
+    make_case, axis
+):
     """In seconds of training and in examples."""
     case = make_case()
     name, _ = _values(case)
@@ -60,7 +52,7 @@ def test_every_run_that_meets_the_target_at_once_needs_its_first_evaluation(
     assert (found.num_reached, found.median.n, found.median.unit) == (3, 3, axis.value)
 
 
-def test_runs_that_do_not_reach_the_target_are_shown_as_such(make_case: Any) -> None:
+def test_runs_that_do_not_reach_the_target_are_shown_as_such(make_case):
     """No run is dropped, and no number made up."""
     case = make_case()
     name, _ = _values(case)
@@ -71,7 +63,7 @@ def test_runs_that_do_not_reach_the_target_are_shown_as_such(make_case: Any) -> 
     assert (found.median.value, found.num_reached, found.median.n) == (math.inf, 0, 3)
 
 
-def test_a_trial_that_failed_never_reached_the_target(make_case: Any) -> None:
+def test_a_trial_that_failed_never_reached_the_target(make_case):
     """It counts as one run of three."""
     case = make_case(
         statuses={("in_graph", mode, 2, 1): TrialStatus.FAILED for mode in ScalingMode}
@@ -85,7 +77,7 @@ def test_a_trial_that_failed_never_reached_the_target(make_case: Any) -> None:
     assert found.median.high == math.inf
 
 
-def test_a_metric_that_runs_do_not_have_is_an_error(make_case: Any) -> None:
+def test_a_metric_that_runs_do_not_have_is_an_error(make_case):
     """Those that they have are listed."""
     case = make_case()
     name, _ = _values(case)

@@ -1,10 +1,7 @@
 """Reasons of void turns are counted by cause, whatever was measured."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
-from typing import Any
 
 import pytest
 
@@ -51,16 +48,14 @@ NONE = Disturbance(
         ([{}], 4, "its step function was retraced"),
     ],
 )
-def test_the_limit_stands_in_place_of_what_was_measured(
-    fields: list[dict[str, Any]], num_retraces: int, expected: str
-) -> None:
+def test_the_limit_stands_in_place_of_what_was_measured(fields, num_retraces, expected):
     """The sentence stays one."""
     for changes in fields:
         load = dataclasses.replace(NONE, **changes)
         assert expected == _without_numbers(void_reason(load, num_retraces))
 
 
-def _turn(round_index: int, *, attempt: int = 0, reason: str = "") -> Turn:
+def _turn(round_index, *, attempt=0, reason=""):
     return Turn(
         round_index=round_index,
         attempt=attempt,
@@ -71,7 +66,7 @@ def _turn(round_index: int, *, attempt: int = 0, reason: str = "") -> Turn:
     )
 
 
-def test_a_turn_that_stayed_void_is_counted() -> None:
+def test_a_turn_that_stayed_void_is_counted():
     """Three attempts of one turn are void, and one of another, which was repeated."""
     turns = [
         *(_turn(0, attempt=number, reason="noise") for number in range(3)),
@@ -81,7 +76,7 @@ def test_a_turn_that_stayed_void_is_counted() -> None:
     ]
     result = types.SimpleNamespace(turns=turns)
     entry = types.SimpleNamespace(trial=types.SimpleNamespace(result=result))
-    counts = count_turns(types.SimpleNamespace(planned=[entry]))  # type: ignore[arg-type]  # all that is read
+    counts = count_turns(types.SimpleNamespace(planned=[entry]))
 
     assert (6, 4, 1) == (counts.num_turns, counts.num_void, counts.num_lost)
     assert (

@@ -1,10 +1,7 @@
 """A comparison pairs what was measured together, and says where it could not."""
 
-from __future__ import annotations
-
 import math
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,10 +10,7 @@ from results.judging import compare, gate_metrics
 from results.records import kept_metrics
 from results.records.models import MetricFacts
 from results.statistics import estimates
-from results.study.cases import Study, load_study
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from results.study.cases import load_study
 
 METRIC = gate_metrics.THROUGHPUT
 TRUE_RATIO = 47.2 / 37.4
@@ -24,10 +18,10 @@ TRUE_RATIO = 47.2 / 37.4
 
 
 @pytest.fixture
-def relay(tmp_path: Path, synthetic: Any) -> Any:
+def relay(tmp_path, synthetic):
     """Returns a function that makes a study of two backends in a relay."""
 
-    def make(name: str = "s", **fields: Any) -> Study:
+    def make(name="s", **fields):
         defaults = {
             "modes": (synthetic.WEAK,),
             "repeats": 4,
@@ -42,7 +36,7 @@ def relay(tmp_path: Path, synthetic: Any) -> Any:
     return make
 
 
-def test_two_studies_are_two_groups(relay: Any) -> None:
+def test_two_studies_are_two_groups(relay):
     """A weaker comparison; settings that differ are what is compared."""
     found = compare.of_studies(relay("a"), relay("b", repeats=5, noise=0.009), METRIC)
 
@@ -57,14 +51,14 @@ def test_two_studies_are_two_groups(relay: Any) -> None:
     )
 
 
-def test_a_study_of_one_generation_is_compared_without_a_test(relay: Any) -> None:
+def test_a_study_of_one_generation_is_compared_without_a_test(relay):
     """Nothing is known about its spread."""
     found = compare.of_studies(relay("a"), relay("b", repeats=1), METRIC)
 
     assert found.rows == found.without_test
 
 
-def test_two_groups_agree_with_the_textbook() -> None:
+def test_two_groups_agree_with_the_textbook():
     """Welch's test of two small samples, computed by scipy."""
     from scipy import stats
 
@@ -81,21 +75,21 @@ def test_two_groups_agree_with_the_textbook() -> None:
     )
 
 
-def test_equal_groups_without_spread_do_not_differ() -> None:
+def test_equal_groups_without_spread_do_not_differ():
     """No division by zero."""
     assert 1.0 == estimates.two_groups([0.1, 0.1], [0.1, 0.1]).p_value()
     assert 0.0 == estimates.two_groups([0.2, 0.2], [0.1, 0.1]).p_value()
     assert math.isfinite(estimates.two_groups([0.1, 0.1], [0.1, 0.1]).half_width())
 
 
-def test_a_group_of_one_generation_has_no_interval() -> None:
+def test_a_group_of_one_generation_has_no_interval():
     """Nothing is known about its spread, and nothing is tested."""
     found = estimates.two_groups([0.1, 0.2], [0.1])
 
     assert (None, None, 1) == (found.half_width(), found.p_value(), found.n)
 
 
-def test_metrics_are_named_in_the_message() -> None:
+def test_metrics_are_named_in_the_message():
     """One without ratios, and one that a gate cannot judge: a rate of a window."""
     declared = [
         MetricFacts(**facts)

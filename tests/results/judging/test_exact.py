@@ -1,9 +1,6 @@
 """Counts of a gate: exact where every run has the same, and no verdict elsewhere."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -11,7 +8,7 @@ from results.judging import exact
 from results.statistics.judge import Verdict
 
 
-def case(*values: float) -> Any:
+def case(*values):
     """Returns a case with one run per value."""
     return SimpleNamespace(
         entries=[
@@ -38,9 +35,7 @@ def case(*values: float) -> Any:
         (0, 1, Verdict.REGRESS, None),
     ],
 )
-def test_any_rise_is_a_regression(
-    before: float, after: float, verdict: Verdict, rise: float | None
-) -> None:
+def test_any_rise_is_a_regression(before, after, verdict, rise):
     """However small: equal code counts the same."""
     found, reason = exact.count_of(case(after, after), case(before, before), "bytes")
 
@@ -59,9 +54,7 @@ def test_any_rise_is_a_regression(
         ((), (6, 6), "no run of this tree has it"),
     ],
 )
-def test_what_is_no_count_has_no_verdict(
-    here: tuple[float, ...], there: tuple[float, ...], reason: str
-) -> None:
+def test_what_is_no_count_has_no_verdict(here, there, reason):
     """It is never taken for one, nor averaged."""
     found, why = exact.count_of(case(*here), case(*there), "bytes")
 

@@ -1,11 +1,8 @@
 """A gate judges every case against its baseline, and itself by twin and void turns."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from changed_study import with_turns
@@ -15,10 +12,7 @@ from results.errors import ResultsError
 from results.judging import error_rates, gate, gate_metrics, judged_case
 from results.statistics import group_sequential
 from results.statistics.judge import Verdict
-from results.study.cases import Study, load_study
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from results.study.cases import load_study
 
 BASE = "1234567890ab"
 NOISE = 0.008
@@ -27,10 +21,10 @@ FEWEST = group_sequential.fewest_to_pass(0.05)
 
 
 @pytest.fixture
-def relay(tmp_path: Path, synthetic: Any) -> Any:
+def relay(tmp_path, synthetic):
     """Returns a function that makes a study of one backend in a relay."""
 
-    def make(name: str = "s", **fields: Any) -> Study:
+    def make(name="s", **fields):
         defaults = {
             "backends": ("in_graph",),
             "modes": (synthetic.WEAK,),
@@ -47,18 +41,18 @@ def relay(tmp_path: Path, synthetic: Any) -> Any:
     return make
 
 
-def rule_of(metric: str) -> gate_metrics.Rule:
+def rule_of(metric):
     """Returns the rule with the default tolerance."""
     of = gate_metrics.metric_of(metric)
     return gate_metrics.Rule(metric=of, delta=0.05, alpha=0.05)
 
 
-def of_revisions(study: Study, metric: str = "throughput") -> gate.Gate:
+def of_revisions(study, metric="throughput"):
     """Judges with the defaults."""
     return gate.of_revisions(study, rule_of(metric), baseline="main")
 
 
-def of_studies(study: Study, stored: Study) -> gate.Gate:
+def of_studies(study, stored):
     """Judges with the defaults."""
     return gate.of_studies(study, stored, rule_of("throughput"), baseline="study b")
 
@@ -67,9 +61,7 @@ def of_studies(study: Study, stored: Study) -> gate.Gate:
     ("factor", "verdict"),
     [(1.0, Verdict.PASS), (1 / 1.1, Verdict.REGRESS), (1.2, Verdict.IMPROVE)],
 )
-def test_the_verdict_is_about_the_slowdown_against_the_revision(
-    relay: Any, factor: float, verdict: Verdict
-) -> None:
+def test_the_verdict_is_about_the_slowdown_against_the_revision(relay, factor, verdict):
     """A baseline whose steps are shorter makes this tree the slower one."""
     judged = of_revisions(relay(revisions={BASE: factor}, twin_factor=1.0))
 
@@ -85,7 +77,7 @@ def test_the_verdict_is_about_the_slowdown_against_the_revision(
         assert slowdown.n == FEWEST
 
 
-def _efficiency(study: Study) -> gate.Gate:
+def _efficiency(study):
     rule = gate_metrics.Rule(metric=gate_metrics.EFFICIENCY, delta=0.05, alpha=0.05)
     return gate.of_revisions(study, rule, baseline="main")
 
@@ -102,11 +94,11 @@ def _efficiency(study: Study) -> gate.Gate:
     ],
 )
 def test_an_efficiency_is_judged_by_what_its_baseline_does_not_lose(
-    relay: Any, slower: tuple[float, float], verdict: Verdict
-) -> None:
+    relay, slower, verdict
+):
     """One case of two replicas; known factors of this tree by size."""
 
-    def change(entry: Any) -> dict[str, Any]:
+    def change(entry):
         factor = 1.0 if entry.spec.revision else slower[entry.spec.num_replicas - 1]
         return {
             "end_ns": lambda turn: (
@@ -126,7 +118,7 @@ def test_an_efficiency_is_judged_by_what_its_baseline_does_not_lose(
     assert slowdown.high >= ratio * 0.99
 
 
-def test_an_efficiency_needs_a_baseline_in_the_same_rounds(relay: Any) -> None:
+def test_an_efficiency_needs_a_baseline_in_the_same_rounds(relay):
     """One line says what to measure, or against what."""
     alone = relay("alone", replicas=(2,), revisions={BASE: 1.0})
     with pytest.raises(ResultsError, match="such as --replicas 1,2"):
@@ -137,7 +129,7 @@ def test_an_efficiency_needs_a_baseline_in_the_same_rounds(relay: Any) -> None:
         gate.of_studies(relay("a"), stored, rule, baseline="study b")
 
 
-def test_ordinary_figures_leave_the_other_revision_out(relay: Any) -> None:
+def test_ordinary_figures_leave_the_other_revision_out(relay):
     """Points, comparisons and the report are of this tree; the rest is beside them."""
     study = relay(revisions={BASE: 1.0})
 
@@ -148,9 +140,7 @@ def test_ordinary_figures_leave_the_other_revision_out(relay: Any) -> None:
 
 @pytest.mark.parametrize("factor", [1.0, 1 / 1.3])
 @pytest.mark.parametrize("repeats", [5, FEWEST - 1])
-def test_too_few_generations_regress_and_never_pass(
-    relay: Any, factor: float, repeats: int
-) -> None:
+def test_too_few_generations_regress_and_never_pass(relay, factor, repeats):
     """What slows one in five may be in none of them; notes say how many it takes."""
     judged = of_revisions(relay(revisions={BASE: factor}, repeats=repeats))
     expected = Verdict.INCONCLUSIVE if factor == 1 else Verdict.REGRESS
@@ -164,12 +154,10 @@ def test_too_few_generations_regress_and_never_pass(
     "write", [judgement.gate_text, judgement.gate_markdown, judgement.gate_junit]
 )
 @pytest.mark.parametrize("share", ["none", "some"])
-def test_load_that_was_not_recorded_is_not_quiet(
-    relay: Any, write: Any, share: str
-) -> None:
+def test_load_that_was_not_recorded_is_not_quiet(relay, write, share):
     """Of any turn: equal programs do not pass; slower ones regress all the same."""
 
-    def forget(entry: Any) -> dict[str, Any]:
+    def forget(entry):
         is_known = share == "some" and entry.spec.repetition_index
         return {"foreign_cpu_fraction": lambda _: 0.0 if is_known else None}
 
@@ -189,11 +177,11 @@ def test_load_that_was_not_recorded_is_not_quiet(
 @pytest.mark.parametrize(
     "write", [judgement.gate_text, judgement.gate_markdown, judgement.gate_junit]
 )
-def test_other_work_beside_a_gate_in_sequence_is_said(relay: Any, write: Any) -> None:
+def test_other_work_beside_a_gate_in_sequence_is_said(relay, write):
     """As the page does; there are no turns that could be void."""
     study = relay(num_rounds=0, revisions={BASE: 1.0})
 
-    def beside_others(entry: Any) -> Any:
+    def beside_others(entry):
         env = entry.trial.env.model_copy(update={"foreign_cpu_fraction": 0.26})
         trial = dataclasses.replace(entry.trial, env=env)
         return dataclasses.replace(entry, trial=trial)
@@ -205,7 +193,7 @@ def test_other_work_beside_a_gate_in_sequence_is_said(relay: Any, write: Any) ->
     assert re.search(said, write(judged))
 
 
-def test_the_first_line_has_the_error_rates_of_such_a_gate(relay: Any) -> None:
+def test_the_first_line_has_the_error_rates_of_such_a_gate(relay):
     """Simulated, of as many cases and generations; not what was asked for."""
     rates = error_rates.of_gate(2, FEWEST, 0.05)
     few = judgement.headline(of_revisions(relay("a", revisions={BASE: 1.0}, repeats=5)))
@@ -217,7 +205,7 @@ def test_the_first_line_has_the_error_rates_of_such_a_gate(relay: Any) -> None:
     assert f"({rates.passes_dependent:.1%} where generations depend on each" in many
 
 
-def test_the_worst_case_decides() -> None:
+def test_the_worst_case_decides():
     """Regress before inconclusive, pass and improve."""
     order = list(judged_case.WORST_FIRST)
 
@@ -229,7 +217,7 @@ def test_the_worst_case_decides() -> None:
     ] == order
 
 
-def test_a_twin_that_differs_from_its_case_leaves_no_verdict(relay: Any) -> None:
+def test_a_twin_that_differs_from_its_case_leaves_no_verdict(relay):
     """A design that finds a difference between equal programs can find any."""
     judged = of_revisions(relay(revisions={BASE: 1.0}, twin_factor=1.3))
 
@@ -239,7 +227,7 @@ def test_a_twin_that_differs_from_its_case_leaves_no_verdict(relay: Any) -> None
     )
 
 
-def test_many_void_turns_leave_no_verdict(relay: Any) -> None:
+def test_many_void_turns_leave_no_verdict(relay):
     """Whatever the valid turns say."""
     judged = of_revisions(relay(revisions={BASE: 1 / 1.5}, void_share=0.5))
 
@@ -250,7 +238,7 @@ def test_many_void_turns_leave_no_verdict(relay: Any) -> None:
     )
 
 
-def test_a_case_with_one_generation_makes_the_whole_inconclusive(relay: Any) -> None:
+def test_a_case_with_one_generation_makes_the_whole_inconclusive(relay):
     """It says how many generations there are, and needs three."""
     judged = of_revisions(relay(revisions={BASE: 1.0}, repeats=1))
 
@@ -260,7 +248,7 @@ def test_a_case_with_one_generation_makes_the_whole_inconclusive(relay: Any) -> 
     )
 
 
-def test_failed_trials_are_named(relay: Any, synthetic: Any) -> None:
+def test_failed_trials_are_named(relay, synthetic):
     """With revision, repetition and reason."""
     timeout = synthetic.TrialStatus.TIMEOUT
     statuses = {("in_graph", synthetic.WEAK, 2, 1): timeout}
@@ -275,7 +263,7 @@ def test_failed_trials_are_named(relay: Any, synthetic: Any) -> None:
 
 
 @pytest.mark.parametrize("metric", ["time_to_first_step", "peak_memory"])
-def test_costs_are_judged_process_by_process(relay: Any, metric: str) -> None:
+def test_costs_are_judged_process_by_process(relay, metric):
     """Equal programs differ by their noise only."""
     judged = of_revisions(relay(revisions={BASE: 1.0}, repeats=8), metric)
 
@@ -283,7 +271,7 @@ def test_costs_are_judged_process_by_process(relay: Any, metric: str) -> None:
     assert pytest.approx(1, abs=0.06) == judged.cases[0].judgement.slowdown.value
 
 
-def test_a_stored_study_is_a_weaker_baseline(relay: Any) -> None:
+def test_a_stored_study_is_a_weaker_baseline(relay):
     """Two groups: the interval holds the spread of both, and says so."""
     here = relay("a", repeats=8)
     judged = of_studies(here, relay("b", repeats=6, noise=0.007))
@@ -308,9 +296,7 @@ def test_a_stored_study_is_a_weaker_baseline(relay: Any) -> None:
         ({"num_rounds": 0}, "order: relay / sequential"),
     ],
 )
-def test_a_study_that_is_not_comparable_never_passes(
-    relay: Any, fields: dict[str, Any], message: str
-) -> None:
+def test_a_study_that_is_not_comparable_never_passes(relay, fields, message):
     """The difference is named; a regression remains one."""
     judged = of_studies(relay("a"), relay("b", **fields))
 
@@ -320,7 +306,7 @@ def test_a_study_that_is_not_comparable_never_passes(
     assert allowed.verdict.is_pass
 
 
-def test_studies_without_a_common_case_are_refused(relay: Any) -> None:
+def test_studies_without_a_common_case_are_refused(relay):
     """Both are named with their cases."""
     with pytest.raises(ResultsError, match=r"no case is in both 'a' \(in_graph, 1 rep"):
         of_studies(relay("a"), relay("b", backends=("tf_mirrored",)))

@@ -1,9 +1,6 @@
 """What a gate can find: probabilities of its verdicts, and the time that more takes."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,21 +10,18 @@ from results.judging import power
 from results.statistics import generations
 from results.statistics.judge import Verdict
 
-if TYPE_CHECKING:
-    from results.statistics.group_sequential import Design
-
 SPREAD = 0.03
 # Three standard errors of a share of the simulated gates.
 TOLERANCE = 3 * (0.25 / power.NUM_GATES) ** 0.5
 
 
-def one_look(number: int, alpha: float = 0.05) -> Design:
+def one_look(number, alpha=0.05):
     """The rule of a gate with ``--repeats``."""
     return power.design(delta=0.05, alpha=alpha, num_generations=number)
 
 
 @pytest.mark.parametrize("num_cases", [1, 6])
-def test_a_default_gate_decides(num_cases: int) -> None:
+def test_a_default_gate_decides(num_cases):
     """No change passes, and 5 % of one case are found before the last look."""
     rule = power.design(delta=0.05, alpha=0.05)
     equal, slower = power.operating_points(
@@ -42,7 +36,7 @@ def test_a_default_gate_decides(num_cases: int) -> None:
     assert equal.passes + equal.regresses + equal.inconclusive == pytest.approx(1)
 
 
-def test_a_gate_without_time_for_all_looks_does_not_pass() -> None:
+def test_a_gate_without_time_for_all_looks_does_not_pass():
     """Five of fifteen generations: what slows one in five is missed in a third."""
     short = power.design(delta=0.05, alpha=0.05, most=5)
 
@@ -51,7 +45,7 @@ def test_a_gate_without_time_for_all_looks_does_not_pass() -> None:
     assert 0 == equal.passes
 
 
-def test_what_each_effect_needs() -> None:
+def test_what_each_effect_needs():
     """No change passes, more than delta regresses, and their time is known."""
     same, slow = power.needed([0.0, 0.10], spread=SPREAD, minutes_per_generation=2.5)
 
@@ -60,7 +54,7 @@ def test_what_each_effect_needs() -> None:
     assert same.minutes == 2.5 * same.num_generations
 
 
-def test_fewer_generations_are_not_enough() -> None:
+def test_fewer_generations_are_not_enough():
     """The number is the smallest that has the power; of six cases it is larger."""
     (need,) = power.needed([0.08], spread=SPREAD, minutes_per_generation=1, power=0.9)
     (of_six,) = power.needed(
@@ -75,14 +69,14 @@ def test_fewer_generations_are_not_enough() -> None:
     assert 15 == of_six.num_generations == of_one.num_generations
 
 
-def test_an_effect_just_below_delta_cannot_be_shown_to_be() -> None:
+def test_an_effect_just_below_delta_cannot_be_shown_to_be():
     """No number of generations within reason passes it."""
     (need,) = power.needed([0.0499], spread=SPREAD, minutes_per_generation=2.5)
 
     assert (None, None) == (need.num_generations, need.minutes)
 
 
-def test_smallest_effect_found_has_the_power() -> None:
+def test_smallest_effect_found_has_the_power():
     """More generations find less; a hopeless number finds nothing."""
     four = power.smallest_effect_found(SPREAD, one_look(4), power=0.9)
     (point,) = power.operating_points(SPREAD, [four], one_look(4))
@@ -93,7 +87,7 @@ def test_smallest_effect_found_has_the_power() -> None:
     assert power.smallest_effect_found(10.0, one_look(2), power=0.9) is None
 
 
-def test_half_of_all_measurements_reach_the_median_half_width() -> None:
+def test_half_of_all_measurements_reach_the_median_half_width():
     """Simulated with the interval that is reported."""
     generator = np.random.default_rng(4)
     widths = []
@@ -106,7 +100,7 @@ def test_half_of_all_measurements_reach_the_median_half_width() -> None:
     )
 
 
-def test_generations_for_a_target() -> None:
+def test_generations_for_a_target():
     """At least five, as the rule that stops; more for less; None beyond reach."""
     assert power.generations_for_target(0.20, SPREAD) == 5
     assert power.generations_for_target(0.03, SPREAD) == 7
@@ -160,7 +154,7 @@ def test_generations_for_a_target() -> None:
         ),
     ],
 )
-def test_arguments_out_of_range_are_refused(call, message: str) -> None:
+def test_arguments_out_of_range_are_refused(call, message):
     """One line with what is allowed."""
     with pytest.raises(errors.ResultsError, match=message):
         call()

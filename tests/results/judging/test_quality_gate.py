@@ -1,9 +1,6 @@
 """A gate on quality judges seeds in pairs, relative to what the baseline learned."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,12 +13,7 @@ from results.judging.gate_metrics import Rule
 from results.records import kept_metrics
 from results.records.models import MetricFacts
 from results.statistics.judge import Verdict
-from results.study.cases import Study, load_study
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from results.judging.gate import Gate
+from results.study.cases import load_study
 
 BASE = "1234567890ab"
 LEARNED = {
@@ -34,10 +26,10 @@ NUM_SEEDS = 6
 
 
 @pytest.fixture
-def learned(tmp_path: Path, synthetic: Any) -> Any:
+def learned(tmp_path, synthetic):
     """Returns a function that makes a study of quality runs of two revisions."""
 
-    def make(name: str = "s", **fields: Any) -> Study:
+    def make(name="s", **fields):
         defaults = {
             "backends": ("in_graph",),
             "modes": (synthetic.WEAK,),
@@ -54,22 +46,22 @@ def learned(tmp_path: Path, synthetic: Any) -> Any:
     return make
 
 
-def of_revisions(study: Study, metric: Any = TOP_1, delta: float = 0.05) -> Gate:
+def of_revisions(study, metric=TOP_1, delta=0.05):
     """Judges with the default level."""
     rule = Rule(metric=metric, delta=delta, alpha=0.05)
     return gate.of_revisions(study, rule, baseline="main")
 
 
-def of_studies(study: Study, stored: Study) -> Gate:
+def of_studies(study, stored):
     """Judges with the defaults."""
     rule = Rule(metric=TOP_1, delta=0.05, alpha=0.05)
     return gate.of_studies(study, stored, rule, baseline="study b")
 
 
-def with_finals(study: Study, finals: dict[str, list[Any]], **fields: Any) -> Study:
+def with_finals(study, finals, **fields):
     """Returns a study whose quality runs end with other values, by revision."""
 
-    def change(entry: Any) -> Any:
+    def change(entry):
         if entry.spec.budget is None:
             return None
         *before, last = entry.result.curve
@@ -84,9 +76,7 @@ def with_finals(study: Study, finals: dict[str, list[Any]], **fields: Any) -> St
     ("factor", "verdict"),
     [(1.0, Verdict.PASS), (0.85, Verdict.IMPROVE)],
 )
-def test_as_much_as_the_baseline_passes(
-    learned: Any, factor: float, verdict: Verdict
-) -> None:
+def test_as_much_as_the_baseline_passes(learned, factor, verdict):
     """The factor is that of the baseline's accuracy; more than it is an improvement."""
     found = of_revisions(learned(learned={BASE: factor}))
 
@@ -96,7 +86,7 @@ def test_as_much_as_the_baseline_passes(
     assert "in_graph x2, weak" == case.name
 
 
-def test_learning_less_than_the_baseline_is_a_regression(learned: Any) -> None:
+def test_learning_less_than_the_baseline_is_a_regression(learned):
     """An accuracy of 0.80 after one of 0.90."""
     study = with_finals(
         learned(), {"": [0.80, 0.81] * 3, BASE: [0.90, 0.91, 0.90, 0.91, 0.90, 0.91]}
@@ -105,7 +95,7 @@ def test_learning_less_than_the_baseline_is_a_regression(learned: Any) -> None:
     assert Verdict.REGRESS is of_revisions(study).verdict
 
 
-def test_the_interval_is_that_of_the_median_of_pairs(learned: Any) -> None:
+def test_the_interval_is_that_of_the_median_of_pairs(learned):
     """Of six losses the first or the last bounds it with probability 1/64."""
     rng = np.random.default_rng(3)
     here, there = rng.normal(0.80, 0.02, (2, NUM_SEEDS))
@@ -121,7 +111,7 @@ def test_the_interval_is_that_of_the_median_of_pairs(learned: Any) -> None:
     assert "exact interval of the median" in slowdown.method
 
 
-def test_less_is_better_of_fid(learned: Any) -> None:
+def test_less_is_better_of_fid(learned):
     """A FID of 30 against 20 is worse by 50 %."""
     study = with_finals(
         learned(), {"": [30.0] * NUM_SEEDS, BASE: [20.0] * NUM_SEEDS}, name="fid"
@@ -133,13 +123,13 @@ def test_less_is_better_of_fid(learned: Any) -> None:
     assert pytest.approx(1.5) == found.cases[0].judgement.slowdown.value
 
 
-def _runs(rng: np.random.Generator, failing: float, *size: int) -> np.ndarray:
+def _runs(rng, failing, *size):
     """Accuracies of runs, of which a share learns nothing."""
     fails = rng.random(size) < failing
     return np.where(fails, rng.normal(0.1, 0.01, size), rng.normal(0.9, 0.01, size))
 
 
-def _shares(failing: tuple[float, float], loss: float, n: int) -> dict[str, float]:
+def _shares(failing, loss, n):
     """Verdicts of 1,000 gates whose sides fail so often."""
     rng = np.random.default_rng(n)
     rule = Rule(metric=TOP_1, delta=0.05, alpha=0.05)
@@ -156,7 +146,7 @@ def _shares(failing: tuple[float, float], loss: float, n: int) -> dict[str, floa
 
 @pytest.mark.parametrize("failing", [0.0, 0.2])
 @pytest.mark.parametrize("n", [5, 8])
-def test_a_median_loss_of_delta_seldom_passes(failing: float, n: int) -> None:
+def test_a_median_loss_of_delta_seldom_passes(failing, n):
     """As stated, whether runs fail or not; before, in 0.31 to 0.60 where they do."""
     most = 0.05 + 3 * (0.05 * 0.95 / 1000) ** 0.5
     same = _shares((failing, failing), 0.0, n)
@@ -166,13 +156,13 @@ def test_a_median_loss_of_delta_seldom_passes(failing: float, n: int) -> None:
     assert same["regress"] <= most
 
 
-def test_runs_that_fail_more_often_regress() -> None:
+def test_runs_that_fail_more_often_regress():
     """Nine in ten runs fail, or 45 of 100, which is no median, and none before."""
     assert _shares((0.9, 0.0), 0.0, 16)["regress"] > 0.95
     assert _shares((0.45, 0.0), 0.0, 30)["regress"] > 0.9
 
 
-def test_failed_runs_are_counted(learned: Any) -> None:
+def test_failed_runs_are_counted(learned):
     """Of this tree two, of the baseline none: said, and no regression."""
     study = with_finals(
         learned(), {"": [0.9, 0.9, 0.9, 0.9, 0.1, 0.1], BASE: [0.9] * NUM_SEEDS}
@@ -184,7 +174,7 @@ def test_failed_runs_are_counted(learned: Any) -> None:
     assert case.judgement.verdict is Verdict.INCONCLUSIVE
 
 
-def test_two_seeds_give_no_verdict(learned: Any) -> None:
+def test_two_seeds_give_no_verdict(learned):
     """And neither does a baseline whose median is no scale."""
     few = of_revisions(learned(num_learning_runs=2))
     zero = of_revisions(
@@ -196,7 +186,7 @@ def test_two_seeds_give_no_verdict(learned: Any) -> None:
     assert "the baseline's median is 0, and" in zero.cases[0].reason
 
 
-def test_another_protocol_is_not_compared(learned: Any) -> None:
+def test_another_protocol_is_not_compared(learned):
     """A figure on other test images is another figure."""
     study = learned()
     entries = [
@@ -213,7 +203,7 @@ def test_another_protocol_is_not_compared(learned: Any) -> None:
     assert "protocols of the metric differ" in found.cases[0].reason
 
 
-def test_a_metric_that_the_runs_lack_is_refused(learned: Any) -> None:
+def test_a_metric_that_the_runs_lack_is_refused(learned):
     """One line names those that they have."""
     with pytest.raises(
         ResultsError, match=r"resnet50 measure top_1, not 'fid'; choose"
@@ -221,7 +211,7 @@ def test_a_metric_that_the_runs_lack_is_refused(learned: Any) -> None:
         of_revisions(learned(), FID)
 
 
-def test_a_stored_study_is_compared_in_the_order_of_seeds(learned: Any) -> None:
+def test_a_stored_study_is_compared_in_the_order_of_seeds(learned):
     """Weaker, and only with the same budget."""
     study, stored = learned("a", learned={}), learned("b", learned={})
     found = of_studies(study, stored)
@@ -250,9 +240,7 @@ def test_a_stored_study_is_compared_in_the_order_of_seeds(learned: Any) -> None:
         of_studies(study, learned("c", budget=None, learned={}))
 
 
-def test_learning_with_more_replicas_leaves_the_other_revision_out(
-    learned: Any,
-) -> None:
+def test_learning_with_more_replicas_leaves_the_other_revision_out(learned):
     """It is what the change is compared with."""
     study = learned(replicas=(1, 2))
 

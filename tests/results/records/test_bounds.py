@@ -1,9 +1,6 @@
 """Every value of a record has bounds, and within them it stays as it is."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 
@@ -11,7 +8,7 @@ from results.records import bounds, schema, texts
 from results.records.models import QualityMetric
 
 
-def _parts(part: Any, path: str = "") -> Any:
+def _parts(part, path=""):
     yield path, part
     if isinstance(part, dict):
         for key, value in part.items():
@@ -30,7 +27,7 @@ BOUNDS = {
 
 
 @pytest.mark.parametrize("kind", schema.MODELS)
-def test_every_number_text_and_list_of_a_schema_has_bounds(kind: str) -> None:
+def test_every_number_text_and_list_of_a_schema_has_bounds(kind):
     """A new field is bounded, or this says which is not."""
     missing = [
         path
@@ -50,14 +47,14 @@ def test_every_number_text_and_list_of_a_schema_has_bounds(kind: str) -> None:
     assert [] == missing
 
 
-def test_texts_are_made_fit_for_records_and_terminals() -> None:
+def test_texts_are_made_fit_for_records_and_terminals():
     """What a library wrote to its log can be anything."""
     assert "\N{REPLACEMENT CHARACTER}b" == texts.storable("xx\0b", 2)
     assert r"\x1b[31m\ud800\n" == texts.printable("\x1b[31m\ud800\n")
     assert bounds.UNSTORABLE.search(texts.storable("\0\ud800", 9)) is None
 
 
-def test_real_values_stay_as_they_are() -> None:
+def test_real_values_stay_as_they_are():
     """Options keep their Python types, on which ids depend."""
     metric = QualityMetric(
         name="FID", value=1.5e9, unit="1", num_examples=10**12, low=-2.0, high=2e9,

@@ -1,12 +1,9 @@
 """Records that are no records: each is named in one line, and the others are read."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,12 +14,9 @@ from results.statistics import repetitions
 from results.store.lock import lock_study
 from results.store.study_store import Store
 
-if TYPE_CHECKING:
-    import pathlib
-
 
 @pytest.fixture
-def store(tmp_path: pathlib.Path, synthetic: Any) -> Store:
+def store(tmp_path, synthetic):
     """One backend, two replica counts, one repetition, and quality runs."""
     shape = synthetic.Shape(
         backends=("in_graph",),
@@ -33,16 +27,16 @@ def store(tmp_path: pathlib.Path, synthetic: Any) -> Store:
     return synthetic.make_store(tmp_path / "study", shape)
 
 
-def _first(store: Store, name: str) -> pathlib.Path:
+def _first(store, name):
     return store.trial_dir(store.trial_ids()[0]) / name
 
 
-def _edit(path: pathlib.Path, **fields: object) -> None:
+def _edit(path, **fields):
     data = json.loads(path.read_text())
     path.write_text(json.dumps({**data, **fields}))
 
 
-def _place(path: pathlib.Path, what: str) -> None:
+def _place(path, what):
     path.unlink()
     if what == "directory":
         path.mkdir()
@@ -66,9 +60,7 @@ def _place(path: pathlib.Path, what: str) -> None:
         ("large", r"unreadable: \d+ bytes, at most \d+ are read"),
     ],
 )
-def test_what_is_no_file_is_named_and_not_waited_for(
-    store: Store, what: str, reason: str
-) -> None:
+def test_what_is_no_file_is_named_and_not_waited_for(store, what, reason):
     """A pipe has no writer, a device no end."""
     _place(_first(store, "result.json"), what)
     (problem,) = store.read().problems
@@ -88,9 +80,7 @@ def test_what_is_no_file_is_named_and_not_waited_for(
         ('{"schema_version": 4, "\\ud800": 1}', r"Field required|\\ud800"),
     ],
 )
-def test_text_that_no_program_of_ours_wrote_is_named(
-    store: Store, text: str, reason: str
-) -> None:
+def test_text_that_no_program_of_ours_wrote_is_named(store, text, reason):
     """Nested without end, numbers without end, versions that never were."""
     _first(store, "env.json").write_text(text)
     (problem,) = store.read().problems
@@ -127,9 +117,7 @@ def test_text_that_no_program_of_ours_wrote_is_named(
         ),
     ],
 )
-def test_a_value_out_of_bounds_is_named(
-    store: Store, fields: dict[str, Any], reason: str
-) -> None:
+def test_a_value_out_of_bounds_is_named(store, fields, reason):
     """Before anything is computed from it."""
     _edit(_first(store, "result.json"), **fields)
     (problem,) = store.read().problems
@@ -137,7 +125,7 @@ def test_a_value_out_of_bounds_is_named(
     assert re.search(reason, problem.reason), problem.reason
 
 
-def test_a_rank_without_its_steps_is_named(store: Store) -> None:
+def test_a_rank_without_its_steps_is_named(store):
     """The spec says how many there are."""
     path = _first(store, "result.json")
     ranks = json.loads(path.read_text())["ranks"]
@@ -148,7 +136,7 @@ def test_a_rank_without_its_steps_is_named(store: Store) -> None:
     assert re.search(r"measured steps of rank 0 is 15, the spec .* 16", problem.reason)
 
 
-def test_a_picture_outside_its_trial_is_named(store: Store) -> None:
+def test_a_picture_outside_its_trial_is_named(store):
     """A report holds the file that a record names, so it must be the trial's own."""
     paths = [store.trial_dir(name) / "result.json" for name in store.trial_ids()]
     path = next(p for p in paths if json.loads(p.read_text())["curve"])
@@ -160,7 +148,7 @@ def test_a_picture_outside_its_trial_is_named(store: Store) -> None:
     assert re.search(r"curve\.0\.samples: .*should match pattern", problem.reason)
 
 
-def test_a_quality_run_without_a_curve_is_named(store: Store) -> None:
+def test_a_quality_run_without_a_curve_is_named(store):
     """It is said to be ok, so it reached something."""
     paths = [store.trial_dir(name) / "result.json" for name in store.trial_ids()]
     path = next(p for p in paths if json.loads(p.read_text())["curve"])
@@ -197,8 +185,8 @@ def test_a_quality_run_without_a_curve_is_named(store: Store) -> None:
 )
 @pytest.mark.parametrize("version", [4, 5])
 def test_a_plan_of_any_version_without_its_parts_is_named(
-    store: Store, version: int, change: Any, reason: str
-) -> None:
+    store, version, change, reason
+):
     """The older one is upgraded first, which changes only what it recognizes."""
     path = store.root / "plan.json"
     plan = json.loads(path.read_text())
@@ -210,7 +198,7 @@ def test_a_plan_of_any_version_without_its_parts_is_named(
     assert re.search(reason, problem.reason), problem.reason
 
 
-def test_trials_that_are_no_folder_are_reported(store: Store) -> None:
+def test_trials_that_are_no_folder_are_reported(store):
     """A link in a circle is not the same as no trial yet."""
     trials = store.root / "trials"
     trials.rename(store.root / "elsewhere")
@@ -219,7 +207,7 @@ def test_trials_that_are_no_folder_are_reported(store: Store) -> None:
         Store.open(store.root)
 
 
-def test_a_study_that_cannot_be_looked_at_is_reported(tmp_path: pathlib.Path) -> None:
+def test_a_study_that_cannot_be_looked_at_is_reported(tmp_path):
     """Circles and names of any length."""
     (tmp_path / "loop").symlink_to("loop")
     for path, reason in (
@@ -233,12 +221,10 @@ def test_a_study_that_cannot_be_looked_at_is_reported(tmp_path: pathlib.Path) ->
             Store.open(path)
 
 
-def test_a_folder_that_cannot_be_listed_is_reported(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_listed_is_reported(store, monkeypatch):
     """One line, with the folder."""
 
-    def listdir(path: Any) -> list[str]:
+    def listdir(path):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(os, "listdir", listdir)
@@ -248,7 +234,7 @@ def test_a_folder_that_cannot_be_listed_is_reported(
         store.trial_ids()
 
 
-def test_a_lock_that_is_a_link_empties_nothing(store: Store) -> None:
+def test_a_lock_that_is_a_link_empties_nothing(store):
     """Taking a lock empties its file, which must not be somebody else's."""
     other = store.root.parent / "precious"
     other.write_text("kept")
@@ -262,7 +248,7 @@ def test_a_lock_that_is_a_link_empties_nothing(store: Store) -> None:
     assert "kept" == other.read_text()
 
 
-def test_a_pid_file_that_cannot_be_written_is_reported(store: Store) -> None:
+def test_a_pid_file_that_cannot_be_written_is_reported(store):
     """A directory in its place."""
     (store.root / ".lock-holder").mkdir()
     with (
@@ -274,7 +260,7 @@ def test_a_pid_file_that_cannot_be_written_is_reported(store: Store) -> None:
         pass
 
 
-def test_a_folder_whose_name_is_no_text_can_be_reported(store: Store) -> None:
+def test_a_folder_whose_name_is_no_text_can_be_reported(store):
     """Names of files are bytes."""
     name = os.fsdecode(b"\xff\x1b")
     (store.root / "trials" / name).mkdir()
@@ -284,7 +270,7 @@ def test_a_folder_whose_name_is_no_text_can_be_reported(store: Store) -> None:
     assert r"\udcff\x1b/status.json" == problem.label
 
 
-def test_memory_that_could_not_be_read_has_no_estimate(store: Store) -> None:
+def test_memory_that_could_not_be_read_has_no_estimate(store):
     """Zero stands for that; the other figures are there."""
     for trial_id in store.trial_ids():
         path = store.trial_dir(trial_id) / "result.json"
@@ -296,7 +282,7 @@ def test_memory_that_could_not_be_read_has_no_estimate(store: Store) -> None:
     assert point["time_to_first_step"]["value"] > 0
 
 
-def test_the_wildest_repetitions_have_an_interval_of_floats() -> None:
+def test_the_wildest_repetitions_have_an_interval_of_floats():
     """Its ends are beyond any float."""
     found = repetitions.ratio({0: 1e-20, 1: 1e29}, {0: 1e29, 1: 1e-20})
 

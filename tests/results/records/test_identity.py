@@ -1,7 +1,5 @@
 """Ids: stable, content-addressed, and blind to what is not content."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -31,13 +29,13 @@ SPEC = TrialSpec(
 )
 
 
-def test_ids_are_what_they_were() -> None:
+def test_ids_are_what_they_were():
     """A change here makes every stored trial run again: do not change it lightly."""
     assert identity.trial_id(SPEC) == "4b698d2a220e3b090cd3"
     assert identity.case_id(SPEC) == "c65170829909a45a509c"
 
 
-def test_order_of_options_does_not_matter() -> None:
+def test_order_of_options_does_not_matter():
     """Canonical JSON sorts keys."""
     options = dict(reversed(list(SPEC.options.items())))
     other = SPEC.model_copy(update={"options": options})
@@ -45,7 +43,7 @@ def test_order_of_options_does_not_matter() -> None:
     assert identity.trial_id(SPEC) == identity.trial_id(other)
 
 
-def test_id_survives_the_disk() -> None:
+def test_id_survives_the_disk():
     """JSON and back: true is not 1, and 1 is not 1.0."""
     back = TrialSpec.model_validate(json.loads(SPEC.model_dump_json()))
 
@@ -66,9 +64,7 @@ def test_id_survives_the_disk() -> None:
         ({"options": {**SPEC.options, "depth": True}}, False),
     ],
 )
-def test_any_difference_is_another_trial(
-    update: dict[str, object], is_same_case: bool
-) -> None:
+def test_any_difference_is_another_trial(update, is_same_case):
     """Only repetition and seed leave the case alone."""
     other = SPEC.model_copy(update=update)
 
@@ -77,7 +73,7 @@ def test_any_difference_is_another_trial(
 
 
 @given(st.dictionaries(st.text(), st.integers() | st.booleans() | st.text()))
-def test_canonical_json_is_json_and_ascii(value: dict[str, object]) -> None:
+def test_canonical_json_is_json_and_ascii(value):
     """It reads back as what it was."""
     text = identity.canonical_json(value)
 
@@ -85,13 +81,13 @@ def test_canonical_json_is_json_and_ascii(value: dict[str, object]) -> None:
     assert text.isascii()
 
 
-def test_canonical_json_refuses_nan() -> None:
+def test_canonical_json_refuses_nan():
     """NaN is not JSON and would not compare equal to itself."""
     with pytest.raises(ValueError, match="not JSON compliant"):
         identity.canonical_json({"x": float("nan")})
 
 
-def test_what_earlier_studies_say_of_polling_is_ignored() -> None:
+def test_what_earlier_studies_say_of_polling_is_ignored():
     """A study of a command is read, and its trials have the ids that they had."""
     program = {"command": "a {replicas}", "metric": "client", "unit": "rows"}
     spec = json.loads(SPEC.model_dump_json()) | {"program": program}

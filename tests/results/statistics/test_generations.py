@@ -1,7 +1,5 @@
 """Ratios of a relay: over rounds, over generations, and of one generation alone."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -14,14 +12,14 @@ from results.statistics import generations
 LOGS = [0.50, 0.54, 0.47, 0.52]
 
 
-def _interval(logs: list[float]) -> tuple[float, float]:
+def _interval(logs):
     """Student's t interval of the mean, by another library."""
     return stats.t.interval(
         0.95, len(logs) - 1, loc=np.mean(logs), scale=stats.sem(logs)
     )
 
 
-def test_rounds_are_paired_by_index_and_unpaired_ones_left_out() -> None:
+def test_rounds_are_paired_by_index_and_unpaired_ones_left_out():
     """Round 3 is void on one side, round 4 on the other; their order is no matter."""
     first = {0: 2.0, 2: 8.0, 3: 1000.0}
     second = {4: 1000.0, 2: 2.0, 0: 1.0}
@@ -33,7 +31,7 @@ def test_rounds_are_paired_by_index_and_unpaired_ones_left_out() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_turn_that_is_no_measurement_is_refused(value: float) -> None:
+def test_a_turn_that_is_no_measurement_is_refused(value):
     """The message names the side and the round."""
     with pytest.raises(
         errors.ResultsError,
@@ -42,7 +40,7 @@ def test_a_turn_that_is_no_measurement_is_refused(value: float) -> None:
         generations.log_ratios({0: 1.0}, {7: value})
 
 
-def test_interval_over_generations_is_students() -> None:
+def test_interval_over_generations_is_students():
     """Each generation counts once."""
     estimate = generations.over_generations(LOGS, unit="images/s")
     low, high = _interval(LOGS)
@@ -59,7 +57,7 @@ def test_interval_over_generations_is_students() -> None:
     assert estimate.excludes(1.0)
 
 
-def test_generations_that_agree_by_chance_are_as_uncertain_as_their_rounds() -> None:
+def test_generations_that_agree_by_chance_are_as_uncertain_as_their_rounds():
     """Five equal means of 20 rounds that differ; 95 degrees of freedom."""
     logs = [[0.4, 0.6] * 10] * 5
     estimate = generations.over_rounds(logs)
@@ -74,7 +72,7 @@ def test_generations_that_agree_by_chance_are_as_uncertain_as_their_rounds() -> 
     assert generations.is_precise_enough(logs, 0.05)
 
 
-def test_rounds_narrow_no_interval_and_no_p_value() -> None:
+def test_rounds_narrow_no_interval_and_no_p_value():
     """Where processes differ by more; a generation of one round is no reason."""
     logs = [[of - 0.001, of + 0.001] for of in LOGS] + [[0.51]]
     plain = generations.over_generations([*LOGS, 0.51])
@@ -86,7 +84,7 @@ def test_rounds_narrow_no_interval_and_no_p_value() -> None:
 
 
 @pytest.mark.parametrize("apart", [0.05, 0.4])
-def test_a_p_value_agrees_with_its_interval(apart: float) -> None:
+def test_a_p_value_agrees_with_its_interval(apart):
     """Whether generations or rounds decide."""
     mean = generations.mean_of_rounds([[0.1 - apart, 0.1 + apart] * 10, [0.09] * 20])
     low = mean.centre - mean.half_width()
@@ -97,7 +95,7 @@ def test_a_p_value_agrees_with_its_interval(apart: float) -> None:
 
 
 @pytest.mark.parametrize("spread_of_processes", [0.0, 0.01, 0.03])
-def test_intervals_hold_the_truth_as_stated(spread_of_processes: float) -> None:
+def test_intervals_hold_the_truth_as_stated(spread_of_processes):
     """Of five generations of 20 rounds that differ by 0.05; by simulation."""
     generator = np.random.default_rng(3)
     num = 2000
@@ -108,7 +106,7 @@ def test_intervals_hold_the_truth_as_stated(spread_of_processes: float) -> None:
     assert 0.94 < np.mean(covered) < 0.985
 
 
-def test_one_generation_has_no_interval_over_generations() -> None:
+def test_one_generation_has_no_interval_over_generations():
     """And the method says why."""
     estimate = generations.over_generations([0.5])
 
@@ -116,7 +114,7 @@ def test_one_generation_has_no_interval_over_generations() -> None:
     assert "one generation says nothing about the spread" in estimate.method
 
 
-def test_an_interval_that_decided_when_to_stop_is_wider() -> None:
+def test_an_interval_that_decided_when_to_stop_is_wider():
     """By the factor that restores its coverage, and the method says so."""
     logs = [*LOGS, 0.49, 0.51]
     planned = generations.over_generations(logs)
@@ -128,7 +126,7 @@ def test_an_interval_that_decided_when_to_stop_is_wider() -> None:
     assert "widened by 10 % because measuring stopped on its width" in stopped.method
 
 
-def test_an_interval_that_stops_at_the_first_look_is_as_planned() -> None:
+def test_an_interval_that_stops_at_the_first_look_is_as_planned():
     """At five generations nothing was decided by the width of any before."""
     logs = [*LOGS, 0.49]
 
@@ -137,7 +135,7 @@ def test_an_interval_that_stops_at_the_first_look_is_as_planned() -> None:
     )
 
 
-def test_interval_of_one_generation_is_over_batches_of_rounds() -> None:
+def test_interval_of_one_generation_is_over_batches_of_rounds():
     """Twenty-three rounds: ten batches of two or three."""
     logs = np.random.default_rng(1).normal(0.5, 0.1, 23)
     means = [batch.mean() for batch in np.array_split(logs, 10)]
@@ -149,7 +147,7 @@ def test_interval_of_one_generation_is_over_batches_of_rounds() -> None:
     assert estimate.n == 1
 
 
-def test_one_generation_gives_no_verdict() -> None:
+def test_one_generation_gives_no_verdict():
     """However far its interval is from a value, it excludes none, scaled or not."""
     estimate = generations.these_processes_only([0.5, 0.51] * 10)
 
@@ -160,7 +158,7 @@ def test_one_generation_gives_no_verdict() -> None:
     assert "these processes only: one generation says nothing" in estimate.method
 
 
-def test_noise_that_lasts_for_rounds_widens_the_interval_of_one_generation() -> None:
+def test_noise_that_lasts_for_rounds_widens_the_interval_of_one_generation():
     """The same values, sorted: neighbours depend on each other."""
     logs = np.random.default_rng(2).normal(0.0, 0.1, 100).tolist()
     independent = generations.these_processes_only(logs)
@@ -183,12 +181,12 @@ def test_noise_that_lasts_for_rounds_widens_the_interval_of_one_generation() -> 
         (5000, 30),
     ],
 )
-def test_number_of_batches(num_rounds: int, expected: int) -> None:
+def test_number_of_batches(num_rounds, expected):
     """From 10 to 30 where a batch can have two rounds, else fewer, else none."""
     assert expected == generations.num_batches(num_rounds)
 
 
-def test_three_rounds_have_no_interval() -> None:
+def test_three_rounds_have_no_interval():
     """They give no two batches; the estimate still carries no verdict."""
     estimate = generations.these_processes_only([0.5, 0.6, 0.7])
 
@@ -198,7 +196,7 @@ def test_three_rounds_have_no_interval() -> None:
     assert "too few rounds" in estimate.method
 
 
-def test_measuring_stops_only_from_five_generations_on() -> None:
+def test_measuring_stops_only_from_five_generations_on():
     """Four that agree to the last digit are not enough."""
     assert not generations.is_precise_enough([], 0.03)
     assert not generations.is_precise_enough([[0.5, 0.5]] * 4, 0.03)
@@ -206,9 +204,7 @@ def test_measuring_stops_only_from_five_generations_on() -> None:
 
 
 @pytest.mark.parametrize("more", [[], [0.51, 0.50]])
-def test_measuring_stops_where_the_reported_interval_reaches_the_target(
-    more: list[float],
-) -> None:
+def test_measuring_stops_where_the_reported_interval_reaches_the_target(more):
     """Half of it is within ln(1 + target), and not a little more."""
     logs = [[log, log] for log in (*LOGS, 0.49, *more)]
     estimate = generations.over_rounds(logs, is_stopped_on_width=True)
@@ -219,7 +215,7 @@ def test_measuring_stops_where_the_reported_interval_reaches_the_target(
 
 
 @pytest.mark.parametrize("target", [0.0, -0.03, float("nan"), float("inf")])
-def test_a_target_that_no_interval_reaches_is_refused(target: float) -> None:
+def test_a_target_that_no_interval_reaches_is_refused(target):
     """With what is allowed."""
     with pytest.raises(
         errors.ResultsError, match=r"target is \S+, must be a positive ratio, such as 0"
@@ -234,9 +230,7 @@ def test_a_target_that_no_interval_reaches_is_refused(target: float) -> None:
         ([0.1, float("nan")], r"logs holds \[0\.1, nan\], all must be finite; what f"),
     ],
 )
-def test_generations_that_measured_nothing_are_refused(
-    logs: list[float], message: str
-) -> None:
+def test_generations_that_measured_nothing_are_refused(logs, message):
     """No generation, or one without a number."""
     with pytest.raises(errors.ResultsError, match=message):
         generations.over_generations(logs)

@@ -1,7 +1,5 @@
 """A gate that looks several times errs no more often than stated, on unlike noise."""
 
-from __future__ import annotations
-
 import math
 
 import noise_models
@@ -27,9 +25,7 @@ NUM_GATES = 150
 TOLERANCE = 3 * (0.95 * 0.05 / NUM_GATES) ** 0.5
 
 
-def ends(
-    change: Change, model: str = "this machine", num_gates: int = NUM_GATES
-) -> group_sequential.Outcomes:
+def ends(change, model="this machine", num_gates=NUM_GATES):
     """How gates of six cases end."""
     logs = noise_models.simulate(
         model,
@@ -43,13 +39,13 @@ def ends(
     return group_sequential.outcomes(of, DESIGN)
 
 
-def share(found: group_sequential.Outcomes, verdict: int) -> float:
+def share(found, verdict):
     """The share of gates with a verdict."""
     return float((found.verdicts == verdict).mean())
 
 
 @pytest.mark.parametrize("model", ["this machine", "heavy tails"])
-def test_equal_programs_pass(model: str) -> None:
+def test_equal_programs_pass(model):
     """At least 0.92 of gates; few regress."""
     found = ends(Change(), model)
 
@@ -67,7 +63,7 @@ def test_equal_programs_pass(model: str) -> None:
     ],
     ids=["5 % of one case", "every 50th step", "one process in five"],
 )
-def test_slowdowns_regress(change: Change) -> None:
+def test_slowdowns_regress(change):
     """Also those that are not in every step, or not in every process."""
     found = ends(change)
 
@@ -75,7 +71,7 @@ def test_slowdowns_regress(change: Change) -> None:
     assert share(found, PASSED) < 0.05 + TOLERANCE
 
 
-def test_turns_alone_miss_a_step_in_fifty() -> None:
+def test_turns_alone_miss_a_step_in_fifty():
     """A mean of logarithms sees a part of what it costs: the reason for stretches."""
     logs = noise_models.simulate(
         "this machine",
@@ -90,7 +86,7 @@ def test_turns_alone_miss_a_step_in_fifty() -> None:
     assert logs.sustained.mean() > 0.8 * math.log(1.2)
 
 
-def test_levels_spend_the_error_and_no_more() -> None:
+def test_levels_spend_the_error_and_no_more():
     """Brownian motion crosses the bounds of all looks with the stated probability."""
     from scipy import special
 
@@ -104,7 +100,7 @@ def test_levels_spend_the_error_and_no_more() -> None:
     assert spending.nominal_levels((7,), 7, alpha) == pytest.approx((alpha,))
 
 
-def test_a_gate_that_ends_early_has_not_spent_all() -> None:
+def test_a_gate_that_ends_early_has_not_spent_all():
     """The time was over after five of twelve generations."""
     looks = spending.looks_until(5, (3, 4, 6, 8, 12))
 
@@ -112,7 +108,7 @@ def test_a_gate_that_ends_early_has_not_spent_all() -> None:
     assert sum(spending.nominal_levels(looks, 12, 0.05)) < 0.05
 
 
-def test_a_case_without_numbers_stays_undecided() -> None:
+def test_a_case_without_numbers_stays_undecided():
     """The other one has passed once enough generations were seen."""
     logs = np.full((1, LOOKS[-1], 2), np.nan)
     logs[0, :, 0] = np.resize([-0.001, 0.001, 0.0], LOOKS[-1])
@@ -124,9 +120,7 @@ def test_a_case_without_numbers_stays_undecided() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.05, 0.2])
-def test_a_pass_needs_generations_that_show_what_slows_one_in_five(
-    alpha: float,
-) -> None:
+def test_a_pass_needs_generations_that_show_what_slows_one_in_five(alpha):
     """So many that all are quick with a probability of alpha at most."""
     fewest = group_sequential.fewest_to_pass(alpha)
 
@@ -134,7 +128,7 @@ def test_a_pass_needs_generations_that_show_what_slows_one_in_five(
     assert fewest in group_sequential.planned_looks(alpha)
 
 
-def test_intervals_are_as_wide_as_the_dependence_that_is_not_ruled_out() -> None:
+def test_intervals_are_as_wide_as_the_dependence_that_is_not_ruled_out():
     """Wider for few generations, for neighbours that agree, and for shared noise."""
     noise = np.random.default_rng(1).standard_normal((500, 20, 6))
     few, many, one, alike, shared = (
@@ -153,7 +147,7 @@ def test_intervals_are_as_wide_as_the_dependence_that_is_not_ruled_out() -> None
     assert alike > 2.5
 
 
-def test_single_processes_are_judged_by_their_sign() -> None:
+def test_single_processes_are_judged_by_their_sign():
     """A generation counts once, to the side of most of its cases."""
     design = Design(looks=(8,), most=8, delta=0.05, alpha=0.05)
     both, one = np.zeros((8, 6)), np.zeros((8, 6))

@@ -1,7 +1,5 @@
 """The probability that a run of one case is better than one of another."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -11,7 +9,7 @@ from results import errors
 from results.statistics.improvement import probability
 
 
-def test_the_estimate_is_the_share_of_better_pairs() -> None:
+def test_the_estimate_is_the_share_of_better_pairs():
     """Mann and Whitney's U over the number of pairs; ties count half."""
     first, second = [3.0, 5.0, 7.0, 7.0], [4.0, 7.0, 1.0]
     u = scipy.stats.mannwhitneyu(first, second).statistic
@@ -21,7 +19,7 @@ def test_the_estimate_is_the_share_of_better_pairs() -> None:
     assert found.n == 3
 
 
-def test_either_direction_gives_the_same_evidence() -> None:
+def test_either_direction_gives_the_same_evidence():
     """Where less is better, and where the cases are exchanged."""
     first, second = [3.0, 5.0, 9.0, 7.0], [4.0, 8.0, 1.0]
     more = probability(first, second, is_higher_better=True)
@@ -33,7 +31,7 @@ def test_either_direction_gives_the_same_evidence() -> None:
         assert (other.low, other.high) == pytest.approx((1 - more.high, 1 - more.low))
 
 
-def test_three_runs_that_are_all_better_are_no_evidence() -> None:
+def test_three_runs_that_are_all_better_are_no_evidence():
     """Chance alone does this in one study of ten."""
     found = probability([4, 5, 6], [1, 2, 3], is_higher_better=True)
 
@@ -41,14 +39,14 @@ def test_three_runs_that_are_all_better_are_no_evidence() -> None:
     assert 0.3 < found.low < 0.5
 
 
-def test_five_runs_that_are_all_better_are_evidence() -> None:
+def test_five_runs_that_are_all_better_are_evidence():
     """The interval has a width though all pairs agree."""
     found = probability([6, 7, 8, 9, 10], [1, 2, 3, 4, 5], is_higher_better=True)
 
     assert 0.5 < found.low < 0.6
 
 
-def test_equal_runs_are_one_half() -> None:
+def test_equal_runs_are_one_half():
     """All pairs are ties."""
     found = probability([1.0] * 4, [1.0] * 4, is_higher_better=True)
 
@@ -56,7 +54,7 @@ def test_equal_runs_are_one_half() -> None:
     assert found.low < 0.5 < found.high
 
 
-def test_two_runs_have_no_interval() -> None:
+def test_two_runs_have_no_interval():
     """The reason is stated."""
     found = probability([1.0, 2.0], [0.0, 3.0, 4.0], is_higher_better=True)
 
@@ -65,7 +63,7 @@ def test_two_runs_have_no_interval() -> None:
 
 
 @pytest.mark.parametrize("runs", [[], [1.0, math.nan]])
-def test_runs_without_a_result_are_refused(runs: list[float]) -> None:
+def test_runs_without_a_result_are_refused(runs):
     """The case is named."""
     with pytest.raises(
         errors.ResultsError,

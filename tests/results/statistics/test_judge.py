@@ -1,7 +1,5 @@
 """The verdict rule: what the interval of a log slowdown means."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -16,9 +14,7 @@ LIMIT = math.log(1.05)
 E = 1e-9
 
 
-def judged(
-    logs: list[float], *, delta: float = 0.05, alpha: float = 0.05
-) -> judge.Judgement:
+def judged(logs, *, delta=0.05, alpha=0.05):
     """The verdict on the mean of some generations."""
     mean = estimates.one_group(logs, "logs")
     return judge.of_mean(mean, delta=delta, alpha=alpha, method="")
@@ -38,18 +34,18 @@ def judged(
         (-0.5, 0.5, Verdict.INCONCLUSIVE),  # noise alone never passes
     ],
 )
-def test_verdict_of_an_interval(low: float, high: float, expected: Verdict) -> None:
+def test_verdict_of_an_interval(low, high, expected):
     """Every part of the rule, at its ends."""
     assert judge.verdict_of(low, high, margin=math.log(1.05)) is expected
 
 
-def test_an_improvement_is_a_kind_of_pass() -> None:
+def test_an_improvement_is_a_kind_of_pass():
     """The two others are not."""
     assert [Verdict.PASS, Verdict.IMPROVE] == [v for v in Verdict if v.is_pass]
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.01])
-def test_the_interval_has_confidence_of_one_minus_twice_alpha(alpha: float) -> None:
+def test_the_interval_has_confidence_of_one_minus_twice_alpha(alpha):
     """Two one-sided tests at level alpha."""
     logs = [0.01, 0.03, -0.01, 0.02]
     found = judged(logs, alpha=alpha)
@@ -71,7 +67,7 @@ def test_the_interval_has_confidence_of_one_minus_twice_alpha(alpha: float) -> N
         ([0.0, 0.0], Verdict.PASS),
     ],
 )
-def test_verdict_of_generations(logs: list[float], expected: Verdict) -> None:
+def test_verdict_of_generations(logs, expected):
     """Positive is slower."""
     assert judged(logs).verdict is expected
 
@@ -87,9 +83,7 @@ def test_verdict_of_generations(logs: list[float], expected: Verdict) -> None:
         ([0, 0], {"alpha": 0.5}, r"alpha is 0\.5, must be more than 0 and less than"),
     ],
 )
-def test_what_cannot_be_judged_is_refused(
-    logs: list[float], options: dict[str, float], message: str
-) -> None:
+def test_what_cannot_be_judged_is_refused(logs, options, message):
     """One line with what is allowed."""
     with pytest.raises(errors.ResultsError, match=message):
         judged(logs, **options)

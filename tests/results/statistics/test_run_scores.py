@@ -1,7 +1,5 @@
 """Interquartile means and performance profiles of runs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.stats
@@ -11,7 +9,7 @@ from results.statistics import run_scores
 
 
 @pytest.mark.parametrize("count", [10, 11, 40])
-def test_the_interquartile_mean_is_scipys_trimmed_mean(count: int) -> None:
+def test_the_interquartile_mean_is_scipys_trimmed_mean(count):
     """A quarter off either end, rounded down."""
     values = np.random.default_rng(count).exponential(size=count)
 
@@ -20,12 +18,12 @@ def test_the_interquartile_mean_is_scipys_trimmed_mean(count: int) -> None:
     )
 
 
-def test_one_run_that_fails_does_not_move_it() -> None:
+def test_one_run_that_fails_does_not_move_it():
     """Four runs reach 800, one nothing: the mean would be 640."""
     assert 800.0 == run_scores.score({"": [800, 800, 0, 800, 800]}).value
 
 
-def test_strata_are_drawn_apart() -> None:
+def test_strata_are_drawn_apart():
     """Where runs differ between environments only, there is nothing uncertain."""
     apart = run_scores.score({"easy": [900.0] * 4, "hard": [100.0] * 4})
     mixed = run_scores.score({"": [900.0] * 4 + [100.0] * 4})
@@ -36,7 +34,7 @@ def test_strata_are_drawn_apart() -> None:
     assert apart.n == mixed.n == 8
 
 
-def test_few_runs_have_no_interval() -> None:
+def test_few_runs_have_no_interval():
     """And say why."""
     found = run_scores.score({"": [1.0, 2.0]})
 
@@ -44,7 +42,7 @@ def test_few_runs_have_no_interval() -> None:
     assert "fewer than 3 runs" in found.method
 
 
-def test_three_runs_have_the_interval_of_students_t() -> None:
+def test_three_runs_have_the_interval_of_students_t():
     """None is dropped, so it is the plain one."""
     values = [1.0, 2.0, 4.0]
     found = run_scores.score({"": values})
@@ -57,7 +55,7 @@ def test_three_runs_have_the_interval_of_students_t() -> None:
 
 
 @pytest.mark.parametrize("count", [5, 8, 9])
-def test_a_few_runs_are_trimmed_like_yuens_test_does(count: int) -> None:
+def test_a_few_runs_are_trimmed_like_yuens_test_does(count):
     """A fifth of the runs off either end; SciPy's test against many equal runs."""
     values = np.random.default_rng(count).exponential(size=count)
     found = run_scores.score({"": values.tolist()})
@@ -80,7 +78,7 @@ def test_a_few_runs_are_trimmed_like_yuens_test_does(count: int) -> None:
     )
 
 
-def test_ten_runs_have_an_interquartile_mean() -> None:
+def test_ten_runs_have_an_interquartile_mean():
     """The bootstrap covers well enough from there on."""
     found = run_scores.score({"": list(map(float, range(10)))})
 
@@ -97,15 +95,13 @@ def test_ten_runs_have_an_interquartile_mean() -> None:
         (8, 2, "interquartile mean"),
     ],
 )
-def test_the_mean_that_is_taken_has_a_name(
-    runs: int, strata: int, statistic: str
-) -> None:
+def test_the_mean_that_is_taken_has_a_name(runs, strata, statistic):
     """For whoever writes the value."""
     assert statistic == run_scores.statistic_of(runs, strata)
 
 
 @pytest.mark.parametrize("count", [3, 7, 20])
-def test_shares_of_a_profile_have_exact_intervals(count: int) -> None:
+def test_shares_of_a_profile_have_exact_intervals(count):
     """SciPy's Clopper-Pearson interval at every level, also where all or none are."""
     values = list(map(float, range(count)))
     levels = [-1.0, *(value + 0.5 for value in values)]
@@ -119,7 +115,7 @@ def test_shares_of_a_profile_have_exact_intervals(count: int) -> None:
         )
 
 
-def test_a_profile_is_the_share_of_runs_that_reached_each_threshold() -> None:
+def test_a_profile_is_the_share_of_runs_that_reached_each_threshold():
     """Reaching it exactly counts; shares never rise with the threshold."""
     runs = {"": [100.0, 500.0, 500.0, 700.0, 900.0]}
     found = run_scores.profile(runs, [0.0, 100.0, 500.0, 600.0, 901.0])
@@ -133,7 +129,7 @@ def test_a_profile_is_the_share_of_runs_that_reached_each_threshold() -> None:
     assert () == run_scores.profile({"": [1.0, 2.0]}, [0.0]).lows
 
 
-def test_figures_do_not_depend_on_chance() -> None:
+def test_figures_do_not_depend_on_chance():
     """The same runs give the same interval, in whatever order they are looked at."""
     values = np.random.default_rng(1).normal(500, 100, 10).tolist()
 
@@ -141,13 +137,13 @@ def test_figures_do_not_depend_on_chance() -> None:
 
 
 @pytest.mark.parametrize("runs", [{}, {"": []}, {"a": [1.0], "b": []}])
-def test_no_runs_are_refused(runs: dict[str, list[float]]) -> None:
+def test_no_runs_are_refused(runs):
     """There is nothing to take the mean of."""
     with pytest.raises(errors.ResultsError, match="must have at least one number"):
         run_scores.score(runs)
 
 
-def test_runs_without_a_number_are_refused() -> None:
+def test_runs_without_a_number_are_refused():
     """A run that failed is infinitely bad."""
     with pytest.raises(errors.ResultsError, match="none may be nan"):
         run_scores.score({"": [1.0, float("nan")]})

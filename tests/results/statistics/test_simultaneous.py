@@ -1,7 +1,5 @@
 """Several comparisons at once: Holm's procedure, and what holds within a set."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -16,13 +14,13 @@ from results.statistics import estimates, simultaneous
 probabilities = st.lists(st.floats(min_value=0, max_value=1), max_size=8)
 
 
-def differences(logs: dict[str, list[float]]) -> dict[str, simultaneous.Difference]:
+def differences(logs):
     """Compares log ratios over generations, by name."""
     means = {name: estimates.one_group(values) for name, values in logs.items()}
     return simultaneous.differences(means)
 
 
-def test_p_value_is_students() -> None:
+def test_p_value_is_students():
     """Two-sided, by another library."""
     logs = [0.02, 0.05, -0.01, 0.03]
 
@@ -31,14 +29,14 @@ def test_p_value_is_students() -> None:
     )
 
 
-def test_p_value_without_spread() -> None:
+def test_p_value_without_spread():
     """Equal generations: certainly different, or not different at all."""
     assert estimates.one_group([0.1, 0.1]).p_value() == 0.0
     assert estimates.one_group([0.0, 0.0]).p_value() == 1.0
     assert estimates.one_group([0.1]).p_value() is None
 
 
-def test_holms_own_steps() -> None:
+def test_holms_own_steps():
     """Times 4, 3, 2, 1 in order of size, never below one before, at most 1."""
     assert pytest.approx((0.03, 0.06, 0.06, 0.02)) == simultaneous.holm(
         (0.01, 0.04, 0.03, 0.005)
@@ -48,7 +46,7 @@ def test_holms_own_steps() -> None:
 
 
 @given(probabilities)
-def test_adjusting_never_strengthens_and_keeps_the_order(values: list[float]) -> None:
+def test_adjusting_never_strengthens_and_keeps_the_order(values):
     """From p to the number of comparisons times p, and at most 1."""
     adjusted = simultaneous.holm(values)
     order = np.argsort(values, kind="stable")
@@ -58,7 +56,7 @@ def test_adjusting_never_strengthens_and_keeps_the_order(values: list[float]) ->
     assert sorted(adjusted) == [adjusted[i] for i in order]
 
 
-def test_a_difference_may_exclude_one_and_not_hold_within_the_set() -> None:
+def test_a_difference_may_exclude_one_and_not_hold_within_the_set():
     """The same generations, alone and beside nine other comparisons."""
     logs = [0.02, 0.05, 0.01, 0.04]
     others = {f"other {i}": [0.01, -0.01, 0.02, -0.02] for i in range(9)}
@@ -72,7 +70,7 @@ def test_a_difference_may_exclude_one_and_not_hold_within_the_set() -> None:
     assert among.p_value == pytest.approx(10 * alone.p_value)
 
 
-def test_one_generation_tests_nothing_and_does_not_count() -> None:
+def test_one_generation_tests_nothing_and_does_not_count():
     """It has no interval, and leaves the others as they were."""
     logs = [0.02, 0.05, 0.01, 0.04]
     found = differences({"a": logs, "b": [0.5]})
@@ -82,7 +80,7 @@ def test_one_generation_tests_nothing_and_does_not_count() -> None:
     assert found["a"] == differences({"a": logs})["a"]
 
 
-def test_false_differences_in_a_set_are_as_rare_as_stated() -> None:
+def test_false_differences_in_a_set_are_as_rare_as_stated():
     """Six comparisons that share their baseline, and no difference at all."""
     num_sets = 1500
     tolerance = 3 * (0.05 * 0.95 / num_sets) ** 0.5  # three standard errors
@@ -110,7 +108,7 @@ def test_false_differences_in_a_set_are_as_rare_as_stated() -> None:
         ),
     ],
 )
-def test_what_is_no_set_of_comparisons_is_refused(call, message: str) -> None:
+def test_what_is_no_set_of_comparisons_is_refused(call, message):
     """One line with what is allowed."""
     with pytest.raises(errors.ResultsError, match=message):
         call()

@@ -1,7 +1,5 @@
 """Times to a target: a run that did not reach it is shown, never dropped."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -10,7 +8,7 @@ from results import errors
 from results.statistics.time_to_target import Time, first_reached, median
 
 
-def _times(*amounts: float, ended: tuple[float, ...] = ()) -> list[Time]:
+def _times(*amounts, ended=()):
     return [
         *(Time(amount=a, is_reached=True) for a in amounts),
         *(Time(amount=a, is_reached=False) for a in ended),
@@ -27,15 +25,15 @@ def _times(*amounts: float, ended: tuple[float, ...] = ()) -> list[Time]:
     ],
 )
 def test_the_first_evaluation_that_meets_the_target_counts(
-    target: float, is_higher_better: bool, expected: Time
-) -> None:
+    target, is_higher_better, expected
+):
     """At the end of the run it is censored."""
     curve = [(100, 0.4), (200, 0.5), (300, 0.8)]
 
     assert first_reached(curve, target, is_higher_better=is_higher_better) == expected
 
 
-def test_the_median_of_runs_that_all_reached_it() -> None:
+def test_the_median_of_runs_that_all_reached_it():
     """With six runs the fastest and the slowest enclose it with 97 %."""
     found = median(_times(5, 1, 3, 2, 4, 9), unit="s")
 
@@ -45,9 +43,7 @@ def test_the_median_of_runs_that_all_reached_it() -> None:
 
 
 @pytest.mark.parametrize(("n", "confidence"), [(3, 0.75), (4, 0.875), (5, 0.9375)])
-def test_with_few_runs_the_interval_states_what_it_is_worth(
-    n: int, confidence: float
-) -> None:
+def test_with_few_runs_the_interval_states_what_it_is_worth(n, confidence):
     """From the fastest to the slowest run."""
     found = median(_times(*range(1, n + 1)), unit="s")
 
@@ -55,7 +51,7 @@ def test_with_few_runs_the_interval_states_what_it_is_worth(
     assert found.median.confidence == pytest.approx(confidence)
 
 
-def test_two_runs_have_no_interval() -> None:
+def test_two_runs_have_no_interval():
     """The reason is stated."""
     found = median(_times(1, 2), unit="s")
 
@@ -65,7 +61,7 @@ def test_two_runs_have_no_interval() -> None:
     )
 
 
-def test_many_runs_have_a_shorter_interval() -> None:
+def test_many_runs_have_a_shorter_interval():
     """Of twenty, the sixth fastest and the sixth slowest."""
     found = median(_times(*range(1, 21)), unit="s")
 
@@ -73,7 +69,7 @@ def test_many_runs_have_a_shorter_interval() -> None:
     assert found.median.confidence >= 0.95
 
 
-def test_a_censored_run_opens_the_upper_end() -> None:
+def test_a_censored_run_opens_the_upper_end():
     """The median is known; how slow the slowest run is, is not."""
     found = median(_times(10, 20, ended=(60,)), unit="s")
 
@@ -84,14 +80,14 @@ def test_a_censored_run_opens_the_upper_end() -> None:
     )
 
 
-def test_the_median_of_runs_that_mostly_fail_is_beyond_the_budget() -> None:
+def test_the_median_of_runs_that_mostly_fail_is_beyond_the_budget():
     """Dropping the failures would have given 10."""
     found = median(_times(10, ended=(60, 60)), unit="s")
 
     assert found.median.value == math.inf
 
 
-def test_what_lies_beyond_the_first_end_is_not_known() -> None:
+def test_what_lies_beyond_the_first_end_is_not_known():
     """A run that ended at 15 could have been faster than the one that needed 20."""
     found = median(_times(10, 20, ended=(15,)), unit="s")
 
@@ -100,7 +96,7 @@ def test_what_lies_beyond_the_first_end_is_not_known() -> None:
     assert found.num_reached == 2
 
 
-def test_a_curve_without_evaluations_is_an_error() -> None:
+def test_a_curve_without_evaluations_is_an_error():
     """Positions ascend."""
     with pytest.raises(
         errors.ResultsError,
@@ -117,7 +113,7 @@ def test_a_curve_without_evaluations_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("amounts", [(), (math.inf,), (-1.0,), (math.nan,)])
-def test_times_must_be_finite(amounts: tuple[float, ...]) -> None:
+def test_times_must_be_finite(amounts):
     """An infinite time is written as a censored one."""
     with pytest.raises(
         errors.ResultsError,

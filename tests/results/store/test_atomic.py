@@ -1,31 +1,25 @@
 """What is written appears as a whole, and errors say where."""
 
-from __future__ import annotations
-
 import errno
 import os
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from results.store import atomic
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 @pytest.fixture
-def failing_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+def failing_sync(monkeypatch):
     """Lets the disk fail when it is synced."""
 
-    def fail(_: Any) -> None:
+    def fail(_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "fsync", fail)
 
 
 @pytest.mark.usefixtures("failing_sync")
-def test_an_error_of_a_disk_names_the_file(tmp_path: Path) -> None:
+def test_an_error_of_a_disk_names_the_file(tmp_path):
     """Without a name it is taken for one of the standard output."""
     with pytest.raises(OSError, match=r"Input/output error: '.*/x\.json'"):
         atomic.write_text(tmp_path / "x.json", "{}")
@@ -36,7 +30,7 @@ def test_an_error_of_a_disk_names_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("failing_sync")
-def test_a_folder_whose_name_is_not_on_the_disk_is_none(tmp_path: Path) -> None:
+def test_a_folder_whose_name_is_not_on_the_disk_is_none(tmp_path):
     """So that the command that made it can be given again."""
     (tmp_path / "made").mkdir()
     with pytest.raises(OSError, match="Input/output error"):

@@ -1,7 +1,5 @@
 """Machines that share a study and not their locks: one of them writes at a time."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pathlib
@@ -36,9 +34,7 @@ except errors.StudyInUseElsewhereError:
 """
 
 
-def start_machine(
-    root: pathlib.Path, name: str, start: float = 0.0
-) -> subprocess.Popen[str]:
+def start_machine(root, name, start=0.0):
     """Starts a process that is on another machine."""
     return subprocess.Popen(
         [sys.executable, "-c", MACHINE, str(root), name, str(start)],
@@ -49,17 +45,15 @@ def start_machine(
     )
 
 
-def left_in(root: pathlib.Path) -> list[str]:
+def left_in(root):
     """Files of owners."""
     return sorted(path.name for path in root.glob(f"{heartbeat.NAME}*"))
 
 
-def test_a_file_that_cannot_be_removed_fails_nothing(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_removed_fails_nothing(tmp_path, monkeypatch):
     """What was done under it is done."""
 
-    def fail(path: pathlib.Path, **_: object) -> None:
+    def fail(path, **_):
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     with heartbeat.hold(tmp_path):
@@ -69,12 +63,10 @@ def test_a_file_that_cannot_be_removed_fails_nothing(
 
 
 @pytest.mark.processes
-def test_a_file_that_cannot_be_read_is_named(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     """The error of a read has no path, and would be taken for one of stdout."""
 
-    def fail(*_: object) -> bytes:
+    def fail(*_):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     with heartbeat.hold(tmp_path), monkeypatch.context() as patch:
@@ -84,9 +76,7 @@ def test_a_file_that_cannot_be_read_is_named(
     assert str(tmp_path / heartbeat.NAME) == found.value.filename
 
 
-def test_another_machine_is_refused_while_the_owner_lives(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_machine_is_refused_while_the_owner_lives(tmp_path, monkeypatch):
     """Whatever its own kernel says of locks; and not for long after a kill."""
     with start_machine(tmp_path, "other") as other:
         assert other.stdout is not None
@@ -110,9 +100,7 @@ def test_another_machine_is_refused_while_the_owner_lives(
 
 
 @pytest.mark.processes
-def test_of_machines_that_start_together_one_owns_the_study(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_of_machines_that_start_together_one_owns_the_study(tmp_path):
     """In every race, also for the study of a machine that is dead."""
     for race in range(NUM_RACES):
         root = tmp_path / str(race)
@@ -123,7 +111,7 @@ def test_of_machines_that_start_together_one_owns_the_study(
             os.utime(dead, (1.0, 1.0))
         start = time.time() + 0.5
         machines = [start_machine(root, f"m{i}", start) for i in range(NUM_MACHINES)]
-        answers = [machine.stdout.readline() for machine in machines]  # type: ignore[union-attr]
+        answers = [machine.stdout.readline() for machine in machines]
         for machine in machines:
             machine.communicate(timeout=60)
 
@@ -132,9 +120,7 @@ def test_of_machines_that_start_together_one_owns_the_study(
         assert [] == left_in(root)
 
 
-def test_an_owner_shows_that_it_lives(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_owner_shows_that_it_lives(tmp_path, monkeypatch):
     """The file is touched again and again, and gone at the end."""
     monkeypatch.setattr(heartbeat, "PERIOD_SEC", 0.01)
     path = tmp_path / heartbeat.NAME
@@ -148,14 +134,10 @@ def test_an_owner_shows_that_it_lives(
     assert [] == left_in(tmp_path)
 
 
-def test_an_owner_that_lost_the_study_ends(
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_owner_that_lost_the_study_ends(tmp_path, monkeypatch, capsys):
     """It was stopped too long; what it would write belongs to the other."""
     monkeypatch.setattr(heartbeat, "PERIOD_SEC", 0.01)
-    received: list[int] = []
+    received = []
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
         with heartbeat.hold(tmp_path):
@@ -175,9 +157,7 @@ def test_an_owner_that_lost_the_study_ends(
 
 
 @pytest.mark.parametrize("kind", ["folder", "dangling link"])
-def test_what_is_in_the_place_of_the_file_is_one_line(
-    tmp_path: pathlib.Path, kind: str
-) -> None:
+def test_what_is_in_the_place_of_the_file_is_one_line(tmp_path, kind):
     """It cannot be a sign of life."""
     if kind == "folder":
         (tmp_path / heartbeat.NAME).mkdir()
@@ -191,9 +171,7 @@ def test_what_is_in_the_place_of_the_file_is_one_line(
 
 
 @pytest.mark.parametrize("text", ["", "\xff\n", "one two three"])
-def test_a_damaged_file_of_a_dead_owner_is_replaced(
-    tmp_path: pathlib.Path, text: str
-) -> None:
+def test_a_damaged_file_of_a_dead_owner_is_replaced(tmp_path, text):
     """It is as old as any other."""
     path = tmp_path / heartbeat.NAME
     path.write_text(text, encoding="latin-1")
@@ -209,7 +187,7 @@ def test_a_damaged_file_of_a_dead_owner_is_replaced(
     assert [] == left_in(tmp_path)
 
 
-def test_a_successor_that_died_on_the_way_is_succeeded(tmp_path: pathlib.Path) -> None:
+def test_a_successor_that_died_on_the_way_is_succeeded(tmp_path):
     """Two dead machines, the second within the moment of taking over."""
     for name, text in (
         (heartbeat.NAME, "first 1\n"),
@@ -223,12 +201,10 @@ def test_a_successor_that_died_on_the_way_is_succeeded(tmp_path: pathlib.Path) -
     assert [] == left_in(tmp_path)
 
 
-def test_a_file_system_without_links_is_locked_too(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_links_is_locked_too(tmp_path, monkeypatch):
     """Files are then made exclusively."""
 
-    def refuse(*_: object) -> None:
+    def refuse(*_):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
@@ -244,9 +220,7 @@ def test_a_file_system_without_links_is_locked_too(
     assert [] == left_in(tmp_path)
 
 
-def test_a_kernel_without_an_id_is_known_by_its_network(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
-) -> None:
+def test_a_kernel_without_an_id_is_known_by_its_network(monkeypatch, tmp_path):
     """On systems other than Linux."""
     monkeypatch.setattr(heartbeat, "_BOOT_ID", tmp_path / "missing")
 

@@ -1,20 +1,14 @@
 """The study lock: one owner, named, and released with its process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
 from results import errors
 from results.store import lock
-
-if TYPE_CHECKING:
-    import pathlib
 
 OWNER = """
 import pathlib, sys, time
@@ -26,9 +20,7 @@ with lock.lock_study(pathlib.Path(sys.argv[1])):
 
 
 @pytest.mark.processes
-def test_second_process_is_refused_with_the_pid_and_a_kill_frees(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_second_process_is_refused_with_the_pid_and_a_kill_frees(tmp_path):
     """Kill -9 leaves nothing stale: the kernel drops the lock."""
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)],
@@ -53,7 +45,7 @@ def test_second_process_is_refused_with_the_pid_and_a_kill_frees(
         assert int((tmp_path / lock.HOLDER_NAME).read_text()) == os.getpid()
 
 
-def test_one_process_cannot_hold_it_twice(tmp_path: pathlib.Path) -> None:
+def test_one_process_cannot_hold_it_twice(tmp_path):
     """Two locks of one process exclude each other too, and release in order."""
     with lock.lock_study(tmp_path):
         with (
@@ -68,7 +60,7 @@ def test_one_process_cannot_hold_it_twice(tmp_path: pathlib.Path) -> None:
         pass
 
 
-def test_owner_that_has_not_written_its_pid(tmp_path: pathlib.Path) -> None:
+def test_owner_that_has_not_written_its_pid(tmp_path):
     """Between lock and pid the message still makes sense."""
     with lock.lock_study(tmp_path):
         (tmp_path / lock.HOLDER_NAME).write_text("")
@@ -79,7 +71,7 @@ def test_owner_that_has_not_written_its_pid(tmp_path: pathlib.Path) -> None:
             pytest.fail("the lock was given twice")
 
 
-def test_missing_folder_cannot_be_locked(tmp_path: pathlib.Path) -> None:
+def test_missing_folder_cannot_be_locked(tmp_path):
     """The study must exist first, and locking does not make it."""
     with (
         pytest.raises(errors.WriteStoreError, match=r"cannot lock study .*create it"),
@@ -90,7 +82,7 @@ def test_missing_folder_cannot_be_locked(tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / "missing").exists()
 
 
-def test_a_writer_removes_what_another_could_not(tmp_path: pathlib.Path) -> None:
+def test_a_writer_removes_what_another_could_not(tmp_path):
     """A write that failed on a full disk, or was killed, leaves a temporary file."""
     (tmp_path / ".tmp-x-plan.json").write_text("half")
     (tmp_path / ".tmp-folder").mkdir()

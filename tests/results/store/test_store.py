@@ -1,11 +1,8 @@
 """The store: atomic, named problems, nothing newer, nothing elsewhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib
-from typing import Any
 
 import published_studies
 import pytest
@@ -18,18 +15,18 @@ from results.store.study_store import Store
 
 
 @pytest.fixture
-def store(tmp_path: pathlib.Path, synthetic: Any) -> Store:
+def store(tmp_path, synthetic):
     """Two backends, one replica, one mode, two repetitions: four trials."""
     shape = synthetic.Shape(modes=(synthetic.WEAK,), replicas=(1,), repeats=2)
     return synthetic.make_store(tmp_path / "study", shape)
 
 
-def _edit(path: pathlib.Path, **fields: object) -> None:
+def _edit(path, **fields):
     data = json.loads(path.read_text())
     path.write_text(json.dumps({**data, **fields}))
 
 
-def test_records_read_back_equal(tmp_path: pathlib.Path, store: Store) -> None:
+def test_records_read_back_equal(tmp_path, store):
     """Every record survives a second store."""
     copy = Store.create(tmp_path / "copy")
     copy.write_plan(store.read_plan())
@@ -45,7 +42,7 @@ def test_records_read_back_equal(tmp_path: pathlib.Path, store: Store) -> None:
     assert copy.read().problems == ()
 
 
-def test_writing_leaves_no_other_files(store: Store) -> None:
+def test_writing_leaves_no_other_files(store):
     """Temporary files are gone, and records are as readable as any file."""
     folder = store.trial_dir(store.trial_ids()[0])
     names = sorted(path.name for path in folder.iterdir())
@@ -56,15 +53,13 @@ def test_writing_leaves_no_other_files(store: Store) -> None:
     assert (folder / "spec.json").stat().st_mode & 0o777 == 0o666 & ~mask
 
 
-def test_failed_write_keeps_the_old_record(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_keeps_the_old_record(store, monkeypatch):
     """The disk is full while writing: old bytes stay, the error says what to do."""
     trial = next(store.trials())
     path = store.trial_dir(trial.trial_id) / "status.json"
     before = path.read_bytes()
 
-    def full(_: int) -> None:
+    def full(_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
@@ -79,7 +74,7 @@ def test_failed_write_keeps_the_old_record(
     assert len(list(path.parent.iterdir())) == 4
 
 
-def test_unfinished_and_empty_folders_are_not_finished(store: Store) -> None:
+def test_unfinished_and_empty_folders_are_not_finished(store):
     """What a killed harness leaves is read as not finished, never as corrupt."""
     first, second, *others = store.trial_ids()
     (store.trial_dir(first) / "status.json").unlink()
@@ -104,8 +99,8 @@ def test_unfinished_and_empty_folders_are_not_finished(store: Store) -> None:
     ],
 )
 def test_corrupt_record_is_named_and_the_others_stay_readable(
-    store: Store, name: str, text: str, reason: str
-) -> None:
+    store, name, text, reason
+):
     """One broken file costs one trial."""
     broken, *others = store.trial_ids()
     path = store.trial_dir(broken) / name
@@ -121,7 +116,7 @@ def test_corrupt_record_is_named_and_the_others_stay_readable(
         store.read_trial(broken)
 
 
-def test_edited_spec_no_longer_matches_its_name(store: Store) -> None:
+def test_edited_spec_no_longer_matches_its_name(store):
     """Identity is content: a changed spec is not that trial any more."""
     broken = store.trial_ids()[0]
     _edit(store.trial_dir(broken) / "spec.json", num_measured_steps=9999)
@@ -130,7 +125,7 @@ def test_edited_spec_no_longer_matches_its_name(store: Store) -> None:
     assert f"the folder is named '{broken}'" in problem.reason
 
 
-def test_record_of_another_trial_is_corrupt(store: Store) -> None:
+def test_record_of_another_trial_is_corrupt(store):
     """A result that was copied into the wrong folder is not used."""
     first, second, *_ = store.trial_ids()
     text = (store.trial_dir(second) / "result.json").read_text()
@@ -140,7 +135,7 @@ def test_record_of_another_trial_is_corrupt(store: Store) -> None:
     assert f"belongs to trial '{second}', lies in '{first}'" == problem.reason
 
 
-def test_ok_without_result_is_corrupt(store: Store) -> None:
+def test_ok_without_result_is_corrupt(store):
     """A number that is said to exist must exist."""
     broken = store.trial_ids()[0]
     (store.trial_dir(broken) / "result.json").unlink()
@@ -150,7 +145,7 @@ def test_ok_without_result_is_corrupt(store: Store) -> None:
 
 
 @pytest.mark.parametrize("place", ["plan", "trial"])
-def test_newer_version_is_refused(store: Store, place: str) -> None:
+def test_newer_version_is_refused(store, place):
     """The message says which version, and what to do."""
     trial_id = store.trial_ids()[0]
     path = {
@@ -166,7 +161,7 @@ def test_newer_version_is_refused(store: Store, place: str) -> None:
         list(Store.open(store.root).trials())
 
 
-def test_a_version_that_was_never_published_is_one_clear_error(store: Store) -> None:
+def test_a_version_that_was_never_published_is_one_clear_error(store):
     """With both versions, and what to do."""
     _edit(store.root / "plan.json", schema_version=3)
     with pytest.raises(
@@ -177,9 +172,7 @@ def test_a_version_that_was_never_published_is_one_clear_error(store: Store) -> 
         Store.open(store.root)
 
 
-def test_a_trial_of_the_version_before_keeps_its_name(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_a_trial_of_the_version_before_keeps_its_name(tmp_path, synthetic):
     """What it did not have yet has defaults; it is read under the same id."""
     store = synthetic.make_store(tmp_path / "study")
     before = {trial.trial_id: trial for trial in store.trials()}
@@ -197,14 +190,14 @@ def test_a_trial_of_the_version_before_keeps_its_name(
     assert len(store.read_plan().trials) == len(before)
 
 
-def test_missing_plan_says_how_to_get_one(store: Store) -> None:
+def test_missing_plan_says_how_to_get_one(store):
     """Trials without a plan: run the sweep again."""
     (store.root / "plan.json").unlink()
     with pytest.raises(errors.MissingRecordError, match=r"has no plan.json; run the"):
         Store.open(store.root).read_plan()
 
 
-def test_corrupt_plan_leaves_the_trials_readable(store: Store) -> None:
+def test_corrupt_plan_leaves_the_trials_readable(store):
     """It is named; read_plan raises; the trials are there."""
     (store.root / "plan.json").write_text("{")
     opened = Store.open(store.root)
@@ -215,7 +208,7 @@ def test_corrupt_plan_leaves_the_trials_readable(store: Store) -> None:
         opened.read_plan()
 
 
-def test_opening_nothing_is_an_error(tmp_path: pathlib.Path) -> None:
+def test_opening_nothing_is_an_error(tmp_path):
     """Missing, empty, a file: each with its own error."""
     with pytest.raises(errors.OpenStoreError, match="the directory does not exist"):
         Store.open(tmp_path / "missing")
@@ -226,7 +219,7 @@ def test_opening_nothing_is_an_error(tmp_path: pathlib.Path) -> None:
         Store.open(tmp_path / "file")
 
 
-def test_creating_where_it_cannot_be_is_an_error(tmp_path: pathlib.Path) -> None:
+def test_creating_where_it_cannot_be_is_an_error(tmp_path):
     """A file in the way, a folder of something else, a place nobody can write."""
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.OpenStoreError, match="is a file; choose another"):
@@ -239,12 +232,12 @@ def test_creating_where_it_cannot_be_is_an_error(tmp_path: pathlib.Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_creating_twice_opens_the_same(store: Store) -> None:
+def test_creating_twice_opens_the_same(store):
     """Resuming a sweep creates its store again."""
     assert len(Store.create(store.root).trial_ids()) == 4
 
 
-def test_failure_has_its_phase(tmp_path: pathlib.Path, synthetic: Any) -> None:
+def test_failure_has_its_phase(tmp_path, synthetic):
     """A failed trial is a record like any other."""
     shape = synthetic.Shape(
         replicas=(1,),
@@ -257,9 +250,7 @@ def test_failure_has_its_phase(tmp_path: pathlib.Path, synthetic: Any) -> None:
     assert failed.result is None
 
 
-def test_plans_of_workloads_that_draw_say_so_after_an_upgrade(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_plans_of_workloads_that_draw_say_so_after_an_upgrade(tmp_path):
     """Version 4 did not record it, and only the steps of ``sngan`` did."""
     for workload in ("sngan", "resnet50"):
         spec = {"schema_version": 4, "workload": workload}
@@ -273,7 +264,7 @@ def test_plans_of_workloads_that_draw_say_so_after_an_upgrade(
 
 
 @pytest.mark.parametrize("name", ["d4pg", "resnet50-two-cores", "sngan"])
-def test_kept_studies_know_what_their_metrics_mean(name: str) -> None:
+def test_kept_studies_know_what_their_metrics_mean(name):
     """All that their trials recorded; counts of steps mean the same in all of them."""
     store = Store.open(published_studies.study(name))
     known = {facts.name for facts in store.read_plan().metrics} | {*step_counts.UNITS}

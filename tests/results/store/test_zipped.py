@@ -1,7 +1,5 @@
 """A study is read from a zip of it as from its folder."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 
@@ -13,14 +11,14 @@ from results.store import zipped
 PLAN = "a/plan.json"
 
 
-def _write(path: Path, **files: str) -> Path:
+def _write(path, **files):
     with zipfile.ZipFile(path, "w") as file:
         for name, text in files.items():
             file.writestr(name, text)
     return path
 
 
-def test_a_zip_is_unpacked_and_removed(tmp_path: Path) -> None:
+def test_a_zip_is_unpacked_and_removed(tmp_path):
     """Its study is the folder in it; entries for folders are none."""
     path = _write(tmp_path / "a.zip", **{"a/": "", PLAN: "1", "a/trials/x/y.json": "2"})
 
@@ -31,13 +29,13 @@ def test_a_zip_is_unpacked_and_removed(tmp_path: Path) -> None:
     assert not root.exists()
 
 
-def test_a_zip_of_a_folder_from_inside_is_a_study(tmp_path: Path) -> None:
+def test_a_zip_of_a_folder_from_inside_is_a_study(tmp_path):
     """As somebody packs it again who has unpacked it."""
     with zipped.opened(_write(tmp_path / "a.zip", **{"plan.json": "1"})) as root:
         assert "1" == (root / "plan.json").read_text()
 
 
-def test_a_folder_around_one_study_is_that_study(tmp_path: Path) -> None:
+def test_a_folder_around_one_study_is_that_study(tmp_path):
     """As unpacking makes it; of several none is chosen, and a study is itself."""
     (tmp_path / "a").mkdir()
     (tmp_path / PLAN).write_text("1")
@@ -70,9 +68,7 @@ def test_a_folder_around_one_study_is_that_study(tmp_path: Path) -> None:
         ((PLAN, "a//plan.json"), r"'a//plan.json' is in it twice"),
     ],
 )
-def test_other_zips_are_refused(
-    tmp_path: Path, names: tuple[str, ...], message: str
-) -> None:
+def test_other_zips_are_refused(tmp_path, names, message):
     """One line says why, and what to give."""
     path = _write(tmp_path / "a.zip", **dict.fromkeys(names, "1"))
 
@@ -80,9 +76,7 @@ def test_other_zips_are_refused(
         pass
 
 
-def test_files_that_are_no_zips_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_are_no_zips_are_refused(tmp_path, monkeypatch):
     """Other files, damaged ones, and those that would fill a disk."""
     path = tmp_path / "a.zip"
     path.write_text("text")
@@ -110,10 +104,10 @@ def test_files_that_are_no_zips_are_refused(
         pass
 
 
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
     """With the variable that names another folder."""
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise OSError(28, "No space left on device")
 
     path = _write(tmp_path / "a.zip", **{PLAN: "1"})

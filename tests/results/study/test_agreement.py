@@ -1,10 +1,7 @@
 """Cases that should do the same work have the same losses on their first steps."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from changed_study import with_results
@@ -14,30 +11,22 @@ from reports.words import trust
 from results.figures import comparisons, summary
 from results.records.models import Control, Matching, SanityCheck
 from results.study import agreement
-from results.study.cases import Study, load_study
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from results.store.study_store import Store
-    from results.study.cases import Entry
+from results.study.cases import load_study
 
 
 @pytest.fixture
-def store(tmp_path: Path, synthetic: Any) -> Store:
+def store(tmp_path, synthetic):
     """Returns a relay of two backends at one and two replicas, with a twin."""
     shape = synthetic.Shape(
         modes=(synthetic.WEAK,), repeats=2, num_rounds=4, twin_factor=1.0
     )
-    made: Store = synthetic.make_store(tmp_path / "s", shape)
-    return made
+    return synthetic.make_store(tmp_path / "s", shape)
 
 
-def with_losses(store: Store, change: Callable[[Entry], float]) -> Study:
+def with_losses(store, change):
     """Returns the study with the losses of each trial times a factor."""
 
-    def changed(entry: Entry) -> dict[str, Any]:
+    def changed(entry):
         (rank,) = entry.result.ranks
         losses = tuple(loss * change(entry) for loss in rank.losses)
         return {"ranks": (rank.model_copy(update={"losses": losses}),)}
@@ -45,7 +34,7 @@ def with_losses(store: Store, change: Callable[[Entry], float]) -> Study:
     return with_results(load_study(store), changed)
 
 
-def test_backends_with_equal_losses_do_the_same_work(store: Store) -> None:
+def test_backends_with_equal_losses_do_the_same_work(store):
     """At each size, over all generations; the twin as well."""
     found = agreement.of_study(load_study(store))
 
@@ -58,7 +47,7 @@ def test_backends_with_equal_losses_do_the_same_work(store: Store) -> None:
     assert "losses of the first 3 steps are equal (n = 4 pairs of trials)." in text
 
 
-def test_rounding_is_no_other_work(store: Store) -> None:
+def test_rounding_is_no_other_work(store):
     """One part in a million."""
     study = with_losses(
         store, lambda entry: 1.000001 if entry.spec.backend == "in_graph" else 1.0
@@ -66,10 +55,10 @@ def test_rounding_is_no_other_work(store: Store) -> None:
     assert not agreement.of_study(study).broken
 
 
-def test_a_backend_that_computes_something_else_has_no_ratio(store: Store) -> None:
+def test_a_backend_that_computes_something_else_has_no_ratio(store):
     """Only where it does: at two replicas; the page says so."""
 
-    def change(entry: Entry) -> float:
+    def change(entry):
         spec = entry.spec
         return 1.05 if (spec.backend, spec.num_replicas) == ("tf_mirrored", 2) else 1.0
 
@@ -91,7 +80,7 @@ def test_a_backend_that_computes_something_else_has_no_ratio(store: Store) -> No
     assert [True, False] == [pair["holds"] for pair in data["pairs"]]
 
 
-def test_programs_that_do_not_repeat_themselves_are_not_compared(store: Store) -> None:
+def test_programs_that_do_not_repeat_themselves_are_not_compared(store):
     """As those with actors: the twin has other losses than its case."""
     study = with_losses(
         store, lambda entry: 1.5 if entry.spec.control is Control.TWIN else 1.0
@@ -106,13 +95,11 @@ def test_programs_that_do_not_repeat_themselves_are_not_compared(store: Store) -
     assert text.startswith("Equal programs do not repeat themselves here")
 
 
-def test_what_begins_with_exported_weights_is_compared_by_its_own_check(
-    store: Store,
-) -> None:
+def test_what_begins_with_exported_weights_is_compared_by_its_own_check(store):
     """Other weights and batches than those of its seed: the ratio stays."""
     check = SanityCheck(name=agreement.OWN_CHECK, is_passed=True, detail="3 losses")
 
-    def changed(entry: Entry) -> dict[str, Any]:
+    def changed(entry):
         if entry.spec.backend != "tf_mirrored":
             return {}
         (rank,) = entry.result.ranks
@@ -132,7 +119,7 @@ def test_what_begins_with_exported_weights_is_compared_by_its_own_check(
     )
 
 
-def test_losses_are_not_compared_where_steps_draw_random_numbers(store: Store) -> None:
+def test_losses_are_not_compared_where_steps_draw_random_numbers(store):
     """Each backend draws its own; the ratio stays, and the page says what shows it."""
     study = with_losses(
         store, lambda entry: 1.2 if entry.spec.backend == "tf_mirrored" else 1.0
@@ -160,13 +147,11 @@ def test_losses_are_not_compared_where_steps_draw_random_numbers(store: Store) -
     assert text.endswith("matching with one replica, on equal numbers, shows it.")
 
 
-def test_only_the_first_losses_of_models_that_amplify_rounding_are_compared(
-    store: Store,
-) -> None:
+def test_only_the_first_losses_of_models_that_amplify_rounding_are_compared(store):
     """Later ones differ, the ratio stays, and the page says what shows the rest."""
 
-    def with_factors(factors: list[float]) -> Study:
-        def changed(entry: Entry) -> dict[str, Any]:
+    def with_factors(factors):
+        def changed(entry):
             if entry.spec.backend != "tf_mirrored":
                 return {}
             (rank,) = entry.result.ranks

@@ -1,10 +1,7 @@
 """N replicas have to match one before a number counts; what does not is crossed out."""
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,25 +19,18 @@ from results.records.models import (
     PlannedTrial,
     ScalingMode,
     StatusRecord,
-    TrialSpec,
     TrialStatus,
 )
 from results.study import matching
 from results.study.cases import UNMATCHED, load_study
 from results.study.matching import Outcome
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from results.store.study_store import Store
-
 GLOBAL_BATCH_SIZE = 16
 LOSSES = (2.5, 2.25, 2.0)
 SKETCH = (3.0, -4.0)
 
 
-def planned_match(like: TrialSpec, backend: str, num_replicas: int) -> PlannedTrial:
+def planned_match(like, backend, num_replicas):
     """Returns a trial that matches, of a backend at a size."""
     spec = like.model_copy(
         update={
@@ -61,13 +51,7 @@ def planned_match(like: TrialSpec, backend: str, num_replicas: int) -> PlannedTr
     )
 
 
-def record_match(
-    store: Store,
-    trial: PlannedTrial,
-    losses: Sequence[float] = LOSSES,
-    sketch: Sequence[float] = SKETCH,
-    status: TrialStatus = TrialStatus.OK,
-) -> None:
+def record_match(store, trial, losses=LOSSES, sketch=SKETCH, status=TrialStatus.OK):
     """Writes the records of a trial that matches, as if it had run."""
     like = next(entry for entry in load_study(store).planned if entry.trial is not None)
     assert like.trial is not None
@@ -96,7 +80,7 @@ def record_match(
     folder.write_spec(trial.trial_id, trial.spec)
     folder.write_env(trial.trial_id, like.trial.env)
     folder.write_result(trial.trial_id, result)
-    update: dict[str, Any] = {"trial_id": trial.trial_id, "status": status}
+    update = {"trial_id": trial.trial_id, "status": status}
     folder.write_status(
         trial.trial_id,
         StatusRecord.model_validate(like.trial.status.model_dump() | update),
@@ -104,12 +88,12 @@ def record_match(
 
 
 @pytest.fixture
-def store(tmp_path: Path, synthetic: Any) -> Store:
+def store(tmp_path, synthetic):
     """Returns a relay of two backends at one and two replicas, matched with one."""
     shape = synthetic.Shape(
         modes=(synthetic.WEAK,), repeats=2, num_rounds=4, twin_factor=1.0
     )
-    made: Store = synthetic.make_store(tmp_path / "s", shape)
+    made = synthetic.make_store(tmp_path / "s", shape)
     plan = made.read_plan()
     like = plan.trials[0].spec
     trials = [planned_match(like, "single", 1)]
@@ -120,7 +104,7 @@ def store(tmp_path: Path, synthetic: Any) -> Store:
     return made
 
 
-def run(store: Store, wrong: str = "", **how: Any) -> None:
+def run(store, wrong="", **how):
     """Records all trials that match; those of the backend ``wrong`` as ``how`` says."""
     matching_plan = store.read_plan().matching
     assert matching_plan is not None
@@ -128,7 +112,7 @@ def run(store: Store, wrong: str = "", **how: Any) -> None:
         record_match(store, trial, **(how if trial.spec.backend == wrong else {}))
 
 
-def test_what_matches_one_replica_counts(store: Store) -> None:
+def test_what_matches_one_replica_counts(store):
     """Rounding is no difference; the page says what was compared."""
     run(store, "in_graph", losses=[loss * 1.00001 for loss in LOSSES])
     study = load_study(store)
@@ -170,9 +154,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_does_not_match_is_crossed_out_and_never_fitted(
-    store: Store, name: str
-) -> None:
+def test_what_does_not_match_is_crossed_out_and_never_fitted(store, name):
     """Its state and reason, no figure, no ratio, no law; others keep theirs."""
     how, reason = WRONG[name]
     run(store, "in_graph", **how)
@@ -205,7 +187,7 @@ def test_what_does_not_match_is_crossed_out_and_never_fitted(
     assert ratios[1] is not None
 
 
-def test_the_report_crosses_it_out(store: Store) -> None:
+def test_the_report_crosses_it_out(store):
     """In the table, the figure's description, the verdict, the terminal and as data."""
     run(store, "in_graph", sketch=(6.0, -8.0))
     page = build.build_report(store)
@@ -225,7 +207,7 @@ def test_the_report_crosses_it_out(store: Store) -> None:
     json.dumps(summary.summarize(view.study), allow_nan=False)
 
 
-def test_what_cannot_be_compared_is_not_checked_and_says_why(store: Store) -> None:
+def test_what_cannot_be_compared_is_not_checked_and_says_why(store):
     """A run that failed, that is missing, or a study of an earlier version."""
     run(store, "tf_mirrored", status=TrialStatus.FAILED)
     failed = load_study(store).matches[1]
@@ -252,7 +234,7 @@ def test_what_cannot_be_compared_is_not_checked_and_says_why(store: Store) -> No
     )
 
 
-def test_a_backend_that_cannot_be_matched_says_why(store: Store) -> None:
+def test_a_backend_that_cannot_be_matched_says_why(store):
     """The plan has the reason in place of a trial."""
     plan = store.read_plan()
     reason = {"in_graph": "every worker updates from the values that it has read"}
@@ -264,7 +246,7 @@ def test_a_backend_that_cannot_be_matched_says_why(store: Store) -> None:
     assert not first.has_failed
 
 
-def test_steps_that_change_nothing_check_nothing(store: Store) -> None:
+def test_steps_that_change_nothing_check_nothing(store):
     """As with a learning rate of zero: equal losses alone are no proof."""
     for trial in (store.read_plan().matching or Matching()).trials:
         record_match(store, trial, sketch=(0.0, 0.0))
@@ -276,7 +258,7 @@ def test_steps_that_change_nothing_check_nothing(store: Store) -> None:
     assert {Outcome.NOT_CHECKED} == {match.outcome for match in study.matches}
 
 
-def test_a_plan_that_lacks_the_one_replica_checks_nothing(store: Store) -> None:
+def test_a_plan_that_lacks_the_one_replica_checks_nothing(store):
     """As one that was edited by hand, or is damaged."""
     plan = store.read_plan()
     assert plan.matching is not None
@@ -288,7 +270,7 @@ def test_a_plan_that_lacks_the_one_replica_checks_nothing(store: Store) -> None:
     }
 
 
-def test_a_change_of_zero_is_no_difference() -> None:
+def test_a_change_of_zero_is_no_difference():
     """Both sides leave a model as it is."""
     zero = (Change(group="model", name="frozen", sketch=(0.0, 0.0)),)
 

@@ -1,9 +1,6 @@
 """What two studies differ in is named, fact by fact."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,19 +8,14 @@ from results.errors import ResultsError
 from results.study import study_differences
 from results.study.cases import load_study
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from results.study.cases import Study
-
 STATE = {"git_commit": "0123456789" * 4, "is_source_modified": False}
 
 
 @pytest.fixture
-def make(tmp_path: Path, synthetic: Any) -> Any:
+def make(tmp_path, synthetic):
     """Returns a function that makes a study whose environment records are changed."""
 
-    def make_study(name: str, env: Any, **fields: Any) -> Study:
+    def make_study(name, env, **fields):
         shape = synthetic.Shape(
             modes=(synthetic.WEAK,),
             repeats=2,
@@ -40,7 +32,7 @@ def make(tmp_path: Path, synthetic: Any) -> Any:
     return make_study
 
 
-def texts(first: Study, second: Study) -> dict[str, str]:
+def texts(first, second):
     """Returns the differences by group and name."""
     return {
         f"{found.group}: {found.name}": f"{found.first} / {found.second}"
@@ -48,7 +40,7 @@ def texts(first: Study, second: Study) -> dict[str, str]:
     }
 
 
-def test_equal_studies_differ_in_nothing(make: Any) -> None:
+def test_equal_studies_differ_in_nothing(make):
     """What is drawn for each trial, such as the hash seed, is no difference."""
     seed = "PYTHONHASHSEED"
     first = make("a", {"environment_variables": {seed: "1"}})
@@ -57,7 +49,7 @@ def test_equal_studies_differ_in_nothing(make: Any) -> None:
     assert {} == texts(first, second)
 
 
-def test_each_difference_is_in_its_group(make: Any) -> None:
+def test_each_difference_is_in_its_group(make):
     """Each fact with both values, and the workload's version."""
     first = make(
         "a",
@@ -94,7 +86,7 @@ def test_each_difference_is_in_its_group(make: Any) -> None:
     } == texts(first, second)
 
 
-def test_a_fingerprint_is_explained_by_the_facts_behind_it(make: Any) -> None:
+def test_a_fingerprint_is_explained_by_the_facts_behind_it(make):
     """Nobody can act on two hashes."""
     first = make("a", {})
     second = make("b", {"cpu_model": "Other"}, fingerprints=("00" * 10,))
@@ -104,7 +96,7 @@ def test_a_fingerprint_is_explained_by_the_facts_behind_it(make: Any) -> None:
     assert f"the machines differ: processor {cpu} / Other" == reason
 
 
-def test_a_fingerprint_without_a_recorded_fact_is_shown_itself(make: Any) -> None:
+def test_a_fingerprint_without_a_recorded_fact_is_shown_itself(make):
     """Nothing is hidden where the facts do not explain it."""
     first, second = make("a", {}), make("b", {}, fingerprints=("00" * 10,))
     (reason,) = study_differences.why_not_comparable(first, second)
@@ -112,7 +104,7 @@ def test_a_fingerprint_without_a_recorded_fact_is_shown_itself(make: Any) -> Non
     assert reason.startswith("machine fingerprint: 5f0c")
 
 
-def test_a_variable_that_moves_performance_is_of_the_machine(make: Any) -> None:
+def test_a_variable_that_moves_performance_is_of_the_machine(make):
     """It is part of the fingerprint, so it explains one that differs."""
     first = make("a", {})
     second = make(
@@ -126,7 +118,7 @@ def test_a_variable_that_moves_performance_is_of_the_machine(make: Any) -> None:
     ) == study_differences.why_not_comparable(first, second)
 
 
-def test_another_version_of_this_package_is_what_is_compared(make: Any) -> None:
+def test_another_version_of_this_package_is_what_is_compared(make):
     """It changes the fingerprint, and is a difference, but no reason to refuse."""
     first = make("a", {"packages": {"replicator-harness": "0.1.0"}})
     second = make(
@@ -139,7 +131,7 @@ def test_another_version_of_this_package_is_what_is_compared(make: Any) -> None:
     assert {"code: replicator-harness": "0.1.0 / 0.2.0"} == texts(first, second)
 
 
-def test_studies_without_a_case_in_common_are_refused(make: Any) -> None:
+def test_studies_without_a_case_in_common_are_refused(make):
     """There is nothing whose facts could be compared."""
     first = make("a", {}, backends=("in_graph",))
     second = make("b", {}, backends=("tf_mirrored",))

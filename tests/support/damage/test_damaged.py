@@ -1,22 +1,16 @@
 """A series of damaged files is the same in every run, and damages."""
 
-from __future__ import annotations
-
 import random
 import time
-from typing import TYPE_CHECKING
 
 import hung
 import pytest
 from damaged import PLACES, damage
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 CONTENT = b'{"kind": "step", "index": 3, "loss": null}\n{"kind": "done", "ns": 1.5}\n'
 
 
-def test_a_number_draws_the_same_damage(tmp_path: Path) -> None:
+def test_a_number_draws_the_same_damage(tmp_path):
     """In the place of the file, or within; nearly always something else."""
     found = []
     for _ in range(2):
@@ -37,7 +31,7 @@ def test_a_number_draws_the_same_damage(tmp_path: Path) -> None:
     assert 10 > sum(content == CONTENT for _, content in found[0])
 
 
-def test_what_waits_is_ended() -> None:
+def test_what_waits_is_ended():
     """By no handler of errors."""
     with pytest.raises(hung.Hung, match=r"no end within 0.05 s"), hung.at_most(0.05):
         time.sleep(60)

@@ -1,7 +1,5 @@
 """The model of overlap, held to timelines that were drawn by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,9 +1,5 @@
 """Class-conditional batch norm against NumPy, local and across replicas."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -19,14 +15,14 @@ LABELS = np.array([2, 0, 1, 2], np.int32)
 TOLERANCE_FLOAT32 = 2e-4  # variances of 36 values, and their gradients
 
 
-def examples() -> np.ndarray:
+def examples():
     """Images whose two halves have other statistics."""
     generator = np.random.default_rng(0)
     x = generator.normal(size=SHAPE) * np.array([1.0, 3.0])
     return (x + np.array([0, 1, 4, 5])[:, None, None, None]).astype(np.float32)
 
 
-def make_layer(statistics: str) -> ConditionalBatchNormalization:
+def make_layer(statistics):
     """A layer with another scale and offset per class."""
     layer = ConditionalBatchNormalization(3, 2, statistics=statistics)
     layer.gamma.assign([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
@@ -34,7 +30,7 @@ def make_layer(statistics: str) -> ConditionalBatchNormalization:
     return layer
 
 
-def numpys(layer: Any, x: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def numpys(layer, x, labels):
     """The formula, over all of ``x``."""
     mean, variance = x.mean(axis=(0, 1, 2)), x.var(axis=(0, 1, 2))
     gamma, beta = layer.gamma.numpy()[labels], layer.beta.numpy()[labels]
@@ -42,12 +38,12 @@ def numpys(layer: Any, x: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return normalized * gamma[:, None, None] + beta[:, None, None]
 
 
-def run(repl: Any, statistics: str) -> tuple[Any, list[np.ndarray]]:
+def run(repl, statistics):
     """Outputs of all examples, and the summed gradient of gamma."""
     with repl.context():
         layer = make_layer(statistics)
 
-    def step(batch: Any) -> Any:
+    def step(batch):
         with tf.GradientTape() as tape:
             outputs = layer(*batch, training=True)
             loss = tf.reduce_sum(outputs**3)
@@ -63,7 +59,7 @@ def run(repl: Any, statistics: str) -> tuple[Any, list[np.ndarray]]:
     return layer, [joined, np.asarray(gradient[0])]
 
 
-def test_one_replica_is_the_formula(one_replica: Any) -> None:
+def test_one_replica_is_the_formula(one_replica):
     """Each example has the scale and offset of its class."""
     layer, (outputs, _) = run(one_replica, "local")
 
@@ -71,7 +67,7 @@ def test_one_replica_is_the_formula(one_replica: Any) -> None:
     np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_outside_training_the_moving_statistics_normalize() -> None:
+def test_outside_training_the_moving_statistics_normalize():
     """Zero mean and unit variance before the first step."""
     layer = make_layer("local")
     x = examples()
@@ -83,7 +79,7 @@ def test_outside_training_the_moving_statistics_normalize() -> None:
     np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_across_replicas_it_is_one_batch(one_replica: Any, two_replicas: Any) -> None:
+def test_across_replicas_it_is_one_batch(one_replica, two_replicas):
     """Outputs and gradients of two replicas are those of one with all examples."""
     _, expected = run(one_replica, "cross_replica")
     _, found = run(two_replicas, "cross_replica")
@@ -93,7 +89,7 @@ def test_across_replicas_it_is_one_batch(one_replica: Any, two_replicas: Any) ->
         np.testing.assert_allclose(have, want, rtol=0, atol=TOLERANCE_FLOAT32 * scale)
 
 
-def test_locally_each_replica_normalizes_its_own(two_replicas: Any) -> None:
+def test_locally_each_replica_normalizes_its_own(two_replicas):
     """Two halves, each by its own statistics: another result than the whole's."""
     layer, (outputs, _) = run(two_replicas, "local")
 
@@ -103,7 +99,7 @@ def test_locally_each_replica_normalizes_its_own(two_replicas: Any) -> None:
     assert np.abs(outputs - numpys(layer, x, LABELS)).max() > 0.5
 
 
-def test_wrong_input_is_refused() -> None:
+def test_wrong_input_is_refused():
     """Unknown statistics, wrong ranks, and labels that are no classes."""
     layer = make_layer("local")
     with pytest.raises(ValueError, match="'global' are unknown: use 'local'"):

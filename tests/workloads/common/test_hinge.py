@@ -1,7 +1,5 @@
 """Hinge losses against NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,7 +7,7 @@ import tensorflow as tf
 from workloads.common import hinge
 
 
-def test_losses_are_the_papers() -> None:
+def test_losses_are_the_papers():
     """Equations 16 and 17 of Miyato et al. 2018, as losses; counts may differ."""
     real = np.array([2.0, 0.5, -1.0], np.float32)
     fake = np.array([-3.0, 0.25], np.float32)
@@ -22,7 +20,7 @@ def test_losses_are_the_papers() -> None:
     assert pytest.approx(-fake.mean()) == float(generator)
 
 
-def test_logits_beyond_the_margin_have_no_gradient() -> None:
+def test_logits_beyond_the_margin_have_no_gradient():
     """Only examples within the margin teach the discriminator."""
     real, fake = tf.constant([2.0, 0.5]), tf.constant([-2.0, 0.5])
     with tf.GradientTape() as tape:
@@ -35,7 +33,7 @@ def test_logits_beyond_the_margin_have_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("wrong", [tf.zeros([2, 1]), tf.zeros([2], tf.bfloat16)])
-def test_wrong_rank_and_type_are_refused(wrong: tf.Tensor) -> None:
+def test_wrong_rank_and_type_are_refused(wrong):
     """The loss and the argument are named."""
     right = tf.zeros([2])
     with pytest.raises(ValueError, match="discriminator_loss needs real_logits of"):

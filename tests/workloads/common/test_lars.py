@@ -1,7 +1,5 @@
 """LARS against its equations in NumPy, alone and replicated."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import pytest

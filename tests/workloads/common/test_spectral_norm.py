@@ -1,9 +1,5 @@
 """Spectral normalization against NumPy and SVD, on one replica and on two."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import keras
 import numpy as np
 import pytest
@@ -17,26 +13,23 @@ from workloads.common.spectral_norm import (
     power_step,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 RTOL_FLOAT32 = 1e-5  # some dozen roundings of dot products
 NUM_STEPS = 3
 
 
-def numpys_step(matrix: np.ndarray, u: np.ndarray) -> tuple[float, np.ndarray]:
+def numpys_step(matrix, u):
     """Miyato et al. 2018, algorithm 1, with one step."""
     v = matrix.T @ u / np.linalg.norm(matrix.T @ u)
     u = matrix @ v / np.linalg.norm(matrix @ v)
     return float(u @ matrix @ v), u
 
 
-def matrix_of(kernel: np.ndarray) -> np.ndarray:
+def matrix_of(kernel):
     """The (outputs, inputs x height x width) of the paper."""
     return np.moveaxis(kernel, -1, 0).reshape(kernel.shape[-1], -1)
 
 
-def test_a_power_step_is_the_papers() -> None:
+def test_a_power_step_is_the_papers():
     """Sigma and u' of one step, in float64."""
     generator = np.random.default_rng(0)
     matrix, u = generator.normal(size=(5, 7)), generator.normal(size=5)
@@ -48,7 +41,7 @@ def test_a_power_step_is_the_papers() -> None:
     np.testing.assert_allclose(next_u, expected_u, rtol=1e-12)
 
 
-def test_power_steps_converge_to_the_largest_singular_value() -> None:
+def test_power_steps_converge_to_the_largest_singular_value():
     """That of SVD, from below."""
     generator = np.random.default_rng(1)
     matrix = tf.constant(generator.normal(size=(6, 9)))
@@ -64,7 +57,7 @@ def test_power_steps_converge_to_the_largest_singular_value() -> None:
     assert pytest.approx(largest, rel=1e-10) == sigmas[-1]
 
 
-def test_the_gradient_is_that_of_constant_vectors() -> None:
+def test_the_gradient_is_that_of_constant_vectors():
     """Of sum(G * W / sigma): G / sigma - sum(G * W) / sigma^2 u v^T (equation 11)."""
     generator = np.random.default_rng(2)
     matrix, weights = generator.normal(size=(2, 4, 6))
@@ -94,9 +87,7 @@ def test_the_gradient_is_that_of_constant_vectors() -> None:
     ],
     ids=["conv", "dense"],
 )
-def test_layers_divide_by_the_norm_of_the_papers_matrix(
-    layer: Any, inputs: np.ndarray
-) -> None:
+def test_layers_divide_by_the_norm_of_the_papers_matrix(layer, inputs):
     """After some calls in training the used kernel has norm 1, by SVD; u moves then."""
     layer = layer()
     before = layer.u.numpy()
@@ -112,7 +103,7 @@ def test_layers_divide_by_the_norm_of_the_papers_matrix(
     assert pytest.approx(1.0, rel=1e-4) == np.linalg.norm(kernel, 2)
 
 
-def test_layers_compute_with_the_divided_kernel() -> None:
+def test_layers_compute_with_the_divided_kernel():
     """Dense is a product, convolution Keras' own, embedding a choice of rows."""
     generator = np.random.default_rng(3)
     x = generator.normal(size=(2, 5, 5, 3)).astype(np.float32)
@@ -140,7 +131,7 @@ def test_layers_compute_with_the_divided_kernel() -> None:
     )
 
 
-def train(repl: Any, x: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def train(repl, x):
     """Trains conv, dense and embedding; returns the state and each replica's u."""
     keras.utils.set_random_seed(5)
     with repl.context():
@@ -151,7 +142,7 @@ def train(repl: Any, x: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]
     layers = (conv, dense, embedding)
     variables = [v for layer in layers for v in layer.trainable_variables]
 
-    def step(batch: Any) -> Any:
+    def step(batch):
         with tf.GradientTape() as tape:
             features = tf.reduce_sum(tf.nn.relu(conv(batch, training=True)), (1, 2))
             labels = tf.cast(tf.argmax(features, axis=1), tf.int32)
@@ -172,21 +163,19 @@ def train(repl: Any, x: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]
 
 
 @pytest.fixture(scope="module")
-def x() -> np.ndarray:
+def x():
     """Different examples of each step."""
     generator = np.random.default_rng(4)
     return generator.normal(size=(NUM_STEPS, 4, 4, 4, 2)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
-def of_one_replica(x: np.ndarray) -> list[np.ndarray]:
+def of_one_replica(x):
     """The state after training on one device, the truth."""
     return train(replicator.create("single", num_replicas=1), x)[0]
 
 
-def test_replicas_with_different_examples_keep_one_u(
-    of_one_replica: list[np.ndarray], two_replicas: Any, x: np.ndarray
-) -> None:
+def test_replicas_with_different_examples_keep_one_u(of_one_replica, two_replicas, x):
     """Both replicas hold the same bits, and train like one on all examples."""
     found, per_replica = train(two_replicas, x)
 
@@ -196,7 +185,7 @@ def test_replicas_with_different_examples_keep_one_u(
         np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
 
 
-def test_the_engine_proves_that_u_is_mirrored() -> None:
+def test_the_engine_proves_that_u_is_mirrored():
     """Neither u nor anything else of the training is replica-local."""
     repl = replicator.create("in_graph", num_replicas=2)
 
@@ -208,7 +197,7 @@ def test_the_engine_proves_that_u_is_mirrored() -> None:
 
 
 @pytest.fixture
-def mixed_bfloat16() -> Iterator[None]:
+def mixed_bfloat16():
     """Layers compute in bfloat16 and keep their variables in float32."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_bfloat16")
@@ -217,7 +206,7 @@ def mixed_bfloat16() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("mixed_bfloat16")
-def test_mixed_precision_takes_the_norm_in_float32() -> None:
+def test_mixed_precision_takes_the_norm_in_float32():
     """Outputs have 16 bits; u and sigma are those of float32."""
     layer = SpectralDense(6, 4, seed=1)
     expected = numpys_step(matrix_of(layer.kernel.numpy()), layer.u.numpy())[1]
@@ -228,7 +217,7 @@ def test_mixed_precision_takes_the_norm_in_float32() -> None:
     np.testing.assert_allclose(layer.u.numpy(), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_wrong_input_is_refused() -> None:
+def test_wrong_input_is_refused():
     """Shapes and types are checked before anything is computed."""
     with pytest.raises(ValueError, match=r"as long as its rows, but got .*\(2, 3\)"):
         power_step(tf.zeros([2, 3]), tf.zeros([3]))

@@ -1,7 +1,5 @@
 """Presets and options of D4PG, without TensorFlow."""
 
-from __future__ import annotations
-
 import pytest
 
 from workloads.d4pg import config

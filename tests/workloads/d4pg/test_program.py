@@ -1,7 +1,5 @@
 """D4PG as it is measured, on synthetic data: determinism, replicas, faults, figures."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import pathlib

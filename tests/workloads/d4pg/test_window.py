@@ -1,7 +1,5 @@
 """Figures of a window from counters before and after."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -79,7 +77,7 @@ def test_a_window_without_learner_steps_says_nothing():
     assert {} == figures({**now.until(now), **NOTHING})
 
 
-def test_the_gaps_between_the_parts_of_a_window_do_not_count() -> None:
+def test_the_gaps_between_the_parts_of_a_window_do_not_count():
     """Two parts of 5 s and 100 learner steps each, with anything in between."""
     first = Window(0.0, 0, [counted(num_environment_steps=0)]).until(
         Window(5.0, 100, [counted(num_environment_steps=10)])

@@ -1,19 +1,14 @@
 """Batches: as documented, by the seed alone, each held-out example once."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from workloads.data import pipeline, sources
+from workloads.data import pipeline
 
 
-def test_batches_are_as_documented(
-    digits: sources.Source, contexts: Any, make_config: Any
-) -> None:
+def test_batches_are_as_documented(digits, contexts, make_config):
     """Shapes and types are static, pixels are normalised, labels are digits."""
     batch = next(iter(pipeline.train_dataset(digits, contexts(1)[0], make_config())))
 
@@ -23,9 +18,7 @@ def test_batches_are_as_documented(
     assert 0.5 < float(tf.math.reduce_std(batch["image"])) < 1.5
 
 
-def test_augmented_digit_keeps_its_label(
-    digits: sources.Source, contexts: Any, make_config: Any
-) -> None:
+def test_augmented_digit_keeps_its_label(digits, contexts, make_config):
     """Ids join augmented batches to the stored labels and pixels."""
     stored = {}
     for batch in pipeline.evaluation_dataset(
@@ -42,12 +35,10 @@ def test_augmented_digit_keeps_its_label(
         assert np.corrcoef(*flat)[0, 1] > 0.3
 
 
-def test_seed_determines_order_and_augmentation(
-    digits: sources.Source, contexts: Any, make_config: Any
-) -> None:
+def test_seed_determines_order_and_augmentation(digits, contexts, make_config):
     """The same seed gives the same batches over an epoch's end; another one others."""
 
-    def batches(seed: int, count: int) -> list[Any]:
+    def batches(seed, count):
         config = make_config(seed=seed, per_replica_batch_size=32)
         dataset = pipeline.train_dataset(digits, contexts(1)[0], config)
         return list(dataset.take(count).as_numpy_iterator())
@@ -63,9 +54,7 @@ def test_seed_determines_order_and_augmentation(
     assert (ids[:100] != ids[1438:1538]).any()
 
 
-def test_threads_do_not_change_batches(
-    digits: sources.Source, contexts: Any, make_config: Any
-) -> None:
+def test_threads_do_not_change_batches(digits, contexts, make_config):
     """Parallel maps keep the order, so threads are no part of a result."""
     context = contexts(1)[0]
     one = pipeline.train_dataset(digits, context, make_config())
@@ -75,9 +64,7 @@ def test_threads_do_not_change_batches(
         np.testing.assert_array_equal(a["example_id"], b["example_id"])
 
 
-def test_evaluation_counts_each_held_out_example_once(
-    digits: sources.Source, make_config: Any
-) -> None:
+def test_evaluation_counts_each_held_out_example_once(digits, make_config):
     """The filling of the last batch is marked; 359 examples remain."""
     batches = list(
         pipeline.evaluation_dataset(digits, make_config(per_replica_batch_size=64))
@@ -95,7 +82,7 @@ def test_evaluation_counts_each_held_out_example_once(
     assert (len(ids), len(set(ids))) == (359, 359)
 
 
-def test_synthetic_batches_are_cached(make_config: Any) -> None:
+def test_synthetic_batches_are_cached(make_config):
     """Synthetic data is one batch again and again, with ids that say so."""
     dataset = pipeline.synthetic_dataset(make_config(), num_classes=1000)
     first, second = dataset.take(2)

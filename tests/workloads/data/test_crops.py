@@ -1,15 +1,13 @@
 """Random crops of training and the centre of evaluation."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from workloads.data import images, sources
+from workloads.data import images
 
 
-def test_random_boxes_stay_inside_and_keep_their_area() -> None:
+def test_random_boxes_stay_inside_and_keep_their_area():
     """Boxes lie in the image; digits are never mirrored, photographs half the time."""
     seed = tf.constant([1, 2])
     upright = images.random_boxes(2000, images.DIGITS, seed).numpy()
@@ -23,7 +21,7 @@ def test_random_boxes_stay_inside_and_keep_their_area() -> None:
     assert 0.45 < (mirrored[:, 3] < mirrored[:, 1]).mean() < 0.55
 
 
-def test_center_box_of_a_whole_image_is_a_resize() -> None:
+def test_center_box_of_a_whole_image_is_a_resize():
     """Evaluation of digits keeps every pixel: corners stay corners."""
     image = tf.random.stateless_uniform([1, 8, 8, 3], [0, 1], maxval=255.0)
     boxes = images.center_boxes(1, images.DIGITS)
@@ -31,7 +29,7 @@ def test_center_box_of_a_whole_image_is_a_resize() -> None:
     np.testing.assert_allclose(images.crop_batch(image, boxes, 8), image, atol=1e-3)
 
 
-def test_jpeg_crop_equals_the_crop_of_the_whole_image(photos: sources.Source) -> None:
+def test_jpeg_crop_equals_the_crop_of_the_whole_image(photos):
     """Decoding inside the crop gives the pixels of cropping the decoded image."""
     raw = photos.builder.as_dataset(
         split="train", decoders={"image": tfds.decode.SkipDecoding()}

@@ -1,7 +1,5 @@
 """The embedded digits: their split, their bytes, and how they are prepared."""
 
-from __future__ import annotations
-
 import collections
 import pathlib
 
@@ -19,7 +17,7 @@ from workloads.data.digits import digits_dataset_builder
 TIMEOUT_SEC = 300
 
 
-def test_digits_split_is_exact_and_stratified() -> None:
+def test_digits_split_is_exact_and_stratified():
     """1,438 and 359 digits, disjoint, each class with its share to one example."""
     train, test = digits_dataset_builder.stratified_split()
     labels = load_digits().target
@@ -30,16 +28,14 @@ def test_digits_split_is_exact_and_stratified() -> None:
     assert np.abs(np.bincount(labels[test]) - share).max() < 1
 
 
-def test_digits_split_is_fixed() -> None:
+def test_digits_split_is_fixed():
     """The split is part of the data set's version: these are its first indices."""
     _, test = digits_dataset_builder.stratified_split()
 
     assert list(test[:5]) == [2, 4, 5, 21, 27]
 
 
-def test_digits_are_stored_as_png_and_decode_to_scikit_learns_pixels(
-    digits: sources.Source,
-) -> None:
+def test_digits_are_stored_as_png_and_decode_to_scikit_learns_pixels(digits):
     """The bytes in the TFRecords are PNG and hold the original 17 levels of ink."""
     raw = digits.builder.as_dataset(
         split="test", decoders={"image": tfds.decode.SkipDecoding()}
@@ -65,9 +61,7 @@ pathlib.Path(sys.argv[1]).write_text(" ".join(sorted(os.listdir(path))))
 
 
 @pytest.mark.processes
-def test_digits_are_prepared_once_by_many_processes(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_digits_are_prepared_once_by_many_processes(tmp_path, monkeypatch):
     """Two processes that prepare at once both get the same complete set."""
     monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
     program = tmp_path / "prepare.py"
@@ -93,9 +87,7 @@ def test_digits_are_prepared_once_by_many_processes(
     assert [path.name for path in (tmp_path / "digits").iterdir()] == ["1.0.0"]
 
 
-def test_unwritable_cache_says_what_to_set(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_cache_says_what_to_set(tmp_path, monkeypatch):
     """A file in the way of the cache directory is one clear line."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path / "file" / "cache"))

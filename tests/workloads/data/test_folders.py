@@ -1,9 +1,5 @@
 """Folders of images: read like any other set, refused with the file that is wrong."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,22 +10,19 @@ import replicator
 from workloads import catalog
 from workloads.data import audit, folders, pipeline, sources
 
-if TYPE_CHECKING:
-    import pathlib
-
 LABELS = ("cat", "dog", "eel")
 NUM_TRAIN, NUM_TEST = 4, 2  # images of each label
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def root(tmp_path_factory):
     """A folder of JPEGs of different sizes, some with an upper-case suffix."""
     made = tmp_path_factory.mktemp("images")
     write_images(made, "jpeg")
     return made
 
 
-def write_images(root: pathlib.Path, encoding: str) -> None:
+def write_images(root, encoding):
     """Writes the images of all splits and labels."""
     rng = np.random.default_rng(0)
     encode = tf.io.encode_jpeg if encoding == "jpeg" else tf.io.encode_png
@@ -44,7 +37,7 @@ def write_images(root: pathlib.Path, encoding: str) -> None:
     (root / "train" / "cat" / "notes.txt").write_text("not an image")
 
 
-def _config(**fields: Any) -> pipeline.PipelineConfig:
+def _config(**fields):
     settings = {
         "per_replica_batch_size": 3,
         "image_size": 32,
@@ -55,14 +48,12 @@ def _config(**fields: Any) -> pipeline.PipelineConfig:
     return pipeline.PipelineConfig(**(settings | fields))
 
 
-def _batches(
-    source: sources.Source, context: replicator.InputContext, config: Any, count: int
-) -> list[Any]:
+def _batches(source, context, config, count):
     dataset = pipeline.train_dataset(source, context, config)
     return list(dataset.take(count).as_numpy_iterator())
 
 
-def test_a_folder_holds_what_image_folder_finds(root: pathlib.Path) -> None:
+def test_a_folder_holds_what_image_folder_finds(root):
     """Labels, splits and counts of TFDS' own reader, and the common encoding."""
     source = sources.open_source(f"folder:{root}")
     reference = tfds.ImageFolder(str(root))
@@ -91,9 +82,7 @@ def test_a_folder_holds_what_image_folder_finds(root: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_pipelines_share_a_folder_exactly(
-    root: pathlib.Path, count: int, contexts: Any
-) -> None:
+def test_pipelines_share_a_folder_exactly(root, count, contexts):
     """Each file is read by one pipeline, once per epoch."""
     source = sources.open_source(f"folder:{root}")
 
@@ -104,9 +93,7 @@ def test_pipelines_share_a_folder_exactly(
 
 @pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("is_cached", [False, True])
-def test_batches_follow_from_the_seed(
-    root: pathlib.Path, num_threads: int, is_cached: bool, contexts: Any
-) -> None:
+def test_batches_follow_from_the_seed(root, num_threads, is_cached, contexts):
     """Cached or streamed, by any number of threads; epochs differ in their order."""
     source = sources.open_source(f"folder:{root}")
     config = _config(num_threads=num_threads, is_cached=is_cached)
@@ -125,9 +112,7 @@ def test_batches_follow_from_the_seed(
     assert epochs[0] != epochs[1]
 
 
-def test_a_cached_pipeline_needs_its_files_once(
-    tmp_path: pathlib.Path, contexts: Any
-) -> None:
+def test_a_cached_pipeline_needs_its_files_once(tmp_path, contexts):
     """After an epoch the files may go; a streamed one would miss them."""
     write_images(tmp_path, "png")
     source = sources.open_source(f"folder:{tmp_path}")
@@ -150,7 +135,7 @@ def test_a_cached_pipeline_needs_its_files_once(
         list(reads[False])
 
 
-def test_resnet50_trains_and_is_evaluated_on_a_folder(root: pathlib.Path) -> None:
+def test_resnet50_trains_and_is_evaluated_on_a_folder(root):
     """With the checks of any other set."""
     program = _build(f"folder:{root}", cache_data=True)
     loss = program.run()
@@ -161,14 +146,12 @@ def test_resnet50_trains_and_is_evaluated_on_a_folder(root: pathlib.Path) -> Non
     assert all(check.is_passed for check in program.sanity()), program.sanity()
 
 
-def _build(data: str, **options: Any) -> Any:
+def _build(data, **options):
     repl = replicator.create("single", num_replicas=1)
     return build("resnet50", repl, data=data, seed=0, **options)
 
 
-def test_a_relative_path_is_made_absolute(
-    root: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_is_made_absolute(root, monkeypatch):
     """Trials may run in another directory than the one it was typed in."""
     monkeypatch.chdir(root.parent)
 
@@ -176,37 +159,37 @@ def test_a_relative_path_is_made_absolute(
     assert "cifar10" == catalog.absolute_data("cifar10")
 
 
-def _is_missing(root: pathlib.Path) -> None:
+def _is_missing(root):
     (root / "train").rename(root.parent / "elsewhere")
     (root / "test").rename(root.parent / "elsewhere_too")
     root.rmdir()
 
 
-def _is_flat(root: pathlib.Path) -> None:
+def _is_flat(root):
     for label in (root / "train").iterdir():
         label.rename(root / label.name)
     (root / "test").rename(root.parent / "gone")
     (root / "train").rmdir()
 
 
-def _has_no_test(root: pathlib.Path) -> None:
+def _has_no_test(root):
     (root / "test").rename(root / "tset")
 
 
-def _has_no_label(root: pathlib.Path) -> None:
+def _has_no_label(root):
     (root / "test").rename(root.parent / "gone")
     (root / "test").mkdir()
 
 
-def _has_an_empty_label(root: pathlib.Path) -> None:
+def _has_an_empty_label(root):
     (root / "train" / "fox").mkdir()
 
 
-def _has_an_unknown_label(root: pathlib.Path) -> None:
+def _has_an_unknown_label(root):
     (root / "train" / "eel").rename(root.parent / "gone")
 
 
-def _has_a_text_for_an_image(root: pathlib.Path) -> None:
+def _has_a_text_for_an_image(root):
     (root / "train" / "dog" / "1.JPG").write_text("<html>404")
 
 
@@ -240,9 +223,7 @@ def _has_a_text_for_an_image(root: pathlib.Path) -> None:
         (_has_a_text_for_an_image, r"file '.*dog/1\.JPG' is neither a JPEG nor a PNG"),
     ],
 )
-def test_a_wrong_folder_is_refused(
-    tmp_path: pathlib.Path, spoil: Any, message: str
-) -> None:
+def test_a_wrong_folder_is_refused(tmp_path, spoil, message):
     """Before anything is written, by one line that names what is wrong."""
     root = tmp_path / "images"
     write_images(root, "jpeg")
@@ -254,7 +235,7 @@ def test_a_wrong_folder_is_refused(
     assert "\n" not in str(raised.value)
 
 
-def test_an_image_that_cannot_be_decoded_is_named(tmp_path: pathlib.Path) -> None:
+def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
     """Its first bytes are right, so it is found when it is read."""
     write_images(tmp_path, "jpeg")
     for image in sorted((tmp_path / "train" / "dog").iterdir()):
@@ -267,7 +248,7 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path: pathlib.Path) -> Non
         program.run(num_steps=3)
 
 
-def test_the_list_of_layouts_is_tfds_own() -> None:
+def test_the_list_of_layouts_is_tfds_own():
     """Suffixes that TFDS would not find would be missing from its labels."""
     from tensorflow_datasets.core.folder_dataset import image_folder
 

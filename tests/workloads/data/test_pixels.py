@@ -1,7 +1,5 @@
 """Pixels as they are sent to devices: normalised by the pipeline, or there."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

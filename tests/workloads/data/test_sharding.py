@@ -1,21 +1,15 @@
 """Pipelines share a split exactly, and the audit notices when they do not."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
-from workloads.data import audit, pipeline, reading, sources
+from workloads.data import audit, pipeline, reading
 
 
 @pytest.mark.parametrize(
     "num_pipelines",
     [pytest.param(count, marks=pytest.mark.full) for count in (1, 2)] + [3],
 )
-def test_shards_cover_the_split_exactly_once(
-    digits: sources.Source, num_pipelines: int, contexts: Any
-) -> None:
+def test_shards_cover_the_split_exactly_once(digits, num_pipelines, contexts):
     """Over all pipelines an epoch has every id once, also where shares differ.
 
     The full run adds numbers of pipelines whose shares are equal.
@@ -26,9 +20,7 @@ def test_shards_cover_the_split_exactly_once(
     assert "0 missing, 0 read more than once" in check.detail
 
 
-def test_audit_catches_a_pipeline_that_ignores_its_context(
-    digits: sources.Source, contexts: Any
-) -> None:
+def test_audit_catches_a_pipeline_that_ignores_its_context(digits, contexts):
     """Two pipelines that both read everything fail the audit."""
     check = audit.check_shards(digits, contexts(2), lambda *_: "train")
 
@@ -36,9 +28,7 @@ def test_audit_catches_a_pipeline_that_ignores_its_context(
     assert "0 missing, 1438 read more than once" in check.detail
 
 
-def test_audit_catches_a_repeated_context(
-    digits: sources.Source, contexts: Any
-) -> None:
+def test_audit_catches_a_repeated_context(digits, contexts):
     """A replicator that gives both pipelines the same id fails the audit."""
     check = audit.check_shards(digits, [contexts(2)[0]] * 2)
 
@@ -46,9 +36,7 @@ def test_audit_catches_a_repeated_context(
     assert "719 missing, 719 read more than once" in check.detail
 
 
-def test_audit_of_a_large_split_checks_ranges(
-    digits: sources.Source, monkeypatch: pytest.MonkeyPatch, contexts: Any
-) -> None:
+def test_audit_of_a_large_split_checks_ranges(digits, monkeypatch, contexts):
     """Beyond the reading limit the ranges are checked, and still catch a repeat."""
     monkeypatch.setattr(audit, "_MOST_IDS_READ", 10)
 
@@ -60,7 +48,7 @@ def test_audit_of_a_large_split_checks_ranges(
     assert "ids not read" in good.detail
 
 
-def test_pipelines_of_other_processes_are_taken_into_account(digits, contexts: Any):
+def test_pipelines_of_other_processes_are_taken_into_account(digits, contexts):
     """One worker of three sees its own context; a wrong pair of own ones is found."""
     good = audit.check_shards(digits, [contexts(3)[1]])
     bad = audit.check_shards(digits, [contexts(3)[1]] * 2)
@@ -71,8 +59,8 @@ def test_pipelines_of_other_processes_are_taken_into_account(digits, contexts: A
 
 
 def test_pipelines_of_different_contexts_read_different_examples(
-    digits: sources.Source, contexts: Any, make_config: Any
-) -> None:
+    digits, contexts, make_config
+):
     """What training pipelines yield in their first epoch is disjoint and complete."""
     seen = []
     for context in contexts(2):
@@ -84,7 +72,7 @@ def test_pipelines_of_different_contexts_read_different_examples(
     assert len(seen[0] | seen[1]) == 1438
 
 
-def test_consumed_audit_catches_a_batch_given_to_two_replicas() -> None:
+def test_consumed_audit_catches_a_batch_given_to_two_replicas():
     """An id twice within a step, or twice within an epoch, fails; later epochs pass."""
     good = audit.check_consumed(
         [(4, [1, 2, 3, 4]), (8, [5, 6, 7, 8])], first_epoch_size=8
@@ -112,14 +100,12 @@ def test_consumed_audit_catches_a_batch_given_to_two_replicas() -> None:
     )
 
 
-def test_audit_of_no_step_fails() -> None:
+def test_audit_of_no_step_fails():
     """Nothing recorded is no proof."""
     assert not audit.check_consumed([], first_epoch_size=8).is_passed
 
 
-def test_more_pipelines_than_examples_is_an_error(
-    photos: sources.Source, contexts: Any
-) -> None:
+def test_more_pipelines_than_examples_is_an_error(photos, contexts):
     """A pipeline without an example is refused with both numbers."""
     with pytest.raises(
         ValueError, match=r"12 training examples for 13 input pipelines"

@@ -1,12 +1,9 @@
 """The text of TensorFlow's Python files: which bytes, which order, which split."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import importlib.metadata
 import random
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,10 +11,6 @@ import pytest
 import replicator
 from workloads.data import text
 from workloads.data.tensorflow_source import files
-
-if TYPE_CHECKING:
-    import pathlib
-    from collections.abc import Callable
 
 # Of the release that the lock installs, on every machine and every Python.
 VERSION = "2.21.0"
@@ -28,19 +21,17 @@ FIRST = "2d004aff1682a668"  # of the first four pieces that are held out
 
 
 @pytest.fixture(scope="session")
-def source(data_dirs: pathlib.Path) -> text.TextSource:
+def source(data_dirs):
     """The text, prepared in the session's directory."""
     del data_dirs
     return text.open_source("tensorflow_source")
 
 
 @pytest.fixture
-def package(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., None]:
+def package(tmp_path, monkeypatch):
     """Installs a package of given files in place of TensorFlow, listed in any order."""
 
-    def install(contents: dict[str, bytes], version: str = "9.9.9") -> None:
+    def install(contents, version="9.9.9"):
         info = tmp_path / f"tensorflow-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Name: tensorflow\nVersion: {version}\n")
@@ -62,7 +53,7 @@ def package(
     importlib.metadata.version("tensorflow") != VERSION,
     reason=f"the digest is that of TensorFlow {VERSION}",
 )
-def test_every_machine_reads_the_same_bytes(source: text.TextSource) -> None:
+def test_every_machine_reads_the_same_bytes(source):
     """These, from any wheel of the release; TFDS stores them in one order."""
     found = source.metadata
     tokens, _ = text.held_out(source, num_sequences=4, sequence_length=1024)
@@ -82,9 +73,7 @@ def test_every_machine_reads_the_same_bytes(source: text.TextSource) -> None:
     assert f"bytes of tensorflow {VERSION}, SHA-256 {DIGEST}" in check.detail
 
 
-def test_generated_files_are_left_out_and_the_order_is_that_of_paths(
-    package: Callable[..., None],
-) -> None:
+def test_generated_files_are_left_out_and_the_order_is_that_of_paths(package):
     """Whatever the list of the package says first; equal files count once."""
     package(
         {
@@ -110,7 +99,7 @@ def test_generated_files_are_left_out_and_the_order_is_that_of_paths(
     assert "9.9.9" == files.version()
 
 
-def test_the_digest_is_of_paths_and_contents() -> None:
+def test_the_digest_is_of_paths_and_contents():
     """Bytes that move from one file to the next change it."""
     digests = {
         files.digest_of(
@@ -122,7 +111,7 @@ def test_the_digest_is_of_paths_and_contents() -> None:
     assert 3 == len(digests)
 
 
-def test_files_are_cut_from_their_start() -> None:
+def test_files_are_cut_from_their_start():
     """What remains is left out."""
     content = bytes(range(256)) * 9
     file = files.File(path="a", content=content)
@@ -130,9 +119,7 @@ def test_files_are_cut_from_their_start() -> None:
     assert [content[:1024], content[1024:2048]] == file.chunks
 
 
-def test_a_file_that_was_changed_is_refused(
-    package: Callable[..., None], tmp_path: pathlib.Path, source: text.TextSource
-) -> None:
+def test_a_file_that_was_changed_is_refused(package, tmp_path, source):
     """By name; a trial that reads the text of before fails its check."""
     package({"tensorflow/a.py": b"a"})
     intact = text.check(source)
@@ -159,12 +146,7 @@ def test_a_file_that_was_changed_is_refused(
         ("2.22.0", r"tensorflow 2\.22\.0 is installed without a list of its files"),
     ],
 )
-def test_other_installations_are_refused(
-    version: str,
-    message: str,
-    package: Callable[..., None],
-    tmp_path: pathlib.Path,
-) -> None:
+def test_other_installations_are_refused(version, message, package, tmp_path):
     """One that is no release, one without a list of files."""
     package({"tensorflow/a.py": b"a"}, version)
     (tmp_path / f"tensorflow-{version}.dist-info/RECORD").unlink()
@@ -174,7 +156,7 @@ def test_other_installations_are_refused(
         read()
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(monkeypatch):
     """It may be installed under another name."""
     monkeypatch.setattr(files, "PACKAGE", "tensorflow-none")
 
@@ -184,7 +166,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         files.read()
 
 
-def test_no_file_is_in_both_splits(source: text.TextSource) -> None:
+def test_no_file_is_in_both_splits(source):
     """About one file in 20 is held out."""
     splits = []
     for split in ("train", "test"):
@@ -196,13 +178,13 @@ def test_no_file_is_in_both_splits(source: text.TextSource) -> None:
     assert 0.03 < len(test) / len(train | test) < 0.07
 
 
-def _skipped() -> Any:
+def _skipped():
     import tensorflow_datasets as tfds
 
     return tfds.decode.SkipDecoding()
 
 
-def make_batches(source: text.TextSource, seed: int, pipeline_id: int = 0) -> Any:
+def make_batches(source, seed, pipeline_id=0):
     """The first two batches of one of two pipelines."""
     context = replicator.InputContext(
         num_input_pipelines=2, input_pipeline_id=pipeline_id, num_replicas_in_sync=2
@@ -217,7 +199,7 @@ def make_batches(source: text.TextSource, seed: int, pipeline_id: int = 0) -> An
     ]
 
 
-def test_batches_depend_on_the_seed_and_the_pipeline(source: text.TextSource) -> None:
+def test_batches_depend_on_the_seed_and_the_pipeline(source):
     """The same ones again; crops of the text, at places that differ."""
     first = make_batches(source, 1)
     everything = b"\0".join(file.content for file in files.read())
@@ -236,7 +218,7 @@ def test_batches_depend_on_the_seed_and_the_pipeline(source: text.TextSource) ->
     assert 8 == len(set(places))
 
 
-def test_another_text_is_refused() -> None:
+def test_another_text_is_refused():
     """With the one that there is."""
     with pytest.raises(ValueError, match=r"data 'books' is not a text: use 'tensorflo"):
         text.open_source("books")

@@ -1,9 +1,5 @@
 """Any prepared TFDS set of labelled images, and what is wrong with others."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,13 +8,8 @@ import tensorflow_datasets as tfds
 from workloads import catalog
 from workloads.data import names, pipeline, sources
 
-if TYPE_CHECKING:
-    import pathlib
 
-
-def test_tfds_set_of_jpegs_is_read_like_the_digits(
-    photos: sources.Source, contexts: Any, make_config: Any
-) -> None:
+def test_tfds_set_of_jpegs_is_read_like_the_digits(photos, contexts, make_config):
     """Large images come through their own path with the same batch."""
     config = make_config(per_replica_batch_size=4, num_threads=2)
     batch = next(iter(pipeline.train_dataset(photos, contexts(1)[0], config)))
@@ -35,9 +26,7 @@ def test_tfds_set_of_jpegs_is_read_like_the_digits(
     catalog.check_data("resnet50", "photos:1.0.0")
 
 
-def test_newest_prepared_version_is_read(
-    photos: sources.Source, data_dirs: pathlib.Path
-) -> None:
+def test_newest_prepared_version_is_read(photos, data_dirs):
     """Version 1.10.0 is newer than 1.9.0."""
     original = data_dirs / "tfds" / "photos" / "1.0.0"
     for version in ("1.9.0", "1.10.0"):
@@ -50,7 +39,7 @@ def test_newest_prepared_version_is_read(
     assert names.find_prepared("photos_again:1.9.0").name == "1.9.0"
 
 
-def test_set_without_labels_is_refused(data_dirs: pathlib.Path) -> None:
+def test_set_without_labels_is_refused(data_dirs):
     """A prepared set that is no image classification says what it holds."""
     tfds.dataset_builders.store_as_tfds_dataset(
         name="sentences",
@@ -75,9 +64,7 @@ def test_set_without_labels_is_refused(data_dirs: pathlib.Path) -> None:
         ("imagenet2012", r"which takes up to 155 GB that you download by hand"),
     ],
 )
-def test_a_set_that_is_not_prepared_says_what_to_do(
-    tmp_path: pathlib.Path, name: str, cost: str
-) -> None:
+def test_a_set_that_is_not_prepared_says_what_to_do(tmp_path, name, cost):
     """The command, what it costs, and the set that is there already."""
     with pytest.raises(ValueError, match=cost) as raised:
         catalog.check_data("resnet50", name, tmp_path)
@@ -88,9 +75,7 @@ def test_a_set_that_is_not_prepared_says_what_to_do(
     assert "\n" not in text
 
 
-def _store(
-    data_dir: pathlib.Path, name: str, image: Any, examples: list[Any], classes: int = 3
-) -> None:
+def _store(data_dir, name, image, examples, classes=3):
     """Writes a set whose two splits hold the same examples."""
     tfds.dataset_builders.store_as_tfds_dataset(
         name=name,
@@ -103,7 +88,7 @@ def _store(
     )
 
 
-def test_a_set_is_found_where_it_is_said_to_be(tmp_path: pathlib.Path) -> None:
+def test_a_set_is_found_where_it_is_said_to_be(tmp_path):
     """--data-dir goes before TFDS_DATA_DIR."""
     pixels = np.zeros((8, 8, 3), np.uint8)
     image = tfds.features.Image(shape=(8, 8, 3))
@@ -121,9 +106,7 @@ def test_a_set_is_found_where_it_is_said_to_be(tmp_path: pathlib.Path) -> None:
         ((8, 8, 1), np.uint16, r"shape \[8, 8, 1\] and type uint16"),
     ],
 )
-def test_images_of_another_shape_are_refused(
-    tmp_path: pathlib.Path, shape: Any, dtype: Any, found: str
-) -> None:
+def test_images_of_another_shape_are_refused(tmp_path, shape, dtype, found):
     """With what they are and what they need to be."""
     feature = tfds.features.Image(shape=shape, dtype=dtype, encoding_format="png")
     example = {"image": np.zeros(shape, dtype), "label": 0}
@@ -133,9 +116,7 @@ def test_images_of_another_shape_are_refused(
         catalog.check_data("resnet50", "odd", tmp_path)
 
 
-def test_a_label_outside_the_classes_is_named(
-    data_dirs: pathlib.Path, make_config: Any
-) -> None:
+def test_a_label_outside_the_classes_is_named(data_dirs, make_config):
     """As in test splits whose labels are secret, where all are -1."""
     image = tfds.features.Image(shape=(8, 8, 3), encoding_format="png")
     examples = [
@@ -154,7 +135,7 @@ def test_a_label_outside_the_classes_is_named(
     ) == source.explain(raised.value)
 
 
-def test_damaged_set_says_to_prepare_it_again(data_dirs: pathlib.Path) -> None:
+def test_damaged_set_says_to_prepare_it_again(data_dirs):
     """A directory without feature descriptions is named, with the fix."""
     place = data_dirs / "tfds" / "damaged" / "1.0.0"
     place.mkdir(parents=True)

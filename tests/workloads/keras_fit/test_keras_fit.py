@@ -1,7 +1,5 @@
 """``fit`` as a workload: its loop, its models, two replicas against one."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import threading

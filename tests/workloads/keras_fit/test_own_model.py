@@ -1,7 +1,5 @@
 """Anybody's Keras model as a workload: on every backend, and what is refused."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 

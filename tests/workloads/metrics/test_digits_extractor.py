@@ -1,9 +1,6 @@
 """The embedded classifier: accurate, reproducible, kept by its digest."""
 
-from __future__ import annotations
-
 import shutil
-from typing import TYPE_CHECKING
 
 import case_cluster
 import fork_server
@@ -15,27 +12,24 @@ from workloads.data import names
 from workloads.metrics.ends import disjoint_halves, ends_of_scale
 from workloads.metrics.evaluator import METRICS, Evaluator
 from workloads.metrics.extractors import digits
-from workloads.metrics.extractors.base import FeatureExtractor, to_uint8
+from workloads.metrics.extractors.base import to_uint8
 from workloads.metrics.extractors.digits_images import load_digits
-
-if TYPE_CHECKING:
-    import pathlib
 
 
 @pytest.fixture(scope="module")
-def extractor(data_dirs: object) -> FeatureExtractor:
+def extractor(data_dirs):
     """The classifier, trained once."""
     return digits.open_digits()
 
 
 @pytest.fixture(scope="module")
-def evaluator(extractor: FeatureExtractor) -> Evaluator:
+def evaluator(extractor):
     """Scores against the training digits."""
     images, _ = load_digits("train")
     return Evaluator(extractor, images, reference_name="digits/train")
 
 
-def test_the_classifier_knows_held_out_digits(extractor: FeatureExtractor) -> None:
+def test_the_classifier_knows_held_out_digits(extractor):
     """At least 98 % of the 359 digits that it was not trained on."""
     images, labels = load_digits("test")
 
@@ -54,9 +48,7 @@ digits_training.main(sys.argv[1])
 
 
 @pytest.mark.processes
-def test_an_epoch_gives_the_same_bits_in_every_process(
-    data_dirs: object, tmp_path: pathlib.Path
-) -> None:
+def test_an_epoch_gives_the_same_bits_in_every_process(data_dirs, tmp_path):
     """Two processes of one thread make the same weights, which are not the first."""
     program = tmp_path / "train.py"
     program.write_text(_TRAIN)
@@ -81,11 +73,7 @@ def test_an_epoch_gives_the_same_bits_in_every_process(
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_training_again_gives_the_same_bits(
-    extractor: FeatureExtractor,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: pathlib.Path,
-) -> None:
+def test_training_again_gives_the_same_bits(extractor, monkeypatch, tmp_path):
     """Another process, where no weights are kept, makes the same digest.
 
     For the full run: the test above has one epoch of it.
@@ -102,7 +90,7 @@ def test_training_again_gives_the_same_bits(
     assert sorted(p.suffix for p in path.parent.iterdir()) == [".lock", ".npz"]
 
 
-def test_the_scale_has_two_ends(evaluator: Evaluator) -> None:
+def test_the_scale_has_two_ends(evaluator):
     """Held-out digits score far better than noise, by every metric, on one axis."""
     held_out, _ = load_digits("test")
 
@@ -120,31 +108,29 @@ def test_the_scale_has_two_ends(evaluator: Evaluator) -> None:
             assert noise.protocol.reference == ""
         else:
             assert protocol.num_reference_examples == 1438
-        assert better.high < worse.low  # type: ignore[operator]
+        assert better.high < worse.low
     metric = ends.data[0].as_quality_metric()
     assert evaluator.extractor.digest[:16] in metric.protocol
 
 
-def test_random_halves_of_one_set_cannot_be_distinguished(
-    extractor: FeatureExtractor,
-) -> None:
+def test_random_halves_of_one_set_cannot_be_distinguished(extractor):
     """The unbiased kernel distance of real digits to others is zero, to its error."""
     first, second = disjoint_halves(load_digits("test")[0])
 
     judge = Evaluator(extractor, first, reference_name="half", metrics=["kid"])
     kid = judge.score(second)[0].estimate
 
-    assert kid.low < 0.0 < kid.high  # type: ignore[operator]
+    assert kid.low < 0.0 < kid.high
 
 
-def test_features_have_mean_square_one(extractor: FeatureExtractor) -> None:
+def test_features_have_mean_square_one(extractor):
     """So the scale of the kernel distance does not depend on the training."""
     features = extractor.extract(load_digits("train")[0]).features
 
     assert pytest.approx(1.0, rel=1e-3) == np.square(features).mean()
 
 
-def test_resized_digits_are_another_protocol(extractor: FeatureExtractor) -> None:
+def test_resized_digits_are_another_protocol(extractor):
     """Sizes that 8 divides are averaged over areas; the preparation says so."""
     images, _ = load_digits("test")
     enlarged = images.repeat(4, axis=1).repeat(4, axis=2).repeat(3, axis=3)
@@ -158,9 +144,7 @@ def test_resized_digits_are_another_protocol(extractor: FeatureExtractor) -> Non
     )
 
 
-def test_images_of_another_size_than_the_reference_are_refused(
-    evaluator: Evaluator,
-) -> None:
+def test_images_of_another_size_than_the_reference_are_refused(evaluator):
     """Resizing changes scores, so it is never done silently."""
     with pytest.raises(
         ValueError, match=r"images of \(16, 16, 1\) .* with the same code"
@@ -168,14 +152,14 @@ def test_images_of_another_size_than_the_reference_are_refused(
         evaluator.score(np.zeros((5, 16, 16, 1), np.uint8))
 
 
-def test_unknown_scores_are_refused(extractor: FeatureExtractor) -> None:
+def test_unknown_scores_are_refused(extractor):
     """The error lists those that there are."""
     images = np.zeros((5, 8, 8, 1), np.uint8)
     with pytest.raises(ValueError, match=r"\['fod'\] are unknown: choose from \['fid'"):
         Evaluator(extractor, images, reference_name="x", metrics=["fod"])
 
 
-def test_images_must_be_pixels(extractor: FeatureExtractor) -> None:
+def test_images_must_be_pixels(extractor):
     """Floats and wrong shapes are errors that say what to use."""
     with pytest.raises(ValueError, match=r"type float32 must be uint8 .* use to_uint8"):
         extractor.extract(np.zeros((1, 8, 8, 1), np.float32))
@@ -183,7 +167,7 @@ def test_images_must_be_pixels(extractor: FeatureExtractor) -> None:
         extractor.extract(np.zeros((8, 8, 1), np.uint8))
 
 
-def test_floats_become_pixels_as_a_viewer_stores_them() -> None:
+def test_floats_become_pixels_as_a_viewer_stores_them():
     """Clipped, and rounded to the nearest level; not a number is an error."""
     values = np.array([-2.0, -1.0, 0.0, 0.999, 1.0, 5.0])
 
@@ -194,7 +178,7 @@ def test_floats_become_pixels_as_a_viewer_stores_them() -> None:
         to_uint8(np.array([np.nan]), low=-1.0, high=1.0)
 
 
-def test_halves_are_disjoint() -> None:
+def test_halves_are_disjoint():
     """No image is in both; one image has no halves."""
     first, second = disjoint_halves(np.arange(9))
 
@@ -203,11 +187,7 @@ def test_halves_are_disjoint() -> None:
         disjoint_halves(np.arange(1))
 
 
-def test_weights_that_are_damaged_say_how_to_fix_them(
-    extractor: FeatureExtractor,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: pathlib.Path,
-) -> None:
+def test_weights_that_are_damaged_say_how_to_fix_them(extractor, monkeypatch, tmp_path):
     """A file that is no archive is named, with what to do."""
     whole = digits.cache_path().read_bytes()
     monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
@@ -219,11 +199,7 @@ def test_weights_that_are_damaged_say_how_to_fix_them(
         digits.open_digits()
 
 
-def test_a_place_that_cannot_be_written_is_named(
-    extractor: FeatureExtractor,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: object,
-) -> None:
+def test_a_place_that_cannot_be_written_is_named(extractor, monkeypatch, tmp_path):
     """A file where the directory should be."""
     blocked = digits.cache_path()  # a file, where a folder is needed
     monkeypatch.setenv("REPLICATOR_DATA_DIR", str(blocked))
@@ -233,9 +209,7 @@ def test_a_place_that_cannot_be_written_is_named(
 
 
 @pytest.mark.processes
-def test_a_training_that_hangs_is_ended(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object
-) -> None:
+def test_a_training_that_hangs_is_ended(monkeypatch, tmp_path):
     """After the most time that it may take, with an error and no process left."""
     monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
     monkeypatch.setattr(digits, "_MOST_SEC", 0.05)
@@ -245,11 +219,7 @@ def test_a_training_that_hangs_is_ended(
 
 
 @pytest.mark.processes
-def test_a_training_that_fails_says_why(
-    extractor: FeatureExtractor,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: object,
-) -> None:
+def test_a_training_that_fails_says_why(extractor, monkeypatch, tmp_path):
     """The last line of the process is in the error, and nothing is left behind."""
     monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
     monkeypatch.setattr(digits.digits_training, "__name__", "no_such_module")

@@ -4,10 +4,6 @@ The published numbers are in ``goldens.json``, written by ``write_goldens.py`` f
 torch-fidelity 0.4.0 (torch 2.15.0) and TF-GAN 2.1.0 (TensorFlow 2.21.0).
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -20,18 +16,18 @@ RTOL_CLOSED_FORM = 1e-12  # float64, of some hundred operations
 CASES = ("gaussian", "rectified", "fewer_examples_than_features")
 
 
-def rotation(num_features: int, rng: np.random.Generator) -> np.ndarray:
+def rotation(num_features, rng):
     """Returns an orthogonal matrix."""
     return np.linalg.qr(rng.normal(size=(num_features, num_features)))[0]
 
 
-def exact_moments(mean: np.ndarray, covariance: np.ndarray) -> Moments:
+def exact_moments(mean, covariance):
     """Returns the moments of so many examples that they are the distribution's."""
     count = 10**9
     return Moments(num_examples=count + 1, mean=mean, scatter=covariance * count)
 
 
-def test_one_dimension_has_its_closed_form() -> None:
+def test_one_dimension_has_its_closed_form():
     """(m1 - m2)^2 + (s1 - s2)^2 for standard deviations s."""
     first = Gaussian.with_covariance(np.array([1.0]), np.array([[4.0]]))
     second = Gaussian.with_covariance(np.array([-2.0]), np.array([[0.25]]))
@@ -42,9 +38,7 @@ def test_one_dimension_has_its_closed_form() -> None:
 
 
 @pytest.mark.parametrize("num_features", [1, 7, 64])
-def test_rotated_diagonal_gaussians_have_their_closed_form(
-    num_features: int, rng: np.random.Generator
-) -> None:
+def test_rotated_diagonal_gaussians_have_their_closed_form(num_features, rng):
     """With shared axes: |m1 - m2|^2 + sum (sqrt l1 - sqrt l2)^2, in any rotation."""
     axes = rotation(num_features, rng)
     first, second = rng.uniform(0.01, 9.0, size=(2, num_features))
@@ -60,7 +54,7 @@ def test_rotated_diagonal_gaussians_have_their_closed_form(
     assert pytest.approx(expected, rel=RTOL_CLOSED_FORM * num_features) == value
 
 
-def test_two_by_two_that_do_not_commute_have_their_closed_form() -> None:
+def test_two_by_two_that_do_not_commute_have_their_closed_form():
     """In two dimensions tr (S1 S2)^1/2 = sqrt(tr S1 S2 + 2 sqrt(det S1 S2))."""
     first = np.array([[2.0, 1.0], [1.0, 3.0]])
     second = np.array([[5.0, -2.0], [-2.0, 1.0]])
@@ -76,9 +70,7 @@ def test_two_by_two_that_do_not_commute_have_their_closed_form() -> None:
     assert pytest.approx(expected, rel=RTOL_CLOSED_FORM) == value
 
 
-def test_tiny_and_missing_directions_keep_their_digits(
-    rng: np.random.Generator,
-) -> None:
+def test_tiny_and_missing_directions_keep_their_digits(rng):
     """Eigenvalues over twelve decades, and zeros, cost no more than rounding.
 
     Square roots of the eigenvalues of the product are wrong by 1e-8 here.
@@ -97,7 +89,7 @@ def test_tiny_and_missing_directions_keep_their_digits(
     assert pytest.approx(expected, rel=1e-10) == value
 
 
-def test_a_distance_is_symmetric_and_zero_to_itself(rng: np.random.Generator) -> None:
+def test_a_distance_is_symmetric_and_zero_to_itself(rng):
     """d(a, b) = d(b, a), d(a, a) = 0."""
     first = Moments.of(rng.normal(size=(50, 8)))
     second = Moments.of(rng.gamma(1.0, size=(60, 8)))
@@ -116,9 +108,7 @@ def test_a_distance_is_symmetric_and_zero_to_itself(rng: np.random.Generator) ->
     # TF-GAN drops those below 1e-10, and divides the covariance by n - 1 too.
     [("torch_fidelity", 1e-6), ("tensorflow_gan", 1e-5)],
 )
-def test_fid_is_the_published_one(
-    case: str, source: str, rel: float, golden_features: Any, goldens: Any
-) -> None:
+def test_fid_is_the_published_one(case, source, rel, golden_features, goldens):
     """Fixed features give the numbers of torch-fidelity and TF-GAN."""
     first, second = golden_features.features(case)
 
@@ -127,7 +117,7 @@ def test_fid_is_the_published_one(
     assert pytest.approx(goldens[source]["fid"][case], rel=rel) == value
 
 
-def test_intervals_cover_and_extrapolation_removes_the_bias() -> None:
+def test_intervals_cover_and_extrapolation_removes_the_bias():
     """Of 150 generators' draws, about 95 % of intervals hold what they promise.
 
     The interval of the FID promises the mean FID of that n; that of FID-infinity the
@@ -158,21 +148,21 @@ def test_intervals_cover_and_extrapolation_removes_the_bias() -> None:
     assert centre - truth > 5 * spread  # the bias is there, and is removed:
     assert abs(np.mean([s.value for s in infinite]) - truth) < 3 * spread
     for scores, target in ((plain, centre), (infinite, truth)):
-        covered = np.mean([s.low <= target <= s.high for s in scores])  # type: ignore[operator]
+        covered = np.mean([s.low <= target <= s.high for s in scores])
         assert 0.90 <= covered <= 1.0
         widths = np.array([s.high - s.value for s in scores]) / 1.96
         ratio = widths.mean() / np.std([s.value for s in scores])
         assert 0.85 <= ratio <= 1.3
 
 
-def test_the_line_is_least_squares(rng: np.random.Generator) -> None:
+def test_the_line_is_least_squares(rng):
     """The extrapolated value is the constant of NumPy's fitted line."""
     x, y = np.arange(1, 8) / 50.0, rng.normal(size=7)
 
     assert pytest.approx(np.polyfit(x, y, 1)[1], rel=1e-10) == intercept(x, y)
 
 
-def test_a_figure_says_how_much_is_behind_it(rng: np.random.Generator) -> None:
+def test_a_figure_says_how_much_is_behind_it(rng):
     """Name, unit, n and how the interval was made are in it."""
     reference = Moments.of(rng.normal(size=(40, 4)))
 
@@ -185,7 +175,7 @@ def test_a_figure_says_how_much_is_behind_it(rng: np.random.Generator) -> None:
     assert "7 sizes from 8 up" in infinite.method
 
 
-def test_a_singular_covariance_has_a_value_but_no_interval() -> None:
+def test_a_singular_covariance_has_a_value_but_no_interval():
     """With n not above the number of features the reason stands in its place."""
     random = np.random.default_rng(1)
     score = fid.fid(random.normal(size=(5, 8)), Moments.of(random.normal(size=(9, 8))))
@@ -196,7 +186,7 @@ def test_a_singular_covariance_has_a_value_but_no_interval() -> None:
     )
 
 
-def test_a_collapsed_generator_has_a_score() -> None:
+def test_a_collapsed_generator_has_a_score():
     """Equal images have covariance zero: |m - m_r|^2 + tr S_r, and no spread."""
     real = exact_moments(np.zeros(3), np.eye(3))
 
@@ -206,7 +196,7 @@ def test_a_collapsed_generator_has_a_score() -> None:
     assert (score.low, score.high) == (score.value, score.value)
 
 
-def test_wrong_input_is_refused(rng: np.random.Generator) -> None:
+def test_wrong_input_is_refused(rng):
     """Each message says what was passed and what to do."""
     features = rng.normal(size=(23, 4))
     with pytest.raises(ValueError, match="length 4 and 3 cannot be compared"):

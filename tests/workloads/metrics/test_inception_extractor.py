@@ -1,9 +1,6 @@
 """Inception from the graph of 2015, with made-up weights of the real shapes."""
 
-from __future__ import annotations
-
 import hashlib
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,36 +8,33 @@ import tensorflow as tf
 
 from workloads.metrics.extractors.inception import open_inception, prepare
 
-if TYPE_CHECKING:
-    import pathlib
-
 NUM_FEATURES, NUM_CLASSES = 2048, 1008
 RTOL_FLOAT32 = 1e-4  # a mean over 89,401 pixels and a product of 2,048 terms
 
 
 @pytest.fixture(scope="module")
-def images() -> np.ndarray:
+def images():
     """Three images of the network's own size."""
     generator = np.random.default_rng(0)
     return generator.integers(0, 256, size=(3, 299, 299, 3), dtype=np.uint8)
 
 
 @pytest.fixture(scope="module")
-def kernels() -> Any:
+def kernels():
     """Weights of a network that averages pixels, and of its classifier."""
     generator = np.random.default_rng(1)
     pool = generator.normal(size=(3, NUM_FEATURES)).astype(np.float32)
     return pool, generator.normal(size=(NUM_FEATURES, NUM_CLASSES)).astype(np.float32)
 
 
-def expected(images: np.ndarray, kernels: Any) -> tuple[np.ndarray, np.ndarray]:
+def expected(images, kernels):
     """Features and logits of that network, in float64."""
     pool, classifier = (kernel.astype(np.float64) for kernel in kernels)
     features = ((images - 128.0) / 128.0).mean(axis=(1, 2)) @ pool
     return features, features @ classifier
 
 
-def write_graph(path: pathlib.Path, kernels: Any, *, logits_name: str) -> None:
+def write_graph(path, kernels, *, logits_name):
     """Writes a frozen graph with the node names of 2015, for one image at a time."""
     with tf.Graph().as_default() as graph:
         image = tf.compat.v1.placeholder(tf.float32, [1, 299, 299, 3], name="Mul")
@@ -56,9 +50,7 @@ def write_graph(path: pathlib.Path, kernels: Any, *, logits_name: str) -> None:
 
 
 @pytest.mark.parametrize("logits_name", ["softmax/logits/MatMul", "logits"])
-def test_a_frozen_graph_takes_many_images(
-    tmp_path: pathlib.Path, images: np.ndarray, kernels: Any, logits_name: str
-) -> None:
+def test_a_frozen_graph_takes_many_images(tmp_path, images, kernels, logits_name):
     """Features and logits without bias, of the original graph and of TF-GAN's copy."""
     path = tmp_path / "classify_image_graph_def.pb"
     write_graph(path, kernels, logits_name=logits_name)
@@ -72,7 +64,7 @@ def test_a_frozen_graph_takes_many_images(
     assert hashlib.sha256(path.read_bytes()).hexdigest() == extractor.digest
 
 
-def test_images_are_resized_as_in_2015() -> None:
+def test_images_are_resized_as_in_2015():
     """Output pixel i comes from input i * size / 299, with nothing beyond the last."""
     small = np.arange(4 * 4, dtype=np.uint8).reshape(1, 4, 4, 1).repeat(3, axis=3) * 16
     position = np.arange(299) * (4 / 299)
@@ -89,9 +81,7 @@ def test_images_are_resized_as_in_2015() -> None:
     np.testing.assert_allclose(prepared[0, :, :, 1], (square - 128) / 128, atol=1e-4)
 
 
-def test_a_network_of_another_size_is_refused(
-    tmp_path: pathlib.Path, kernels: Any
-) -> None:
+def test_a_network_of_another_size_is_refused(tmp_path, kernels):
     """2,048 features and at least 1,000 classes, or it is not Inception v3."""
     path = tmp_path / "small.pb"
     small = kernels[0][:, :64], kernels[1][:64, :10]
@@ -109,9 +99,7 @@ def test_a_network_of_another_size_is_refused(
         (b"", r"no nodes \['Mul', 'pool_3', 'softmax/logits/MatMul'\]"),
     ],
 )
-def test_other_files_are_refused(
-    tmp_path: pathlib.Path, content: bytes | None, message: str
-) -> None:
+def test_other_files_are_refused(tmp_path, content, message):
     """One line that says what to point to instead."""
     path = tmp_path / "weights.pb"
     if content is not None:

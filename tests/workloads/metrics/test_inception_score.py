@@ -3,10 +3,6 @@
 The published numbers: see ``test_fid.py``.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import scipy.stats
@@ -15,7 +11,7 @@ from workloads.metrics.inception_score import inception_score
 
 
 @pytest.mark.parametrize("num_splits", [1, 5])
-def test_the_ends_of_the_scale(num_splits: int) -> None:
+def test_the_ends_of_the_scale(num_splits):
     """Sure and even over 10 classes is 10; never sure, or always one class, is 1."""
     sure = 1e3 * np.tile(np.eye(10), (20, 1))
     never = np.zeros((200, 10))
@@ -28,7 +24,7 @@ def test_the_ends_of_the_scale(num_splits: int) -> None:
     assert pytest.approx([10.0, 1.0, 1.0], rel=1e-12) == [s.value for s in scores]
 
 
-def test_two_kinds_of_examples_have_their_closed_form() -> None:
+def test_two_kinds_of_examples_have_their_closed_form():
     """Half p, half its mirror image: exp(log 2 - H(p)) for two classes."""
     p = 0.8
     logits = np.log([[p, 1 - p], [1 - p, p]] * 10)
@@ -41,9 +37,7 @@ def test_two_kinds_of_examples_have_their_closed_form() -> None:
 
 
 @pytest.mark.parametrize("source", ["torch_fidelity", "tensorflow_gan"])
-def test_the_score_is_the_published_one(
-    source: str, golden_features: Any, goldens: Any
-) -> None:
+def test_the_score_is_the_published_one(source, golden_features, goldens):
     """Fixed logits give the mean over splits of torch-fidelity and TF-GAN.
 
     Their +- is the standard deviation over k splits; the interval is t / sqrt(k - 1)
@@ -65,7 +59,7 @@ def test_the_score_is_the_published_one(
     assert "Student's t over splits; 5 of 100 examples" == score.method
 
 
-def test_one_split_has_no_interval() -> None:
+def test_one_split_has_no_interval():
     """The reason stands in its place."""
     score = inception_score(np.eye(3), num_splits=1)
 
@@ -74,7 +68,7 @@ def test_one_split_has_no_interval() -> None:
 
 
 @pytest.mark.parametrize("num_splits", [0, 4])
-def test_impossible_splits_are_refused(num_splits: int) -> None:
+def test_impossible_splits_are_refused(num_splits):
     """The allowed range is in the error."""
     with pytest.raises(ValueError, match="must be between 1 and the 3 examples"):
         inception_score(np.eye(3), num_splits=num_splits)

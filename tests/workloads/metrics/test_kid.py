@@ -3,23 +3,19 @@
 The published numbers: see ``test_fid.py``.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 
 from workloads.metrics.kid import kid
 
 
-def by_definition(first: np.ndarray, second: np.ndarray) -> float:
+def by_definition(first, second):
     """The unbiased estimate, pair by pair."""
 
-    def kernel(x: np.ndarray, y: np.ndarray) -> float:
+    def kernel(x, y):
         return float((x @ y / len(x) + 1) ** 3)
 
-    def within(values: np.ndarray) -> float:
+    def within(values):
         pairs = [(x, y) for x in range(len(values)) for y in range(len(values))]
         return float(
             np.mean([kernel(values[i], values[j]) for i, j in pairs if i != j])
@@ -29,7 +25,7 @@ def by_definition(first: np.ndarray, second: np.ndarray) -> float:
     return within(first) + within(second) - 2 * float(across)
 
 
-def test_kid_is_its_definition(rng: np.random.Generator) -> None:
+def test_kid_is_its_definition(rng):
     """All pairs, none with itself, also for unequal counts."""
     first, second = rng.normal(size=(7, 3)), rng.normal(size=(9, 3)) + 0.5
 
@@ -40,9 +36,7 @@ def test_kid_is_its_definition(rng: np.random.Generator) -> None:
     assert "delete-one jackknife" in score.method
 
 
-def test_the_error_is_that_of_leaving_out_each_example(
-    rng: np.random.Generator,
-) -> None:
+def test_the_error_is_that_of_leaving_out_each_example(rng):
     """The jackknife from row sums is the one that computes everything anew."""
     first, second = rng.normal(size=(6, 3)), rng.normal(size=(8, 3)) + 0.5
     variance = 0.0
@@ -60,7 +54,7 @@ def test_the_error_is_that_of_leaving_out_each_example(
     assert pytest.approx(1.959964 * np.sqrt(variance), rel=1e-6) == half_width
 
 
-def test_blocks_average_to_an_unbiased_estimate(rng: np.random.Generator) -> None:
+def test_blocks_average_to_an_unbiased_estimate(rng):
     """Disjoint blocks, in order; the method says how many."""
     first, second = rng.normal(size=(20, 3)), rng.normal(size=(20, 3)) + 0.5
     expected = np.mean(
@@ -78,9 +72,7 @@ def test_blocks_average_to_an_unbiased_estimate(rng: np.random.Generator) -> Non
 
 @pytest.mark.parametrize("case", ["gaussian", "rectified"])
 @pytest.mark.parametrize("source", ["torch_fidelity", "tensorflow_gan"])
-def test_kid_is_the_published_one(
-    case: str, source: str, golden_features: Any, goldens: Any
-) -> None:
+def test_kid_is_the_published_one(case, source, golden_features, goldens):
     """Fixed features give the numbers of torch-fidelity and TF-GAN."""
     first, second = golden_features.features(case)
 
@@ -90,7 +82,7 @@ def test_kid_is_the_published_one(
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.3])
-def test_intervals_cover_with_and_without_a_difference(shift: float) -> None:
+def test_intervals_cover_with_and_without_a_difference(shift):
     """Unbiased, and about 95 % of intervals hold the truth.
 
     For equal distributions the jackknife is wide (Efron & Stein: its variance is too
@@ -105,13 +97,13 @@ def test_intervals_cover_with_and_without_a_difference(shift: float) -> None:
     # E k(x, y) of normal x ~ N(s, 1), y ~ N(t, 1): moments of u = x^T y / 8.
     truth = _expected(shift, shift) + _expected(0, 0) - 2 * _expected(shift, 0)
 
-    covered = np.mean([s.low <= truth <= s.high for s in scores])  # type: ignore[operator]
+    covered = np.mean([s.low <= truth <= s.high for s in scores])
 
     assert abs(values.mean() - truth) < 4 * values.std() / np.sqrt(len(values))
     assert 0.90 <= covered
 
 
-def _expected(s: float, t: float, num_features: int = 8) -> float:
+def _expected(s, t, num_features=8):
     """E (u + 1)^3 for u = x^T y / d with x ~ N(s, 1), y ~ N(t, 1), by quadrature.
 
     Given x, u is normal with mean t sum(x) / d and variance |x|^2 / d^2, and sum(x)
@@ -130,12 +122,12 @@ def _expected(s: float, t: float, num_features: int = 8) -> float:
     return 1 + 3 * mean + 3 * mean_square + mean_cube
 
 
-def sum_times_square(s: float, d: int) -> float:
+def sum_times_square(s, d):
     """E sum_i x_i sum_j x_j^2 for independent x ~ N(s, 1)."""
     return d * (s**3 + 3 * s) + d * (d - 1) * s * (1 + s**2)
 
 
-def test_wrong_input_is_refused(rng: np.random.Generator) -> None:
+def test_wrong_input_is_refused(rng):
     """Too few examples, and features of different length, are errors."""
     with pytest.raises(ValueError, match="length 4 and 3 cannot be compared"):
         kid(rng.normal(size=(9, 4)), rng.normal(size=(9, 3)))

@@ -1,7 +1,5 @@
 """Mean and covariance from batches: exact, whatever the order, place and offset."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +10,7 @@ from workloads.metrics.moments import Moments
 RTOL_FLOAT64 = 1e-12  # a few thousand additions
 
 
-def test_moments_are_numpys(rng: np.random.Generator) -> None:
+def test_moments_are_numpys(rng):
     """Mean and unbiased covariance, in float64 although features are float32."""
     features = rng.normal(size=(9000, 5)).astype(np.float32)
 
@@ -34,7 +32,7 @@ def test_moments_are_numpys(rng: np.random.Generator) -> None:
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
     seed=st.integers(0, 2**16),
 )
-def test_replicas_merge_to_the_moments_of_all(sizes: list[int], seed: int) -> None:
+def test_replicas_merge_to_the_moments_of_all(sizes, seed):
     """However examples are dealt to replicas, the merged moments are the same."""
     generator = np.random.default_rng(seed)
     parts = [generator.normal(3.0, 2.0, size=(size, 4)) for size in sizes]
@@ -47,7 +45,7 @@ def test_replicas_merge_to_the_moments_of_all(sizes: list[int], seed: int) -> No
     np.testing.assert_allclose(merged.scatter, whole.scatter, rtol=1e-10, atol=1e-9)
 
 
-def test_a_large_mean_costs_no_digits(rng: np.random.Generator) -> None:
+def test_a_large_mean_costs_no_digits(rng):
     """At mean 1e8 and spread 1, sum(x x^T) - n mean mean^T would have no digit left."""
     offsets = rng.integers(-5, 6, size=(400, 3)).astype(np.float64)
     expected = np.cov(offsets, rowvar=False)
@@ -61,7 +59,7 @@ def test_a_large_mean_costs_no_digits(rng: np.random.Generator) -> None:
     assert np.abs(naive - expected).max() > 0.1
 
 
-def test_one_example_has_no_covariance() -> None:
+def test_one_example_has_no_covariance():
     """The error says how many are needed."""
     with pytest.raises(ValueError, match="at least 2 examples, but Moments has 1"):
         _ = Moments.of([[1.0, 2.0]]).covariance
@@ -75,13 +73,13 @@ def test_one_example_has_no_covariance() -> None:
         (np.array([[1.0], [np.nan], [np.inf]]), "2 of 3 examples are not finite"),
     ],
 )
-def test_wrong_features_are_refused(features: np.ndarray, message: str) -> None:
+def test_wrong_features_are_refused(features, message):
     """Rank, emptiness and numbers that are not finite are errors of one line."""
     with pytest.raises(ValueError, match=message):
         Moments.of(features)
 
 
-def test_features_of_two_extractors_do_not_merge() -> None:
+def test_features_of_two_extractors_do_not_merge():
     """Both lengths are in the error; so is what to do without any part."""
     with pytest.raises(ValueError, match="of 2 and of 3 features cannot be merged"):
         Moments.of(np.zeros((2, 2))).merge(Moments.of(np.zeros((2, 3))))

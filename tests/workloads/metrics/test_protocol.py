@@ -1,7 +1,5 @@
 """Scores that were made differently are not put beside each other."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -42,21 +40,21 @@ OTHERS = {
 }
 
 
-def test_every_field_of_the_protocol_is_tried() -> None:
+def test_every_field_of_the_protocol_is_tried():
     """A new field needs a case here."""
     assert {field.name for field in dataclasses.fields(MetricProtocol)} == set(OTHERS)
 
 
 @pytest.mark.parametrize("field", sorted(OTHERS))
-def test_scores_that_differ_in_one_thing_differ_in_their_records(field: str) -> None:
+def test_scores_that_differ_in_one_thing_differ_in_their_records(field):
     """Name, count or description tell reports that they share no axis."""
-    other = dataclasses.replace(PROTOCOL, **{field: OTHERS[field]})  # type: ignore[arg-type]
+    other = dataclasses.replace(PROTOCOL, **{field: OTHERS[field]})
     name_and_count = {"metric", "num_examples"}
 
     assert (field in name_and_count) == (PROTOCOL.describe() == other.describe())
 
 
-def test_a_record_carries_digests_counts_and_reference() -> None:
+def test_a_record_carries_digests_counts_and_reference():
     """What a workload reports says what it was made with."""
     metric = Score(estimate=FIGURE, protocol=PROTOCOL).as_quality_metric()
 
@@ -72,7 +70,7 @@ def test_a_record_carries_digests_counts_and_reference() -> None:
         assert part in metric.protocol
 
 
-def test_a_score_without_interval_is_no_quality_metric() -> None:
+def test_a_score_without_interval_is_no_quality_metric():
     """The reason is in the error, and what to do."""
     figure = dataclasses.replace(FIGURE, low=None, high=None, method="no interval: few")
 

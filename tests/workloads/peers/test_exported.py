@@ -1,7 +1,5 @@
 """What peers begin with: bit by bit what was written, in the layout that they read."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

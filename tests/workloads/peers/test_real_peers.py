@@ -3,8 +3,6 @@
 `make test-peers` makes the environments; elsewhere these tests are skipped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -37,8 +35,8 @@ TIME_LIMIT_SEC = 600
     ],
 )
 def test_peers_repeat_our_first_losses_and_are_measured(
-    tmp_path: Path, workload: str, data: str, minutes: str, dtype: str
-) -> None:
+    tmp_path, workload, data, minutes, dtype
+):
     """Each trial has the check, passed, and images/s of at least one turn."""
     own = {
         name
@@ -63,7 +61,7 @@ def test_peers_repeat_our_first_losses_and_are_measured(
     )
 
     assert done.returncode in (0, UNFIT), done.stdout[-2000:] + done.stderr[-2000:]
-    found: dict[str, list[bool]] = {}
+    found = {}
     for path in tmp_path.glob("peers/trials/*/result.json"):
         result = json.loads(path.read_text())
         spec = json.loads(path.with_name("spec.json").read_text())

@@ -1,7 +1,5 @@
 """What a peer cannot do is refused by name, before anything starts or is timed."""
 
-from __future__ import annotations
-
 import json
 import re
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What a step costs between devices, counted on the graph that TensorFlow executes."""
 
-from __future__ import annotations
-
 import contextlib
 
 import executed_graph

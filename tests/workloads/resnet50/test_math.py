@@ -1,7 +1,5 @@
 """Schedule and losses of ResNet-50 against the papers' formulas."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.special
@@ -16,7 +14,7 @@ NUM_IMAGENET = 1_281_167
 RTOL_FLOAT32 = 1e-5  # a handful of float32 roundings
 
 
-def _goyal(step: int, global_batch_size: int) -> float:
+def _goyal(step, global_batch_size):
     """Goyal et al. 2017, section 5.1, in epochs."""
     epoch = step * global_batch_size / NUM_IMAGENET
     target = 0.1 * global_batch_size / 256
@@ -28,7 +26,7 @@ def _goyal(step: int, global_batch_size: int) -> float:
 
 
 @pytest.mark.parametrize("global_batch_size", [8, 256, 8192])
-def test_schedule_is_goyals(global_batch_size: int) -> None:
+def test_schedule_is_goyals(global_batch_size):
     """Linear scaling, a ramp from 0.1 above 256, and decays at epochs 30, 60, 80."""
     schedule = GoyalSchedule(
         global_batch_size=global_batch_size, num_train_examples=NUM_IMAGENET
@@ -43,7 +41,7 @@ def test_schedule_is_goyals(global_batch_size: int) -> None:
     np.testing.assert_allclose(rates, expected, rtol=RTOL_FLOAT32)
 
 
-def test_schedule_of_8192_has_the_published_values() -> None:
+def test_schedule_of_8192_has_the_published_values():
     """Batch 8192 starts at 0.1, reaches 3.2 and falls to 0.0032 (Goyal, 2.2)."""
     schedule = GoyalSchedule(global_batch_size=8192, num_train_examples=NUM_IMAGENET)
 
@@ -53,7 +51,7 @@ def test_schedule_of_8192_has_the_published_values() -> None:
     assert pytest.approx([0.1, 3.2, 0.0032], rel=RTOL_FLOAT32) == rates
 
 
-def test_a_shorter_training_decays_after_the_same_shares_of_it() -> None:
+def test_a_shorter_training_decays_after_the_same_shares_of_it():
     """9 epochs fall where 90 do, ten times as early."""
     arguments = {"global_batch_size": 256, "num_train_examples": 2560}
     whole, short = (
@@ -64,7 +62,7 @@ def test_a_shorter_training_decays_after_the_same_shares_of_it() -> None:
     assert (30, 60, 80) == short.decay_steps
 
 
-def test_cross_entropy_equals_numpys() -> None:
+def test_cross_entropy_equals_numpys():
     """The loss is -log softmax of the label, with and without smoothing."""
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(5, 7)).astype(np.float32)
@@ -87,13 +85,13 @@ def test_cross_entropy_equals_numpys() -> None:
     )
 
 
-def test_cross_entropy_refuses_wrong_ranks() -> None:
+def test_cross_entropy_refuses_wrong_ranks():
     """One-hot labels are an error that names both shapes."""
     with pytest.raises(ValueError, match=r"but got \(2, 3\) and \(2, 3\)"):
         losses.softmax_cross_entropy(tf.zeros([2, 3], tf.int32), tf.zeros([2, 3]))
 
 
-def test_cross_entropy_refuses_low_precision() -> None:
+def test_cross_entropy_refuses_low_precision():
     """Logits of half the precision are an error that says to cast them."""
     with pytest.raises(ValueError, match=r"'int32' and 'bfloat16'; cast them first"):
         losses.softmax_cross_entropy(
@@ -101,7 +99,7 @@ def test_cross_entropy_refuses_low_precision() -> None:
         )
 
 
-def test_weight_decay_is_the_gradient_of_the_l2_penalty() -> None:
+def test_weight_decay_is_the_gradient_of_the_l2_penalty():
     """Kernels get the gradient of wd/2 * |w|^2; vectors get nothing."""
     kernel = tf.Variable([[1.0, -2.0]])
     gamma = tf.Variable([3.0])
@@ -117,7 +115,7 @@ def test_weight_decay_is_the_gradient_of_the_l2_penalty() -> None:
     np.testing.assert_array_equal(decayed[1], [1.0])
 
 
-def test_weight_decay_needs_a_gradient_per_variable() -> None:
+def test_weight_decay_needs_a_gradient_per_variable():
     """A missing gradient is an error with both counts."""
     with pytest.raises(ValueError, match="got 0 gradients for 1 variables"):
         losses.add_weight_decay([], [tf.Variable([1.0])], weight_decay=0.1)

@@ -1,9 +1,6 @@
 """The network: counts, structure, and numbers against Keras' own ResNet-50."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 from unittest import mock
 
 import keras
@@ -19,25 +16,25 @@ from workloads.resnet50.model import ResNet50
 ATOL_DEEP_FLOAT32 = 2e-4
 
 
-def _count(variables: list) -> int:
+def _count(variables):
     return sum(math.prod(variable.shape) for variable in variables)
 
 
 @pytest.fixture(scope="module")
-def model() -> ResNet50:
+def model():
     """The default network."""
     return ResNet50(seed=3)
 
 
 @pytest.fixture
-def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_blocks(monkeypatch):
     """Networks are built with one block in each of two stages."""
     monkeypatch.setattr(model_lib, "NUM_BLOCKS", (1, 1))
     monkeypatch.setattr(model_lib, "WIDTHS", model_lib.WIDTHS[:2])
 
 
 @pytest.mark.parametrize("version", ["v1", "v1.5"])
-def test_parameter_count_is_exact(version: str, model: ResNet50) -> None:
+def test_parameter_count_is_exact(version, model):
     """25,557,032 trainable parameters, and a mean and variance for 26,560 channels.
 
     The published count: He 2015 and every later implementation with 1000 classes.
@@ -51,9 +48,7 @@ def test_parameter_count_is_exact(version: str, model: ResNet50) -> None:
 @pytest.mark.parametrize(
     ("version", "expected"), [("v1", (2, 1, 1)), ("v1.5", (1, 2, 1))]
 )
-def test_stride_stands_where_the_version_says(
-    version: str, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stride_stands_where_the_version_says(version, expected, monkeypatch):
     """v1 strides in the first 1x1 convolution, v1.5 in the 3x3, in groups 1 to 3."""
     monkeypatch.setattr(model_lib, "WIDTHS", (8, 16, 32, 64))
     made = ResNet50(version=version)
@@ -65,7 +60,7 @@ def test_stride_stands_where_the_version_says(
     )
 
 
-def test_last_gamma_of_each_block_starts_at_zero(model: ResNet50) -> None:
+def test_last_gamma_of_each_block_starts_at_zero(model):
     """Zero in the last batch norm of each block and one everywhere else."""
     for block in model.blocks:
         first, second, last = (conv.norm.gamma.numpy() for conv in block.convs)
@@ -76,7 +71,7 @@ def test_last_gamma_of_each_block_starts_at_zero(model: ResNet50) -> None:
 
 
 @pytest.mark.usefixtures("few_blocks")
-def test_zero_gamma_can_be_switched_off() -> None:
+def test_zero_gamma_can_be_switched_off():
     """Without the option all gammas start at one."""
     made = ResNet50(zero_gamma=False)
 
@@ -85,7 +80,7 @@ def test_zero_gamma_can_be_switched_off() -> None:
     )
 
 
-def test_initial_kernels_have_hes_spread(model: ResNet50) -> None:
+def test_initial_kernels_have_hes_spread(model):
     """Standard deviation sqrt(2 / fan_in), and 0.01 in the classifier."""
     for conv in (model.stem, model.blocks[0].convs[1], model.blocks[15].convs[2]):
         kernel = conv.kernel.numpy()
@@ -97,9 +92,7 @@ def test_initial_kernels_have_hes_spread(model: ResNet50) -> None:
     assert pytest.approx(classifier.std(), rel=0.01) == 0.01
 
 
-def test_seed_determines_the_weights(
-    model: ResNet50, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seed_determines_the_weights(model, monkeypatch):
     """The same seed gives the same kernels; another seed or layer others."""
     monkeypatch.setattr(model_lib, "NUM_BLOCKS", (3,))
     monkeypatch.setattr(model_lib, "WIDTHS", model_lib.WIDTHS[:1])
@@ -111,7 +104,7 @@ def test_seed_determines_the_weights(
     assert (kernel != model.blocks[2].convs[0].kernel.numpy()).all()
 
 
-def _copy_from_keras(reference: keras.Model, made: ResNet50) -> None:
+def _copy_from_keras(reference, made):
     """Copies weights; biases before batch norm move into its mean."""
     names = [("conv1", made.stem)]
     for group, count in enumerate(model_lib.NUM_BLOCKS):
@@ -143,7 +136,7 @@ def _copy_from_keras(reference: keras.Model, made: ResNet50) -> None:
     made.classifier.bias.assign(reference.get_layer("predictions").bias)
 
 
-def test_v1_equals_keras_applications() -> None:
+def test_v1_equals_keras_applications():
     """With copied weights, v1 gives the logits of keras.applications.ResNet50."""
     reference = keras.applications.ResNet50(
         weights=None, input_shape=(64, 64, 3), classifier_activation=None
@@ -163,7 +156,7 @@ def test_v1_equals_keras_applications() -> None:
     np.testing.assert_allclose(made(images, training=True), trained, rtol=0, atol=1e-2)
 
 
-def test_moving_statistics_follow_the_batch() -> None:
+def test_moving_statistics_follow_the_batch():
     """One training step mixes a tenth of the batch's mean and unbiased variance in."""
     seeds = model_lib._Seeds(0)
     layer = model_lib.ConvBatchNorm(3, 4, kernel_size=1, strides=1, seeds=seeds)
@@ -184,7 +177,7 @@ def test_moving_statistics_follow_the_batch() -> None:
     )
 
 
-def test_evaluation_leaves_moving_statistics_alone(model: ResNet50) -> None:
+def test_evaluation_leaves_moving_statistics_alone(model):
     """Inference reads the moving statistics and does not write them."""
     before = model.stem.norm.moving_mean.numpy()
     model(tf.ones([1, 32, 32, 3]), training=False)
@@ -192,14 +185,14 @@ def test_evaluation_leaves_moving_statistics_alone(model: ResNet50) -> None:
     np.testing.assert_array_equal(before, model.stem.norm.moving_mean.numpy())
 
 
-def test_gradient_graph_stays_small(model: ResNet50) -> None:
+def test_gradient_graph_stays_small(model):
     """A training step stays under 2,000 nodes without an update (fused batch norm).
 
     Single-op batch norm makes it 5,000, and every replica pays for its copy.
     """
 
     @tf.function(autograph=False)
-    def step(images: tf.Tensor) -> list:
+    def step(images):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(model(images, training=True))
         return tape.gradient(loss, [v.value for v in model.trainable_variables])
@@ -210,7 +203,7 @@ def test_gradient_graph_stays_small(model: ResNet50) -> None:
 
 
 @pytest.mark.usefixtures("few_blocks")
-def test_mixed_precision_keeps_variables_and_logits_in_float32() -> None:
+def test_mixed_precision_keeps_variables_and_logits_in_float32():
     """Computation is bfloat16; parameters, statistics and logits are float32."""
     made = ResNet50(compute_dtype="mixed_bfloat16")
     features = made.blocks[0](tf.zeros([1, 8, 8, 64]), training=False)
@@ -223,9 +216,7 @@ def test_mixed_precision_keeps_variables_and_logits_in_float32() -> None:
 
 
 @pytest.mark.parametrize("name", ["stem", "3x3"])
-def test_strided_windows_are_padded_alike_on_both_sides(
-    name: str, model: ResNet50
-) -> None:
+def test_strided_windows_are_padded_alike_on_both_sides(name, model):
     """As published, not as SAME does it: SciPy's correlation of padded images."""
     layer = model.stem if name == "stem" else model.blocks[3].convs[1]
     kernel = layer.kernel.numpy()[..., :2]
@@ -236,7 +227,7 @@ def test_strided_windows_are_padded_alike_on_both_sides(
         scipy.signal.correlate(padded, kernel[..., i], "valid")[::2, ::2, 0]
         for i in range(2)
     ]
-    seen: list[Any] = []
+    seen = []
     with mock.patch.object(layer, "norm", lambda x, training: seen.append(x) or x):
         layer(tf.constant(images[None], tf.float32))
 

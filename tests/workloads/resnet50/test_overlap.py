@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import graph_flops
 import pytest
@@ -27,9 +27,6 @@ from replicator.engine.graph import trace
 from replicator.placement.topology import make_topology
 from workloads.resnet50.workload import WORKLOAD
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 GPUS = [f"/job:localhost/replica:0/task:0/device:GPU:{index}" for index in range(8)]
 # 256 images per GPU in 16 bits, at 2,560 images/s; the host starts 800 kernels.
 STEP_SEC, HOST_SEC = 0.1, 0.006
@@ -52,7 +49,7 @@ class Step:
     plans: Any  # For eight GPUs of one process.
     on_two_nodes: Any  # The same for two processes with eight each.
 
-    def reductions(self, plans: Any = None) -> list[Reduction]:
+    def reductions(self, plans=None):
         """The buckets of the plan."""
         return [
             self._reduction(planned.collective, bucket.positions)
@@ -60,7 +57,7 @@ class Step:
             for bucket in planned.buckets
         ]
 
-    def alone(self) -> list[Reduction]:
+    def alone(self):
         """As it would be with small tensors in one bucket at the end, others alone."""
         found = []
         for planned in self.plans:
@@ -76,7 +73,7 @@ class Step:
             found += [self._reduction(call, [order[i] for i in one]) for one in filled]
         return found
 
-    def _reduction(self, call: Any, positions: Sequence[int]) -> Reduction:
+    def _reduction(self, call, positions):
         return Reduction(
             num_bytes=sum(
                 buckets.num_bytes(call.shapes[p], call.dtypes[p]) for p in positions
@@ -89,7 +86,7 @@ class _TracedError(Exception):
     """Ends a run after the trace, before anything is executed."""
 
 
-def build(repl: replicator.Replicator) -> Any:
+def build(repl):
     """ResNet-50 at full size, with two examples per replica."""
     return WORKLOAD.build(
         repl,
@@ -101,15 +98,13 @@ def build(repl: replicator.Replicator) -> Any:
     )
 
 
-def kernels_of(
-    operations: Sequence[Any], device: str = ""
-) -> tuple[list[int], dict[str, int]]:
+def kernels_of(operations, device=""):
     """Returns the work of each kernel; by node, the last of those that it needs.
 
     Those of one device, as its name ends.
     """
-    work: list[int] = []
-    needs: dict[str, int] = {}
+    work = []
+    needs = {}
     for op in operations:
         needs[op.name] = max((needs[t.op.name] for t in op.inputs), default=0)
         if op.device.endswith(device) and (count := graph_flops.of_op(op)):
@@ -119,18 +114,18 @@ def kernels_of(
 
 
 @pytest.fixture(scope="module")
-def step() -> Step:
+def step():
     """Traces the step with its optimizer at full size, and plans it for eight GPUs."""
     places = make_topology([[name] for name in GPUS])
-    traces: list[Any] = []
+    traces = []
 
-    def stop(traced: Any, *_: Any) -> Any:
+    def stop(traced, *_):
         traces.append(traced)
         raise _TracedError
 
     repl = replicator.create("in_graph", num_replicas=2, devices=["CPU:0"] * 2)
     program = build(repl)
-    graphs: list[Any] = []
+    graphs = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(analyze, "optimize", stop)
         patch.setattr(
@@ -142,7 +137,7 @@ def step() -> Step:
     operations = graphs[-1].get_operations()
     body = analyze.to_body(traced, "overlap", places)
 
-    def planned(num_programs: int) -> Any:
+    def planned(num_programs):
         count = num_programs * len(GPUS)
         calls = [
             dataclasses.replace(call, num_replicas=count) for call in traced.collectives
@@ -161,9 +156,7 @@ def step() -> Step:
     )
 
 
-def machine(
-    num_gpus: int, bytes_per_sec: float, reduction_sec: float, share: float = 1.0
-) -> Machine:
+def machine(num_gpus, bytes_per_sec, reduction_sec, share=1.0):
     """GPUs of a share of the batch."""
     return Machine(
         num_gpus=num_gpus,
@@ -197,14 +190,14 @@ def test_reductions_hide_behind_the_backward_pass(
 
 
 @pytest.fixture(scope="module")
-def mirrored() -> tuple[list[int], list[Reduction]]:
+def mirrored():
     """Traces MirroredStrategy: kernels and reductions of its first replica.
 
     Devices that are all CPUs get the collectives of GPUs, with another hint.
     """
-    graphs: list[Any] = []
+    graphs = []
 
-    def stop(self: Any, source: Any) -> None:
+    def stop(self, source):
         function = tf.function(self._function, autograph=self._autograph)
         graphs.append(function.get_concrete_function(source).graph)
         raise _TracedError

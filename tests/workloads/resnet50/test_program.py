@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 def _build(
-    backend: str = "single",
-    num_replicas: int = 1,
+    backend="single",
+    num_replicas=1,
     *,
-    data: str = "digits",
-    seed: int = 1,
-    per_replica_batch_size: int = 4,
-    **options: Any,
-) -> ResNet50Program:
+    data="digits",
+    seed=1,
+    per_replica_batch_size=4,
+    **options,
+):
     """The smoke program with a short network."""
     with short():
         return WORKLOAD.build(
@@ -44,7 +44,7 @@ def _build(
 
 
 @pytest.fixture(scope="module")
-def trained() -> tuple[ResNet50Program, list[float]]:
+def trained():
     """The smoke program after 16 steps, and its losses."""
     # A narrow network learns as much in so few steps at a higher rate.
     program = _build(per_replica_batch_size=8, learning_rate_per_256=1.0)
@@ -61,7 +61,7 @@ class Dispatched:
 
 
 @pytest.fixture(scope="module")
-def dispatched() -> Dispatched:
+def dispatched():
     """Made once, since each network is traced for seconds."""
     program = _build()
     first_loss = program.run()
@@ -72,7 +72,7 @@ def dispatched() -> Dispatched:
     return Dispatched(program, losses, explained)
 
 
-def test_workload_is_the_catalogues() -> None:
+def test_workload_is_the_catalogues():
     """Name, version and unit are stated once, in the catalogue."""
     info = catalog.WORKLOADS["resnet50"]
 
@@ -83,7 +83,7 @@ def test_workload_is_the_catalogues() -> None:
     )
 
 
-def test_program_states_its_sizes(trained: tuple[ResNet50Program, list[float]]) -> None:
+def test_program_states_its_sizes(trained):
     """All trained scalars, and batch sizes per replica and in all.
 
     The published number of the whole network is in ``test_recipe.py``.
@@ -95,9 +95,7 @@ def test_program_states_its_sizes(trained: tuple[ResNet50Program, list[float]]) 
     assert (program.per_replica_batch_size, program.global_batch_size) == (8, 8)
 
 
-def test_loss_starts_at_chance_and_falls(
-    trained: tuple[ResNet50Program, list[float]],
-) -> None:
+def test_loss_starts_at_chance_and_falls(trained):
     """The first loss is that of 1000 equally likely classes; steps bring it down."""
     _, history = trained
 
@@ -105,9 +103,7 @@ def test_loss_starts_at_chance_and_falls(
     assert np.mean(history[-4:]) < history[0] - 2.0
 
 
-def test_sanity_passes_and_names_its_checks(
-    trained: tuple[ResNet50Program, list[float]],
-) -> None:
+def test_sanity_passes_and_names_its_checks(trained):
     """All gates pass after honest steps."""
     program, _ = trained
     checks = program.sanity()
@@ -122,9 +118,7 @@ def test_sanity_passes_and_names_its_checks(
     assert "128 examples in 16 steps of the first epoch" in checks[3].detail
 
 
-def test_quality_counts_the_whole_held_out_split(
-    trained: tuple[ResNet50Program, list[float]],
-) -> None:
+def test_quality_counts_the_whole_held_out_split(trained):
     """Top-1 and top-5 over exactly 359 digits, equal to a count by hand."""
     program, _ = trained
     top_1, top_5 = program.evaluate()
@@ -138,7 +132,7 @@ def test_quality_counts_the_whole_held_out_split(
     assert top_1.value == pytest.approx(_top_1_by_hand(program))
 
 
-def _top_1_by_hand(program: ResNet50Program) -> float:
+def _top_1_by_hand(program):
     source = program.source
     assert source is not None
     pixels, labels = [], []
@@ -154,7 +148,7 @@ def _top_1_by_hand(program: ResNet50Program) -> float:
     return float((logits.argmax(axis=1) == np.array(labels)).mean())
 
 
-def test_sanity_fails_on_a_loss_that_is_not_finite() -> None:
+def test_sanity_fails_on_a_loss_that_is_not_finite():
     """A diverged run is not a result."""
     program = _build(learning_rate_per_256=1e30)
     for _ in range(3):
@@ -164,7 +158,7 @@ def test_sanity_fails_on_a_loss_that_is_not_finite() -> None:
     assert not checks["loss_is_finite"].is_passed
 
 
-def test_first_step_is_momentum_sgd_with_weight_decay() -> None:
+def test_first_step_is_momentum_sgd_with_weight_decay():
     """The variables after one step are those of the published update, by hand.
 
     Velocity starts at zero, so w - lr * (gradient + wd * w).
@@ -190,9 +184,7 @@ def test_first_step_is_momentum_sgd_with_weight_decay() -> None:
         np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-3, atol=1e-5)
 
 
-def test_learning_rate_follows_the_schedule_without_retracing(
-    dispatched: Dispatched,
-) -> None:
+def test_learning_rate_follows_the_schedule_without_retracing(dispatched):
     """The optimizer's rate is Goyal's at its own step count; one trace serves all."""
     optimizer = dispatched.program.optimizer
     schedule = optimizer.wrapped._learning_rate
@@ -204,7 +196,7 @@ def test_learning_rate_follows_the_schedule_without_retracing(
     assert after == before
 
 
-def test_many_steps_in_one_call_are_audited(dispatched: Dispatched) -> None:
+def test_many_steps_in_one_call_are_audited(dispatched):
     """run(num_steps=k) records its last step at the right place in the epoch."""
     program = dispatched.program
     checks = {check.name: check for check in program.sanity()}
@@ -213,7 +205,7 @@ def test_many_steps_in_one_call_are_audited(dispatched: Dispatched) -> None:
     assert checks["no_example_twice_in_an_epoch"].is_passed
 
 
-def test_sanity_passes_over_more_than_an_epoch() -> None:
+def test_sanity_passes_over_more_than_an_epoch():
     """Batches that reach into the next epoch may hold an example twice."""
     program = _build(per_replica_batch_size=512)
     losses_of_steps = [program.run() for _ in range(4)]
@@ -222,7 +214,7 @@ def test_sanity_passes_over_more_than_an_epoch() -> None:
     assert all(check.is_passed for check in program.sanity()), program.sanity()
 
 
-def test_same_seed_repeats_the_losses(dispatched: Dispatched) -> None:
+def test_same_seed_repeats_the_losses(dispatched):
     """Weights, order and augmentation come from the seed alone."""
     again = _build()
     first, _, third = (again.run() for _ in range(3))
@@ -230,7 +222,7 @@ def test_same_seed_repeats_the_losses(dispatched: Dispatched) -> None:
     np.testing.assert_allclose(dispatched.losses, (first, third), rtol=1e-5)
 
 
-def test_synthetic_data_has_no_quality_and_no_example_audit() -> None:
+def test_synthetic_data_has_no_quality_and_no_example_audit():
     """Pure compute: steps run, nothing is claimed about examples."""
     program = _build(data="synthetic")
 
@@ -241,7 +233,7 @@ def test_synthetic_data_has_no_quality_and_no_example_audit() -> None:
     ]
 
 
-def test_mixed_precision_trains(dispatched: Dispatched) -> None:
+def test_mixed_precision_trains(dispatched):
     """A step in bfloat16 has nearly the loss of float32."""
     mixed = _build(compute_dtype="mixed_bfloat16")
 
@@ -259,9 +251,9 @@ def test_mixed_precision_trains(dispatched: Dispatched) -> None:
         ({"options": {"depth": 18}}, r"option 'depth' is unknown to resnet50"),
     ],
 )
-def test_bad_input_is_one_clear_line(arguments: dict[str, Any], message: str) -> None:
+def test_bad_input_is_one_clear_line(arguments, message):
     """Each wrong argument is answered before a variable is made."""
-    good: dict[str, Any] = {
+    good = {
         "preset": "smoke",
         "data": "digits",
         "per_replica_batch_size": 4,
@@ -276,13 +268,11 @@ def test_bad_input_is_one_clear_line(arguments: dict[str, Any], message: str) ->
     assert "\n" not in str(raised.value)
 
 
-def test_sanity_fails_when_replicas_differ(
-    trained: tuple[ResNet50Program, list[float]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sanity_fails_when_replicas_differ(trained, monkeypatch):
     """What the replicator finds out of sync voids the trial, with its message."""
     program, _ = trained
 
-    def raise_out_of_sync() -> None:
+    def raise_out_of_sync():
         raise replicator.ReplicatorError("copies of 'kernel' differ")
 
     monkeypatch.setattr(program._repl, "assert_in_sync", raise_out_of_sync)
@@ -292,9 +282,7 @@ def test_sanity_fails_when_replicas_differ(
     assert checks["replicas_in_sync"].detail == "copies of 'kernel' differ"
 
 
-def test_sanity_fails_when_two_replicas_get_one_batch(
-    trained: tuple[ResNet50Program, list[float]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sanity_fails_when_two_replicas_get_one_batch(trained, monkeypatch):
     """A backend that feeds the same batch twice is caught from the consumed ids."""
     program, _ = trained
     num_consumed, ids = program._consumed[0]
@@ -306,7 +294,7 @@ def test_sanity_fails_when_two_replicas_get_one_batch(
 
 
 @pytest.mark.full
-def test_backends_agree_on_two_replicas() -> None:
+def test_backends_agree_on_two_replicas():
     """Two replicas learn the same from the same batches, ours and the stock peer.
 
     For the full run: test_compiled.py compares both with the learner of d4pg, the cases

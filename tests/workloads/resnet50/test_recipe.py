@@ -1,10 +1,7 @@
 """The recipe's variants: types, batch statistics, the published size, known losses."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,11 +13,6 @@ from workloads import catalog
 from workloads.data import pipeline
 from workloads.resnet50 import config
 from workloads.resnet50.workload import WORKLOAD
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from workloads.resnet50.workload import ResNet50Program
 
 # Of 8 digits per step at 32 px. They change with: the initial values, the order or the
 # augmentation of the digits (also of another TFDS), the network, the loss, the update
@@ -38,23 +30,13 @@ RTOL_FLOAT16 = 2e-3
 DECAYING = {"weight_decay": 5.0, "learning_rate_per_256": 6.4}
 
 
-def _build(
-    backend: str = "single",
-    num_replicas: int = 1,
-    size: int = 4,
-    **options: Any,
-) -> ResNet50Program:
+def _build(backend="single", num_replicas=1, size=4, **options):
     """The smoke program with a short network."""
     with short_resnet.short():
         return _build_resnet50(backend, num_replicas, size, **options)
 
 
-def _build_resnet50(
-    backend: str = "single",
-    num_replicas: int = 1,
-    size: int = 4,
-    **options: Any,
-) -> ResNet50Program:
+def _build_resnet50(backend="single", num_replicas=1, size=4, **options):
     return WORKLOAD.build(
         replicator.create(backend, num_replicas=num_replicas),
         preset="smoke",
@@ -66,13 +48,13 @@ def _build_resnet50(
 
 
 @pytest.fixture(scope="module")
-def half() -> ResNet50Program:
+def half():
     """A program that computes in float16, and whose weights decay fast."""
     return _build(compute_dtype="mixed_float16", **DECAYING)
 
 
 @pytest.fixture(scope="module")
-def pair() -> ResNet50Program:
+def pair():
     """Two replicas after a step, each with statistics of its own."""
     program = _build("in_graph", 2)
     program.run()
@@ -82,7 +64,7 @@ def pair() -> ResNet50Program:
 @pytest.mark.parametrize(
     "size", ["short", pytest.param("whole", marks=pytest.mark.full)]
 )
-def test_the_first_losses_are_the_known_ones(size: str) -> None:
+def test_the_first_losses_are_the_known_ones(size):
     """A change that nobody meant shows here first.
 
     The full run adds the whole network, whose layers test_model.py compares with those
@@ -103,7 +85,7 @@ def test_the_first_losses_are_the_known_ones(size: str) -> None:
     assert list(expected) == pytest.approx(found, rel=GOLDEN_RTOL)
 
 
-def test_float16_follows_float32_with_a_scaled_loss(half: ResNet50Program) -> None:
+def test_float16_follows_float32_with_a_scaled_loss(half):
     """Loss and update, most of which is weight decay here, are those of float32.
 
     A decay that were divided by the loss scale would leave the weights where they are.
@@ -124,7 +106,7 @@ def test_float16_follows_float32_with_a_scaled_loss(half: ResNet50Program) -> No
     assert programs[0].optimizer.loss_scale is None
 
 
-def test_float16_skips_an_update_that_overflows(half: ResNet50Program) -> None:
+def test_float16_skips_an_update_that_overflows(half):
     """Weights stay, the scale halves, and the loss remains finite."""
     scale = half.optimizer.loss_scale
     scale.scale.assign(2.0**40)
@@ -135,7 +117,7 @@ def test_float16_skips_an_update_that_overflows(half: ResNet50Program) -> None:
     assert (2.0**39, 1) == (float(scale.value), int(scale.num_skipped_steps))
 
 
-def _losses_on(program: ResNet50Program, images: Any, num_steps: int) -> list[float]:
+def _losses_on(program, images, num_steps):
     """Trains on 8 fixed images, divided over the replicas."""
     size = 8 // program._repl.num_replicas
     batch = {
@@ -144,7 +126,7 @@ def _losses_on(program: ResNet50Program, images: Any, num_steps: int) -> list[fl
         "example_id": np.arange(8, dtype=np.int64),
     }
 
-    def input_fn(_: replicator.InputContext) -> tf.data.Dataset:
+    def input_fn(_):
         dataset = tf.data.Dataset.from_tensor_slices(batch).batch(size)
         return dataset.map(
             lambda rows: {
@@ -163,7 +145,7 @@ def _losses_on(program: ResNet50Program, images: Any, num_steps: int) -> list[fl
     ]
 
 
-def test_cross_replica_statistics_make_two_replicas_one(pair: ResNet50Program) -> None:
+def test_cross_replica_statistics_make_two_replicas_one(pair):
     """Two replicas of four images learn as one of eight, and keep no own statistics."""
     images = np.random.default_rng(0).normal(size=(8, 32, 32, 3)).astype(np.float32)
     joined = _build("in_graph", 2, batch_norm="cross_replica")
@@ -174,7 +156,7 @@ def test_cross_replica_statistics_make_two_replicas_one(pair: ResNet50Program) -
     assert len(pair._repl.local_state()) == 2 * short_resnet.NUM_CONVOLUTIONS
 
 
-def test_cross_replica_statistics_leave_the_parameters_as_they_are() -> None:
+def test_cross_replica_statistics_leave_the_parameters_as_they_are():
     """The same variables, so the published count."""
     local, joined = _build(), _build(batch_norm="cross_replica")
 
@@ -184,7 +166,7 @@ def test_cross_replica_statistics_leave_the_parameters_as_they_are() -> None:
     ]
 
 
-def _build_paper() -> ResNet50Program:
+def _build_paper():
     return WORKLOAD.build(
         replicator.create("single", num_replicas=1),
         preset="paper",
@@ -196,7 +178,7 @@ def _build_paper() -> ResNet50Program:
 
 
 @pytest.mark.full
-def test_the_paper_preset_takes_steps_at_full_size() -> None:
+def test_the_paper_preset_takes_steps_at_full_size():
     """224 pixels and 1000 classes, from chance downwards on two fixed images.
 
     For the full run, as are the known losses of the whole network at 32 pixels above;
@@ -210,7 +192,7 @@ def test_the_paper_preset_takes_steps_at_full_size() -> None:
     assert losses[2] < losses[1] < losses[0]
 
 
-def test_the_paper_preset_reads_images_of_the_published_size() -> None:
+def test_the_paper_preset_reads_images_of_the_published_size():
     """224 pixels, shuffled and decoded as at full speed."""
     with short_resnet.short():
         program = _build_paper()
@@ -232,15 +214,13 @@ def test_the_paper_preset_reads_images_of_the_published_size() -> None:
         ({"compute_dtype": "float16"}, r"compute_dtype='float16' must be one of 'floa"),
     ],
 )
-def test_unknown_variants_are_refused(options: dict[str, Any], message: str) -> None:
+def test_unknown_variants_are_refused(options, message):
     """With what is allowed."""
     with pytest.raises(ValueError, match=message):
         _build(**options)
 
 
-def test_a_checkpoint_holds_the_model_and_its_optimizer(
-    pair: ResNet50Program, tmp_path: Path
-) -> None:
+def test_a_checkpoint_holds_the_model_and_its_optimizer(pair, tmp_path):
     """The previous one is replaced, and training continues from it elsewhere."""
     first, second = pair.save(str(tmp_path)), pair.save(str(tmp_path))
     other = _build()
@@ -258,7 +238,7 @@ def test_a_checkpoint_holds_the_model_and_its_optimizer(
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
 
-def test_a_model_that_is_not_finite_is_not_kept(tmp_path: Path) -> None:
+def test_a_model_that_is_not_finite_is_not_kept(tmp_path):
     """The loss of a step is from before its update; this is what it led to."""
     program = _build()
     program.save(str(tmp_path))
@@ -273,7 +253,7 @@ def test_a_model_that_is_not_finite_is_not_kept(tmp_path: Path) -> None:
     assert before == sorted(path.name for path in tmp_path.iterdir())
 
 
-def test_the_losses_of_replicas_are_kept_apart(pair: ResNet50Program) -> None:
+def test_the_losses_of_replicas_are_kept_apart(pair):
     """Their mean is the loss; a bad one is found by its place."""
     found = pair.losses_of_replicas()
 
@@ -282,7 +262,7 @@ def test_the_losses_of_replicas_are_kept_apart(pair: ResNet50Program) -> None:
     assert pair._last_loss == pytest.approx(np.mean(found))
 
 
-def test_two_replicas_report_what_one_does(pair: ResNet50Program) -> None:
+def test_two_replicas_report_what_one_does(pair):
     """Their global batch, sane steps, and the whole held-out split."""
     assert (4, 8) == (pair.per_replica_batch_size, pair.global_batch_size)
     assert all(check.is_passed for check in pair.sanity()), pair.sanity()
@@ -290,7 +270,7 @@ def test_two_replicas_report_what_one_does(pair: ResNet50Program) -> None:
 
 
 @pytest.mark.parametrize("preset", ["smoke", "laptop"])
-def test_cpu_presets_differ_from_the_paper_only_as_documented(preset: str) -> None:
+def test_cpu_presets_differ_from_the_paper_only_as_documented(preset):
     """What a laptop runs less of is listed here, so a new difference is noticed."""
     paper, small = config.PRESETS["paper"], config.PRESETS[preset]
     differing = {
@@ -310,7 +290,7 @@ def test_cpu_presets_differ_from_the_paper_only_as_documented(preset: str) -> No
     }
 
 
-def test_paper_preset_is_the_published_recipe() -> None:
+def test_paper_preset_is_the_published_recipe():
     """Goyal 2017, section 5.1, field by field."""
     paper = config.PRESETS["paper"]
     info = {preset.name: preset for preset in catalog.WORKLOADS["resnet50"].presets}
@@ -324,7 +304,7 @@ def test_paper_preset_is_the_published_recipe() -> None:
     )
 
 
-def test_lars_trains_it_and_decays_by_itself() -> None:
+def test_lars_trains_it_and_decays_by_itself():
     """The rate of the first step is zero, so the weights move in the second."""
     program = _build(optimizer="lars", weight_decay=1e-4)
     before = program.model.trainable_variables[0].numpy()

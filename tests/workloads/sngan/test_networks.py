@@ -1,7 +1,5 @@
 """Generator and discriminator: published sizes, class conditioning, spectral norms."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

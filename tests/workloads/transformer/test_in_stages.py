@@ -1,7 +1,5 @@
 """The language model as a pipeline: it trains like one device without one."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The language model: its presets, its mathematics, dropout, quality."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """D4PG with actors: real processes, real environments, a learner beside them."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

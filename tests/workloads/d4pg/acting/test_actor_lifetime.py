@@ -1,7 +1,5 @@
 """Actors end with the process that started them."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import subprocess
@@ -16,7 +14,7 @@ NAME = "cartpole:swingup"
 PATIENCE_SEC = 180.0
 
 
-def has_ended(process: psutil.Process) -> bool:
+def has_ended(process):
     """Whether a process runs no more; it may wait for somebody to take note."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
@@ -25,7 +23,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 @pytest.mark.processes
-def test_no_actor_outlives_its_parent() -> None:
+def test_no_actor_outlives_its_parent():
     """Not even a stopped one, and not even a parent that was killed."""
     code = (
         "import time\n"

@@ -1,7 +1,5 @@
 """Settings of actors: noise, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -14,7 +12,7 @@ NAME = "cartpole:swingup"
     ("num_actors", "expected"),
     [(1, [0.176777]), (2, [1 / 32, 1.0]), (3, [1 / 32, 0.176777, 1.0])],
 )
-def test_noise_is_spread_over_environments(num_actors, expected) -> None:
+def test_noise_is_spread_over_environments(num_actors, expected):
     """From 1/32 to 1, evenly in the logarithm; whatever process they are in."""
     settings = ActorSettings(name=NAME, num_actors=num_actors)
     sigmas = [settings.sigma(k) for k in range(num_actors)]
@@ -30,7 +28,7 @@ def test_noise_is_spread_over_environments(num_actors, expected) -> None:
         ({"sigma_min": 2.0}, "option sigma_min=2.0 must be at most sigma_max=1.0"),
     ],
 )
-def test_settings_out_of_range_are_refused(changes, message) -> None:
+def test_settings_out_of_range_are_refused(changes, message):
     """By the name of the option."""
     with pytest.raises(ValueError, match=message):
         ActorSettings(name=NAME, **changes)

@@ -1,7 +1,5 @@
 """Actors as real processes: what they write, and what happens when they fail."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import signal
@@ -32,7 +30,7 @@ POLICY = PolicySpec(
 )
 
 
-def make_streams(settings: ActorSettings, **changes) -> StepStreams:
+def make_streams(settings, **changes):
     """Returns streams for the actors."""
     fields = {
         "num_streams": settings.num_streams,
@@ -46,7 +44,7 @@ def make_streams(settings: ActorSettings, **changes) -> StepStreams:
     return StepStreams(StreamsSpec(**{**fields, **changes}))
 
 
-def wait_until(holds, pool: ActorPool) -> None:
+def wait_until(holds, pool):
     """Waits until ``holds()``, and fails if the pool does."""
     end = time.monotonic() + PATIENCE_SEC
     while not holds():
@@ -55,14 +53,14 @@ def wait_until(holds, pool: ActorPool) -> None:
         time.sleep(0.02)
 
 
-def stop(pid: int, pool: ActorPool) -> None:
+def stop(pid, pool):
     """Stops a process, and returns when it stands still."""
     os.kill(pid, signal.SIGSTOP)
     stopped = psutil.Process(pid)
     wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED, pool)
 
 
-def break_cartpole(folder: pathlib.Path, monkeypatch, code: str) -> None:
+def break_cartpole(folder, monkeypatch, code):
     """Runs code in every Python process that starts, before its program."""
     (folder / "sitecustomize.py").write_text(
         "import os\n"
@@ -73,7 +71,7 @@ def break_cartpole(folder: pathlib.Path, monkeypatch, code: str) -> None:
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
-def test_actors_need_streams_of_their_number() -> None:
+def test_actors_need_streams_of_their_number():
     """Before a process is started."""
     with (
         make_streams(ActorSettings(name=NAME, num_actors=2)) as streams,
@@ -82,7 +80,7 @@ def test_actors_need_streams_of_their_number() -> None:
         ActorPool(ActorSettings(name=NAME, num_actors=3), streams)
 
 
-def test_an_actor_imports_no_tensorflow() -> None:
+def test_an_actor_imports_no_tensorflow():
     """It would cost each of them seconds and hundreds of megabytes."""
     code = (
         "import sys, workloads.d4pg.acting.actor, workloads.d4pg.acting.pool\n"
@@ -101,7 +99,7 @@ def test_an_actor_imports_no_tensorflow() -> None:
 
 
 @pytest.mark.processes
-def test_actors_write_episodes_and_follow_the_policy() -> None:
+def test_actors_write_episodes_and_follow_the_policy():
     """At random first; then each action is the policy's at the recorded observation."""
     settings = ActorSettings(
         name=NAME,
@@ -161,7 +159,7 @@ def test_actors_write_episodes_and_follow_the_policy() -> None:
 
 
 @pytest.mark.processes
-def test_a_dead_actor_is_replaced_and_a_stopped_one_killed() -> None:
+def test_a_dead_actor_is_replaced_and_a_stopped_one_killed():
     """The learner continues to sample; both are counted."""
     settings = ActorSettings(name=NAME, num_actors=2, action_repeat=4)
     with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
@@ -201,7 +199,7 @@ def test_a_dead_actor_is_replaced_and_a_stopped_one_killed() -> None:
 
 
 @pytest.mark.processes
-def test_what_is_not_finite_is_refused_and_counted(tmp_path, monkeypatch) -> None:
+def test_what_is_not_finite_is_refused_and_counted(tmp_path, monkeypatch):
     """Rewards and states that are NaN now and then; the run continues without them."""
     break_cartpole(
         tmp_path,
@@ -260,7 +258,7 @@ def test_what_is_not_finite_is_refused_and_counted(tmp_path, monkeypatch) -> Non
 )
 def test_actors_that_always_die_end_the_run_with_their_log(
     tmp_path, monkeypatch, code, expected
-) -> None:
+):
     """After as many replacements as are allowed.
 
     The full run has those that die before they have an environment, whose end is seen
@@ -281,7 +279,7 @@ def test_actors_that_always_die_end_the_run_with_their_log(
 
 
 @pytest.mark.processes
-def test_an_actor_that_cannot_render_is_not_tried_again(monkeypatch) -> None:
+def test_an_actor_that_cannot_render_is_not_tried_again(monkeypatch):
     """Its one line is the error of the run."""
     monkeypatch.setenv("__EGL_VENDOR_LIBRARY_FILENAMES", "/nonexistent")
     monkeypatch.delenv("MUJOCO_GL", raising=False)
@@ -298,7 +296,7 @@ def test_an_actor_that_cannot_render_is_not_tried_again(monkeypatch) -> None:
 
 
 @pytest.mark.processes
-def test_actors_with_frames_wait_for_the_learner() -> None:
+def test_actors_with_frames_wait_for_the_learner():
     """They stop at the limit, and their waiting is counted."""
     settings = ActorSettings(name=NAME, observations="pixels")
     frames = {"observation_shape": (84, 84, 3), "observation_dtype": "uint8"}
@@ -327,7 +325,7 @@ def test_actors_with_frames_wait_for_the_learner() -> None:
 
 
 @pytest.mark.processes
-def test_paused_actors_stand_still_and_their_pause_is_not_counted() -> None:
+def test_paused_actors_stand_still_and_their_pause_is_not_counted():
     """Stopped by the kernel, not replaced, and continued as if nothing had been.
 
     Nothing waits for those that are paused when the pool is closed: they are killed.

@@ -1,7 +1,5 @@
 """Actors of a Ray cluster: the loop is the same, the records are sent."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import pathlib
@@ -34,7 +32,7 @@ needs_ray = pytest.mark.skipif(
 )
 
 
-def make_streams(settings: ActorSettings) -> StepStreams:
+def make_streams(settings):
     """Returns streams for the actors."""
     return StepStreams(
         StreamsSpec(
@@ -48,7 +46,7 @@ def make_streams(settings: ActorSettings) -> StepStreams:
     )
 
 
-def wait_until(holds, pool) -> None:
+def wait_until(holds, pool):
     """Waits until ``holds()``, and fails if the pool does."""
     end = time.monotonic() + PATIENCE_SEC
     while not holds():
@@ -57,7 +55,7 @@ def wait_until(holds, pool) -> None:
         time.sleep(0.02)
 
 
-def collectors() -> list[psutil.Process]:
+def collectors():
     """Returns the processes of actors."""
     return [
         process
@@ -66,7 +64,7 @@ def collectors() -> list[psutil.Process]:
     ]
 
 
-def test_without_ray_it_says_what_to_install(monkeypatch) -> None:
+def test_without_ray_it_says_what_to_install(monkeypatch):
     """Before anything is started."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     settings = ActorSettings(name=NAME)
@@ -77,7 +75,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch) -> None:
         make_config("smoke", {"actors": "ray"})
 
 
-def test_a_directory_named_ray_is_not_ray(tmp_path, monkeypatch) -> None:
+def test_a_directory_named_ray_is_not_ray(tmp_path, monkeypatch):
     """Ray itself leaves one below /tmp."""
     if INSTALLED is not None and INSTALLED.origin:
         pytest.skip("Ray is installed, so the directory hides nothing")
@@ -89,7 +87,7 @@ def test_a_directory_named_ray_is_not_ray(tmp_path, monkeypatch) -> None:
         check_ray()
 
 
-def test_chunks_hold_what_was_written_since_the_last_one() -> None:
+def test_chunks_hold_what_was_written_since_the_last_one():
     """The remote side, without Ray: records continue where they ended."""
     settings = ActorSettings(
         name=NAME, environments_per_actor=2, num_actors=2, action_repeat=100
@@ -111,7 +109,7 @@ def test_chunks_hold_what_was_written_since_the_last_one() -> None:
 
 @needs_ray
 @pytest.mark.processes
-def test_actors_of_a_cluster_fill_the_replay_and_are_replaced(monkeypatch) -> None:
+def test_actors_of_a_cluster_fill_the_replay_and_are_replaced(monkeypatch):
     """Weights reach them, a killed one is replaced, and none is left at the end."""
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

@@ -1,7 +1,5 @@
 """Weights in memory that actors share: read whole, and only when they are newer."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import subprocess
@@ -17,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[4]
 PATIENCE_SEC = 180.0
 
 
-def test_weights_are_read_once_and_whole() -> None:
+def test_weights_are_read_once_and_whole():
     """Nothing where there is nothing newer, or where they are being written."""
     weights = SharedWeights(4)
     other = SharedWeights(4, os.dup(weights.descriptor))
@@ -36,7 +34,7 @@ def test_weights_are_read_once_and_whole() -> None:
 
 
 @pytest.mark.processes
-def test_no_reader_sees_a_mixture_of_weights() -> None:
+def test_no_reader_sees_a_mixture_of_weights():
     """While another process publishes as fast as it can."""
     weights = SharedWeights(200_000)
     code = (

@@ -1,7 +1,5 @@
 """Environments of the control suite as actors see them."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import subprocess
@@ -22,7 +20,7 @@ from workloads.d4pg.environment.control import (
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 
 
-def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def python(code, **variables):
     """Runs code in a process of its own, with more environment variables."""
     return subprocess.run(
         [sys.executable, "-c", code],
@@ -34,7 +32,7 @@ def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_task_of_the_suite_is_known_and_no_other() -> None:
+def test_every_task_of_the_suite_is_known_and_no_other():
     """The list stands in for dm_control, which takes seconds to import."""
     suite = rendering.load_suite()
 
@@ -63,7 +61,7 @@ def test_every_task_of_the_suite_is_known_and_no_other() -> None:
         ("x:y", r"are 'acrobot', .*'walker'$"),
     ],
 )
-def test_an_unknown_name_is_answered_with_the_nearest(name: str, message: str) -> None:
+def test_an_unknown_name_is_answered_with_the_nearest(name, message):
     """One line says what is allowed."""
     with pytest.raises(ValueError, match=message) as raised:
         Environment(name)
@@ -71,19 +69,19 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, message: str) -
     assert "\n" not in str(raised.value)
 
 
-def test_a_kind_of_observations_that_does_not_exist_is_refused() -> None:
+def test_a_kind_of_observations_that_does_not_exist_is_refused():
     """There are states and pixels."""
     with pytest.raises(ValueError, match=r"observations='depth' must be one of 'st"):
         Environment("cartpole:swingup", observations="depth")
 
 
-def test_an_action_is_taken_at_least_once() -> None:
+def test_an_action_is_taken_at_least_once():
     """Zero repeats would never end an episode."""
     with pytest.raises(ValueError, match="action_repeat=0 must be at least 1"):
         Environment("cartpole:swingup", action_repeat=0)
 
 
-def test_a_state_is_what_dm_control_observes() -> None:
+def test_a_state_is_what_dm_control_observes():
     """Flat, in its order, as float32; the same seed gives the same episode."""
     reference = rendering.load_suite().load(
         "reacher", "hard", task_kwargs={"random": 3}
@@ -105,7 +103,7 @@ def test_a_state_is_what_dm_control_observes() -> None:
     assert 2 == environment.spec.action_size
 
 
-def test_an_episode_has_a_thousand_control_steps() -> None:
+def test_an_episode_has_a_thousand_control_steps():
     """At its end only time has run out, so the discount stays 1."""
     environment = Environment("cartpole:balance", action_repeat=3)
     environment.reset()
@@ -121,7 +119,7 @@ def test_an_episode_has_a_thousand_control_steps() -> None:
         environment.step(np.zeros(1))
 
 
-def test_an_endless_task_is_cut() -> None:
+def test_an_endless_task_is_cut():
     """The suite gives lqr no time limit, and its actions no bounds."""
     environment = Environment("lqr:lqr_2_1", action_repeat=250)
     environment.reset()
@@ -130,7 +128,7 @@ def test_an_endless_task_is_cut() -> None:
     assert [False, False, False, True] == ends
 
 
-def test_canonical_actions_cover_the_range_of_the_actuators() -> None:
+def test_canonical_actions_cover_the_range_of_the_actuators():
     """-1 and 1 are the bounds, and what has none is left as it is."""
     environment = Environment("cartpole:swingup")
     environment._is_canonical = False
@@ -146,7 +144,7 @@ def test_canonical_actions_cover_the_range_of_the_actuators() -> None:
 
 
 @pytest.mark.parametrize("broken", ["reward", "state", "physics"])
-def test_what_is_not_finite_breaks_the_episode(broken, monkeypatch) -> None:
+def test_what_is_not_finite_breaks_the_episode(broken, monkeypatch):
     """The next reset starts a sound one."""
     environment = Environment("cartpole:swingup")
     environment.reset()
@@ -168,7 +166,7 @@ def test_what_is_not_finite_breaks_the_episode(broken, monkeypatch) -> None:
 
 
 @pytest.mark.processes
-def test_frames_show_the_episode() -> None:
+def test_frames_show_the_episode():
     """84 x 84 RGB that changes with the state; films are larger."""
     done = python(
         "from workloads.d4pg.environment.control import Environment\n"
@@ -192,7 +190,7 @@ def test_frames_show_the_episode() -> None:
 
 
 @pytest.mark.processes
-def test_an_environment_that_was_made_without_rendering_has_no_frames() -> None:
+def test_an_environment_that_was_made_without_rendering_has_no_frames():
     """What dm_control renders with is decided once in a process."""
     done = python(
         "from workloads.d4pg.environment.control import Environment\n"
@@ -204,7 +202,7 @@ def test_an_environment_that_was_made_without_rendering_has_no_frames() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 255)), max_size=12))
-def test_a_stack_holds_the_last_frames(frames: list[tuple[bool, int]]) -> None:
+def test_a_stack_holds_the_last_frames(frames):
     """The oldest first; the first of an episode stands in for those before it."""
     stack, last = FrameStack(3), []
     for is_first, value in [(True, 7), *frames]:
@@ -217,7 +215,7 @@ def test_a_stack_holds_the_last_frames(frames: list[tuple[bool, int]]) -> None:
 
 
 @pytest.mark.processes
-def test_without_opengl_states_work_and_pixels_say_what_to_install() -> None:
+def test_without_opengl_states_work_and_pixels_say_what_to_install():
     """A real process whose EGL finds no driver."""
     done = python(
         "from workloads.d4pg.environment.control import Environment\n"
@@ -245,7 +243,7 @@ def test_without_opengl_states_work_and_pixels_say_what_to_install() -> None:
 
 
 @pytest.mark.processes
-def test_opengl_that_is_turned_off_is_reported() -> None:
+def test_opengl_that_is_turned_off_is_reported():
     """And the names of tasks need no dm_control at all."""
     done = python(
         "import sys, workloads.d4pg.environment.tasks\n"
@@ -266,7 +264,7 @@ def test_opengl_that_is_turned_off_is_reported() -> None:
 @pytest.mark.parametrize(
     "renderer", ["egl", pytest.param("osmesa", marks=pytest.mark.full)]
 )
-def test_a_renderer_that_is_asked_for_and_missing_is_said(renderer: str) -> None:
+def test_a_renderer_that_is_asked_for_and_missing_is_said(renderer):
     """MuJoCo reads the variable too; states need no renderer at all.
 
     The full run has the other renderer, of which the same message says the name.

@@ -1,7 +1,5 @@
 """Evaluation plays whole episodes of the real environment, without noise."""
 
-from __future__ import annotations
-
 import itertools
 import signal
 

@@ -1,7 +1,5 @@
 """Films: what a reader of animated PNG sees."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Distributions of returns: the projection by hand, by loops and by another library."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

@@ -1,7 +1,5 @@
 """The learner step: two replicas against one, targets, and who trains what."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """The losses: values and gradients by hand and by another library."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 

@@ -1,7 +1,5 @@
 """The networks: what actors compute of their weights, and how many there are."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """How much a replay holds, held to the replay itself; and what is too small."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -17,7 +15,7 @@ from workloads.d4pg.replay.streams import StepStreams, StreamsSpec
 @pytest.mark.parametrize(("num_return_steps", "num_frames"), [(1, 1), (5, 1), (3, 3)])
 def test_as_many_transitions_are_held_as_are_counted(
     steps, num_return_steps, num_frames
-) -> None:
+):
     """By a replay whose rings have come round."""
     spec = StreamsSpec(
         num_streams=2,
@@ -42,14 +40,12 @@ def test_as_many_transitions_are_held_as_are_counted(
 
 
 @pytest.mark.parametrize("num_needed", [1, 30, 1000, 20_000])
-def test_the_least_ring_holds_what_is_needed_and_the_next_smaller_does_not(
-    num_needed,
-) -> None:
+def test_the_least_ring_holds_what_is_needed_and_the_next_smaller_does_not(num_needed):
     """At least half of a ring can be sampled."""
     around = {"num_return_steps": 5, "num_stacked_frames": 3}
     least = capacity.least_steps_per_stream(num_needed, **around)
 
-    def suffices(size: int) -> bool:
+    def suffices(size):
         found = capacity.num_transitions(size, **around)
         return found >= num_needed and 2 * found >= size
 
@@ -88,7 +84,7 @@ def test_the_least_ring_holds_what_is_needed_and_the_next_smaller_does_not(
         ),
     ],
 )
-def test_a_replay_that_is_too_small_is_refused(options, line) -> None:
+def test_a_replay_that_is_too_small_is_refused(options, line):
     """With options that would do."""
     with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
         make_config("smoke", options)
@@ -120,7 +116,7 @@ def test_a_replay_that_is_too_small_is_refused(options, line) -> None:
         ),
     ],
 )
-def test_a_replay_that_is_too_small_for_its_workers_is_refused(options, line) -> None:
+def test_a_replay_that_is_too_small_for_its_workers_is_refused(options, line):
     """Though it would do for one, with a capacity that would do for all."""
     alone = {"num_actors": 1, "environments_per_actor": 2}
     config = make_config("smoke", options | alone)
@@ -170,7 +166,7 @@ def test_a_replay_that_is_too_small_for_its_workers_is_refused(options, line) ->
 )
 def test_a_replay_that_cannot_feed_the_learner_is_refused(
     options, global_batch_size, line
-) -> None:
+):
     """With values that would do."""
     config = make_config("smoke", options)
     with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):

@@ -1,7 +1,5 @@
 """Draws against their distribution, and the tree of priorities behind them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,7 +16,7 @@ CHANCE = 1e-3
 @pytest.mark.parametrize("is_prioritized", [False, True])
 def test_every_transition_is_equally_likely_without_errors(
     is_prioritized, make_streams, write_episodes, transition_of
-) -> None:
+):
     """Chi-square over all that can be drawn, in streams of unequal lengths."""
     chosen = ReplaySettings(min_size_to_sample=1, is_prioritized=is_prioritized, seed=1)
     with make_streams(3) as streams:
@@ -45,9 +43,7 @@ def test_every_transition_is_equally_likely_without_errors(
         assert batches[0]["probability"][0] == pytest.approx(1 / len(allowed), rel=0.1)
 
 
-def test_priorities_are_what_transitions_are_drawn_by(
-    make_streams, write_episodes
-) -> None:
+def test_priorities_are_what_transitions_are_drawn_by(make_streams, write_episodes):
     """Chi-square against |error| ** alpha; the probabilities add up to 1."""
     chosen = ReplaySettings(min_size_to_sample=1, is_prioritized=True, seed=2)
     with make_streams(2) as streams:
@@ -81,9 +77,7 @@ def test_priorities_are_what_transitions_are_drawn_by(
         )
 
 
-def test_a_new_transition_has_the_largest_priority(
-    make_streams, write_episodes
-) -> None:
+def test_a_new_transition_has_the_largest_priority(make_streams, write_episodes):
     """It is drawn soon, and what was overwritten is never drawn again."""
     chosen = ReplaySettings(
         min_size_to_sample=1, is_prioritized=True, priority_exponent=1.0
@@ -114,7 +108,7 @@ def test_a_new_transition_has_the_largest_priority(
 @given(st.lists(st.integers(0, 130), min_size=1, max_size=12), st.integers(0, 2**31))
 def test_the_tree_follows_whatever_is_written(
     make_streams, write_episodes, transition_of, lengths, seed
-) -> None:
+):
     """Its leaves are always the transitions that are there, and no others."""
     chosen = ReplaySettings(min_size_to_sample=1, is_prioritized=True, seed=seed)
     with make_streams(2, 60) as streams:
@@ -151,7 +145,7 @@ def test_the_tree_follows_whatever_is_written(
 )
 def test_errors_that_cannot_be_priorities_are_refused(
     index, errors, message, make_streams, write_episodes
-) -> None:
+):
     """A NaN would poison every sum above it."""
     with make_streams() as streams:
         write_episodes(streams, 0, [60])
@@ -163,9 +157,7 @@ def test_errors_that_cannot_be_priorities_are_refused(
 
 
 @pytest.mark.parametrize("is_prioritized", [False, True])
-def test_the_same_seed_draws_the_same(
-    is_prioritized, make_streams, write_episodes
-) -> None:
+def test_the_same_seed_draws_the_same(is_prioritized, make_streams, write_episodes):
     """Of the same records."""
     drawn = []
     for _ in range(2):

@@ -1,7 +1,5 @@
 """Memory of a full replay, held to what is allocated; and what this machine has."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import re
@@ -40,7 +38,7 @@ def streams_of(config, environment=CARTPOLE):
 @pytest.mark.parametrize(
     ("environment", "capacity"), [(CARTPOLE, 1000), (CARTPOLE, 4097), (FRAMES, 500)]
 )
-def test_a_replay_takes_what_is_computed(environment, capacity) -> None:
+def test_a_replay_takes_what_is_computed(environment, capacity):
     """Bytes of its arrays; by priority, those of the tree and the leaves, too."""
     config = make_config("smoke", {"replay_capacity": capacity, "num_actors": 3})
     spec = streams_of(config, environment)
@@ -54,7 +52,7 @@ def test_a_replay_takes_what_is_computed(environment, capacity) -> None:
     assert own == memory.replay_bytes(spec, is_prioritized=True) - records
 
 
-def test_the_readme_has_the_memory_of_every_preset() -> None:
+def test_the_readme_has_the_memory_of_every_preset():
     """Computed, for the environments that the presets name."""
     walker = dataclasses.replace(FRAMES, action_size=6)
     environments = {
@@ -75,7 +73,7 @@ def test_the_readme_has_the_memory_of_every_preset() -> None:
     assert found == [cell.strip() for cell in row.split("|")]
 
 
-def test_a_replay_that_does_not_fit_is_refused() -> None:
+def test_a_replay_that_does_not_fit_is_refused():
     """In one line: what is needed, what is there, and the option to lower."""
     config = make_config("paper", {})
     spec = streams_of(config, FRAMES)
@@ -95,7 +93,7 @@ def test_a_replay_that_does_not_fit_is_refused() -> None:
         memory.check(config, spec, available=0)
 
 
-def write_group(folder: pathlib.Path, names, limit, usage, droppable) -> None:
+def write_group(folder, names, limit, usage, droppable):
     """Writes the files of a control group."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in zip(names, (limit, usage), strict=False):
@@ -103,7 +101,7 @@ def write_group(folder: pathlib.Path, names, limit, usage, droppable) -> None:
     (folder / "memory.stat").write_text(f"anon 5\n{names[2]} {droppable}\n")
 
 
-def test_the_tightest_limit_of_a_container_counts(tmp_path) -> None:
+def test_the_tightest_limit_of_a_container_counts(tmp_path):
     """Version 2: of this group and those above it; what can be dropped is free."""
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/job/step\n")
@@ -116,7 +114,7 @@ def test_the_tightest_limit_of_a_container_counts(tmp_path) -> None:
     assert 0 == memory.available_bytes(tmp_path)
 
 
-def test_a_limit_of_version_1_counts(tmp_path) -> None:
+def test_a_limit_of_version_1_counts(tmp_path):
     """Mounted at the top, as in a container; the others say nothing of memory."""
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("5:cpu,cpuacct:/x\n4:memory:/x\n")
@@ -126,7 +124,7 @@ def test_a_limit_of_version_1_counts(tmp_path) -> None:
     assert 7100 == memory.available_bytes(tmp_path)
 
 
-def test_without_a_limit_the_machine_s_memory_counts(tmp_path) -> None:
+def test_without_a_limit_the_machine_s_memory_counts(tmp_path):
     """As the kernel estimates it, not what is free."""
     before = psutil.virtual_memory().total
 

@@ -1,7 +1,5 @@
 """Settings of a replay that are refused before an actor starts."""
 
-from __future__ import annotations
-
 import pytest
 
 from workloads.d4pg.replay.make import make_replay
@@ -25,7 +23,7 @@ from workloads.d4pg.replay.replay import ReplaySettings
 )
 def test_a_replay_that_can_never_be_sampled_is_refused(
     steps, changes, message, make_streams
-) -> None:
+):
     """Before an actor is started."""
     with make_streams(2, steps) as streams, pytest.raises(ValueError, match=message):
         make_replay(streams, ReplaySettings(**{"min_size_to_sample": 1, **changes}))
@@ -41,7 +39,7 @@ def test_a_replay_that_can_never_be_sampled_is_refused(
         ("error_buffer", -1.0),
     ],
 )
-def test_settings_out_of_range_are_refused(name, value) -> None:
+def test_settings_out_of_range_are_refused(name, value):
     """By the name of the option."""
     with pytest.raises(ValueError, match=f"option {name}={value} must be at least"):
         ReplaySettings(**{name: value})

@@ -1,7 +1,5 @@
 """Streams of environment steps: what a process writes, another one reads."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import re
@@ -37,7 +35,7 @@ while True:
 """
 
 
-def make_spec(**changes) -> StreamsSpec:
+def make_spec(**changes):
     """Returns a small spec with changes."""
     fields = {
         "num_streams": 1,
@@ -49,7 +47,7 @@ def make_spec(**changes) -> StreamsSpec:
     return StreamsSpec(**{**fields, **changes})
 
 
-def start_writer(streams: StepStreams) -> subprocess.Popen[str]:
+def start_writer(streams):
     """Starts a process that writes to the first stream until it is killed."""
     return subprocess.Popen(
         [
@@ -66,7 +64,7 @@ def start_writer(streams: StepStreams) -> subprocess.Popen[str]:
     )
 
 
-def test_a_record_is_there_once_it_is_counted() -> None:
+def test_a_record_is_there_once_it_is_counted():
     """Fields come back as they were written, from another view of the memory."""
     with StepStreams(make_spec(num_streams=2)) as streams:
         other = StepStreams(
@@ -91,7 +89,7 @@ def test_a_record_is_there_once_it_is_counted() -> None:
         other.close()
 
 
-def test_memory_has_no_name_and_is_taken_when_it_is_used() -> None:
+def test_memory_has_no_name_and_is_taken_when_it_is_used():
     """A gigabyte of replay costs nothing before it is filled."""
     frames = make_spec(
         steps_per_stream=60_000,
@@ -111,7 +109,7 @@ def test_memory_has_no_name_and_is_taken_when_it_is_used() -> None:
         assert 0 == os.fstat(streams.descriptor).st_nlink
 
 
-def test_memory_works_where_there_is_no_memfd(monkeypatch) -> None:
+def test_memory_works_where_there_is_no_memfd(monkeypatch):
     """An unlinked file stands in for it."""
     monkeypatch.delattr(os, "memfd_create", raising=False)
     arrays = shared_memory.SharedArrays([("a", (3,), "int64"), ("b", (2,), "uint8")])
@@ -128,7 +126,7 @@ def test_memory_works_where_there_is_no_memfd(monkeypatch) -> None:
     other.close()
 
 
-def test_a_frame_is_stored_once() -> None:
+def test_a_frame_is_stored_once():
     """Pixel memory per transition that can be sampled is at most 1.15 frames."""
     spec = make_spec(
         num_streams=8,
@@ -146,7 +144,7 @@ def test_a_frame_is_stored_once() -> None:
     assert 1.0 < frames_per_transition <= 1.15
 
 
-def test_the_state_of_each_actor_is_reported_in_a_line() -> None:
+def test_the_state_of_each_actor_is_reported_in_a_line():
     """For errors."""
     with StepStreams(make_spec(num_streams=4, num_actors=2)) as streams:
         streams.num_written[:] = 5, 6, 0, 0
@@ -161,7 +159,7 @@ def test_the_state_of_each_actor_is_reported_in_a_line() -> None:
 
 
 @pytest.mark.processes
-def test_no_sample_mixes_two_records_while_a_process_writes() -> None:
+def test_no_sample_mixes_two_records_while_a_process_writes():
     """The ring is so small that it is overwritten all the time, many times over."""
     size = 4000
     with StepStreams(
@@ -197,7 +195,7 @@ def test_no_sample_mixes_two_records_while_a_process_writes() -> None:
 
 
 @pytest.mark.processes
-def test_a_killed_writer_loses_its_unpublished_record_only() -> None:
+def test_a_killed_writer_loses_its_unpublished_record_only():
     """Its replacement continues with the next number."""
     with StepStreams(make_spec()) as streams:
         starts = []

@@ -1,13 +1,11 @@
 """The sum tree against the cumulative sum."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from workloads.d4pg.replay.sum_tree import SumTree
 
 
-def test_a_tree_finds_the_leaf_that_covers_a_position() -> None:
+def test_a_tree_finds_the_leaf_that_covers_a_position():
     """Against the cumulative sum, with leaves of weight zero at its borders."""
     rng = np.random.default_rng(0)
     for size in (1, 2, 7, 64, 100):
@@ -23,7 +21,7 @@ def test_a_tree_finds_the_leaf_that_covers_a_position() -> None:
         assert (weights[top] > 0).all()
 
 
-def test_a_tree_does_not_drift() -> None:
+def test_a_tree_does_not_drift():
     """After a hundred thousand changes the root is still the sum of the leaves."""
     rng = np.random.default_rng(0)
     tree = SumTree(1000)

@@ -1,7 +1,5 @@
 """Transitions against a plain loop over the records."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -27,7 +25,7 @@ episodes = st.lists(st.tuples(st.integers(1, 30), st.booleans()), max_size=14)
 @given(episodes, st.integers(1, 6), st.sampled_from([1.0, 0.99, 0.5]), st.data())
 def test_transitions_are_those_of_the_definition(
     make_streams, write_episodes, transition_of, pattern, n, discount, data
-) -> None:
+):
     """Any lengths, broken episodes, discounts, and rings that come round."""
     num_frames = data.draw(st.sampled_from([1, 3]))
     changes = (
@@ -76,7 +74,7 @@ def test_transitions_are_those_of_the_definition(
             assert np.float32(records[numbers[row]]["action"]) == action[0, 0]
 
 
-def test_the_convention_is_that_of_acme(make_streams) -> None:
+def test_the_convention_is_that_of_acme(make_streams):
     """R and D by hand: discounts of the environment within R, g once less in D."""
     with make_streams() as streams:
         writer = streams.writer(0)

@@ -1,7 +1,5 @@
 """Who waits for whom: the rate of samples per insert, and a replay without data."""
 
-from __future__ import annotations
-
 import threading
 import time
 
@@ -14,7 +12,7 @@ from workloads.d4pg.replay.replay import ReplaySettings, StarvedReplayError
 
 
 @pytest.mark.parametrize("ratio", [0.5, 4.0, 32.0])
-def test_samples_per_insert_stay_near_their_ratio(ratio, make_streams) -> None:
+def test_samples_per_insert_stay_near_their_ratio(ratio, make_streams):
     """Whoever is faster waits, and never both."""
     rng = np.random.default_rng(0)
     with make_streams(2, 2000) as streams:
@@ -36,7 +34,7 @@ def test_samples_per_insert_stay_near_their_ratio(ratio, make_streams) -> None:
             )
 
 
-def test_actors_fill_the_replay_before_anybody_samples(make_streams) -> None:
+def test_actors_fill_the_replay_before_anybody_samples(make_streams):
     """Then they wait, until something was sampled."""
     with make_streams() as streams:
         limiter = RateLimiter(
@@ -55,7 +53,7 @@ def test_actors_fill_the_replay_before_anybody_samples(make_streams) -> None:
         assert not limiter.can_sample(8)
 
 
-def test_a_buffer_that_would_stop_both_sides_is_refused(make_streams) -> None:
+def test_a_buffer_that_would_stop_both_sides_is_refused(make_streams):
     """Learner and actors would wait for each other for ever."""
     with make_streams() as streams:
         chosen = ReplaySettings(
@@ -68,7 +66,7 @@ def test_a_buffer_that_would_stop_both_sides_is_refused(make_streams) -> None:
             replay.sample(16)
 
 
-def test_a_starved_replay_says_what_actors_did(make_streams, write_episodes) -> None:
+def test_a_starved_replay_says_what_actors_did(make_streams, write_episodes):
     """In one line, after a bounded wait that it has counted."""
     calls = []
     with make_streams(2, num_actors=2) as streams:
@@ -91,9 +89,7 @@ def test_a_starved_replay_says_what_actors_did(make_streams, write_episodes) -> 
         )
 
 
-def test_a_sample_waits_for_actors_and_counts_the_time(
-    make_streams, write_episodes
-) -> None:
+def test_a_sample_waits_for_actors_and_counts_the_time(make_streams, write_episodes):
     """The learner's share of waiting is a figure of the harness."""
     with make_streams() as streams:
         thread = threading.Thread(
@@ -112,9 +108,7 @@ def test_a_sample_waits_for_actors_and_counts_the_time(
     assert (32, 60) == (replay.num_sampled, replay.num_inserted)
 
 
-def test_episodes_without_a_step_are_not_waited_for(
-    make_streams, write_episodes
-) -> None:
+def test_episodes_without_a_step_are_not_waited_for(make_streams, write_episodes):
     """Nothing begins a transition, however much is written."""
     with make_streams() as streams:
         write_episodes(streams, 0, [1] * 60)
