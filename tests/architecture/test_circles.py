@@ -92,5 +92,4 @@ def test_no_import_of_a_package_is_in_a_circle():
     ],
 )
 def test_a_circle_is_found(graph, expected):
-    """However long it is."""
     assert expected == circles(graph)

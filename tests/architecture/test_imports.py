@@ -14,7 +14,6 @@ HEAVY = {"tensorflow", "keras", "tensorflow_datasets", "jax", "torch"}
 
 
 def imported_by(statement):
-    """Returns the top-level packages that a statement imports."""
     code = f"{statement}\nimport sys, json\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -27,7 +26,6 @@ def imported_by(statement):
 
 
 def modules_of(package, leave_out=()):
-    """Returns the names of all modules of a package."""
     names = []
     for path in sorted((ROOT / package).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts

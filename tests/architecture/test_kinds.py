@@ -68,5 +68,4 @@ def test_nobody_compares_the_name_of_a_collective():
     ],
 )
 def test_a_comparison_is_found(code):
-    """Of every form."""
     assert "all_gather" in list(compared(ast.parse(code)))

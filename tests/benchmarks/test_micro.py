@@ -25,7 +25,6 @@ def _with(times=(1.0,), **fields):
 
 @pytest.fixture
 def micro(monkeypatch):
-    """The command line of micro-benchmarks."""
     monkeypatch.syspath_prepend(str(ROOT))
     return importlib.import_module("benchmarks.micro")
 
@@ -67,7 +66,6 @@ def test_every_micro_benchmark_runs_once():
 
 
 def test_what_is_measured(micro):
-    """Each part of the program that runs often."""
     parts = [
         "collectives",
         "convolutions",
@@ -179,7 +177,6 @@ def test_a_benchmark_that_is_gone_fails_and_a_new_one_is_named(compare):
 
 
 def test_bad_input_is_one_line_and_exit_2(micro, compare, tmp_path, capsys):
-    """Whatever is wrong with it."""
     code, out, err = compare({"test_a": QUIET}, {"test_b": QUIET})
     assert (exit_codes.USAGE, "", 1) == (code, out, err.count("\n"))
     assert re.search(r"error: the two files have no micro-benchmark in common", err)

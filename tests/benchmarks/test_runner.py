@@ -41,14 +41,12 @@ def index():
 
 @pytest.fixture
 def runner(monkeypatch):
-    """The module, of a package that is not installed."""
     monkeypatch.syspath_prepend(str(ROOT))
     return importlib.import_module("benchmarks.runner")
 
 
 @pytest.fixture
 def timed(tmp_path, monkeypatch):
-    """A module with functions that measure, which child processes find, too."""
     path = tmp_path / "timed_functions.py"
     path.write_text(MODULE, encoding="utf-8")
     paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
@@ -164,7 +162,6 @@ def test_a_ratio_is_that_of_pairs(runner, capsys):
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "x", ""])
 def test_a_number_of_repeats_is_at_least_one(runner, text):
-    """The message has what was passed."""
     message = rf"'{text}' is not an integer of at least 1"
     with pytest.raises(argparse.ArgumentTypeError, match=message):
         runner.positive(text)

@@ -47,7 +47,6 @@ def test_five_facts_are_within_the_first_screen(open_page, name):
 
 @pytest.mark.parametrize("name", ["default", "controls", "large", "broken"])
 def test_the_figure_is_within_the_first_screen_of_a_desktop(open_page, name):
-    """With its caption."""
     page = open_page(name, DESKTOP[0])
 
     assert page.evaluate(LOWEST, ".hero") <= DESKTOP[1]

@@ -19,7 +19,6 @@ GATE = RECIPE[RECIPE.index("replicator-harness") : RECIPE.index("  case")]
 
 
 def git(folder, *words):
-    """Runs git as nobody in particular."""
     who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
     done = subprocess.run(
         ("git", *who, *words), cwd=folder, check=True, capture_output=True, text=True

@@ -26,7 +26,6 @@ RUNS = "/srv/harness/runs"
 
 
 def documented():
-    """Returns the commands: of the blocks of the page, and of the comments."""
     page = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
     found = re.findall(r"^ {4}(docker .*)$", page, re.MULTILINE)
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -36,7 +35,6 @@ def documented():
 
 
 def called(command, folder):
-    """Runs a command with the stand-in: its verb, its options, and what follows."""
     program = folder / "docker"
     program.write_text(STAND_IN)
     program.chmod(0o755)

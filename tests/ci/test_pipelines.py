@@ -27,7 +27,6 @@ _PIN = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")
 
 
 def jobs_of(pipeline):
-    """Returns the jobs of a workflow of GitHub."""
     return pipeline["jobs"]
 
 
@@ -127,7 +126,6 @@ def test_the_action_matches_the_schema_of_its_host():
 
 
 def test_there_is_a_pipeline_for_each_purpose():
-    """On both hosts."""
     assert ["gpu.yml", "pull_request.yml", "weekly.yml"] == [p.name for p in WORKFLOWS]
     jobs = {"check", "test", "advisory", "gpu-gate", "a-a", "pages"}
     assert jobs <= set(read(GITLAB))
@@ -168,7 +166,6 @@ def test_actions_are_pinned(path):
 
 
 def test_one_version_of_an_action_is_one_commit():
-    """In all workflows."""
     found = {}
     for path in WORKFLOWS:
         for match in _USES.finditer(path.read_text(encoding="utf-8")):
@@ -207,7 +204,6 @@ def test_every_job_ends(path):
 
 
 def test_one_job_at_a_time_has_the_gpus():
-    """On both hosts, and it is not cancelled by the next."""
     for name, job in jobs_of(read(ROOT / ".github/workflows/gpu.yml")).items():
         assert "self-hosted" in job["runs-on"], name
         expected = {"group": "gpu-runner", "cancel-in-progress": "false"}
@@ -302,7 +298,6 @@ def test_a_way_in_for_forks_is_found(condition, is_closed):
 
 
 def test_a_right_that_is_not_needed_is_found():
-    """For the workflow and for a job."""
     pipeline = parsed("{jobs: {a: {permissions: {contents: write}}, b: {}}}")
 
     assert ["the workflow itself", "a", "b"] == too_many_permissions("x.yml", pipeline)

@@ -12,7 +12,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def benchmarks(monkeypatch):
-    """The command; the package is not installed."""
     monkeypatch.syspath_prepend(str(ROOT))
     return importlib.import_module("benchmarks.__main__")
 
@@ -39,7 +38,6 @@ def test_without_names_everything_is_measured(benchmarks, commands, capsys):
 
 
 def test_names_choose_what_is_measured(benchmarks, commands):
-    """In the order in which they are given."""
     assert 0 == benchmarks.main(["workers", "input"])
     assert [benchmarks.COMMANDS[name] for name in ("workers", "input")] == commands
 

@@ -19,7 +19,6 @@ _OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 
 
 def section(document, title):
-    """Returns the text below a heading, up to the next one of its level or above."""
     match = re.search(
         rf"^(#+) {re.escape(title)}\n(?P<body>.*?)(?=^#{{1,3}} |\Z)",
         document,
@@ -36,7 +35,6 @@ def options_in(text):
 
 
 def options_of(verb):
-    """Returns the options that a verb takes, and its parts, where it has any."""
     command = cli.commands[verb]
     parts = command.commands.values() if isinstance(command, click.Group) else ()
     return {
@@ -49,7 +47,6 @@ def options_of(verb):
 
 @pytest.fixture(scope="module")
 def document(root):
-    """The harness's document."""
     return (root / "harness" / "README.md").read_text(encoding="utf-8")
 
 

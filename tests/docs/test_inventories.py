@@ -12,7 +12,6 @@ from results.records.status_record import Phase, TrialStatus
 
 
 def read(root, name):
-    """Returns the text of a file of the project."""
     return (root / name).read_text(encoding="utf-8")
 
 

@@ -22,7 +22,6 @@ _EXPECTED = (
 
 
 def rows(text):
-    """The rows of the table of mistakes."""
     section = text.partition(HEADING)[2]
     found = [_ROW.match(line) for line in section.splitlines()]
     return [match.groupdict() for match in found if match]
@@ -30,7 +29,6 @@ def rows(text):
 
 @pytest.fixture(scope="module")
 def text(root):
-    """The document."""
     return str((root / "docs" / "migration.md").read_text(encoding="utf-8"))
 
 
@@ -117,7 +115,6 @@ def test_the_table_has_the_usual_mistakes(text, part):
 
 
 def test_every_row_of_the_table_is_found(text):
-    """A row that the pattern does not match would be held to nothing."""
     table = text.partition(HEADING)[2].partition("\n\n| ")[2].partition("\n\n")[0]
     lines = [line for line in table.splitlines() if line.startswith("| `")]
 

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.processes
 
 
 def cells_of(path):
-    """Returns the code of a notebook, a string per cell."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     return [
         "".join(cell["source"])
@@ -35,7 +34,6 @@ def cells_of(path):
 
 
 def run(cells, folder):
-    """Runs cells in a fresh interpreter."""
     return subprocess.run(
         [sys.executable, "-c", _RUNNER],
         input=json.dumps(cells),

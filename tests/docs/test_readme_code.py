@@ -27,7 +27,6 @@ pytestmark = pytest.mark.processes
 
 
 def python_blocks(text):
-    """Returns the number of lines before each Python block, and its code."""
     return [
         (text[: match.start("code")].count("\n"), match["code"])
         for match in _BLOCK.finditer(text)
@@ -35,7 +34,6 @@ def python_blocks(text):
 
 
 def documents_with_code():
-    """Returns the Markdown files of the project that have Python blocks."""
     paths = [*ROOT.glob("*.md")]
     for folder in _FOLDERS:
         paths += (ROOT / folder).rglob("*.md")

@@ -17,12 +17,10 @@ TABLES = [("README.md", STUDY, 6), ("workloads/peers/README.md", OF_PEERS, 16)]
 
 @pytest.fixture(scope="module")
 def study(root):
-    """Returns the study."""
     return load_study(Store.open(published_studies.study(STUDY)))
 
 
 def cells(text, head):
-    """Returns the cells of the table that begins so, without its head."""
     table = text.partition(head)[2].partition("\n\n")[0]
     lines = table.splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

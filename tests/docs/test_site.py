@@ -38,7 +38,6 @@ class Page(html.parser.HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
-        """Collects the attributes of an element."""
         for name, value in attrs:
             if name == "id" and value:
                 self.ids.add(value)
@@ -49,7 +48,6 @@ class Page(html.parser.HTMLParser):
 
 
 def build(folder, *arguments):
-    """Builds the site."""
     return subprocess.run(
         [
             *(sys.executable, "-m", "mkdocs", "build", "--strict"),
@@ -66,7 +64,6 @@ def build(folder, *arguments):
 
 @pytest.fixture(scope="module")
 def hooks():
-    """The module that collects the documents."""
     spec = importlib.util.spec_from_file_location(
         "site_hooks", ROOT / "docs" / "site" / "hooks.py"
     )

@@ -38,17 +38,14 @@ pytestmark = pytest.mark.processes
 
 
 def files_of(guide):
-    """Returns the files that a guide adds, by their paths."""
     return {match["path"]: match["text"] for match in _FILE.finditer(guide)}
 
 
 def diffs_of(guide):
-    """Returns the changes of a guide."""
     return [match["text"] for match in _DIFF.finditer(guide)]
 
 
 def commands_of(guide):
-    """Returns the arguments of Python of the commands of a guide."""
     return [
         shlex.split(match["rest"], comments=True) for match in _COMMAND.finditer(guide)
     ]
@@ -77,7 +74,6 @@ def apply(guide, tree):
 
 
 def python(tree, arguments, *, code=0):
-    """Runs Python in a copy of the project; returns its output, or the error."""
     done = subprocess.run(
         [sys.executable, *arguments],
         capture_output=True,

@@ -39,7 +39,6 @@ RTOL, ATOL = 2e-5, 2e-6
 
 
 def installed(name):
-    """Whether the library of a program is."""
     return importlib.util.find_spec(NEEDS.get(name, "keras")) is not None
 
 

@@ -24,7 +24,6 @@ pytestmark = [pytest.mark.processes, pytest.mark.full]
 
 @pytest.fixture(scope="module")
 def workers(request, tmp_path_factory):
-    """Two workers with a replica each that ran the programs that are compared."""
     names = [
         item.callspec.params["name"]
         for item in request.session.items

@@ -17,7 +17,6 @@ VALUES = np.linspace(0, 1, 8, dtype=np.float32)
 
 @pytest.fixture
 def strategy():
-    """Two replicas."""
     return replicator.create("in_graph", num_replicas=2).as_strategy()
 
 

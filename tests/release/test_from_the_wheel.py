@@ -169,7 +169,6 @@ def test_the_quick_start_is_that_of_the_readme():
 
 
 def git(root, *arguments):
-    """Runs git as nobody in particular."""
     who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
     subprocess.run(["git", *who, *arguments], cwd=root, check=True)
 

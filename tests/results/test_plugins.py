@@ -22,7 +22,6 @@ OWN = TrialMetric(name="own_sec", title="Own", unit="s", of=lambda entry: {of})
 
 
 def found_of(columns=("trial_id",)):
-    """Returns the metrics that are installed."""
     return trial_metrics.installed(columns)
 
 
@@ -176,7 +175,6 @@ def test_one_that_imports_tensorflow_is_refused(install, monkeypatch):
     ],
 )
 def test_a_reference_that_names_nothing(install, tmp_path, text, message):
-    """The message says how to write it."""
     with pytest.raises(plugins.PluginError, match=message):
         plugins.find("metrics", {}, text, trial_metrics.complain, tmp_path)
 

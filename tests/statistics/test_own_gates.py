@@ -55,7 +55,6 @@ def test_a_gate_is_shown_with_its_interval():
 
 
 def test_the_repository_is_made_in_an_empty_folder(tmp_path):
-    """Each commit has a tag."""
     RUNNER["make_repository"](tmp_path, list(ON_ANY))
     tags = tmp_path / ".git/refs/tags"
 

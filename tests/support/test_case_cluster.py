@@ -42,7 +42,6 @@ CASES = {
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs cases of the module on two workers."""
     (tmp_path / "some_cases.py").write_text(MODULE, encoding="utf-8")
 
     def started(*cases, timeout_sec=60.0, **options):
@@ -77,7 +76,6 @@ def test_every_process_gives_its_result_of_every_case(run, tmp_path):
     ],
 )
 def test_asking_for_what_did_not_come_fails_the_test(run, case, ask, message):
-    """With what came instead."""
     with run(case) as running, pytest.raises(pytest.fail.Exception, match=message):
         getattr(running, ask)(case)
 

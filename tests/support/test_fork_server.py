@@ -48,7 +48,6 @@ sys.exit(3)
 
 @pytest.fixture
 def start(tmp_path):
-    """Forks a process that runs the program."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
     server = fork_server.server(**case_cluster.ENV)

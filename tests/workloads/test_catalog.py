@@ -46,7 +46,6 @@ def planner():
 
 
 def test_checks_import_no_tensorflow(planner):
-    """Names and options are checked by a process that never imports TensorFlow."""
     _, imports_tensorflow, imports_keras = planner
 
     assert not imports_tensorflow
@@ -54,7 +53,6 @@ def test_checks_import_no_tensorflow(planner):
 
 
 def test_unknown_data_set_offers_close_matches(planner):
-    """A misspelt name is answered with what it may have meant."""
     message = planner[0][0]
 
     assert message.startswith("data 'imagnet2012' is unknown: allowed are 'digits'")
@@ -63,7 +61,6 @@ def test_unknown_data_set_offers_close_matches(planner):
 
 
 def test_unprepared_data_set_names_the_command(planner):
-    """A known set that is not here says how to prepare it, and offers the digits."""
     message = planner[0][1]
 
     assert message.startswith("data 'imagenet2012' is not prepared under ")
@@ -72,14 +69,12 @@ def test_unprepared_data_set_names_the_command(planner):
 
 
 def test_unknown_data_config_lists_configs(planner):
-    """A config that a known set lacks is answered with those it has."""
     message = planner[0][2]
 
     assert "its configs are '8x8', '16x16', '32x32', '64x64'" in message
 
 
 def test_unknown_option_lists_options(planner):
-    """A misspelt option is an error, not ignored."""
     message = planner[0][3]
 
     assert message.startswith("option 'image_sise' is unknown to resnet50: allowed are")
@@ -129,7 +124,6 @@ def test_presets_for_gpus_are_sized_for_one_h100(name, per_replica_batch_size, f
 
 
 def test_unknown_preset_lists_presets():
-    """A misspelt preset is answered with the presets."""
     with pytest.raises(
         ValueError, match=r"preset 'laptob' is unknown .*did you mean 'laptop'\?"
     ):
@@ -153,7 +147,6 @@ def test_unknown_preset_lists_presets():
     ],
 )
 def test_wrong_option_values_are_named(options, message):
-    """Each wrong value is answered with the option, the value and what is allowed."""
     with pytest.raises(ValueError, match=message):
         config.make_config("smoke", options)
 

@@ -21,13 +21,11 @@ COMPILED = sorted({*catalog.WORKLOADS} - {"keras_fit"})
 
 
 def build(name, backend="single", num_replicas=1, **settings):
-    """The smoke program of a workload on data that cost nothing."""
     repl = replicator.create(backend, num_replicas=num_replicas)
     return build_small(name, repl, **settings)
 
 
 def train(name, backend, num_replicas, **settings):
-    """Runs two steps; returns their losses, the second after an update."""
     tf.keras.utils.set_random_seed(3)
     program = build(name, backend, num_replicas, **settings)
     losses = [program.run() for _ in range(2)]
@@ -161,7 +159,6 @@ def test_a_stock_strategy_reads_without_training():
     ],
 )
 def test_other_values_are_refused(name, settings, message):
-    """With what is allowed."""
     with pytest.raises(ValueError, match=message):
         catalog.make_config(name, "smoke", settings)
 

@@ -13,7 +13,6 @@ GPU = "/job:localhost/replica:0/task:0/device:GPU:0"
 
 @pytest.fixture
 def pair():
-    """Two replicas on CPUs."""
     return replicator.create("in_graph", num_replicas=2)
 
 
@@ -25,7 +24,6 @@ def as_on_gpus(monkeypatch):
 
 
 def build(name, repl, **options):
-    """The smoke preset of a workload on data that need no environment."""
     data = "synthetic" if name == "d4pg" else catalog.WORKLOADS[name].builtin_data[0]
     return build_small(name, repl, data=data, **options)
 
@@ -117,7 +115,6 @@ def test_training_on_bytes_starts_with_the_same_loss(name):
 
 @pytest.mark.parametrize("name", ["resnet50", "sngan"])
 def test_other_types_of_pixels_are_refused(name):
-    """With what is allowed."""
     with pytest.raises(
         ValueError, match=r"input_dtype='int8' must be one of 'float32', 'uint8'"
     ):

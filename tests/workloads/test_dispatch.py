@@ -9,7 +9,6 @@ from workloads import catalog
 
 
 def build(name, backend, num_replicas):
-    """The smoke preset of a workload; draws the same numbers again."""
     tf.keras.utils.set_random_seed(1)
     repl = replicator.create(backend, num_replicas=num_replicas)
     return build_small(name, repl, data="digits")

@@ -21,7 +21,6 @@ from workloads.sngan import flops as sngan_flops
 
 
 def build(name, **options):
-    """One replica on data that cost nothing, with a small network."""
     return small_programs.build(name, replicator.create("single"), **options)
 
 

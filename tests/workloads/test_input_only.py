@@ -16,7 +16,6 @@ DATA = {
 
 
 def build(name, data=None, backend="in_graph", num_replicas=2):
-    """The smoke preset of a workload."""
     repl = replicator.create(backend, num_replicas=num_replicas)
     return build_small(name, repl, data=data or DATA[name])
 

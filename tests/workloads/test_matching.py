@@ -43,7 +43,6 @@ def _build(name, repl):
 
 
 def _run(name, repl):
-    """Returns the losses and changes of a program on a replicator, matched."""
     changes = []
     program = matching.MatchedProgram(
         _build(name, repl), lambda **fields: changes.append(Change(**fields))

@@ -25,7 +25,6 @@ def test_absurd_intervals_do_not_squeeze_the_estimates(function):
 
 @pytest.mark.parametrize("function", [limits.logarithmic, limits.linear])
 def test_one_estimate_alone_has_room(function):
-    """Limits never coincide."""
     low, high = function([3.0], [])
 
     assert low < 3.0 < high

@@ -23,7 +23,6 @@ EIGHT = tuple(f"backend_{index}" for index in range(8))
 
 @pytest.fixture(scope="module")
 def points(tmp_path_factory, synthetic):
-    """Of a study with quality runs of three seeds."""
     shape = synthetic.Shape(
         replicas=(1, 2, 4), budget=synthetic.LEARNING, num_learning_runs=3
     )
@@ -33,7 +32,6 @@ def points(tmp_path_factory, synthetic):
 
 @pytest.fixture(scope="module")
 def explained(tmp_path_factory):
-    """Of a study with controls."""
     shape = RelayShape(lost={"in_graph": Lost(contention=0.006)}, controls=ALL)
     return frame.points_frame(make_relay(tmp_path_factory.mktemp("relay"), shape))
 
@@ -196,7 +194,6 @@ def test_headings_have_rows_of_their_own():
 
 
 def test_limits_of_ratios_are_symmetric_and_those_from_zero_hold_everything():
-    """However narrow the ratios are, and however long an interval is."""
     assert limits.symmetric([1.01], [], centre=1.0) == pytest.approx((1 / 1.1, 1.1))
     low, high = limits.symmetric([0.5, 1.2], [0.3, 1.5], centre=1.0)
     assert low * high == pytest.approx(1)

@@ -41,13 +41,11 @@ GITHUB_ACTION_BENCHMARK = {
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory, synthetic):
-    """A study with quality runs."""
     shape = synthetic.Shape(budget=synthetic.LEARNING, num_learning_runs=2)
     return synthetic.make_store(tmp_path_factory.mktemp("study"), shape)
 
 
 def write(folder, files):
-    """Writes files and returns their paths."""
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)

@@ -20,8 +20,6 @@ SCHEMA = json.loads(
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory, synthetic):
-    """Returns a function that makes a study."""
-
     def make_study(**fields):
         root = tmp_path_factory.mktemp("study")
         return synthetic.make_store(root, synthetic.Shape(**fields))
@@ -31,13 +29,11 @@ def make(tmp_path_factory, synthetic):
 
 @pytest.fixture(scope="module")
 def good(make):
-    """Two backends, both modes, nothing failed."""
     return make()
 
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory, synthetic):
-    """Every kind of failure, and quality runs."""
     return synthetic.make_store(tmp_path_factory.mktemp("study"), synthetic.BROKEN)
 
 

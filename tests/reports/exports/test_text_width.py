@@ -14,7 +14,6 @@ CUT = "\N{HORIZONTAL ELLIPSIS}"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory, synthetic):
-    """A study of three backends; the longest name of the catalogue is among them."""
     shape = synthetic.Shape(
         backends=("in_graph", "tf_mirrored", "multi_worker_in_graph"),
         repeats=3,
@@ -24,7 +23,6 @@ def store(tmp_path_factory, synthetic):
 
 
 def shown(store, width):
-    """Returns what is printed at a width, and the rows of the table."""
     stream = io.StringIO()
     text.print_summary(store, rich.console.Console(file=stream, width=width))
     printed = stream.getvalue()
@@ -33,7 +31,6 @@ def shown(store, width):
 
 
 def numbers(lines):
-    """Returns the numbers of rows."""
     return set(re.findall(r"\d+\.?\d*", " ".join(lines)))
 
 
@@ -59,7 +56,6 @@ def test_sixty_columns_keep_the_efficiency_and_say_what_is_missing(store):
 
 
 def test_a_wide_terminal_has_every_column(store):
-    """And no note."""
     printed, rows = shown(store, 140)
     console = rich.console.Console(file=io.StringIO(), width=140)
 

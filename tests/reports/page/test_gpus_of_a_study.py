@@ -35,8 +35,6 @@ def test_the_page_has_clocks_power_and_why_a_clock_was_low(tmp_path, synthetic):
 
 @pytest.fixture
 def show(tmp_path, synthetic):
-    """Returns a function that shows a study whose GPUs have these uses."""
-
     def run(make_uses):
         store = synthetic.make_store(tmp_path / "s")
         for number, trial in enumerate(store.trials()):
@@ -93,7 +91,6 @@ def test_the_page_says_whether_exclusive_use_was_confirmed(show, foreign, expect
 
 
 def test_without_gpus_the_page_says_none(tmp_path, synthetic):
-    """As for most studies."""
     page = str(machine.render(view_store(synthetic.make_store(tmp_path / "s"))))
 
     assert "<dt>Accelerators</dt><dd>none</dd>" in page

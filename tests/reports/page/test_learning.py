@@ -11,7 +11,6 @@ from results.statistics import run_scores
 
 @pytest.fixture(scope="module")
 def view(tmp_path_factory, synthetic):
-    """Two cases with five quality runs each, by programs with actors."""
     shape = synthetic.Shape(
         backends=("in_graph",),
         budget=synthetic.LEARNING,
@@ -23,7 +22,6 @@ def view(tmp_path_factory, synthetic):
 
 @pytest.fixture(scope="module")
 def section(view):
-    """Its learning section."""
     return str(learning.render(view))
 
 

@@ -18,7 +18,6 @@ from results.figures.lost_time import PARTS
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """Two backends, of which the first has all controls."""
     shape = RelayShape(
         backends=("in_graph", "tf_mirrored"),
         lost={"in_graph": Lost(contention=0.006)},
@@ -29,13 +28,11 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(store):
-    """Its report."""
     return build.build_report(store)
 
 
 @pytest.fixture(scope="module")
 def section(page):
-    """The section of the report."""
     return page.partition('<section id="lost-time"')[2].partition("</section>")[0]
 
 
@@ -82,7 +79,6 @@ def test_programs_that_never_communicate_are_the_ceiling_of_the_throughput(page)
 
 
 def test_cases_that_cannot_be_compared_say_so(tmp_path):
-    """In place of the figure."""
     shape = RelayShape(is_without_common_round=True, generations=2)
     shown = lost_time.render(view_store(make_store(tmp_path, shape)))
 

@@ -48,7 +48,6 @@ class Outline(html.parser.HTMLParser):
         self.inside: list[tuple[str, list[str]]] = []
 
     def handle_starttag(self, tag, attrs):
-        """Notes the tag, also in the tables and figures that were opened."""
         for _, children in self.inside:
             children.append(tag)
         self.tags.append((tag, dict(attrs)))
@@ -56,13 +55,11 @@ class Outline(html.parser.HTMLParser):
             self.inside.append((tag, []))
 
     def values(self, name):
-        """Returns every value that any element gives to an attribute."""
         return [value for _, attrs in self.tags if (value := attrs.get(name))]
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory, synthetic):
-    """A study with every kind of failure, with quality runs and with actors."""
     shape = dataclasses.replace(
         synthetic.BROKEN,
         budget=synthetic.LEARNING,
@@ -74,13 +71,11 @@ def store(tmp_path_factory, synthetic):
 
 @pytest.fixture(scope="module")
 def page(store):
-    """Its report."""
     return build.build_report(store)
 
 
 @pytest.fixture(scope="module")
 def outline(page):
-    """Its report, parsed."""
     parsed = Outline()
     parsed.feed(page)
     return parsed

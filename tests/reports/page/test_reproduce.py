@@ -13,7 +13,6 @@ from reports.words import reproduce
 
 @pytest.fixture(scope="module")
 def view(tmp_path_factory, synthetic):
-    """A small study."""
     return view_store(synthetic.make_store(tmp_path_factory.mktemp("study")))
 
 

@@ -14,7 +14,6 @@ METRIC = gate_metrics.THROUGHPUT
 
 @pytest.fixture(scope="module")
 def compared(first, second):
-    """The study of the first commit over that of the second."""
     return comparison.compare_studies(load_study(first), load_study(second), METRIC)
 
 
@@ -85,7 +84,6 @@ def test_a_study_has_no_difference_from_itself(first):
 
 
 def test_cases_of_one_study_only_are_listed(first, make_study):
-    """They have no ratio, and are not passed over."""
     larger = make_study("larger", replicas=(1, 2, 4), backends=("in_graph",))
     found = comparison.compare_studies(load_study(larger), load_study(first), METRIC)
 

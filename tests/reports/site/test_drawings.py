@@ -19,7 +19,6 @@ def test_a_sparkline_begins_at_zero_and_keeps_what_exceeds_it():
 
 
 def estimate(value, low, high):
-    """Returns a ratio."""
     return Estimate(value=value, low=low, high=high, n=4, unit="", method="")
 
 

@@ -32,7 +32,6 @@ def _plain(html):
 
 @pytest.fixture(scope="module", params=STUDIES, ids=lambda path: path.name)
 def view(request):
-    """One published study."""
     return view_store(Store.open(request.param))
 
 

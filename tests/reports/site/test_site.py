@@ -24,7 +24,6 @@ class Links(html.parser.HTMLParser):
         self.loads: list[str] = []
 
     def handle_starttag(self, tag, attrs):
-        """Notes links, and sources of scripts, styles and pictures."""
         values = dict(attrs)
         if tag == "a":
             self.addresses.append(values["href"] or "")
@@ -42,7 +41,6 @@ def page_of_a_study():
 
 @pytest.fixture(scope="module")
 def broken(make_study, synthetic):
-    """A study in which nothing is ok, with a name that is markup."""
     shape = {
         (backend, mode, size, repetition): synthetic.TrialStatus.FAILED
         for backend in ("in_graph", "tf_mirrored")
@@ -55,13 +53,11 @@ def broken(make_study, synthetic):
 
 @pytest.fixture(scope="module")
 def site(first, second, elsewhere, broken, page_of_a_study):
-    """Four studies: two comparable, one of another machine, one without a figure."""
     return dict(build.pages([second, broken, first, elsewhere], METRIC))
 
 
 @pytest.fixture(scope="module")
 def index(site):
-    """Its first page."""
     return site["index.html"]
 
 

@@ -29,7 +29,6 @@ def _with_commits(study, *commits):
 
 @pytest.fixture
 def small(tmp_path, synthetic):
-    """A study of two cases."""
     shape = synthetic.Shape(name="a", modes=(synthetic.WEAK,), repeats=1)
     return load_study(synthetic.make_store(tmp_path / "a", shape))
 

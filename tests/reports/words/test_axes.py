@@ -15,7 +15,6 @@ PROTOCOL = "all pairs; extractor digits aaaa; reference digits/test, n = 359, bb
 
 
 def score(**changes):
-    """A FID."""
     fields = {
         "name": "fid",
         "value": 3.25,

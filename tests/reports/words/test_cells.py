@@ -22,5 +22,4 @@ def test_a_formula_becomes_text(text):
 
 @pytest.mark.parametrize("value", ["in_graph", "-0.5", "+3.2 %", "-1e-05", -0.5, 3, ""])
 def test_numbers_and_words_stay(value):
-    """Readers compute with them."""
     assert value == cells.inert(value)

@@ -25,7 +25,6 @@ def case(
     trial=None,
     **fields,
 ):
-    """Returns a case: its steps take one time, and its numbers say another."""
     rank = SimpleNamespace(window_start_ns=0, window_end_ns=STEPS * step_sec * 1e9)
     rank.warmup_step_time_sec = ()
     readings = SimpleNamespace(
@@ -46,7 +45,6 @@ def case(
 
 
 def study(*cases, every=None):
-    """Returns a study of a program that prints."""
     program = SimpleNamespace(is_client=False, steps_per_line=every)
     program.metric = "throughput=x"
     planned = [entry for one in cases for entry in one.ok_entries]
@@ -54,7 +52,6 @@ def study(*cases, every=None):
 
 
 def letter(found):
-    """Returns the grade of a study."""
     graded = evidence.grade(found)
     assert graded is not None
     assert bool(evidence.caveat(found)) == ("harness's clock" in graded[1])

@@ -20,12 +20,10 @@ def _plain(text):
     ],
 )
 def test_significant_digits(value, expected):
-    """Three digits, never an exponent."""
     assert expected == _plain(formats.significant(value))
 
 
 def test_times_below_one_second_have_three_digits_in_ms_unit():
-    """Below one second."""
     assert _plain(formats.seconds(0.3021)) == "302 ms"
     assert _plain(formats.seconds(12.34)) == "12.3 s"
 

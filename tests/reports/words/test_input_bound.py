@@ -20,8 +20,6 @@ NUMBER = r"\d+\s% \[\d+,\s\d+\]"
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory):
-    """Makes a study whose pipelines take a given time alone, of steps of 64 ms."""
-
     def make_one(pipelines, **changes):
         shape = RelayShape(
             backends=("in_graph",),
@@ -36,13 +34,11 @@ def make(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bound(make):
-    """A case that waits for its input."""
     return make(0.063)
 
 
 @pytest.fixture(scope="module")
 def not_bound(make):
-    """A case whose batches are there in time."""
     return make(0.010)
 
 

@@ -15,8 +15,6 @@ BASE = "1234567890ab"
 
 @pytest.fixture
 def relay(tmp_path, synthetic):
-    """Returns a function that makes a gate's study with a baseline and a twin."""
-
     def make(**fields):
         defaults = {
             "backends": ("in_graph", "tf_mirrored"),
@@ -35,7 +33,6 @@ def relay(tmp_path, synthetic):
 
 
 def judged(study):
-    """Judges with the defaults."""
     rule = gate_metrics.Rule(metric=gate_metrics.THROUGHPUT, delta=0.05, alpha=0.05)
     return gate.of_revisions(study, rule, baseline="main")
 
@@ -70,7 +67,6 @@ def test_junit_has_a_failure_per_regression(relay):
 
 
 def test_junit_of_a_pass_has_no_failure(relay):
-    """Nor an error."""
     fields = {"backends": ("in_graph",), "repeats": 15}
     found = judged(relay(revisions={BASE: 1.0}, **fields))
     suite = ET.fromstring(judgement.gate_junit(found))
@@ -79,7 +75,6 @@ def test_junit_of_a_pass_has_no_failure(relay):
 
 
 def test_junit_of_an_unfit_machine_is_an_error(relay):
-    """No case can hide it."""
     found = judged(relay(revisions={BASE: 1.0}, void_share=0.5))
     suite = ET.fromstring(judgement.gate_junit(found))
     (error,) = suite.findall("testcase[@name='all']/error")

@@ -41,7 +41,6 @@ def _build(store):
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory, synthetic):
-    """A study in which every trial is ok; nobody writes to it."""
     return synthetic.make_store(tmp_path_factory.mktemp("complete"))
 
 

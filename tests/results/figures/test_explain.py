@@ -14,18 +14,15 @@ TOLERANCE_SEC = 0.0012
 
 
 def study_of(root, shape):
-    """Returns a study of that shape."""
     return load_study(make_store(root, shape))
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """Returns a study of four generations with all controls."""
     return study_of(tmp_path_factory.mktemp("relay"), RelayShape())
 
 
 def parts_of(found):
-    """Returns the parts of a step in seconds."""
     assert found.lost is not None
     return {part.name: part.value_sec for part in found.lost.parts}
 

@@ -31,7 +31,6 @@ def test_notebooks_need_one_import(tmp_path, synthetic):
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory, synthetic):
-    """A study with every kind of failure."""
     return synthetic.make_store(tmp_path_factory.mktemp("study"), synthetic.BROKEN)
 
 

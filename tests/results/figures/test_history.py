@@ -51,7 +51,6 @@ def make_studies(tmp_path, synthetic):
 
 
 def factors(length):
-    """Returns the noise of so many studies, as factors."""
     return np.exp(np.random.default_rng(1).normal(0, NOISE, length))
 
 

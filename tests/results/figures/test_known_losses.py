@@ -89,12 +89,10 @@ OF_CONTROLS = [
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """A relay of one and two replicas whose turns a test fills."""
     return make_study(tmp_path_factory.mktemp("relay"))
 
 
 def make_study(folder):
-    """Makes that relay."""
     shape = RelayShape(controls=(), generations=GENERATIONS, rounds=6)
     return load_study(make_store(folder, shape))
 

@@ -12,7 +12,6 @@ from results.study.cases import load_study
 
 
 def study_of(root, synthetic, num_runs):
-    """Returns a study with quality runs of one and two replicas."""
     shape = synthetic.Shape(
         backends=("in_graph",),
         repeats=1,
@@ -24,12 +23,10 @@ def study_of(root, synthetic, num_runs):
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory, synthetic):
-    """Returns a study with five runs of each case."""
     return study_of(tmp_path_factory.mktemp("gains"), synthetic, 5)
 
 
 def reached(study, num_replicas):
-    """Returns the final top-1 of the runs of a case."""
     return [
         entry.result.curve[-1].quality[0].value
         for case in study.quality_runs

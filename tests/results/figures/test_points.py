@@ -15,20 +15,17 @@ README = pathlib.Path(__file__).parents[3] / "results" / "README.md"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where a notebook runs."""
     return tmp_path_factory.mktemp("notebook")
 
 
 @pytest.fixture(scope="module")
 def store(folder, synthetic):
-    """A study with quality runs, which are slower."""
     shape = synthetic.Shape(budget=synthetic.LEARNING, num_learning_runs=3)
     return synthetic.make_store(folder / "runs" / "example", shape)
 
 
 @pytest.fixture(scope="module")
 def found(store):
-    """Its points."""
     return frame.points_frame(store)
 
 

@@ -8,7 +8,6 @@ from results.study.cases import load_study
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory, synthetic):
-    """Two backends in both modes; one of its cases has no result."""
     path = tmp_path_factory.mktemp("study")
     store = synthetic.make_store(path, synthetic.Shape(replicas=(1, 2, 4)))
     found = load_study(store)
@@ -18,7 +17,6 @@ def study(tmp_path_factory, synthetic):
 
 
 def test_no_cell_is_empty_without_a_reason(study):
-    """Of every case and quantity."""
     cells = [
         figure
         for point in scaling.points(study)
@@ -64,7 +62,6 @@ def test_throughput_of_trials_is_that_of_the_point(study):
 
 
 def test_frame_and_summary_have_the_numbers_of_the_table(study):
-    """They are projections of it."""
     frame = points.points_frame(study)
     drawn = frame[(frame["figure"] == "scaling") & (frame["kind"] == "estimate")]
     data = summary.summarize(study)["points"]

@@ -49,7 +49,6 @@ NONE = Disturbance(
     ],
 )
 def test_the_limit_stands_in_place_of_what_was_measured(fields, num_retraces, expected):
-    """The sentence stays one."""
     for changes in fields:
         load = dataclasses.replace(NONE, **changes)
         assert expected == _without_numbers(void_reason(load, num_retraces))

@@ -19,8 +19,6 @@ TRUE_RATIO = 47.2 / 37.4
 
 @pytest.fixture
 def relay(tmp_path, synthetic):
-    """Returns a function that makes a study of two backends in a relay."""
-
     def make(name="s", **fields):
         defaults = {
             "modes": (synthetic.WEAK,),

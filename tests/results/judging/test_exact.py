@@ -9,7 +9,6 @@ from results.statistics.judge import Verdict
 
 
 def case(*values):
-    """Returns a case with one run per value."""
     return SimpleNamespace(
         entries=[
             SimpleNamespace(

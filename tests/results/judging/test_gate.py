@@ -22,8 +22,6 @@ FEWEST = group_sequential.fewest_to_pass(0.05)
 
 @pytest.fixture
 def relay(tmp_path, synthetic):
-    """Returns a function that makes a study of one backend in a relay."""
-
     def make(name="s", **fields):
         defaults = {
             "backends": ("in_graph",),
@@ -42,18 +40,15 @@ def relay(tmp_path, synthetic):
 
 
 def rule_of(metric):
-    """Returns the rule with the default tolerance."""
     of = gate_metrics.metric_of(metric)
     return gate_metrics.Rule(metric=of, delta=0.05, alpha=0.05)
 
 
 def of_revisions(study, metric="throughput"):
-    """Judges with the defaults."""
     return gate.of_revisions(study, rule_of(metric), baseline="main")
 
 
 def of_studies(study, stored):
-    """Judges with the defaults."""
     return gate.of_studies(study, stored, rule_of("throughput"), baseline="study b")
 
 
@@ -249,7 +244,6 @@ def test_a_case_with_one_generation_makes_the_whole_inconclusive(relay):
 
 
 def test_failed_trials_are_named(relay, synthetic):
-    """With revision, repetition and reason."""
     timeout = synthetic.TrialStatus.TIMEOUT
     statuses = {("in_graph", synthetic.WEAK, 2, 1): timeout}
     judged = of_revisions(relay(revisions={BASE: 1.0}, statuses=statuses))

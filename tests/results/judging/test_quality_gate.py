@@ -27,8 +27,6 @@ NUM_SEEDS = 6
 
 @pytest.fixture
 def learned(tmp_path, synthetic):
-    """Returns a function that makes a study of quality runs of two revisions."""
-
     def make(name="s", **fields):
         defaults = {
             "backends": ("in_graph",),
@@ -47,20 +45,16 @@ def learned(tmp_path, synthetic):
 
 
 def of_revisions(study, metric=TOP_1, delta=0.05):
-    """Judges with the default level."""
     rule = Rule(metric=metric, delta=delta, alpha=0.05)
     return gate.of_revisions(study, rule, baseline="main")
 
 
 def of_studies(study, stored):
-    """Judges with the defaults."""
     rule = Rule(metric=TOP_1, delta=0.05, alpha=0.05)
     return gate.of_studies(study, stored, rule, baseline="study b")
 
 
 def with_finals(study, finals, **fields):
-    """Returns a study whose quality runs end with other values, by revision."""
-
     def change(entry):
         if entry.spec.budget is None:
             return None
@@ -124,7 +118,6 @@ def test_less_is_better_of_fid(learned):
 
 
 def _runs(rng, failing, *size):
-    """Accuracies of runs, of which a share learns nothing."""
     fails = rng.random(size) < failing
     return np.where(fails, rng.normal(0.1, 0.01, size), rng.normal(0.9, 0.01, size))
 

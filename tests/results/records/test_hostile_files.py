@@ -17,7 +17,6 @@ from results.store.study_store import Store
 
 @pytest.fixture
 def store(tmp_path, synthetic):
-    """One backend, two replica counts, one repetition, and quality runs."""
     shape = synthetic.Shape(
         backends=("in_graph",),
         modes=(synthetic.WEAK,),

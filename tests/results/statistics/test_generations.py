@@ -32,7 +32,6 @@ def test_rounds_are_paired_by_index_and_unpaired_ones_left_out():
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_turn_that_is_no_measurement_is_refused(value):
-    """The message names the side and the round."""
     with pytest.raises(
         errors.ResultsError,
         match=r"second has the value \S+ in round 7, must be positive and finite;",
@@ -231,6 +230,5 @@ def test_a_target_that_no_interval_reaches_is_refused(target):
     ],
 )
 def test_generations_that_measured_nothing_are_refused(logs, message):
-    """No generation, or one without a number."""
     with pytest.raises(errors.ResultsError, match=message):
         generations.over_generations(logs)

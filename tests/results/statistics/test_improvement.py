@@ -47,7 +47,6 @@ def test_five_runs_that_are_all_better_are_evidence():
 
 
 def test_equal_runs_are_one_half():
-    """All pairs are ties."""
     found = probability([1.0] * 4, [1.0] * 4, is_higher_better=True)
 
     assert found.value == 0.5
@@ -55,7 +54,6 @@ def test_equal_runs_are_one_half():
 
 
 def test_two_runs_have_no_interval():
-    """The reason is stated."""
     found = probability([1.0, 2.0], [0.0, 3.0, 4.0], is_higher_better=True)
 
     assert (found.low, found.high) == (None, None)

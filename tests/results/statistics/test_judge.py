@@ -84,6 +84,5 @@ def test_verdict_of_generations(logs, expected):
     ],
 )
 def test_what_cannot_be_judged_is_refused(logs, options, message):
-    """One line with what is allowed."""
     with pytest.raises(errors.ResultsError, match=message):
         judged(logs, **options)

@@ -35,7 +35,6 @@ def test_strata_are_drawn_apart():
 
 
 def test_few_runs_have_no_interval():
-    """And say why."""
     found = run_scores.score({"": [1.0, 2.0]})
 
     assert (1.5, None, None, 2) == (found.value, found.low, found.high, found.n)

@@ -81,7 +81,6 @@ def test_one_generation_tests_nothing_and_does_not_count():
 
 
 def test_false_differences_in_a_set_are_as_rare_as_stated():
-    """Six comparisons that share their baseline, and no difference at all."""
     num_sets = 1500
     tolerance = 3 * (0.05 * 0.95 / num_sets) ** 0.5  # three standard errors
     generator = np.random.default_rng(6)

@@ -44,7 +44,6 @@ def test_the_median_of_runs_that_all_reached_it():
 
 @pytest.mark.parametrize(("n", "confidence"), [(3, 0.75), (4, 0.875), (5, 0.9375)])
 def test_with_few_runs_the_interval_states_what_it_is_worth(n, confidence):
-    """From the fastest to the slowest run."""
     found = median(_times(*range(1, n + 1)), unit="s")
 
     assert (found.median.low, found.median.high) == (1, n)
@@ -52,7 +51,6 @@ def test_with_few_runs_the_interval_states_what_it_is_worth(n, confidence):
 
 
 def test_two_runs_have_no_interval():
-    """The reason is stated."""
     found = median(_times(1, 2), unit="s")
 
     assert not found.median.has_interval

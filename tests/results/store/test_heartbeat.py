@@ -35,7 +35,6 @@ except errors.StudyInUseElsewhereError:
 
 
 def start_machine(root, name, start=0.0):
-    """Starts a process that is on another machine."""
     return subprocess.Popen(
         [sys.executable, "-c", MACHINE, str(root), name, str(start)],
         stdin=subprocess.PIPE,
@@ -46,7 +45,6 @@ def start_machine(root, name, start=0.0):
 
 
 def left_in(root):
-    """Files of owners."""
     return sorted(path.name for path in root.glob(f"{heartbeat.NAME}*"))
 
 

@@ -72,7 +72,6 @@ def test_owner_that_has_not_written_its_pid(tmp_path):
 
 
 def test_missing_folder_cannot_be_locked(tmp_path):
-    """The study must exist first, and locking does not make it."""
     with (
         pytest.raises(errors.WriteStoreError, match=r"cannot lock study .*create it"),
         lock.lock_study(tmp_path / "missing"),

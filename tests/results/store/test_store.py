@@ -27,7 +27,6 @@ def _edit(path, **fields):
 
 
 def test_records_read_back_equal(tmp_path, store):
-    """Every record survives a second store."""
     copy = Store.create(tmp_path / "copy")
     copy.write_plan(store.read_plan())
     for trial in store.trials():

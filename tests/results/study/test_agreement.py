@@ -16,7 +16,6 @@ from results.study.cases import load_study
 
 @pytest.fixture
 def store(tmp_path, synthetic):
-    """Returns a relay of two backends at one and two replicas, with a twin."""
     shape = synthetic.Shape(
         modes=(synthetic.WEAK,), repeats=2, num_rounds=4, twin_factor=1.0
     )

@@ -13,8 +13,6 @@ STATE = {"git_commit": "0123456789" * 4, "is_source_modified": False}
 
 @pytest.fixture
 def make(tmp_path, synthetic):
-    """Returns a function that makes a study whose environment records are changed."""
-
     def make_study(name, env, **fields):
         shape = synthetic.Shape(
             modes=(synthetic.WEAK,),
@@ -33,7 +31,6 @@ def make(tmp_path, synthetic):
 
 
 def texts(first, second):
-    """Returns the differences by group and name."""
     return {
         f"{found.group}: {found.name}": f"{found.first} / {found.second}"
         for found in study_differences.of_studies(first, second)

@@ -34,7 +34,6 @@ def test_logits_beyond_the_margin_have_no_gradient():
 
 @pytest.mark.parametrize("wrong", [tf.zeros([2, 1]), tf.zeros([2], tf.bfloat16)])
 def test_wrong_rank_and_type_are_refused(wrong):
-    """The loss and the argument are named."""
     right = tf.zeros([2])
     with pytest.raises(ValueError, match="discriminator_loss needs real_logits of"):
         hinge.discriminator_loss(wrong, right)

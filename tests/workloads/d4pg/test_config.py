@@ -50,6 +50,5 @@ def test_paper_values_are_the_control_suite_paper_s():
     ],
 )
 def test_wrong_options_are_named(options, message):
-    """With the option, its value and what is allowed."""
     with pytest.raises(ValueError, match=message):
         config.make_config("smoke", options)

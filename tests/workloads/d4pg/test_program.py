@@ -19,7 +19,6 @@ from workloads.d4pg.workload import WORKLOAD
 def build(
     backend="single", num_replicas=1, data="synthetic", count=8, seed=1, **options
 ):
-    """The smoke program with small networks."""
     return small_programs.build(
         "d4pg",
         replicator.create(backend, num_replicas=num_replicas),
@@ -78,7 +77,6 @@ def test_synthetic_data_is_determined_by_the_seed(observations):
 
 
 def _bytes_of(batch):
-    """All values of a batch."""
     return b"".join(leaf[0].numpy().tobytes() for leaf in tf.nest.flatten(batch))
 
 
@@ -215,6 +213,5 @@ def test_a_checkpoint_holds_networks_targets_and_optimizers(tmp_path):
 
 
 def test_an_empty_batch_is_refused():
-    """As for every workload."""
     with pytest.raises(ValueError, match="per_replica_batch_size 0 must be at least"):
         build(count=0)

@@ -16,7 +16,6 @@ def counted(**fields):
 
 
 def figures(*processes):
-    """Values by name."""
     metrics = describe(processes, global_batch_size=256)
     return {metric.name: metric.value for metric in metrics}
 

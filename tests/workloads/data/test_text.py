@@ -22,7 +22,6 @@ FIRST = "2d004aff1682a668"  # of the first four pieces that are held out
 
 @pytest.fixture(scope="session")
 def source(data_dirs):
-    """The text, prepared in the session's directory."""
     del data_dirs
     return text.open_source("tensorflow_source")
 
@@ -185,7 +184,6 @@ def _skipped():
 
 
 def make_batches(source, seed, pipeline_id=0):
-    """The first two batches of one of two pipelines."""
     context = replicator.InputContext(
         num_input_pipelines=2, input_pipeline_id=pipeline_id, num_replicas_in_sync=2
     )
@@ -219,6 +217,5 @@ def test_batches_depend_on_the_seed_and_the_pipeline(source):
 
 
 def test_another_text_is_refused():
-    """With the one that there is."""
     with pytest.raises(ValueError, match=r"data 'books' is not a text: use 'tensorflo"):
         text.open_source("books")

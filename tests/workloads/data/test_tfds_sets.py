@@ -107,7 +107,6 @@ def test_a_set_is_found_where_it_is_said_to_be(tmp_path):
     ],
 )
 def test_images_of_another_shape_are_refused(tmp_path, shape, dtype, found):
-    """With what they are and what they need to be."""
     feature = tfds.features.Image(shape=shape, dtype=dtype, encoding_format="png")
     example = {"image": np.zeros(shape, dtype), "label": 0}
     _store(tmp_path, "odd", feature, [(0, example)])

@@ -41,7 +41,6 @@ def made(repl, **options):
 
 
 def test_catalogue_and_configuration_have_the_same_presets():
-    """Every preset that the planner offers has a configuration."""
     info = catalog.WORKLOADS["keras_fit"]
 
     assert list(config.PRESETS) == [preset.name for preset in info.presets]
@@ -67,7 +66,6 @@ def test_every_application_is_one_of_keras(name):
 
 
 def _matched(repl, loop):
-    """Losses and changes of the steps of a match."""
     changes = []
     options = catalog.WORKLOADS["keras_fit"].matching.options
     program = matching.MatchedProgram(
@@ -169,8 +167,6 @@ def test_a_program_that_is_forgotten_ends_its_thread():
 
 
 def test_an_error_in_fit_is_raised_where_the_step_is_waited_for():
-    """With its type and message."""
-
     class Failing(keras.Sequential):
         def train_step(self, data):
             raise RuntimeError("no such step")
@@ -212,7 +208,6 @@ def test_nothing_is_trained_by_reading():
     ],
 )
 def test_wrong_options_are_named_before_anything_runs(options, message):
-    """Each with what is allowed."""
     with pytest.raises(ValueError, match=message):
         config.make_config("smoke", options)
 
@@ -228,7 +223,6 @@ def test_wrong_options_are_named_before_anything_runs(options, message):
     ],
 )
 def test_a_function_that_makes_something_else_is_refused(name, message):
-    """Before a step runs."""
     with pytest.raises(ValueError, match=message):
         made(replicator.create("single"), model=f"{FILE}:{name}")
 
@@ -248,7 +242,6 @@ def test_backends_without_fit_are_refused_with_those_that_have_it():
 
 
 def catalog_of_backends():
-    """Backends that the harness can start."""
     backends = harness_catalog.BACKENDS.items()
     return [(name, b) for name, b in backends if not b.not_swept_because]
 

@@ -21,7 +21,6 @@ TOLERANCE = 1e-6
 
 
 def made(repl, **options):
-    """The program, as the worker of a trial builds it."""
     keras.utils.set_random_seed(1)
     preset = INFO.presets[0]
     return importlib.import_module(INFO.module).WORKLOAD.build(
@@ -35,7 +34,6 @@ def made(repl, **options):
 
 
 def changes_and_losses(repl, **options):
-    """What three steps change, and their losses."""
     changes = []
     program = matching.MatchedProgram(
         made(matching.MatchingReplicator(repl), **INFO.matching.options, **options),
@@ -49,7 +47,6 @@ def changes_and_losses(repl, **options):
 
 @functools.cache
 def of_one():
-    """The same of one device."""
     return changes_and_losses(replicator.create("single"))
 
 
@@ -101,7 +98,6 @@ def test_a_model_learns_as_it_is_written():
     ],
 )
 def test_functions_that_return_something_else_are_refused(options, message):
-    """Before a step runs."""
     with pytest.raises(ValueError, match=message):
         made(replicator.create("single"), **options)
 

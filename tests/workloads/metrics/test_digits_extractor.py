@@ -18,13 +18,11 @@ from workloads.metrics.extractors.digits_images import load_digits
 
 @pytest.fixture(scope="module")
 def extractor(data_dirs):
-    """The classifier, trained once."""
     return digits.open_digits()
 
 
 @pytest.fixture(scope="module")
 def evaluator(extractor):
-    """Scores against the training digits."""
     images, _ = load_digits("train")
     return Evaluator(extractor, images, reference_name="digits/train")
 
@@ -153,7 +151,6 @@ def test_images_of_another_size_than_the_reference_are_refused(evaluator):
 
 
 def test_unknown_scores_are_refused(extractor):
-    """The error lists those that there are."""
     images = np.zeros((5, 8, 8, 1), np.uint8)
     with pytest.raises(ValueError, match=r"\['fod'\] are unknown: choose from \['fid'"):
         Evaluator(extractor, images, reference_name="x", metrics=["fod"])

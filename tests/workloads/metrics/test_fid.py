@@ -17,7 +17,6 @@ CASES = ("gaussian", "rectified", "fewer_examples_than_features")
 
 
 def rotation(num_features, rng):
-    """Returns an orthogonal matrix."""
     return np.linalg.qr(rng.normal(size=(num_features, num_features)))[0]
 
 
@@ -197,7 +196,6 @@ def test_a_collapsed_generator_has_a_score():
 
 
 def test_wrong_input_is_refused(rng):
-    """Each message says what was passed and what to do."""
     features = rng.normal(size=(23, 4))
     with pytest.raises(ValueError, match="length 4 and 3 cannot be compared"):
         fid.fid(features, Moments.of(features[:, :3]))

@@ -69,6 +69,5 @@ def test_one_split_has_no_interval():
 
 @pytest.mark.parametrize("num_splits", [0, 4])
 def test_impossible_splits_are_refused(num_splits):
-    """The allowed range is in the error."""
     with pytest.raises(ValueError, match="must be between 1 and the 3 examples"):
         inception_score(np.eye(3), num_splits=num_splits)

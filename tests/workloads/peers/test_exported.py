@@ -17,7 +17,6 @@ ROUNDING = 1e-5  # relative, of sums in float32 in another order
 
 
 def make_export(**settings):
-    """Returns an export of two replicas with three examples each."""
     rng = np.random.default_rng(0)
     fields = {
         "config": {"image_size": 12},

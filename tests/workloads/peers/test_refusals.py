@@ -14,7 +14,6 @@ from results.records.models import Control
 
 
 def trial(backend="jax", revision=""):
-    """Returns what is looked at of a planned trial."""
     return SimpleNamespace(spec=SimpleNamespace(backend=backend, revision=revision))
 
 

@@ -22,7 +22,6 @@ def _count(variables):
 
 @pytest.fixture(scope="module")
 def model():
-    """The default network."""
     return ResNet50(seed=3)
 
 
@@ -178,7 +177,6 @@ def test_moving_statistics_follow_the_batch():
 
 
 def test_evaluation_leaves_moving_statistics_alone(model):
-    """Inference reads the moving statistics and does not write them."""
     before = model.stem.norm.moving_mean.numpy()
     model(tf.ones([1, 32, 32, 3]), training=False)
 

@@ -87,7 +87,6 @@ class _TracedError(Exception):
 
 
 def build(repl):
-    """ResNet-50 at full size, with two examples per replica."""
     return WORKLOAD.build(
         repl,
         preset="smoke",
@@ -157,7 +156,6 @@ def step():
 
 
 def machine(num_gpus, bytes_per_sec, reduction_sec, share=1.0):
-    """GPUs of a share of the batch."""
     return Machine(
         num_gpus=num_gpus,
         step_sec=STEP_SEC * share,

@@ -31,7 +31,6 @@ def _build(
     per_replica_batch_size=4,
     **options,
 ):
-    """The smoke program with a short network."""
     with short():
         return WORKLOAD.build(
             replicator.create(backend, num_replicas=num_replicas),

@@ -215,7 +215,6 @@ def test_the_paper_preset_reads_images_of_the_published_size():
     ],
 )
 def test_unknown_variants_are_refused(options, message):
-    """With what is allowed."""
     with pytest.raises(ValueError, match=message):
         _build(**options)
 

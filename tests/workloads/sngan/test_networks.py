@@ -16,7 +16,6 @@ SMOKE = config.PRESETS["smoke"]
 
 
 def num_parameters(model):
-    """Trainable scalars."""
     return sum(math.prod(variable.shape) for variable in model.trainable_variables)
 
 
@@ -119,7 +118,6 @@ def test_another_class_gives_another_image():
 
 
 def test_upsampling_repeats_and_downsampling_averages():
-    """Against NumPy."""
     images = np.random.default_rng(0).normal(size=(2, 3, 3, 4)).astype(np.float32)
     repeated = images.repeat(2, axis=1).repeat(2, axis=2)
 
@@ -160,7 +158,6 @@ def test_the_rate_falls_linearly_to_zero():
     ],
 )
 def test_wrong_options_are_refused(options, message):
-    """One line each, with what is allowed."""
     with pytest.raises(ValueError, match=message):
         config.make_config("smoke", options)
 

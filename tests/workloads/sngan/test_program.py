@@ -17,7 +17,6 @@ from workloads.sngan.workload import WORKLOAD
 
 
 def build(backend="single", num_replicas=1, per_replica_batch_size=8, **options):
-    """The smoke program on the digits."""
     return WORKLOAD.build(
         replicator.create(backend, num_replicas=num_replicas),
         preset="smoke",
@@ -65,17 +64,14 @@ def trained():
 
 @pytest.fixture
 def program(trained):
-    """The smoke program with small networks, trained."""
     return trained.program
 
 
 def weights_of(model):
-    """Values of all variables."""
     return [variable.numpy() for variable in model.variables]
 
 
 def are_equal(first, second):
-    """Whether all variables have the same values."""
     return [np.array_equal(a, b) for a, b in zip(first, second, strict=True)]
 
 
@@ -220,7 +216,6 @@ def test_sixteen_bits_train(trained, backend, num_replicas):
 
 
 def test_other_types_of_computation_are_refused():
-    """float16 would need a loss scale."""
     with pytest.raises(
         ValueError,
         match=r"compute_dtype='mixed_float16' must be one of 'float32', 'mixed_bfl",

@@ -23,7 +23,6 @@ PARTS = 2
 
 
 def train(repl, **options):
-    """Losses of four steps, and the program."""
     program = small_programs.build(
         "transformer",
         repl,
@@ -46,7 +45,6 @@ def split(num_replicas, num_stages, **options):
 
 @pytest.fixture(scope="module")
 def in_one_piece():
-    """Losses and weights of one device."""
     losses, program = train(replicator.create("single"))
     return losses, program.model.get_weights()
 
@@ -176,7 +174,6 @@ def test_the_schedules_are_those_of_the_library():
     ],
 )
 def test_pipelines_that_cannot_be_are_named(options, message):
-    """Before anything is built."""
     with pytest.raises(ValueError, match=re.escape(message)):
         config.make_config("smoke", options)
 

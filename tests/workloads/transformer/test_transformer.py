@@ -23,7 +23,6 @@ RTOL_BFLOAT16 = 2e-2
 
 
 def build(repl, *, data="synthetic", sequences=2, **options):
-    """The smoke preset with a small network."""
     return small_programs.build(
         "transformer",
         repl,
@@ -35,14 +34,12 @@ def build(repl, *, data="synthetic", sequences=2, **options):
 
 @pytest.fixture(scope="module")
 def model():
-    """A model of two blocks."""
     made = config.make_config("smoke", {**SMALL, "num_layers": 2})
     return Transformer(made, seed=1)
 
 
 @pytest.fixture(scope="module")
 def tokens():
-    """Three sequences."""
     return tf.constant(np.random.default_rng(0).integers(1, 256, [3, LENGTH]), tf.int64)
 
 
@@ -58,7 +55,6 @@ def test_presets_have_the_sizes_that_they_are_named_for(preset, millions):
 
 
 def test_what_is_counted_is_built():
-    """Of the smallest preset."""
     program = WORKLOAD.build(
         replicator.create("single"),
         preset="smoke",
@@ -242,7 +238,6 @@ def test_text_is_learned_and_scored_by_files():
     ],
 )
 def test_wrong_options_are_named(options, message):
-    """Before anything is built."""
     with pytest.raises(ValueError, match=message):
         config.make_config("smoke", options)
 
@@ -265,7 +260,6 @@ def test_a_part_of_a_sequence_is_no_batch():
 
 
 def test_other_data_are_refused():
-    """With what is allowed, by the planner too."""
     with pytest.raises(
         ValueError, match=r"data 'digits' is not a text: use 'tensorflow_source', the"
     ):

@@ -17,7 +17,6 @@ SMALL = small_programs.OPTIONS["d4pg"]
 
 
 def build(backend="single", num_replicas=1, **options):
-    """The smoke program on cartpole:balance."""
     return WORKLOAD.build(
         replicator.create(backend, num_replicas=num_replicas),
         preset="smoke",

@@ -29,6 +29,5 @@ def test_noise_is_spread_over_environments(num_actors, expected):
     ],
 )
 def test_settings_out_of_range_are_refused(changes, message):
-    """By the name of the option."""
     with pytest.raises(ValueError, match=message):
         ActorSettings(name=NAME, **changes)

@@ -31,7 +31,6 @@ POLICY = PolicySpec(
 
 
 def make_streams(settings, **changes):
-    """Returns streams for the actors."""
     fields = {
         "num_streams": settings.num_streams,
         # More than actors write that nobody holds back; it is taken when it is used.
@@ -45,7 +44,6 @@ def make_streams(settings, **changes):
 
 
 def wait_until(holds, pool):
-    """Waits until ``holds()``, and fails if the pool does."""
     end = time.monotonic() + PATIENCE_SEC
     while not holds():
         pool.check()
@@ -72,7 +70,6 @@ def break_cartpole(folder, monkeypatch, code):
 
 
 def test_actors_need_streams_of_their_number():
-    """Before a process is started."""
     with (
         make_streams(ActorSettings(name=NAME, num_actors=2)) as streams,
         pytest.raises(ValueError, match="3 actors with 3 environments cannot write"),

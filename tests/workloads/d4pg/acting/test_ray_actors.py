@@ -33,7 +33,6 @@ needs_ray = pytest.mark.skipif(
 
 
 def make_streams(settings):
-    """Returns streams for the actors."""
     return StepStreams(
         StreamsSpec(
             num_streams=settings.num_streams,
@@ -47,7 +46,6 @@ def make_streams(settings):
 
 
 def wait_until(holds, pool):
-    """Waits until ``holds()``, and fails if the pool does."""
     end = time.monotonic() + PATIENCE_SEC
     while not holds():
         pool.check()
@@ -56,7 +54,6 @@ def wait_until(holds, pool):
 
 
 def collectors():
-    """Returns the processes of actors."""
     return [
         process
         for process in psutil.process_iter(["cmdline"])

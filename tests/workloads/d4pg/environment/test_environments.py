@@ -21,7 +21,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[4]
 
 
 def python(code, **variables):
-    """Runs code in a process of its own, with more environment variables."""
     return subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -62,7 +61,6 @@ def test_every_task_of_the_suite_is_known_and_no_other():
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(name, message):
-    """One line says what is allowed."""
     with pytest.raises(ValueError, match=message) as raised:
         Environment(name)
 
@@ -70,7 +68,6 @@ def test_an_unknown_name_is_answered_with_the_nearest(name, message):
 
 
 def test_a_kind_of_observations_that_does_not_exist_is_refused():
-    """There are states and pixels."""
     with pytest.raises(ValueError, match=r"observations='depth' must be one of 'st"):
         Environment("cartpole:swingup", observations="depth")
 

@@ -134,7 +134,6 @@ def test_without_opengl_there_is_no_film_and_one_warning(monkeypatch):
 
 @pytest.mark.processes
 def test_a_dead_evaluator_is_an_error():
-    """With its exit code."""
     client, weights = make_client()
     client._process.send_signal(signal.SIGKILL)
     with pytest.raises(RuntimeError, match="evaluation episodes ended with exit code"):

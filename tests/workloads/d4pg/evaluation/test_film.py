@@ -43,6 +43,5 @@ def test_what_stands_still_takes_no_space():
     ],
 )
 def test_what_is_no_film_is_refused(frames):
-    """With its shape and type."""
     with pytest.raises(ValueError, match=r"a film needs frames .* but got \("):
         film.encode(frames, frame_time_sec=0.1)

@@ -17,7 +17,6 @@ REACH = (-3.0, 3.0, 11)  # of the goldens
 
 
 def backup(reward, discount, probabilities, atoms):
-    """The backup of NumPy arrays, as NumPy arrays."""
     arrays = (reward, discount, probabilities, atoms)
     tensors = [tf.constant(np.asarray(a, np.float32)) for a in arrays]
     return [found.numpy() for found in distribution.backup(*tensors)]
@@ -141,7 +140,6 @@ def test_atoms_without_a_range_are_refused(ends):
     ],
 )
 def test_wrong_shapes_and_types_are_named(change, message):
-    """Before anything is computed."""
     good = {
         "reward": tf.zeros([2]),
         "discount": tf.zeros([2]),

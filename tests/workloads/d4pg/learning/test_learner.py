@@ -11,12 +11,10 @@ ROUNDING = 2e-5
 
 
 def weights_of(networks):
-    """Copies of all weights."""
     return [v.numpy() for network in networks for v in network.trainable_variables]
 
 
 def are_equal(first, second):
-    """Whether all of them are the same."""
     return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 

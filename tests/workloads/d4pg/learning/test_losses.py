@@ -123,6 +123,5 @@ def test_importance_weights_undo_the_probability():
     ],
 )
 def test_wrong_arguments_are_named(call, message):
-    """Before anything is computed."""
     with pytest.raises(ValueError, match=message):
         call()

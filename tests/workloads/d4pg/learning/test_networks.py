@@ -13,7 +13,6 @@ KINDS = ("mlp", "layer_norm_mlp")
 
 
 def make_spec(kind, shape=(5,), **fields):
-    """A policy with two actions."""
     return policy.PolicySpec(
         **{
             "observation_shape": shape,
@@ -109,7 +108,6 @@ def test_a_fresh_critic_knows_nothing_and_a_fresh_policy_acts_little():
 
 
 def test_wrong_weights_and_observations_are_named():
-    """With what was expected and what came."""
     actor = policy.Policy(make_spec("mlp"))
     frames = policy.Policy(make_spec("mlp", (23, 18, 9)))
 

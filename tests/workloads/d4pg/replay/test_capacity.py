@@ -85,7 +85,6 @@ def test_the_least_ring_holds_what_is_needed_and_the_next_smaller_does_not(num_n
     ],
 )
 def test_a_replay_that_is_too_small_is_refused(options, line):
-    """With options that would do."""
     with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
         make_config("smoke", options)
     numbers = re.findall(r"at least (\d+)", line)
@@ -167,7 +166,6 @@ def test_a_replay_that_is_too_small_for_its_workers_is_refused(options, line):
 def test_a_replay_that_cannot_feed_the_learner_is_refused(
     options, global_batch_size, line
 ):
-    """With values that would do."""
     config = make_config("smoke", options)
     with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
         capacity.check_learning(config, global_batch_size=global_batch_size)

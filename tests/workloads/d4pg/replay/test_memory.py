@@ -26,7 +26,6 @@ MOST_OTHER_BYTES = 4096
 
 
 def streams_of(config, environment=CARTPOLE):
-    """The rings of a trial with one replay."""
     return memory.streams_spec(
         config,
         environment,
@@ -94,7 +93,6 @@ def test_a_replay_that_does_not_fit_is_refused():
 
 
 def write_group(folder, names, limit, usage, droppable):
-    """Writes the files of a control group."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in zip(names, (limit, usage), strict=False):
         (folder / name).write_text(f"{value}\n")

@@ -24,7 +24,6 @@ from workloads.d4pg.replay.replay import ReplaySettings
 def test_a_replay_that_can_never_be_sampled_is_refused(
     steps, changes, message, make_streams
 ):
-    """Before an actor is started."""
     with make_streams(2, steps) as streams, pytest.raises(ValueError, match=message):
         make_replay(streams, ReplaySettings(**{"min_size_to_sample": 1, **changes}))
 
@@ -40,6 +39,5 @@ def test_a_replay_that_can_never_be_sampled_is_refused(
     ],
 )
 def test_settings_out_of_range_are_refused(name, value):
-    """By the name of the option."""
     with pytest.raises(ValueError, match=f"option {name}={value} must be at least"):
         ReplaySettings(**{name: value})

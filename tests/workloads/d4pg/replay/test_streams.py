@@ -36,7 +36,6 @@ while True:
 
 
 def make_spec(**changes):
-    """Returns a small spec with changes."""
     fields = {
         "num_streams": 1,
         "steps_per_stream": 100,
@@ -48,7 +47,6 @@ def make_spec(**changes):
 
 
 def start_writer(streams):
-    """Starts a process that writes to the first stream until it is killed."""
     return subprocess.Popen(
         [
             sys.executable,
@@ -145,7 +143,6 @@ def test_a_frame_is_stored_once():
 
 
 def test_the_state_of_each_actor_is_reported_in_a_line():
-    """For errors."""
     with StepStreams(make_spec(num_streams=4, num_actors=2)) as streams:
         streams.num_written[:] = 5, 6, 0, 0
         streams.num_refused[:] = 0, 0, 0, 3

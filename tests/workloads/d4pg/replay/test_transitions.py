@@ -9,7 +9,6 @@ from workloads.d4pg.replay.transitions import TransitionReader
 
 
 def stack_of(records, number, num_frames):
-    """Returns the observations at and before a record, within its episode."""
     values = []
     for _ in range(num_frames):
         values.append(records[number]["observation"])
